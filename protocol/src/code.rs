@@ -1,0 +1,196 @@
+//! Every error and close code, in one place: number, name, whether it passes, when to come back, and the cure.
+//!
+//! 1xxx protocol, 2xxx auth, 3xxx close and reconnect, 35xx close for good, 4xxx flow, order, storm.
+//! `docs/errors.md` and the tables of client libraries are generated from this file.
+
+use crate::pb;
+
+/// Whether and when a client that was closed may come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconnect {
+    /// At once (with the usual jitter).
+    Now,
+    /// After the time that the Close frame names.
+    After,
+    /// Not without a change: the same attempt would end the same way.
+    Never,
+}
+
+impl From<Reconnect> for pb::Reconnect {
+    fn from(reconnect: Reconnect) -> Self {
+        match reconnect {
+            Reconnect::Now => Self::Now,
+            Reconnect::After => Self::After,
+            Reconnect::Never => Self::Never,
+        }
+    }
+}
+
+macro_rules! codes {
+    ($($number:literal $variant:ident $name:literal $temporary:literal $reconnect:ident $what:literal $cure:literal)*) => {
+        /// A coded outcome: what an `Error` or `Close` frame says.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
+        pub enum Code {
+            $(#[doc = $what] $variant = $number,)*
+        }
+
+        impl Code {
+            /// All codes, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The number on the wire.
+            pub const fn number(self) -> u16 {
+                self as u16
+            }
+
+            /// The name on the wire and in the docs.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Whether the same request may succeed later without a change.
+            pub const fn temporary(self) -> bool {
+                match self { $(Self::$variant => $temporary,)* }
+            }
+
+            /// When a connection that was closed with this code may be tried again.
+            pub const fn reconnect(self) -> Reconnect {
+                match self { $(Self::$variant => Reconnect::$reconnect,)* }
+            }
+
+            /// What happened, in one sentence.
+            pub const fn what(self) -> &'static str {
+                match self { $(Self::$variant => $what,)* }
+            }
+
+            /// What the client or its operator can do about it.
+            pub const fn cure(self) -> &'static str {
+                match self { $(Self::$variant => $cure,)* }
+            }
+
+            /// The code with that number.
+            pub const fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+codes! {
+    1000 Malformed "MALFORMED" false Never "A frame could not be decoded." "Check the framing and the schema version of the client."
+    1001 FrameTooLarge "FRAME_TOO_LARGE" false Never "A frame claims more bytes than the limit in Welcome." "Send smaller frames; put large things elsewhere and send a reference."
+    1002 Unsupported "UNSUPPORTED" false Never "The broker does not know this kind of frame." "Ask for the broker's version; update the broker or do without this frame."
+    1003 BadState "BAD_STATE" false Never "The frame is not allowed now: Hello comes first, and only once." "Wait for Welcome before anything else; send Hello once."
+    1004 HandshakeTimeout "HANDSHAKE_TIMEOUT" true Now "No complete Hello within the time allowed." "Send Hello at once after connecting."
+    1005 FrameTimeout "FRAME_TIMEOUT" true Now "A frame was begun and not finished in time." "Send frames whole; check the link."
+    1006 BadVersion "BAD_VERSION" false Never "The protocol version is not spoken here." "Use version 1."
+    1007 BadId "BAD_ID" false Never "An id or a conversation key is not well formed." "Ids match [A-Za-z0-9_.-]{1,64}; take conversation keys from the broker."
+    1008 UnknownFraming "UNKNOWN_FRAMING" false Never "The first bytes are none of WebSocket, TG/1 or JSON." "Begin with GET (WebSocket), TG/1 and a newline (protobuf frames) or { (JSON lines)."
+    1009 BadUpgrade "BAD_UPGRADE" false Never "The HTTP request is not a WebSocket upgrade that is served here." "Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto."
+    1010 BadContent "BAD_CONTENT" false Never "A Send without content, or without a place to go." "Set content, and either conversation or toUser."
+    1011 TooManyFrames "TOO_MANY_FRAMES" true After "Control frames come faster than they are answered." "Read what the broker sends; ping no more often than the heartbeat."
+
+    2001 TokenInvalid "TOKEN_INVALID" false Never "The token's signature, algorithm or claims are not accepted." "Get a new token from your backend (or from `tidegate token USER`)."
+    2002 TokenExpired "TOKEN_EXPIRED" false Never "The token is past its exp." "Get a new token and connect again."
+    2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right."
+    2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user."
+    2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token is for another device than Hello names." "Send the device that the token names in `dev`."
+    2006 OriginRefused "ORIGIN_REFUSED" false Never "This web origin is not on the allow-list." "Add the origin to `listen.origins`."
+
+    3000 Bye "BYE" true Now "The client said Bye." "Nothing to do."
+    3001 Draining "DRAINING" true After "The node leaves for a planned stop." "Reconnect after the given time, to one of the alternates."
+    3002 Slow "SLOW" true Now "The client reads slower than what is sent to it." "Reconnect, then pull from your positions; read faster."
+    3003 HeartbeatMissed "HEARTBEAT_MISSED" true Now "Nothing was heard from the client for two and a half heartbeats." "Send a Ping every heartbeat interval when idle."
+    3004 Internal "INTERNAL" true After "Something broke inside the broker; only this connection ends." "Reconnect; report it if it comes back."
+    3005 Overloaded "OVERLOADED" true After "The node is at its limit of connections or memory." "Reconnect after the given time, if possible to another node."
+    3006 Resync "RESYNC" true Now "An append failed on the way, so what follows it can't be sent in order." "Reconnect and send again from the first unanswered id."
+    3007 LeaseLost "LEASE_LOST" true Now "The node lost its place in the cluster." "Reconnect; another node takes over."
+    3008 TooManyFromAddress "TOO_MANY_FROM_ADDRESS" true After "Too many connections from this address." "Close some, or raise `limits.conns_per_ip`."
+    3009 Closed "CLOSED" true Now "The node closes this connection for a reason of its own." "Reconnect."
+
+    3500 Replaced "REPLACED" false Never "The same user logged in with the same device elsewhere." "Use one connection per device; name devices differently."
+    3501 Kicked "KICKED" false Never "An administrator ended this connection." "Ask the administrator."
+    3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames in a row on this connection." "Mend the client; read the codes of its refused frames."
+
+    4000 Conflict "CONFLICT" false Never "This msgId was used before for another content." "Use a new id for a new message."
+    4001 OrderBroken "ORDER_BROKEN" true Now "A predecessor of this message never reached the log." "Send again from the first unanswered id."
+    4002 OrderWindowFull "ORDER_WINDOW_FULL" true Now "Too many messages wait for the expected one; reading stops." "Send the expected id first."
+    4003 OrderSkipped "ORDER_SKIPPED" false Never "The chain went on without this id after waiting for it." "Send it again under a new id."
+    4004 BadLink "BAD_LINK" false Never "A chained message names itself or a used id as its successor." "Give every message a fresh nextId."
+    4005 NotFound "NOT_FOUND" false Never "There is no such group or conversation." "Create it first."
+    4006 ContentTooLarge "CONTENT_TOO_LARGE" false Never "The content is larger than the limit in Welcome." "Send less, or a reference."
+    4007 AlreadyExists "ALREADY_EXISTS" false Never "There is already one of that name." "Use another id."
+    4008 TooManyMembers "TOO_MANY_MEMBERS" false Never "One request names too many users." "Send at most 1,000 users a request."
+    4010 BusUnavailable "BUS_UNAVAILABLE" true After "The durable log does not take messages now." "Try again with the same id after the given time."
+    4011 ArchiveBehind "ARCHIVE_BEHIND" true After "The archive is too far behind the log." "Try again with the same id after the given time."
+    4012 Unknown "UNKNOWN" true Now "Whether the message was accepted is not known yet." "Send again with the same id and attempt + 1."
+    4013 Busy "BUSY" true After "The broker has too much in hand for this connection." "Wait for answers before sending more."
+    4014 RateLimited "RATE_LIMITED" true After "A limit for this user, device or conversation is reached." "Slow down; try again after the given time."
+    4015 NotYet "NOT_YET" true After "This is not known yet." "Try again after the given time."
+    4016 TooManyRooms "TOO_MANY_ROOMS" false Never "This connection is in as many rooms as allowed." "Leave one first."
+}
+
+impl Code {
+    /// The code for a WebSocket close frame: RFC 6455 section 7.4 for violations, our own number where it fits.
+    pub const fn ws_close(self) -> u16 {
+        match self {
+            Self::Bye => 1000,
+            Self::FrameTooLarge => 1009,
+            _ if self.number() < 2000 => 1002,
+            _ if self.number() < 3000 => 1008,
+            _ => self.number(),
+        }
+    }
+
+    /// The `Error` frame body for this code; `message` empty = [`Code::what`].
+    pub fn error(self, message: &str) -> pb::Error {
+        pb::Error {
+            code: u32::from(self.number()),
+            name: self.name().to_owned(),
+            message: if message.is_empty() { self.what() } else { message }.to_owned(),
+            temporary: self.temporary(),
+            retry_after_ms: if matches!(self.reconnect(), Reconnect::After) { RETRY_AFTER_MS } else { 0 },
+            detail: Default::default(),
+        }
+    }
+
+    /// The `Close` frame body for this code; `reason` empty = [`Code::what`].
+    pub fn close(self, reason: &str, after_ms: u32) -> pb::Close {
+        pb::Close {
+            code: u32::from(self.number()),
+            name: self.name().to_owned(),
+            reason: if reason.is_empty() { self.what() } else { reason }.to_owned(),
+            reconnect: pb::Reconnect::from(self.reconnect()) as i32,
+            after_ms,
+        }
+    }
+}
+
+/// What a temporary refusal asks the client to wait when nothing better is known, in ms.
+pub const RETRY_AFTER_MS: u32 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_in_order_and_unique() {
+        for pair in Code::ALL.windows(2) {
+            assert!(pair[0].number() < pair[1].number(), "{pair:?}");
+        }
+        for code in Code::ALL {
+            assert_eq!(Code::from_number(code.number()), Some(*code));
+            assert!(code.name().bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{code:?}");
+            assert!(!code.cure().is_empty() && !code.what().is_empty());
+        }
+    }
+
+    #[test]
+    fn websocket_close_codes_may_be_sent() {
+        for code in Code::ALL {
+            let ws = code.ws_close();
+            assert!(matches!(ws, 1000 | 1002 | 1008 | 1009 | 3000..=4999), "{code:?} {ws}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Placeholder: codec is written next.

@@ -1,0 +1,28 @@
+//! Tidegate's wire, records and state machines.
+//!
+//! Pure: no socket, clock, randomness or async anywhere below this file, so replaying the same inputs and times
+//! replays the same behaviour. Time comes in as [`Time`], randomness as a seed.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`id`] | the ids that people and programs choose, and conversation keys |
+//! | [`code`] | every error and close code, with its cure |
+//! | [`pb`] | the messages generated from `tidegate/v1/*.proto` |
+//! | [`content`] | what a person said, unknown fields kept |
+//! | [`codec`] | frames ↔ bytes: varint-framed protobuf, JSON lines |
+//! | [`ws`] | WebSocket framing |
+//! | [`record`] | what the durable log carries |
+//! | [`machine`] | the state machines: session, chain, window, ledger |
+
+pub mod code;
+pub mod codec;
+pub mod content;
+pub mod id;
+pub mod machine;
+pub mod pb;
+pub mod record;
+pub mod time;
+pub mod ws;
+
+pub use code::Code;
+pub use time::Time;

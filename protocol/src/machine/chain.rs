@@ -1,0 +1,1 @@
+//! Placeholder: chain is written next.

@@ -1,0 +1,1 @@
+//! Placeholder: ledger is written next.

@@ -1,0 +1,1 @@
+//! Placeholder: record is written next.

@@ -1,0 +1,1 @@
+//! Placeholder: ws is written next.

@@ -1,0 +1,1 @@
+//! Placeholder: cli is written next.

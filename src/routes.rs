@@ -1,0 +1,1 @@
+//! Placeholder: routes is written next.

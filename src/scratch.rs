@@ -1,0 +1,1 @@
+//! Placeholder: scratch is written next.
