@@ -9,9 +9,13 @@
 //! | 2 | [`bus`], [`store`] | ports that must hold |
 //! | 1 | [`routes`], [`scratch`], [`link`], `config`, `auth`, `metrics` | ports that may be lost; leaves |
 
+pub mod auth;
 pub mod bus;
 pub mod cli;
+pub mod config;
+pub mod directory;
 pub mod link;
+pub mod metrics;
 pub mod routes;
 pub mod scratch;
 pub mod store;

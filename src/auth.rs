@@ -1,0 +1,152 @@
+//! Who a client is: development tokens signed with a key that lives in the data directory.
+//!
+//! HS256 only; further algorithms and key sources are added here. Tokens are never logged and never in a URL.
+
+use std::{
+    fs, io,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, errors::ErrorKind};
+use serde::{Deserialize, Serialize};
+use tidegate_protocol::{
+    Code,
+    id::{DeviceId, UserId},
+};
+
+/// The name of the key file in the data directory.
+const KEY_FILE: &str = "token.key";
+
+/// Clock difference between issuer and broker that is forgiven, in seconds.
+const LEEWAY_S: u64 = 30;
+
+#[derive(Serialize, Deserialize)]
+struct Claims {
+    sub: String,
+    exp: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dev: Option<String>,
+}
+
+/// Checks tokens; cheap to share, it holds keys only.
+pub struct Verifier {
+    key: DecodingKey,
+    validation: Validation,
+}
+
+/// Whom a good token names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The user.
+    pub user: UserId,
+    /// The only device that may use the token, when it names one.
+    pub device: Option<DeviceId>,
+}
+
+impl Verifier {
+    /// A verifier for HS256 tokens signed with `key`.
+    pub fn hs256(key: &[u8]) -> Self {
+        let mut validation = Validation::new(Algorithm::HS256);
+        validation.leeway = LEEWAY_S;
+        validation.validate_aud = false;
+        validation.set_required_spec_claims(&["exp", "sub"]);
+        Self { key: DecodingKey::from_secret(key), validation }
+    }
+
+    /// The identity of a token, or the code and the reason to refuse it with.
+    pub fn verify(&self, token: &str) -> Result<Identity, (Code, &'static str)> {
+        let claims = match jsonwebtoken::decode::<Claims>(token, &self.key, &self.validation) {
+            Ok(data) => data.claims,
+            Err(error) => {
+                return Err(match error.kind() {
+                    ErrorKind::ExpiredSignature => (Code::TokenExpired, ""),
+                    ErrorKind::InvalidSignature => {
+                        (Code::TokenInvalid, "the token is signed with another key")
+                    }
+                    ErrorKind::InvalidAlgorithm => (Code::TokenInvalid, "only HS256 tokens are accepted"),
+                    _ => (Code::TokenInvalid, "the token is no JWT with the claims sub and exp"),
+                });
+            }
+        };
+        let bad_id = |_| (Code::TokenInvalid, "sub and dev must match [A-Za-z0-9_.-]{1,64}");
+        Ok(Identity {
+            user: UserId::new(&claims.sub).map_err(bad_id)?,
+            device: claims.dev.as_deref().map(DeviceId::new).transpose().map_err(bad_id)?,
+        })
+    }
+}
+
+/// A signed development token for `user`, good for `ttl`.
+pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let claims = Claims { sub: user.to_owned(), exp: (now + ttl).as_secs(), dev: device.map(str::to_owned) };
+    jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(key))
+        .expect("HS256 over a small JSON object can't fail")
+}
+
+/// Reads the key of a data directory, making a random one on first use (mode 0600).
+///
+/// # Errors
+/// Fails when the directory can't be made or the file is not 64 hex digits.
+pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
+    let path = data.join(KEY_FILE);
+    match fs::read_to_string(&path) {
+        Ok(text) => decode_hex(text.trim()).ok_or_else(|| {
+            let what = format!("{} is not 64 hex digits; remove it to get a new key", path.display());
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(data)?;
+            let key: [u8; 32] = rand::random();
+            let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            writeln!(file, "{text}")?;
+            Ok(key.to_vec())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn decode_hex(text: &str) -> Option<Vec<u8>> {
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    (0..64).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &[u8] = b"a key of the test";
+
+    #[test]
+    fn a_signed_token_names_its_user() {
+        let verifier = Verifier::hs256(KEY);
+        let token = sign(KEY, "alice", Some("phone"), Duration::from_secs(60));
+        let identity = verifier.verify(&token).unwrap();
+        assert_eq!(identity.user.as_str(), "alice");
+        assert_eq!(identity.device.unwrap().as_str(), "phone");
+    }
+
+    #[test]
+    fn forged_expired_and_unsigned_tokens_are_refused() {
+        let verifier = Verifier::hs256(KEY);
+        let code = |token: &str| verifier.verify(token).unwrap_err().0;
+        assert_eq!(code(&sign(b"another key", "alice", None, Duration::from_secs(60))), Code::TokenInvalid);
+        assert_eq!(code("no.token.at-all"), Code::TokenInvalid);
+        assert_eq!(code(""), Code::TokenInvalid);
+        // {"alg":"none"} . {"sub":"alice","exp":99999999999}
+        assert_eq!(
+            code("eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSIsImV4cCI6OTk5OTk5OTk5OTl9."),
+            Code::TokenInvalid
+        );
+        assert_eq!(code(&sign(KEY, "not an id", None, Duration::from_secs(60))), Code::TokenInvalid);
+        let old = Claims { sub: "alice".into(), exp: 1_000, dev: None };
+        let old = jsonwebtoken::encode(&Header::new(Algorithm::HS256), &old, &EncodingKey::from_secret(KEY));
+        assert_eq!(code(&old.unwrap()), Code::TokenExpired);
+    }
+}

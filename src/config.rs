@@ -1,0 +1,372 @@
+//! The configuration: one struct gives the file, the environment names, `--set` keys and `docs/config.md`.
+//!
+//! Order: built-in defaults < TOML file < `TIDEGATE__SECTION__KEY` < flags and `--set section.key=value`.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Config {
+    /// Who this node is and where its files are.
+    pub node: Node,
+    /// Addresses and who may connect.
+    pub listen: Listen,
+    /// Bounds: what is full, and from when on.
+    pub limits: Limits,
+    /// Deadlines and intervals.
+    pub timing: Timing,
+    /// Options of client sockets.
+    pub socket: Socket,
+    /// Faults to inject, for tests only; refused by release builds.
+    pub fault: Fault,
+}
+
+/// Who this node is and where its files are.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Node {
+    /// Name of the node, shown in Welcome; [A-Za-z0-9_.-]{1,64}.
+    pub id: String,
+    /// Directory for the token key and the node's files.
+    pub data: PathBuf,
+    /// Threads that hold connections; 0 = one per core.
+    pub shards: usize,
+    /// `single`: one node on its own. `cluster` comes later.
+    pub profile: String,
+}
+
+/// Addresses and who may connect.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Listen {
+    /// Client port: WebSocket, protobuf frames and JSON lines, told apart by the first bytes.
+    pub client: SocketAddr,
+    /// Admin port; loopback only, until admin keys exist.
+    pub admin: SocketAddr,
+    /// Connections the kernel may keep waiting for accept.
+    pub backlog: i32,
+    /// Web origins that may connect ("*" = any); requests without Origin (no browser) always may.
+    pub origins: Vec<String>,
+}
+
+/// Bounds: what is full, and from when on.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Limits {
+    /// Connections of this node; 0 = what the limit of open files allows, less 200.
+    pub conns_max: usize,
+    /// Connections from one IPv4 address or one IPv6 /64; 0 = no limit.
+    pub conns_per_ip: usize,
+    /// Largest frame a client may send, in bytes.
+    pub frame_bytes_max: usize,
+    /// Largest content of a message, in bytes.
+    pub content_bytes_max: usize,
+    /// Unanswered sends per connection; at the limit reading stops.
+    pub in_flight_max: u32,
+    /// Messages held for their predecessor, per connection.
+    pub hold_max: u32,
+    /// Bytes held for their predecessor, per connection.
+    pub hold_bytes_max: u32,
+    /// Outbox bytes per connection for messages and room frames.
+    pub outbox_bytes_max: usize,
+    /// Outbox bytes per connection for replies; above it the connection closes SLOW.
+    pub control_bytes_max: usize,
+    /// Pushes per connection that may wait for an ack before Behind takes their place.
+    pub window_max: usize,
+    /// Bytes of such pushes per connection.
+    pub window_bytes_max: usize,
+    /// Rooms per connection.
+    pub rooms_max: u32,
+    /// Groups up to this many members are tracked until acked.
+    pub small_group_max: usize,
+    /// Refused frames in a row before the connection closes TOO_MANY_ERRORS.
+    pub errors_max: u32,
+    /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
+    pub intake_bytes_max: usize,
+    /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
+    pub memory_bytes: u64,
+}
+
+/// Deadlines and intervals, in milliseconds.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Timing {
+    /// From accept to a complete Hello (each step of the handshake).
+    pub handshake_ms: u64,
+    /// From the first byte of a frame to its last.
+    pub frame_ms: u64,
+    /// Heartbeat interval told to clients; silent for 2.5 intervals = closed.
+    pub heartbeat_ms: u64,
+    /// A chained message held this long raises the order-blocked alarm; after twice this the chain skips.
+    pub order_timeout_ms: u64,
+    /// From a send to its answer; later the client is told UNKNOWN.
+    pub reply_ms: u64,
+    /// From a push to its ack before it is sent again.
+    pub ack_timeout_ms: u64,
+    /// Times a push is sent again before the connection closes SLOW.
+    pub ack_tries: u32,
+    /// A connection that takes no bytes for this long closes SLOW.
+    pub write_ms: u64,
+    /// How long input is still discarded after the final frame, so that it is not destroyed by a reset.
+    pub linger_ms: u64,
+}
+
+/// Options of client sockets.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Socket {
+    /// SO_SNDBUF in bytes (the kernel doubles it); 0 = the kernel's choice.
+    pub send_buffer_bytes: usize,
+    /// TCP_NOTSENT_LOWAT in bytes: more than this unsent means "full"; 0 = off.
+    pub notsent_lowat_bytes: u32,
+    /// TCP_USER_TIMEOUT in ms: sent bytes unacknowledged for this long end the connection; 0 = off.
+    pub user_timeout_ms: u64,
+}
+
+/// Faults to inject, for tests only; refused by release builds.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Fault {
+    /// A message with this id makes the code of its connection panic.
+    pub panic_on_msg_id: String,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { id: "n1".into(), data: "tidegate-data".into(), shards: 0, profile: "single".into() }
+    }
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            client: ([127, 0, 0, 1], 7800).into(),
+            admin: ([127, 0, 0, 1], 7801).into(),
+            backlog: 4096,
+            origins: Vec::new(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            conns_max: 0,
+            conns_per_ip: 2_000,
+            frame_bytes_max: 64 * 1024,
+            content_bytes_max: 32 * 1024,
+            in_flight_max: 256,
+            hold_max: 256,
+            hold_bytes_max: 256 * 1024,
+            outbox_bytes_max: 256 * 1024,
+            control_bytes_max: 128 * 1024,
+            window_max: 256,
+            window_bytes_max: 256 * 1024,
+            rooms_max: 100,
+            small_group_max: 500,
+            errors_max: 100,
+            intake_bytes_max: 64 * 1024 * 1024,
+            memory_bytes: 0,
+        }
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            handshake_ms: 5_000,
+            frame_ms: 10_000,
+            heartbeat_ms: 30_000,
+            order_timeout_ms: 5_000,
+            reply_ms: 5_000,
+            ack_timeout_ms: 5_000,
+            ack_tries: 3,
+            write_ms: 10_000,
+            linger_ms: 1_000,
+        }
+    }
+}
+
+impl Default for Socket {
+    fn default() -> Self {
+        Self { send_buffer_bytes: 64 * 1024, notsent_lowat_bytes: 16 * 1024, user_timeout_ms: 20_000 }
+    }
+}
+
+/// What is wrong with a configuration, all of it at once.
+#[derive(Debug, thiserror::Error)]
+#[error("the configuration has {} problem(s):\n  {}", .0.len(), .0.join("\n  "))]
+pub struct ConfigError(pub Vec<String>);
+
+impl Config {
+    /// Reads defaults, `file` if given, the environment, then `sets` (`section.key=value`).
+    ///
+    /// # Errors
+    /// Names every unknown key, wrong type and value out of range.
+    pub fn load(file: Option<&std::path::Path>, sets: &[String]) -> Result<Self, ConfigError> {
+        let mut builder = config::Config::builder();
+        if let Some(file) = file {
+            builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
+        }
+        builder = builder
+            .add_source(config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true));
+        for set in sets {
+            let Some((key, value)) = set.split_once('=') else {
+                return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));
+            };
+            builder = builder
+                .set_override(key.trim(), parse_value(value.trim()))
+                .map_err(|error| ConfigError(vec![format!("--set {set}: {error}")]))?;
+        }
+        let raw = builder.build().map_err(|error| ConfigError(vec![error.to_string()]))?;
+        let mut problems = Vec::new();
+        let parsed: Result<Self, _> = serde_ignored::deserialize(raw, |path| {
+            problems.push(format!("{path}: no such key{}", nearest(&path.to_string())));
+        });
+        let parsed = match parsed {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                problems.push(error.to_string());
+                return Err(ConfigError(problems));
+            }
+        };
+        parsed.check(&mut problems);
+        if problems.is_empty() { Ok(parsed) } else { Err(ConfigError(problems)) }
+    }
+
+    /// Every key as `section.key`, for messages and docs.
+    pub fn keys() -> Vec<String> {
+        let value = serde_json::to_value(Self::default()).unwrap_or_default();
+        let mut keys = Vec::new();
+        for (section, fields) in value.as_object().into_iter().flatten() {
+            keys.extend(fields.as_object().into_iter().flatten().map(|(key, _)| format!("{section}.{key}")));
+        }
+        keys
+    }
+
+    fn check(&self, problems: &mut Vec<String>) {
+        let mut need = |ok: bool, what: &str| {
+            if !ok {
+                problems.push(what.to_owned());
+            }
+        };
+        let (limits, timing) = (&self.limits, &self.timing);
+        need(
+            tidegate_protocol::id::check_id(&self.node.id).is_ok(),
+            "node.id: must match [A-Za-z0-9_.-]{1,64}",
+        );
+        need(
+            self.node.profile == "single",
+            "node.profile: only `single` is built so far; `cluster` needs Redis, Kafka and Postgres and comes later",
+        );
+        need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
+        need(
+            self.listen.admin.ip().is_loopback(),
+            "listen.admin: must be a loopback address until admin keys exist",
+        );
+        need(
+            (256..=1 << 20).contains(&limits.frame_bytes_max),
+            "limits.frame_bytes_max: between 256 and 1048576 bytes",
+        );
+        need(
+            limits.content_bytes_max > 0 && limits.content_bytes_max + 256 <= limits.frame_bytes_max,
+            "limits.content_bytes_max: at least 1, and 256 less than limits.frame_bytes_max",
+        );
+        need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
+        need(
+            limits.hold_max > 0 && limits.hold_bytes_max > 0,
+            "limits.hold_max, limits.hold_bytes_max: at least 1",
+        );
+        need(limits.outbox_bytes_max >= 4096, "limits.outbox_bytes_max: at least 4096 bytes");
+        need(limits.control_bytes_max >= 4096, "limits.control_bytes_max: at least 4096 bytes");
+        need(limits.window_max > 0, "limits.window_max: at least 1");
+        let positive = [
+            timing.handshake_ms,
+            timing.frame_ms,
+            timing.order_timeout_ms,
+            timing.reply_ms,
+            timing.ack_timeout_ms,
+            timing.write_ms,
+        ];
+        need(
+            positive.iter().all(|ms| (10..=3_600_000).contains(ms)),
+            "timing: each between 10 ms and one hour",
+        );
+        need(
+            (100..=3_600_000).contains(&timing.heartbeat_ms),
+            "timing.heartbeat_ms: between 100 ms and one hour",
+        );
+        need(timing.linger_ms <= 10_000, "timing.linger_ms: at most 10000");
+        need(
+            cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
+            "fault: faults are for tests; this is a release build",
+        );
+    }
+}
+
+/// A `--set` value as the type it looks like; lists are comma-separated in brackets.
+fn parse_value(text: &str) -> config::Value {
+    if let Some(list) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        let items: Vec<String> = list
+            .split(',')
+            .map(|item| item.trim().trim_matches('"').to_owned())
+            .filter(|i| !i.is_empty())
+            .collect();
+        return items.into();
+    }
+    match text.parse::<i64>() {
+        Ok(number) => number.into(),
+        Err(_) => text.trim_matches('"').into(),
+    }
+}
+
+fn nearest(unknown: &str) -> String {
+    let tail = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let score = |key: &String| {
+        let (a, b) = (tail(key), tail(unknown));
+        let same = a.chars().zip(b.chars()).filter(|(x, y)| x == y).count();
+        (same * 2).saturating_sub(a.len().abs_diff(b.len()))
+    };
+    Config::keys()
+        .into_iter()
+        .max_by_key(score)
+        .map(|key| format!("; did you mean {key}?"))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_sound() {
+        let mut problems = Vec::new();
+        Config::default().check(&mut problems);
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn a_set_overrides_the_default_and_lists_work() {
+        let sets =
+            ["limits.conns_per_ip=0".into(), "listen.origins=[https://a.example, https://b.example]".into()];
+        let config = Config::load(None, &sets).unwrap();
+        assert_eq!(config.limits.conns_per_ip, 0);
+        assert_eq!(config.listen.origins, ["https://a.example", "https://b.example"]);
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_values_are_all_named_with_a_cure() {
+        let sets =
+            ["limits.conns_per_ipp=1".into(), "timing.reply_ms=1".into(), "node.profile=cluster".into()];
+        let text = Config::load(None, &sets).unwrap_err().to_string();
+        for part in
+            ["conns_per_ipp: no such key; did you mean limits.conns_per_ip?", "timing:", "node.profile"]
+        {
+            assert!(text.contains(part), "{part:?} is missing in {text}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The names of all metrics, and the handles that the code counts with.
+
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+macro_rules! metrics {
+    ($($kind:ident $field:ident $name:literal $what:literal)*) => {
+        /// One handle a metric, made at start so that every series exists at 0.
+        #[derive(Clone)]
+        pub struct Metrics {
+            $(#[doc = $what] pub $field: metrics!(@type $kind),)*
+        }
+
+        /// Every metric: (kind, name, what it counts), for the docs and their check.
+        pub const ALL: &[(&str, &str, &str)] = &[$((stringify!($kind), $name, $what),)*];
+
+        impl Metrics {
+            fn describe() -> Self {
+                $(metrics!(@describe $kind $name $what);)*
+                Self { $($field: metrics!(@make $kind $name),)* }
+            }
+        }
+    };
+    (@type counter) => { Counter };
+    (@type gauge) => { Gauge };
+    (@describe counter $name:literal $what:literal) => { describe_counter!($name, $what) };
+    (@describe gauge $name:literal $what:literal) => { describe_gauge!($name, $what) };
+    (@make counter $name:literal) => { counter!($name) };
+    (@make gauge $name:literal) => { gauge!($name) };
+}
+
+metrics! {
+    gauge conns "tidegate_connections" "Open connections."
+    counter accepted "tidegate_connections_accepted_total" "Connections accepted."
+    counter refused "tidegate_connections_refused_total" "Connections refused at the door: caps or memory."
+    counter closed "tidegate_connections_closed_total" "Connections ended, for whatever reason."
+    counter slow "tidegate_slow_closes_total" "Connections closed because they read too slowly."
+    counter panics "tidegate_conn_panics_total" "Panics that ended one connection; should stay 0."
+    counter logins "tidegate_logins_total" "Logins that succeeded."
+    counter login_refusals "tidegate_login_refusals_total" "Logins refused."
+    counter frames_in "tidegate_frames_in_total" "Frames read from clients."
+    counter frames_bad "tidegate_frames_malformed_total" "Frames that could not be decoded; each closes its connection."
+    counter sends "tidegate_sends_total" "Messages handed to the log or to a room."
+    counter accepts "tidegate_accepts_total" "Messages that got a seq."
+    counter duplicates "tidegate_duplicates_total" "Sends answered with an earlier seq."
+    counter refusals "tidegate_send_refusals_total" "Sends refused."
+    counter unknowns "tidegate_sends_unknown_total" "Sends whose answer came too late."
+    counter pushes "tidegate_pushes_total" "Pushes written or queued, one a receiver."
+    counter retransmits "tidegate_retransmits_total" "Pushes sent again because no ack came."
+    counter behind "tidegate_behind_total" "Conversations turned into a Behind hint for a full outbox."
+    counter shed "tidegate_shed_total" "Room frames dropped for a full outbox."
+    counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
+    counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
+    counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
+    counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
+    gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
+    gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
+}
+
+/// Installs the recorder of this process and makes the handles; a second node in one process shares it.
+pub fn install() -> (Metrics, PrometheusHandle) {
+    static RECORDER: std::sync::OnceLock<PrometheusHandle> = std::sync::OnceLock::new();
+    let handle = RECORDER.get_or_init(|| {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed; /metrics stays empty");
+        }
+        handle
+    });
+    (Metrics::describe(), handle.clone())
+}
