@@ -1,0 +1,214 @@
+//! Bytes to frames and messages, with every limit checked on the claim and before any allocation.
+
+use std::{borrow::Cow, str};
+
+use super::{CONTROL_MAX, Event, Kind, Limits, Opcode, Step, Violation, mask};
+
+/// The framing state of one connection: sixteen bytes while no fragmented message is open.
+#[derive(Debug)]
+pub struct Decoder {
+    open: Option<Box<Assembly>>,
+    expect_masked: bool,
+}
+
+/// A message of which more fragments are to come.
+#[derive(Debug)]
+struct Assembly {
+    kind: Kind,
+    fragments: u32,
+    /// How much of a text is known to be UTF-8; what follows is at most a part of one character.
+    valid: usize,
+    bytes: Vec<u8>,
+}
+
+impl Decoder {
+    /// For a server: frames come from a client and must be masked.
+    pub const fn server() -> Self {
+        Self { open: None, expect_masked: true }
+    }
+
+    /// For a client: frames come from a server and must not be masked.
+    pub const fn client() -> Self {
+        Self { open: None, expect_masked: false }
+    }
+
+    /// Bytes of heap held by a fragmented message that is open; zero otherwise.
+    pub fn held(&self) -> usize {
+        self.open.as_ref().map_or(0, |open| size_of::<Assembly>() + open.bytes.capacity())
+    }
+
+    /// Whether a fragmented message is open.
+    pub const fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Takes one frame from the start of `input`, which must begin where the frame begins.
+    ///
+    /// The payload is unmasked in place once the frame is whole, so each frame must be consumed when it was taken.
+    /// After a violation the connection has to be closed: what the decoder says then means nothing.
+    pub fn next<'a>(&mut self, input: &'a mut [u8], limits: &Limits) -> Result<Step<'a>, Violation> {
+        let head = match Head::read(input, self.expect_masked)? {
+            Read::Head(head) => head,
+            Read::Need(at_least) => return Ok(Step::Need { at_least }),
+        };
+        let len = self.admit(&head, limits)?;
+        let consumed = head.payload_at + len;
+        let Some(frame) = input.get_mut(..consumed) else {
+            return Ok(Step::Need { at_least: consumed });
+        };
+        let (head_bytes, payload) = frame.split_at_mut(head.payload_at);
+        if self.expect_masked {
+            mask(payload, *head_bytes.last_chunk().expect("a masked header ends with its key"));
+        }
+        let event = match head.opcode {
+            Opcode::Ping => Event::Ping(payload),
+            Opcode::Pong => Event::Pong(payload),
+            Opcode::Close => close(payload)?,
+            Opcode::Text => self.begin(Kind::Text, head.last, payload)?,
+            Opcode::Binary => self.begin(Kind::Binary, head.last, payload)?,
+            Opcode::Continuation => self.go_on(head.last, payload)?,
+        };
+        Ok(Step::Frame { consumed, event })
+    }
+
+    /// Whether a frame with this header may come now, judged before its payload is waited for; returns its length.
+    fn admit(&self, head: &Head, limits: &Limits) -> Result<usize, Violation> {
+        let open = self.open.as_deref();
+        let (fragments, before) = match (head.opcode, open) {
+            (Opcode::Continuation, None) => return Err(Violation::NothingToContinue),
+            (Opcode::Text | Opcode::Binary, Some(_)) => return Err(Violation::MessageOpen),
+            (Opcode::Continuation, Some(open)) => (open.fragments, open.bytes.len()),
+            (Opcode::Text | Opcode::Binary, None) => (0, 0),
+            // At most 125 bytes by now, and part of no message.
+            _ => return Ok(head.len as usize),
+        };
+        if fragments >= limits.fragments_max {
+            return Err(Violation::TooManyFragments { max: limits.fragments_max });
+        }
+        let max = limits.message_bytes_max;
+        match usize::try_from(head.len) {
+            Ok(len) if len <= max.saturating_sub(before) => Ok(len),
+            _ => Err(Violation::MessageTooLarge { claimed: head.len.saturating_add(before as u64), max }),
+        }
+    }
+
+    fn begin<'a>(&mut self, kind: Kind, last: bool, payload: &'a [u8]) -> Result<Event<'a>, Violation> {
+        if last {
+            if kind == Kind::Text && str::from_utf8(payload).is_err() {
+                return Err(Violation::NotUtf8);
+            }
+            return Ok(Event::Message { kind, payload: Cow::Borrowed(payload) });
+        }
+        let mut open = Box::new(Assembly { kind, fragments: 0, valid: 0, bytes: Vec::new() });
+        open.add(payload)?;
+        self.open = Some(open);
+        Ok(Event::Part)
+    }
+
+    fn go_on<'a>(&mut self, last: bool, payload: &[u8]) -> Result<Event<'a>, Violation> {
+        let open = self.open.as_mut().ok_or(Violation::NothingToContinue)?;
+        open.add(payload)?;
+        if !last {
+            return Ok(Event::Part);
+        }
+        if open.kind == Kind::Text && open.valid != open.bytes.len() {
+            return Err(Violation::NotUtf8);
+        }
+        let open = self.open.take().ok_or(Violation::NothingToContinue)?;
+        Ok(Event::Message { kind: open.kind, payload: Cow::Owned(open.bytes) })
+    }
+}
+
+impl Assembly {
+    /// Appends a fragment; text that can't become UTF-8 any more is refused at once.
+    fn add(&mut self, payload: &[u8]) -> Result<(), Violation> {
+        self.fragments += 1;
+        self.bytes.extend_from_slice(payload);
+        if self.kind == Kind::Text {
+            match str::from_utf8(&self.bytes[self.valid..]) {
+                Ok(_) => self.valid = self.bytes.len(),
+                Err(error) if error.error_len().is_none() => self.valid += error.valid_up_to(),
+                Err(_) => return Err(Violation::NotUtf8),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of a frame before its payload.
+struct Head {
+    last: bool,
+    opcode: Opcode,
+    len: u64,
+    payload_at: usize,
+}
+
+/// A header, or how long the input has to be first.
+enum Read {
+    Head(Head),
+    Need(usize),
+}
+
+impl Head {
+    /// Reads a header as far as its length; the masking key may still be missing, a claim is judged without it.
+    fn read(input: &[u8], expect_masked: bool) -> Result<Read, Violation> {
+        let Some(&first) = input.first() else { return Ok(Read::Need(2)) };
+        if first & 0x70 != 0 {
+            return Err(Violation::ReservedBits);
+        }
+        let opcode = Opcode::from_bits(first & 0x0F).ok_or(Violation::UnknownOpcode(first & 0x0F))?;
+        let last = first & 0x80 != 0;
+        if opcode.is_control() && !last {
+            return Err(Violation::ControlFragmented);
+        }
+        let Some(&second) = input.get(1) else { return Ok(Read::Need(2)) };
+        match (second & 0x80 != 0, expect_masked) {
+            (false, true) => return Err(Violation::Unmasked),
+            (true, false) => return Err(Violation::Masked),
+            _ => {}
+        }
+        let short = second & 0x7F;
+        if opcode.is_control() && usize::from(short) > CONTROL_MAX {
+            return Err(Violation::ControlTooLong);
+        }
+        let (len, min, length_end) = match short {
+            126 => {
+                let Some(bytes) = input.get(2..).and_then(<[u8]>::first_chunk) else {
+                    return Ok(Read::Need(4));
+                };
+                (u64::from(u16::from_be_bytes(*bytes)), 126, 4)
+            }
+            127 => {
+                let Some(bytes) = input.get(2..).and_then(<[u8]>::first_chunk) else {
+                    return Ok(Read::Need(10));
+                };
+                (u64::from_be_bytes(*bytes), 0x1_0000, 10)
+            }
+            short => (u64::from(short), 0, 2),
+        };
+        if len >> 63 != 0 {
+            return Err(Violation::LengthTopBit);
+        }
+        if len < min {
+            return Err(Violation::LengthNotMinimal);
+        }
+        let payload_at = length_end + if expect_masked { 4 } else { 0 };
+        Ok(Read::Head(Self { last, opcode, len, payload_at }))
+    }
+}
+
+fn close(payload: &[u8]) -> Result<Event<'_>, Violation> {
+    let Some((code, reason)) = payload.split_first_chunk() else {
+        return match payload {
+            [] => Ok(Event::Close { code: None, reason: "" }),
+            _ => Err(Violation::CloseTooShort),
+        };
+    };
+    let code = u16::from_be_bytes(*code);
+    // Registered by RFC 6455 and IANA, or free for libraries and applications; 1004-1006 and 1015 never travel.
+    if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
+        return Err(Violation::CloseCode(code));
+    }
+    let reason = str::from_utf8(reason).map_err(|_| Violation::NotUtf8)?;
+    Ok(Event::Close { code: Some(code), reason })
+}

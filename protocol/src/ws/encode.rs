@@ -1,0 +1,83 @@
+//! Frames to bytes: what a server sends, and what a client sends with a given masking key.
+
+use bytes::BufMut;
+
+use super::{CONTROL_MAX, Opcode, mask};
+
+/// The longest reason a close frame can hold beside its code.
+pub const CLOSE_REASON_MAX: usize = CONTROL_MAX - 2;
+
+const FIN: u8 = 0x80;
+const MASKED: u8 = 0x80;
+
+/// Writes the header of a whole server frame of `len` bytes to the start of `out`; returns the header's length.
+pub fn server_header(opcode: Opcode, len: usize, out: &mut [u8; 10]) -> usize {
+    header(FIN | opcode as u8, 0, len, out)
+}
+
+/// Appends a whole server frame: unmasked, in one piece.
+pub fn encode_server(opcode: Opcode, payload: &[u8], out: &mut impl BufMut) {
+    let mut head = [0; 10];
+    let n = server_header(opcode, payload.len(), &mut head);
+    out.put_slice(&head[..n]);
+    out.put_slice(payload);
+}
+
+/// Appends a server's close frame; a reason that is too long is cut between two characters.
+///
+/// `code` is sent as it is: use [`Violation::close_code`](super::Violation::close_code) or
+/// [`Code::ws_close`](crate::Code::ws_close).
+pub fn encode_close(code: u16, reason: &str, out: &mut impl BufMut) {
+    let reason = &reason[..reason.floor_char_boundary(CLOSE_REASON_MAX)];
+    let mut body = [0; CONTROL_MAX];
+    body[..2].copy_from_slice(&code.to_be_bytes());
+    body[2..2 + reason.len()].copy_from_slice(reason.as_bytes());
+    encode_server(Opcode::Close, &body[..2 + reason.len()], out);
+}
+
+/// Appends the answer to a peer's close frame: its own code, or none if it gave none.
+pub fn encode_close_reply(theirs: Option<u16>, out: &mut impl BufMut) {
+    match theirs {
+        Some(code) => encode_close(code, "", out),
+        None => encode_server(Opcode::Close, &[], out),
+    }
+}
+
+/// Appends a whole client frame, masked with `key`. A real client draws a fresh random key for each frame.
+pub fn encode_client(opcode: Opcode, payload: &[u8], key: [u8; 4], out: &mut Vec<u8>) {
+    encode_fragment(true, opcode, payload, Some(key), out);
+}
+
+/// Appends any frame: `last` = no further fragment follows, `key` = masked, as a client must and a server must not.
+pub fn encode_fragment(last: bool, opcode: Opcode, payload: &[u8], key: Option<[u8; 4]>, out: &mut Vec<u8>) {
+    let mut head = [0; 10];
+    let first = if last { FIN } else { 0 } | opcode as u8;
+    let n = header(first, if key.is_some() { MASKED } else { 0 }, payload.len(), &mut head);
+    out.extend_from_slice(&head[..n]);
+    out.extend_from_slice(&key.unwrap_or_default()[..if key.is_some() { 4 } else { 0 }]);
+    let start = out.len();
+    out.extend_from_slice(payload);
+    if let Some(key) = key {
+        mask(&mut out[start..], key);
+    }
+}
+
+fn header(first: u8, masked: u8, len: usize, out: &mut [u8; 10]) -> usize {
+    out[0] = first;
+    match len {
+        0..=125 => {
+            out[1] = masked | len as u8;
+            2
+        }
+        126..=0xFFFF => {
+            out[1] = masked | 126;
+            out[2..4].copy_from_slice(&(len as u16).to_be_bytes());
+            4
+        }
+        _ => {
+            out[1] = masked | 127;
+            out[2..10].copy_from_slice(&(len as u64).to_be_bytes());
+            10
+        }
+    }
+}
