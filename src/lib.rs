@@ -3,7 +3,7 @@
 //! | floor | rooms | what for |
 //! |---|---|---|
 //! | 6 | `main`, [`cli`], `node` | flags, subcommands, composition root: only `node` names adapters |
-//! | 5 | `net`, `api` | listeners, first bytes, WebSocket upgrade; admin HTTP |
+//! | 5 | [`net`], `api` | listeners, first bytes, WebSocket upgrade; admin HTTP |
 //! | 4 | `shard` | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | `chat`, `room` | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`] | ports that must hold |
@@ -16,6 +16,7 @@ pub mod config;
 pub mod directory;
 pub mod link;
 pub mod metrics;
+pub mod net;
 pub mod routes;
 pub mod scratch;
 pub mod store;

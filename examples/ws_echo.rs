@@ -1,0 +1,146 @@
+//! A WebSocket echo listener on the broker's own upgrade and framing, for the Autobahn cases: a thread a connection.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Result, anyhow};
+use clap::Parser;
+use tidegate::net::upgrade::{Policy, Progress, upgrade};
+use tidegate_protocol::ws::{
+    Decoder, Event, Kind, Limits, Opcode, Step, encode_close, encode_close_reply, encode_server,
+};
+
+/// The cases of group 9 send 16 MiB at once, and 4 MiB in 64-byte fragments.
+const LIMITS: Limits = Limits { message_bytes_max: 32 << 20, fragments_max: 1 << 20 };
+
+const READ_BYTES: usize = 64 << 10;
+
+#[derive(Parser)]
+struct Args {
+    /// Port to listen on, on loopback; 0 takes a free one. The first line of output names it.
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+}
+
+fn main() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, Args::parse().port))?;
+    println!("{}", listener.local_addr()?.port());
+    for socket in listener.incoming() {
+        let socket = socket?;
+        thread::spawn(move || {
+            if let Err(error) = serve(socket) {
+                eprintln!("{error:#}");
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Everything received and not consumed yet.
+struct Input {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Input {
+    /// Reads once, with room for at least `whole` bytes from the start; false at the end of the stream.
+    fn read(&mut self, socket: &mut TcpStream, whole: usize) -> Result<bool> {
+        self.bytes.resize(whole.max(self.len + READ_BYTES).max(self.bytes.len()), 0);
+        let n = socket.read(&mut self.bytes[self.len..])?;
+        self.len += n;
+        Ok(n > 0)
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.bytes.copy_within(n..self.len, 0);
+        self.len -= n;
+    }
+}
+
+fn serve(mut socket: TcpStream) -> Result<()> {
+    socket.set_nodelay(true)?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut input = Input { bytes: Vec::new(), len: 0 };
+    if !shake_hands(&mut socket, &mut input)? {
+        return Ok(());
+    }
+    let mut decoder = Decoder::server();
+    let mut out = Vec::new();
+    loop {
+        let mut taken = 0;
+        let need = loop {
+            match decoder.next(&mut input.bytes[taken..input.len], &LIMITS) {
+                Ok(Step::Need { at_least }) => break Some(at_least),
+                Ok(Step::Frame { consumed, event }) => {
+                    taken += consumed;
+                    if !answer(event, &mut out) {
+                        break None;
+                    }
+                }
+                Err(violation) => {
+                    encode_close(violation.close_code(), &violation.to_string(), &mut out);
+                    break None;
+                }
+            }
+        };
+        input.consume(taken);
+        socket.write_all(&out)?;
+        out.clear();
+        match need {
+            Some(whole) if input.read(&mut socket, whole)? => {}
+            Some(_) => return Ok(()),
+            None => return part(&mut socket),
+        }
+    }
+}
+
+fn shake_hands(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
+    let policy = Policy { origins: vec!["*".to_owned()] };
+    loop {
+        match upgrade(&input.bytes[..input.len], &policy) {
+            Ok(Progress::NeedMore) => {
+                if !input.read(socket, 0)? {
+                    return Ok(false);
+                }
+            }
+            Ok(Progress::Done { consumed, response, .. }) => {
+                input.consume(consumed);
+                socket.write_all(&response)?;
+                return Ok(true);
+            }
+            Err(refusal) => {
+                socket.write_all(&refusal.response)?;
+                part(socket)?;
+                return Err(anyhow!("{refusal:?}"));
+            }
+        }
+    }
+}
+
+/// Echoes; false after a close.
+fn answer(event: Event<'_>, out: &mut Vec<u8>) -> bool {
+    match event {
+        Event::Message { kind: Kind::Text, payload } => encode_server(Opcode::Text, &payload, out),
+        Event::Message { kind: Kind::Binary, payload } => encode_server(Opcode::Binary, &payload, out),
+        Event::Ping(payload) => encode_server(Opcode::Pong, payload, out),
+        Event::Part | Event::Pong(_) => {}
+        Event::Close { code, .. } => {
+            encode_close_reply(code, out);
+            return false;
+        }
+    }
+    true
+}
+
+/// Ends the stream, then drops input for a while: closing over unread bytes would reset what was just written.
+fn part(socket: &mut TcpStream) -> Result<()> {
+    socket.shutdown(Shutdown::Write)?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let mut discarded = [0; 4096];
+    while matches!(socket.read(&mut discarded), Ok(1..)) {}
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! Listeners and what happens on a socket before it belongs to a shard.
+
+pub mod upgrade;

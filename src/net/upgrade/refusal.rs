@@ -1,0 +1,158 @@
+//! Each way in which an upgrade request can be refused, with its status, words and cure.
+
+use std::fmt;
+
+use serde::Serialize;
+use tidegate_protocol::Code;
+
+/// A refused request: send the response, then close.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The HTTP status.
+    pub status: u16,
+    /// The code in the body, for logs, metrics and scores.
+    pub code: Code,
+    /// What is wrong, in one sentence.
+    pub message: &'static str,
+    /// The whole HTTP response, `Connection: close` included.
+    pub response: Vec<u8>,
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.status, self.code.name(), self.message)
+    }
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    NotHttp,
+    HttpVersion,
+    TooLarge,
+    TooManyHeaders,
+    Method,
+    TokenInUrl,
+    NotAnUpgrade,
+    WebSocketVersion,
+    Path,
+    Host,
+    Repeated,
+    Body,
+    Key,
+    Origin,
+    SubProtocol,
+}
+
+const OFFER: &str =
+    "Send a WebSocket upgrade to / or /v1/ws with sub-protocol tidegate.v1.json or tidegate.v1.proto.";
+
+impl Why {
+    /// Status, its phrase, what is wrong, the cure.
+    const fn words(self) -> (u16, &'static str, &'static str, &'static str) {
+        const BAD: &str = "Bad Request";
+        match self {
+            Self::NotHttp => (400, BAD, "This is not an HTTP request.", OFFER),
+            Self::HttpVersion => (
+                505,
+                "HTTP Version Not Supported",
+                "Only HTTP/1.1 is spoken here.",
+                "Upgrade to a WebSocket over HTTP/1.1.",
+            ),
+            Self::TooLarge => (
+                431,
+                "Request Header Fields Too Large",
+                "The request head is longer than 8 KiB.",
+                "Send fewer and shorter headers; no cookies are needed.",
+            ),
+            Self::TooManyHeaders => (
+                431,
+                "Request Header Fields Too Large",
+                "The request has more than 64 headers.",
+                "Send fewer headers; no cookies are needed.",
+            ),
+            Self::Method => (405, "Method Not Allowed", "A WebSocket upgrade is a GET request.", OFFER),
+            Self::TokenInUrl => (
+                400,
+                BAD,
+                "A token must not be in the URL, where proxies and logs keep it.",
+                "Connect without it and send the token in Hello; treat this one as leaked.",
+            ),
+            Self::NotAnUpgrade => (
+                426,
+                "Upgrade Required",
+                "This port speaks WebSocket; the request does not ask for an upgrade.",
+                OFFER,
+            ),
+            Self::WebSocketVersion => (
+                426,
+                "Upgrade Required",
+                "Only WebSocket version 13 is spoken here.",
+                "Send Sec-WebSocket-Version: 13.",
+            ),
+            Self::Path => {
+                (404, "Not Found", "No WebSocket is served at this path.", "Connect to / or /v1/ws.")
+            }
+            Self::Host => (400, BAD, "The request needs exactly one Host header.", "Send one Host header."),
+            Self::Repeated => (
+                400,
+                BAD,
+                "Sec-WebSocket-Key, Sec-WebSocket-Version or Origin is sent more than once.",
+                "Send each of them once.",
+            ),
+            Self::Body => (
+                400,
+                BAD,
+                "An upgrade request has no body.",
+                "Send no Content-Length and no Transfer-Encoding.",
+            ),
+            Self::Key => (
+                400,
+                BAD,
+                "Sec-WebSocket-Key is missing or is not 16 bytes in base64.",
+                "Send 16 random bytes in base64 (24 characters).",
+            ),
+            Self::Origin => (403, "Forbidden", Code::OriginRefused.what(), Code::OriginRefused.cure()),
+            Self::SubProtocol => (
+                400,
+                BAD,
+                "None of the offered sub-protocols is spoken here.",
+                "Offer tidegate.v1.json or tidegate.v1.proto, or none for JSON.",
+            ),
+        }
+    }
+
+    /// Headers that this refusal has beside the usual ones.
+    const fn headers(self) -> &'static str {
+        match self {
+            Self::NotAnUpgrade | Self::WebSocketVersion => {
+                "Connection: upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            }
+            Self::Method => "Connection: close\r\nAllow: GET\r\n",
+            _ => "Connection: close\r\n",
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Body {
+    code: u16,
+    name: &'static str,
+    message: &'static str,
+    cure: &'static str,
+}
+
+impl From<Why> for Refusal {
+    fn from(why: Why) -> Self {
+        let (status, phrase, message, cure) = why.words();
+        let code = if why == Why::Origin { Code::OriginRefused } else { Code::BadUpgrade };
+        let body = Body { code: code.number(), name: code.name(), message, cure };
+        let body = serde_json::to_string(&body).expect("plain strings are JSON");
+        let response = format!(
+            "HTTP/1.1 {status} {phrase}\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}\n",
+            why.headers(),
+            body.len() + 1,
+        );
+        Self { status, code, message, response: response.into_bytes() }
+    }
+}
