@@ -1,0 +1,137 @@
+//! What the broker says back: submissions decided, overdue or refused, and rooms joined.
+
+use super::{Action, Answer, Limits, Session, State};
+use crate::{
+    Code, Time,
+    id::RoomId,
+    pb::{self, server_frame::Body as Said},
+};
+
+impl Session {
+    /// The driver could not submit what it was just given: nothing reached the log.
+    ///
+    /// Temporary: a chained message is expected again and its successors stay held. Permanent: that is its answer, and
+    /// the chain goes on. Either way its n is not used up.
+    pub fn submit_refused(
+        &mut self,
+        ticket: u64,
+        code: Code,
+        message: &str,
+        limits: &Limits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        let youngest = self.flights.is_youngest(ticket);
+        let Some(flight) = self.flights.answer(ticket) else { return };
+        let id = flight.id;
+        if flight.next_id.is_some()
+            && let Some(ordered) = self.ordered.as_mut()
+        {
+            if !youngest {
+                // Its successors have numbers that the ledger would never reach.
+                return self.close(Code::Resync, "", out);
+            }
+            ordered.uncount(&flight.conversation);
+            if code.temporary() && ordered.chain.retract(&flight.msg_id, now) {
+                flight.next_id = None;
+            }
+        }
+        self.refuse(id, code, message, limits, out);
+        self.settle(out);
+        self.note_reading(limits, now);
+    }
+
+    /// What became of a submission. An answer that comes after its submission was told *unknown* is dropped.
+    pub fn answered(
+        &mut self,
+        ticket: u64,
+        answer: Answer,
+        limits: &Limits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        if matches!(answer, Answer::AppendFailed) {
+            if matches!(self.state, State::Live | State::Leaving { .. }) {
+                self.close(Code::Resync, "", out);
+            }
+            return;
+        }
+        let Some(flight) = self.flights.answer(ticket) else { return };
+        let (id, chained) = (flight.id, flight.next_id.is_some());
+        let mut ack = pb::SendAck {
+            conversation: flight.conversation.to_string(),
+            msg_id: flight.msg_id.to_string(),
+            ..pb::SendAck::default()
+        };
+        match answer {
+            Answer::Accepted { seq, time } => {
+                self.errors = 0;
+                (ack.seq, ack.time) = (seq, time);
+                self.say(id, Said::SendAck(ack), out);
+            }
+            Answer::Duplicate { seq, time } => {
+                self.errors = 0;
+                (ack.seq, ack.time, ack.duplicate) = (seq, time, true);
+                self.say(id, Said::SendAck(ack), out);
+            }
+            Answer::Refused { code, message } => {
+                self.refuse(id, code, &message, limits, out);
+                if chained && code == Code::OrderBroken {
+                    // No number of this epoch is taken in that conversation any more.
+                    self.close(Code::Resync, "", out);
+                }
+            }
+            Answer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
+            Answer::AppendFailed => {}
+        }
+        self.settle(out);
+        self.note_reading(limits, now);
+    }
+
+    /// The outcome of an [`Action::Join`].
+    pub fn joined(
+        &mut self,
+        id: u64,
+        room: &RoomId,
+        outcome: Result<(), Code>,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        if !matches!(self.state, State::Live | State::Leaving { .. }) {
+            return;
+        }
+        match outcome {
+            Ok(()) => self.done(id, out),
+            Err(code) => {
+                self.forget_room(room);
+                self.refuse(id, code, "", limits, out);
+            }
+        }
+    }
+
+    /// Tells *unknown* for what had no answer in time.
+    pub(super) fn give_up_overdue(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+        while self.flights.oldest().is_some_and(|sent| sent + limits.reply_deadline <= now) {
+            self.answered(self.flights.oldest_ticket(), Answer::Unknown, limits, now, out);
+        }
+    }
+
+    pub(super) fn close_if_left(&mut self, out: &mut Vec<Action>) {
+        if let State::Leaving { code, reason } = &mut self.state
+            && self.flights.is_empty()
+        {
+            let (code, reason) = (*code, std::mem::take(reason));
+            self.close(code, reason, out);
+        }
+    }
+
+    /// Lets go of the flights that have their answers, as have all before them.
+    fn settle(&mut self, out: &mut Vec<Action>) {
+        while let Some(flight) = self.flights.pop_answered() {
+            if let Some(expected) = flight.next_id {
+                out.push(Action::SaveChain { done: flight.msg_id, expected });
+            }
+        }
+        self.close_if_left(out);
+    }
+}

@@ -1,0 +1,99 @@
+//! From Hello to Welcome, and whose word counts on where the chain stands.
+
+use super::{Action, Identity, Limits, LoggedIn, Session, State, send::Ordered, types::Wishes};
+use crate::{
+    Code, Time,
+    id::{DeviceId, MsgId},
+    machine::chain::Chain,
+    pb::{self, server_frame::Body as Said},
+};
+use std::borrow::Cow;
+
+/// The only protocol version.
+const VERSION: u32 = 1;
+
+/// What Hello said that Welcome needs.
+#[derive(Debug)]
+pub(super) struct Hello {
+    id: u64,
+    next_id: Option<MsgId>,
+    chain: bool,
+}
+
+impl Session {
+    /// The login holds: says Welcome. Ignored unless a login was asked for and is undecided.
+    ///
+    /// The chain starts at the saved id if there is one, else at the declared one, else at a fresh one. Where saved and
+    /// declared ids differ the saved one stands, Welcome tells it, and the client sends again from there.
+    pub fn logged_in(&mut self, login: LoggedIn, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+        let hello = match std::mem::replace(&mut self.state, State::Live) {
+            State::LoggingIn { hello, .. } => hello,
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        let Hello { id, next_id, chain } = *hello;
+        let chained = chain || next_id.is_some();
+        let (saved, done) = login.chain_saved.map_or((None, Vec::new()), |(id, done)| (Some(id), done));
+        let next_id = saved.or(next_id).unwrap_or(login.fresh_next_id);
+        if chained {
+            let chain = Chain::resume(next_id.clone(), done, limits.chain);
+            self.ordered = Some(Box::new(Ordered::new(chain)));
+        }
+        self.identity = Some(Identity { user: login.user, device: login.device, epoch: login.epoch });
+        self.wall_zero = login.server_time_ms.saturating_sub(now.as_millis());
+        self.handle_heard(now);
+        let welcome = pb::Welcome {
+            session: login.session,
+            node: login.node.to_string(),
+            heartbeat_ms: self.wishes.heartbeat_ms,
+            limits: Some(limits.told()),
+            server_time: login.server_time_ms,
+            next_id: next_id.to_string(),
+            resumed: Some(login.resumed),
+        };
+        self.say(id, Said::Welcome(welcome), out);
+    }
+
+    /// The login does not hold: says so and closes. Ignored unless a login was asked for and is undecided.
+    pub fn login_refused(&mut self, code: Code, reason: impl Into<Cow<'static, str>>, out: &mut Vec<Action>) {
+        if let State::LoggingIn { hello, .. } = &self.state {
+            let id = hello.id;
+            self.turn_away(id, code, reason.into(), out);
+        }
+    }
+
+    pub(super) fn greet(
+        &mut self,
+        id: u64,
+        hello: pb::Hello,
+        limits: &Limits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        if hello.version != VERSION {
+            return self.turn_away(id, Code::BadVersion, "".into(), out);
+        }
+        if let Err(why) = DeviceId::new(&hello.device) {
+            return self.turn_away(id, Code::BadId, format!("device: {why}").into(), out);
+        }
+        let next_id = match hello.next_id.as_str() {
+            "" => None,
+            text => match MsgId::new(text) {
+                Ok(id) => Some(id),
+                Err(why) => return self.turn_away(id, Code::BadId, format!("nextId: {why}").into(), out),
+            },
+        };
+        let settings = hello.settings.unwrap_or_default();
+        self.wishes = Wishes::of(&settings, limits);
+        let wanted = Hello { id, next_id, chain: settings.chain };
+        self.state = State::LoggingIn { since: now, hello: Box::new(wanted) };
+        out.push(Action::Login(Box::new(hello)));
+    }
+
+    fn turn_away(&mut self, id: u64, code: Code, reason: Cow<'static, str>, out: &mut Vec<Action>) {
+        self.say(id, Said::Error(code.error(&reason)), out);
+        self.close(code, reason, out);
+    }
+}

@@ -1,0 +1,213 @@
+//! From a Send to a submission: what is asked for, the chain, and one submission at a time.
+
+use super::{Action, Alarm, Identity, Limits, Order, Session, State, Submit, flights::Flight, notice};
+use crate::{
+    Code, Time,
+    id::{ConversationId, ConversationKind, IdError, MsgId, UserId},
+    machine::chain::{Chain, Offer},
+    pb,
+};
+use bytes::Bytes;
+use foldhash::{HashMap, HashMapExt};
+use prost::Message;
+
+/// What a session with a chain has besides.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) chain: Chain<Box<Submit>>,
+    /// The one Send that found the hold full, with its `next_id`.
+    pub(super) parked: Option<(MsgId, Box<Submit>)>,
+    /// The next n of each conversation.
+    counts: HashMap<ConversationId, u64>,
+}
+
+impl Ordered {
+    pub(super) fn new(chain: Chain<Box<Submit>>) -> Self {
+        Self { chain, parked: None, counts: HashMap::new() }
+    }
+
+    /// The next n of a conversation, used up; none when there are too many conversations.
+    fn count(&mut self, conversation: &ConversationId, conversations_max: usize) -> Option<u64> {
+        if let Some(next) = self.counts.get_mut(conversation) {
+            *next += 1;
+            return Some(*next - 1);
+        }
+        if self.counts.len() >= conversations_max {
+            return None;
+        }
+        self.counts.insert(conversation.clone(), 1);
+        Some(0)
+    }
+
+    /// Gives the last n of a conversation back.
+    pub(super) fn uncount(&mut self, conversation: &ConversationId) {
+        if let Some(next) = self.counts.get_mut(conversation) {
+            *next = next.saturating_sub(1);
+        }
+    }
+}
+
+type Refusal = (Code, String);
+
+fn bad_id(what: &str, why: &IdError) -> Refusal {
+    (Code::BadId, format!("{what}: {why}"))
+}
+
+impl Session {
+    /// The next submission, numbered. Poll until there is none, after every input; see the module.
+    pub fn poll_submit(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) -> Option<Box<Submit>> {
+        let submit = self.next_submit(limits, now, out);
+        self.note_reading(limits, now);
+        submit
+    }
+
+    fn next_submit(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) -> Option<Box<Submit>> {
+        while matches!(self.state, State::Live) && self.flights.len() < limits.in_flight_max {
+            if let Some(submit) = self.pending.take() {
+                return Some(self.launch(submit, None, now));
+            }
+            let ordered = self.ordered.as_mut()?;
+            if let Some(mut submit) = ordered.chain.poll_release(now) {
+                let Some(n) = ordered.count(&submit.conversation, limits.chained_conversations_max) else {
+                    self.close(Code::Resync, "too many conversations for one chain", out);
+                    return None;
+                };
+                submit.order.n = n;
+                submit.order.chained = true;
+                let next_id = ordered.chain.expected().clone();
+                return Some(self.launch(submit, Some(next_id), now));
+            }
+            let (next_id, submit) = ordered.parked.take()?;
+            if !self.offer(next_id, submit, true, limits, now, out) {
+                return None;
+            }
+        }
+        None
+    }
+
+    pub(super) fn handle_send(
+        &mut self,
+        id: u64,
+        send: pb::Send,
+        limits: &Limits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.wants_read(limits) {
+            return self.refuse(id, Code::Busy, "", limits, out);
+        }
+        match self.to_submit(id, send, limits) {
+            Err((code, message)) => self.refuse(id, code, &message, limits, out),
+            Ok((submit, None)) => {
+                self.errors = 0;
+                self.pending = Some(submit);
+            }
+            Ok((submit, Some(next_id))) => {
+                self.offer(next_id, submit, false, limits, now, out);
+            }
+        }
+    }
+
+    /// Offers a Send to the chain. False when it did not fit and was parked.
+    fn offer(
+        &mut self,
+        next_id: MsgId,
+        submit: Box<Submit>,
+        again: bool,
+        limits: &Limits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(ordered) = self.ordered.as_mut() else { return true };
+        let (id, msg_id, bytes) = (submit.id, submit.msg_id.clone(), submit.content.len());
+        match ordered.chain.offer(msg_id, next_id.clone(), submit, bytes, now) {
+            Offer::Held | Offer::Ready => self.errors = 0,
+            Offer::Done(mut submit) => {
+                self.errors = 0;
+                // Known to be a retry, whatever the client counts: so it is compared with all keys.
+                submit.attempt = submit.attempt.max(1);
+                self.pending = Some(submit);
+            }
+            Offer::Skipped(_) => self.refuse(id, Code::OrderSkipped, "", limits, out),
+            Offer::BadLink(_) => self.refuse(id, Code::BadLink, "", limits, out),
+            Offer::Waiting(_) => {
+                self.refuse(id, Code::NotYet, "this id waits for its predecessor", limits, out);
+            }
+            Offer::Full { item, expected } => {
+                ordered.parked = Some((next_id, item));
+                if !again {
+                    let told = notice(pb::NoticeKind::OrderWindowFull, expected.to_string(), String::new());
+                    out.push(Action::Alarm(Alarm::OrderWindowFull { expected }));
+                    self.say(0, told, out);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    fn launch(&mut self, mut submit: Box<Submit>, next_id: Option<MsgId>, now: Time) -> Box<Submit> {
+        let (conversation, msg_id) = (submit.conversation.clone(), submit.msg_id.clone());
+        submit.ticket = self.flights.push(Flight { id: submit.id, conversation, msg_id, next_id, sent: now });
+        submit
+    }
+
+    /// What the client asks for, with the successor if it is chained.
+    fn to_submit(
+        &self,
+        id: u64,
+        send: pb::Send,
+        limits: &Limits,
+    ) -> Result<(Box<Submit>, Option<MsgId>), Refusal> {
+        let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
+        let conversation = place(&send, identity)?;
+        let msg_id = MsgId::new(&send.msg_id).map_err(|why| bad_id("msgId", &why))?;
+        let next_id = match send.next_id.as_str() {
+            "" => None,
+            text => Some(MsgId::new(text).map_err(|why| bad_id("nextId", &why))?),
+        };
+        if next_id.is_some() {
+            if matches!(conversation.kind(), ConversationKind::Room(_)) {
+                return Err((Code::BadLink, "a message to a room is never chained".to_owned()));
+            }
+            if self.ordered.is_none() {
+                let cure = "this session has no chain: set nextId or settings.chain in Hello";
+                return Err((Code::BadLink, cure.to_owned()));
+            }
+        }
+        let content = encode(send.content, limits)?;
+        let order = Order { epoch: identity.epoch, n: 0, chained: false };
+        let (attempt, flags) = (send.attempt, send.flags);
+        let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags };
+        Ok((Box::new(submit), next_id))
+    }
+}
+
+/// Where a Send goes. Membership of groups and rooms is decided where it is known.
+fn place(send: &pb::Send, me: &Identity) -> Result<ConversationId, Refusal> {
+    match (send.conversation.as_str(), send.to_user.as_str()) {
+        ("", "") => Err((Code::BadContent, String::new())),
+        ("", user) => {
+            let user = UserId::new(user).map_err(|why| bad_id("toUser", &why))?;
+            Ok(ConversationId::direct(&me.user, &user))
+        }
+        (key, "") => {
+            let conversation = ConversationId::parse(key).map_err(|why| bad_id("conversation", &why))?;
+            let direct = matches!(conversation.kind(), ConversationKind::Direct(..));
+            if direct && !conversation.is_direct_of(&me.user) {
+                return Err((Code::Forbidden, "this conversation is between others".to_owned()));
+            }
+            Ok(conversation)
+        }
+        _ => Err((Code::BadContent, "set either conversation or toUser, not both".to_owned())),
+    }
+}
+
+fn encode(content: Option<crate::content::Content>, limits: &Limits) -> Result<Bytes, Refusal> {
+    let content = content.ok_or((Code::BadContent, String::new()))?;
+    match content.encoded_len() {
+        0 => Err((Code::BadContent, String::new())),
+        n if n > limits.content_bytes_max as usize => Err((Code::ContentTooLarge, String::new())),
+        _ => Ok(content.encode_to_vec().into()),
+    }
+}
