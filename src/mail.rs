@@ -1,0 +1,214 @@
+//! What other threads tell a shard, and the handle they tell it through.
+//!
+//! A mailbox is bounded. Full: senders on the services runtime wait; a shard never waits for another (room frames
+//! are shed and counted, everything else between shards goes through the owner).
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use tidegate_protocol::{
+    Code,
+    codec::PushFrame,
+    id::{ConversationId, DeviceId, UserId},
+    machine::session::Answer,
+};
+use tokio::sync::mpsc;
+
+use crate::{budget::Seat, routes::RegisterError};
+
+/// Mails a shard may have waiting.
+pub const MAILBOX_MAX: usize = 4_096;
+
+/// Names one connection of this node for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnKey {
+    /// Its shard.
+    pub shard: u8,
+    /// Its place in the shard's slab.
+    pub slot: u32,
+    /// How often the place was used before (24 bits): a late answer can't reach a later connection.
+    pub generation: u32,
+}
+
+impl ConnKey {
+    /// The key as one number, for the origin of records.
+    pub fn pack(self) -> u64 {
+        u64::from(self.shard) << 56 | u64::from(self.generation & 0xff_ffff) << 32 | u64::from(self.slot)
+    }
+
+    /// The key that was packed.
+    pub fn unpack(packed: u64) -> Self {
+        let byte = |shift: u32, mask: u64| (packed >> shift & mask) as u32;
+        Self { shard: (packed >> 56) as u8, slot: byte(0, 0xffff_ffff), generation: byte(32, 0xff_ffff) }
+    }
+}
+
+/// Who gets a push.
+#[derive(Clone, Debug)]
+pub enum Audience {
+    /// These users, on all their connections here.
+    Users(Arc<[UserId]>),
+    /// The members of the delivery's group or room that are online here.
+    Members,
+}
+
+/// One push on its way to connections.
+#[derive(Clone)]
+pub struct Delivery {
+    /// Where it belongs.
+    pub conversation: ConversationId,
+    /// Its seq there.
+    pub seq: u64,
+    /// Who gets it.
+    pub audience: Audience,
+    /// The frame, encoded at most once per framing.
+    pub frame: Arc<PushFrame>,
+    /// The connection that sent it and knows already.
+    pub origin: Option<ConnKey>,
+    /// Whether it is sent again until acked (direct and small groups).
+    pub tracked: bool,
+}
+
+/// What a shard is told.
+pub enum Mail {
+    /// A new connection.
+    Accepted(mio::net::TcpStream, SocketAddr, Seat),
+    /// Answers to sends, in log order.
+    Answers(Vec<(ConnKey, u64, Answer)>),
+    /// Pushes and index changes, in log order.
+    Deliver(Vec<Item>),
+    /// The login use-case is done.
+    LoginDone(ConnKey, Result<crate::chat::login::LoginDone, RegisterError>),
+    /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
+    Memberships(ConnKey, Vec<ConversationId>),
+    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.
+    Replaced(UserId, DeviceId, u64),
+    /// Close every connection with this code, then stop the shard.
+    Stop(Code),
+    /// Close the connections with the fullest outboxes: memory is short.
+    ShedMemory,
+}
+
+/// A delivery, or a change of a group's members: one stream, so that a kick is exact.
+#[derive(Clone)]
+pub enum Item {
+    /// Push this.
+    Push(Delivery),
+    /// These users are members from here on.
+    Join(ConversationId, Arc<[UserId]>),
+    /// These users are no members from here on.
+    Part(ConversationId, Arc<[UserId]>),
+}
+
+/// How other threads reach one shard.
+#[derive(Clone)]
+pub struct ShardHandle {
+    mailbox: mpsc::Sender<Mail>,
+    waker: Arc<mio::Waker>,
+    awake: Arc<AtomicBool>,
+    conns: Arc<AtomicUsize>,
+}
+
+/// The receiving side of a [`ShardHandle`], owned by the shard.
+pub struct Mailbox {
+    mails: mpsc::Receiver<Mail>,
+    awake: Arc<AtomicBool>,
+    /// Connections of the shard, for the acceptor's even hand-out.
+    pub conns: Arc<AtomicUsize>,
+}
+
+/// A mailbox whose sender wakes `waker`'s poll.
+pub fn mailbox(waker: mio::Waker) -> (ShardHandle, Mailbox) {
+    let (sender, mails) = mpsc::channel(MAILBOX_MAX);
+    let (awake, conns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let handle = ShardHandle {
+        mailbox: sender,
+        waker: Arc::new(waker),
+        awake: Arc::clone(&awake),
+        conns: Arc::clone(&conns),
+    };
+    (handle, Mailbox { mails, awake, conns })
+}
+
+impl ShardHandle {
+    /// Waits for room, then posts.
+    ///
+    /// # Errors
+    /// Fails when the shard has stopped.
+    pub async fn post(&self, mail: Mail) -> io::Result<()> {
+        self.mailbox.send(mail).await.map_err(|_| stopped())?;
+        self.wake()
+    }
+
+    /// Like [`Self::post`], for threads without a runtime.
+    ///
+    /// # Errors
+    /// Fails when the shard has stopped.
+    pub fn post_blocking(&self, mail: Mail) -> io::Result<()> {
+        self.mailbox.blocking_send(mail).map_err(|_| stopped())?;
+        self.wake()
+    }
+
+    /// Posts if there is room at once; says whether it did.
+    pub fn try_post(&self, mail: Mail) -> bool {
+        self.mailbox.try_send(mail).is_ok() && self.wake().is_ok()
+    }
+
+    /// Connections the shard has.
+    pub fn conns(&self) -> usize {
+        self.conns.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection on its way to the shard; the shard counts it down when it ends.
+    pub fn count_in(&self) {
+        self.conns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn wake(&self) -> io::Result<()> {
+        if self.awake.swap(true, Ordering::AcqRel) { Ok(()) } else { self.waker.wake() }
+    }
+}
+
+impl Mailbox {
+    /// The next mail, if any.
+    pub fn next(&mut self) -> Option<Mail> {
+        self.mails.try_recv().ok()
+    }
+
+    /// To be called before the mailbox is looked at for the last time before sleeping.
+    pub fn about_to_sleep(&self) {
+        self.awake.store(false, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Whether mail waits.
+    pub fn is_empty(&self) -> bool {
+        self.mails.is_empty()
+    }
+}
+
+fn stopped() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the shard has stopped")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_key_unpacks_to_itself() {
+        for key in [
+            ConnKey { shard: 0, slot: 0, generation: 0 },
+            ConnKey { shard: 63, slot: u32::MAX, generation: 0xff_ffff },
+            ConnKey { shard: 7, slot: 12_345, generation: 99 },
+        ] {
+            assert_eq!(ConnKey::unpack(key.pack()), key);
+        }
+    }
+}

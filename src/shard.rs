@@ -1,0 +1,204 @@
+//! A shard: one thread with its own poll, its own connections and its own indexes (DESIGN 4, ADR 0001).
+//!
+//! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail,
+//! fan-out in slices, flushing what was touched, handing over the sends of the turn, the sweep. No step awaits.
+
+mod act;
+mod conn;
+mod context;
+mod end;
+mod fanout;
+mod hub;
+mod mailroom;
+mod outbox;
+mod read;
+mod sweep;
+mod write;
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+use mio::{Events, Poll, Token};
+use tidegate_protocol::{
+    Time,
+    machine::session::Action,
+    record::Record,
+};
+
+use self::{conn::{Conn, Conns}, hub::Hub};
+pub use self::context::Context;
+use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
+
+/// Bytes read from a connection in one turn before others get theirs.
+const READ_BUDGET_BYTES: usize = 256 * 1024;
+
+/// Mails handled in one turn.
+const MAIL_BUDGET: usize = 256;
+
+/// Members served between two looks at the sockets.
+const FAN_BUDGET: usize = 1_024;
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+const WAKER: Token = Token(usize::MAX);
+
+/// One shard; lives on its thread.
+pub struct Shard {
+    context: Context,
+    poll: Poll,
+    mailbox: Mailbox,
+    conns: Conns,
+    hub: Hub,
+    scratch: Scratch,
+    /// Connections with something to flush at the end of the turn, each once.
+    dirty: Vec<u32>,
+    /// Connections to read on without being told by the poll: over budget, or resumed.
+    again: Vec<u32>,
+    /// Records of this turn's sends, for the log.
+    batch: Vec<Record>,
+    /// Users whose connections wait for their memberships.
+    joining: Vec<(crate::mail::ConnKey, tidegate_protocol::id::UserId)>,
+    /// Mail to itself, handled in the same turn.
+    own: Vec<Mail>,
+    now: Time,
+    next_tick: Time,
+    stopping: bool,
+}
+
+/// Buffers that all connections of a shard share, so that an idle one holds none.
+struct Scratch {
+    read: Vec<u8>,
+    reply: Vec<u8>,
+    actions: Vec<Action>,
+}
+
+/// A shard that is ready to run, and the handle to reach it.
+///
+/// # Errors
+/// Fails when the kernel gives no poll.
+pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
+    let poll = Poll::new()?;
+    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?);
+    let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
+    let scratch = Scratch::new(&context);
+    let shard = Shard {
+        context,
+        poll,
+        mailbox,
+        conns: Conns::default(),
+        hub,
+        scratch,
+        dirty: Vec::new(),
+        again: Vec::new(),
+        batch: Vec::new(),
+        joining: Vec::new(),
+        own: Vec::new(),
+        now: Time::ZERO,
+        next_tick: Time::ZERO,
+        stopping: false,
+    };
+    Ok((shard, handle))
+}
+
+impl Scratch {
+    fn new(context: &Context) -> Self {
+        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new() }
+    }
+}
+
+impl Shard {
+    /// Runs until it is told to stop and its last connection is gone.
+    ///
+    /// # Errors
+    /// Fails when polling itself fails, which no connection can cause.
+    pub fn run(mut self, start: Instant) -> io::Result<()> {
+        let mut events = Events::with_capacity(1_024);
+        loop {
+            self.mailbox.about_to_sleep();
+            let timeout = self.sleep_time();
+            match self.poll.poll(&mut events, Some(timeout)) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            self.now = Time::from_millis(start.elapsed().as_millis() as u64);
+            self.turn(&events);
+            if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn turn(&mut self, events: &Events) {
+        // 1. What the sockets say.
+        for event in events {
+            let Token(slot) = event.token();
+            if event.token() == WAKER {
+                continue;
+            }
+            let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
+            self.with_conn(slot as u32, |shard, conn| {
+                if writable && conn.outbox.is_some() {
+                    shard.flush(conn);
+                }
+                if readable {
+                    shard.read(conn);
+                }
+            });
+        }
+        for slot in std::mem::take(&mut self.again) {
+            self.with_conn(slot, Self::read);
+        }
+        // 2. The mail, ours and others'.
+        self.handle_mail(MAIL_BUDGET);
+        // 3. Fan-out.
+        self.fan_out(FAN_BUDGET);
+        // 4. Flush what was touched.
+        for slot in std::mem::take(&mut self.dirty) {
+            self.conns.hot[slot as usize].flags &= !conn::DIRTY;
+            self.with_conn(slot, Self::flush);
+        }
+        // 5. Hand over this turn's sends.
+        self.hand_over();
+        // 6. Deadlines.
+        if self.now >= self.next_tick {
+            self.next_tick = self.now + TICK;
+            self.sweep();
+        }
+    }
+
+    fn sleep_time(&self) -> Duration {
+        let busy = !self.mailbox.is_empty()
+            || self.hub.has_work()
+            || !self.again.is_empty()
+            || !self.own.is_empty()
+            || !self.dirty.is_empty();
+        let backlog = !self.batch.is_empty() || !self.joining.is_empty();
+        match (busy, backlog) {
+            (true, _) => Duration::ZERO,
+            (false, true) => Duration::from_millis(1),
+            (false, false) => TICK,
+        }
+    }
+
+    /// Works on one connection; a panic in there ends that connection and no other (DESIGN 1.7).
+    fn with_conn(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Conn)) {
+        let Some(mut conn) = self.conns.take(slot) else { return };
+        if catch_unwind(AssertUnwindSafe(|| work(self, &mut conn))).is_err() {
+            self.context.metrics.panics.increment(1);
+            tracing::error!(address = %conn.address, "a panic ended one connection; please report it");
+            self.scratch = Scratch::new(&self.context);
+            conn.ending = Some(conn::Ending::Gone);
+            self.unindex(&mut conn);
+        }
+        if conn.is_gone() {
+            self.free(conn);
+        } else {
+            self.rearm(&conn);
+            self.conns.put(conn);
+        }
+    }
+}

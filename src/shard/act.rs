@@ -1,0 +1,284 @@
+//! Carries out what a session says: login, sends, rooms, acks, replies, close.
+
+use std::{collections::VecDeque, sync::Arc, time::SystemTime};
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId},
+    machine::session::{Action, Alarm, Answer, LoggedIn, Submit},
+    pb,
+    record::{Body, Message, Origin, Record, SenderOrder, body_hash},
+};
+
+use super::{
+    Shard,
+    conn::{Conn, LIVE, Who},
+};
+use crate::{
+    chat::login::{self, LoginDone, LoginError},
+    inline,
+    mail::{ConnKey, Mail},
+    room,
+    scratch::{ChainSave, ChainState, DONE_IDS_MAX},
+};
+
+impl Shard {
+    /// Applies the actions in the shared buffer, then the sends they set free, until there are none.
+    pub(super) fn act(&mut self, conn: &mut Conn) {
+        loop {
+            let mut actions = std::mem::take(&mut self.scratch.actions);
+            for action in actions.drain(..) {
+                self.apply(conn, action);
+            }
+            if self.scratch.actions.is_empty() {
+                self.scratch.actions = actions;
+            }
+            let limits = &self.context.limits;
+            let submit = conn.session.poll_submit(limits, self.now, &mut self.scratch.actions);
+            match submit {
+                Some(submit) => self.submit(conn, *submit),
+                None if self.scratch.actions.is_empty() => return,
+                None => {}
+            }
+        }
+    }
+
+    fn apply(&mut self, conn: &mut Conn, action: Action) {
+        match action {
+            Action::Login(hello) => self.login(conn, &hello),
+            Action::Join { id, room } => self.join_room(conn, id, &room),
+            Action::Leave { room } => {
+                self.hub.leave(&ConversationId::room(&room), conn.key.slot);
+            }
+            Action::Acked { conversation, seq } => {
+                if let Some(window) = &mut conn.window {
+                    window.ack(&conversation, seq);
+                    if window.is_empty() {
+                        conn.window = None;
+                    }
+                }
+            }
+            Action::SaveChain { done, expected } => self.save_chain(conn, done, expected),
+            Action::Alarm(alarm) => self.alarm(conn, &alarm),
+            Action::Reply(frame) => self.reply(conn, &frame),
+            Action::Close { code, reason } => self.begin_close(conn, code, &reason),
+        }
+    }
+
+    fn login(&mut self, conn: &mut Conn, hello: &pb::Hello) {
+        let refused = |shard: &mut Self, conn: &mut Conn, code: Code, reason: &'static str| {
+            shard.context.metrics.login_refusals.increment(1);
+            conn.session.login_refused(code, reason, &mut shard.scratch.actions);
+        };
+        let identity = match self.context.verifier.verify(&hello.token) {
+            Ok(identity) => identity,
+            Err((code, reason)) => return refused(self, conn, code, reason),
+        };
+        let named = if hello.device.is_empty() { identity.device.clone() } else { DeviceId::new(&hello.device).ok() };
+        let Some(device) = named else {
+            return refused(self, conn, Code::BadId, "device: name the device, [A-Za-z0-9_.-]{1,64}");
+        };
+        if identity.device.as_ref().is_some_and(|only| *only != device) {
+            return refused(self, conn, Code::DeviceMismatch, "");
+        }
+        let key = conn.key;
+        let work = login::login(Arc::clone(&self.context.ports), identity.user, device);
+        let home = self.context.own_handle();
+        let done = inline::run(&self.context.runtime, work, move |done| {
+            Box::pin(async move {
+                if let Some(home) = home {
+                    // The shard is gone only when the node stops.
+                    home.post(Mail::LoginDone(key, done)).await.ok();
+                }
+            })
+        });
+        if let Some(done) = done {
+            self.on_login(conn, done);
+        }
+    }
+
+    /// The route stands: index the user, then ask for the groups (DESIGN 6.4, reader at login).
+    pub(super) fn on_login(&mut self, conn: &mut Conn, done: Result<LoginDone, LoginError>) {
+        if !conn.is_open() {
+            if let Ok(done) = done {
+                self.unregister(done.route);
+            }
+            return;
+        }
+        let done = match done {
+            Ok(done) => done,
+            Err(LoginError { code, reason }) => {
+                self.context.metrics.login_refusals.increment(1);
+                conn.session.login_refused(code, reason, &mut self.scratch.actions);
+                return self.act(conn);
+            }
+        };
+        self.hub.add_user(&done.route.user, conn.key.slot);
+        if done.replaced {
+            self.replace_others(&done);
+        }
+        self.joining.push((conn.key, done.route.user.clone()));
+        conn.who = Some(Box::new(Who { route: done.route, chain: done.chain }));
+    }
+
+    /// The groups are indexed: the session may say Welcome.
+    pub(super) fn on_memberships(&mut self, conn: &mut Conn, groups: &[ConversationId]) {
+        let Some(who) = conn.who.as_ref().filter(|_| conn.is_open()) else { return };
+        for group in groups {
+            self.hub.join(group, conn.key.slot);
+        }
+        let login = LoggedIn {
+            user: who.route.user.clone(),
+            device: who.route.device.clone(),
+            epoch: who.route.token.epoch,
+            session: format!("{}-{:x}", who.route.token.at.node, who.route.token.epoch),
+            node: self.context.node.clone(),
+            chain_saved: who.chain.as_ref().map(|chain| (chain.expected.clone(), chain.done.clone())),
+            resumed: false,
+            server_time_ms: wall_ms(),
+            fresh_next_id: fresh_id(),
+        };
+        conn.session.logged_in(login, &self.context.limits, self.now, &mut self.scratch.actions);
+        self.conns.hot[conn.key.slot as usize].flags |= LIVE;
+        self.context.metrics.logins.increment(1);
+        self.act(conn);
+        self.flush(conn);
+    }
+
+    fn replace_others(&mut self, done: &LoginDone) {
+        let route = &done.route;
+        let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch);
+        for shard in self.context.directory.user(&route.user).iter() {
+            if shard == self.context.index {
+                self.own.push(mail());
+            } else if let Some(handle) = self.context.shards().get(shard)
+                && !handle.try_post(mail())
+            {
+                tracing::warn!(shard, "a full mailbox kept an old connection from being told REPLACED");
+            }
+        }
+    }
+
+    fn submit(&mut self, conn: &mut Conn, submit: Submit) {
+        self.context.metrics.sends.increment(1);
+        if cfg!(debug_assertions) && submit.msg_id.as_str() == self.context.panic_on_msg_id {
+            panic!("a fault injected by fault.panic_on_msg_id");
+        }
+        if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
+            return self.publish(conn, submit);
+        }
+        let Some(who) = &conn.who else { return };
+        let bytes = submit.content.len() + RECORD_OVERHEAD_BYTES;
+        let (ticket, limits) = (submit.ticket, &self.context.limits);
+        if !self.context.intake.reserve(bytes) {
+            conn.session.submit_refused(ticket, Code::Busy, limits, self.now, &mut self.scratch.actions);
+            return;
+        }
+        let order = submit.order;
+        let message = Message {
+            conversation: submit.conversation,
+            sender: who.route.user.clone(),
+            device: who.route.device.clone(),
+            msg_id: submit.msg_id,
+            attempt: submit.attempt,
+            body_hash: body_hash(&submit.content),
+            content: submit.content,
+            order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
+            flags: submit.flags,
+        };
+        let origin = Origin {
+            node: self.context.node.clone(),
+            boot: self.context.boot,
+            conn: conn.key.pack(),
+            request: ticket,
+        };
+        self.batch.push(Record { origin, received_at: wall_ms(), body: Body::Message(message) });
+    }
+
+    /// A message to a live room: numbered and fanned out here and now, never logged.
+    fn publish(&mut self, conn: &mut Conn, submit: Submit) {
+        let (ticket, conversation) = (submit.ticket, submit.conversation.clone());
+        let answer = match &conn.who {
+            Some(who) if self.hub.is_in(&conversation, conn.key.slot) => {
+                let time = wall_ms();
+                let (seq, delivery) =
+                    room::publish(&self.context.rooms, &who.route.user, conn.key, submit, time);
+                self.spread(delivery);
+                Answer::Accepted { seq, time }
+            }
+            _ => Answer::Refused { code: Code::NotAMember, message: "join the room first".into() },
+        };
+        conn.session.answered(ticket, answer, &self.context.limits, self.now, &mut self.scratch.actions);
+    }
+
+    fn join_room(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
+        self.hub.join(&ConversationId::room(room), conn.key.slot);
+        conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.scratch.actions);
+    }
+
+    fn save_chain(&mut self, conn: &mut Conn, done: MsgId, expected: MsgId) {
+        let Some(who) = &mut conn.who else { return };
+        let epoch = who.route.token.epoch;
+        let chain = who.chain.get_or_insert_with(|| ChainState { epoch, expected: expected.clone(), done: Vec::new() });
+        chain.epoch = epoch;
+        chain.expected = expected;
+        chain.done.push(done);
+        if chain.done.len() > DONE_IDS_MAX {
+            chain.done.remove(0);
+        }
+        let save = ChainSave {
+            user: who.route.user.clone(),
+            device: who.route.device.clone(),
+            state: chain.clone(),
+        };
+        let ports = Arc::clone(&self.context.ports);
+        let work = async move {
+            if let Err(error) = ports.scratch.save_chains(vec![save]).await {
+                tracing::debug!(%error, "the state of a chain was not saved");
+            }
+        };
+        // Lost scratch costs the client a resend, which the ledger answers as a duplicate.
+        inline::run(&self.context.runtime, work, |()| Box::pin(std::future::ready(())));
+    }
+
+    fn alarm(&self, conn: &Conn, alarm: &Alarm) {
+        let user = conn.who.as_ref().map(|who| who.route.user.as_str());
+        match alarm {
+            Alarm::OrderBlocked { .. } => {
+                self.context.metrics.order_blocked.increment(1);
+                tracing::info!(user, "a chain waits too long for its next id");
+            }
+            Alarm::OrderSkipped { .. } => {
+                self.context.metrics.order_skipped.increment(1);
+                tracing::info!(user, "a chain goes on without an id that never came");
+            }
+            Alarm::OrderWindowFull { .. } => tracing::info!(user, "a chain's hold is full; reading stops"),
+        }
+    }
+
+    /// Answers from the owner for some of this connection's sends.
+    pub(super) fn on_answers(&mut self, conn: &mut Conn, answers: &mut VecDeque<(ConnKey, u64, Answer)>) {
+        while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
+            let limits = &self.context.limits;
+            conn.session.answered(ticket, answer, limits, self.now, &mut self.scratch.actions);
+        }
+        self.act(conn);
+        if conn.half_closed && conn.is_open() && conn.session.in_flight() == 0 {
+            self.finish(conn, Code::Bye);
+        }
+        self.resume(conn);
+        self.flush(conn);
+    }
+}
+
+/// What a record weighs beside its content, roughly, in bytes.
+const RECORD_OVERHEAD_BYTES: usize = 256;
+
+fn fresh_id() -> MsgId {
+    MsgId::new(&uuid::Uuid::new_v4().simple().to_string()).expect("32 hex digits are an id")
+}
+
+/// The wall clock in ms since 1970: shown to people, never used to decide.
+pub(super) fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,79 @@
+//! What a shard is given at start: its number, its limits, and the handles to the rest of the node.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tidegate_protocol::{
+    id::NodeId,
+    machine::session,
+};
+use tokio::runtime::Handle;
+
+use super::outbox::Caps;
+use crate::{
+    auth::Verifier, chat::send::Intake, directory::Directory, mail::ShardHandle, metrics::Metrics, net::upgrade,
+    ports::Ports, room::Rooms,
+};
+
+/// Handles to all shards, filled once all of them exist.
+pub type ShardHandles = Arc<OnceLock<Vec<ShardHandle>>>;
+
+/// The surroundings of a shard; everything shared is behind an `Arc`.
+#[derive(Clone)]
+pub struct Context {
+    /// Which shard.
+    pub index: usize,
+    /// The node's name.
+    pub node: NodeId,
+    /// This run of the node.
+    pub boot: u64,
+    /// Bounds of sessions.
+    pub limits: session::Limits,
+    /// Bounds of outboxes.
+    pub caps: Caps,
+    /// From the first byte of a frame to its last.
+    pub frame_deadline: Duration,
+    /// For a socket that takes no bytes.
+    pub write_deadline: Duration,
+    /// How long input is discarded after the final frame.
+    pub linger: Duration,
+    /// Who may upgrade to WebSocket.
+    pub upgrade: upgrade::Policy,
+    /// Checks tokens.
+    pub verifier: Arc<Verifier>,
+    /// Which shards have whom.
+    pub directory: Arc<Directory>,
+    /// All shards.
+    pub handles: ShardHandles,
+    /// The way to the log.
+    pub intake: Arc<Intake>,
+    /// The five ports.
+    pub ports: Arc<Ports>,
+    /// Numbers of live rooms.
+    pub rooms: Arc<Rooms>,
+    /// The services runtime, for futures that must wait.
+    pub runtime: Handle,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// A fault for tests; empty = none.
+    pub panic_on_msg_id: String,
+}
+
+impl Context {
+    /// All shards; empty only while the node starts.
+    pub fn shards(&self) -> &[ShardHandle] {
+        self.handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// This shard's own handle.
+    pub fn own_handle(&self) -> Option<ShardHandle> {
+        self.shards().get(self.index).cloned()
+    }
+
+    /// Size of the shared read buffer: a whole frame of the largest size, and room to read on.
+    pub(super) fn read_bytes(&self) -> usize {
+        self.limits.frame_bytes_max as usize + tidegate_protocol::ws::HEADER_MAX + 64 * 1024
+    }
+}

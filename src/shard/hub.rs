@@ -1,0 +1,302 @@
+//! Who is here: user → connections and group → members of one shard, and the fan-out work in hand.
+//!
+//! Plain single-threaded maps; nothing here is touched by another thread. Members of a group lie in one dense array
+//! with back-links, so joining and leaving are O(1) and a fan-out walks memory in order. Pushes and membership
+//! changes of a group share one queue, so that a kick is exact; a fan-out is cut into slices, so that a group of
+//! ten thousand does not starve the others.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    rc::Rc,
+    sync::Arc,
+};
+
+use foldhash::quality::RandomState;
+use slab::Slab;
+use smallvec::SmallVec;
+use tidegate_protocol::id::{ConversationId, UserId};
+
+use crate::{
+    directory::Directory,
+    mail::{Delivery, Item},
+};
+
+/// Most pushes of one group written together.
+const RUN_MAX: usize = 64;
+
+/// Marks a member that left while a fan-out was walking the array.
+const LEFT: u32 = u32::MAX;
+
+/// The indexes of one shard.
+pub struct Hub {
+    shard: usize,
+    directory: Arc<Directory>,
+    users: HashMap<UserId, SmallVec<[u32; 2]>, RandomState>,
+    ids: HashMap<ConversationId, u32, RandomState>,
+    groups: Slab<Group>,
+    /// slot → its groups, and where it stands in each.
+    links: Vec<SmallVec<[Link; 3]>>,
+    /// Groups with work in hand, each once.
+    ready: VecDeque<u32>,
+}
+
+struct Group {
+    id: ConversationId,
+    members: Vec<u32>,
+    pending: VecDeque<Item>,
+    job: Option<Job>,
+    queued: bool,
+    holes: bool,
+}
+
+struct Job {
+    run: Rc<[Delivery]>,
+    next: usize,
+    /// Members that join later stand beyond it and are not served.
+    end: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Link {
+    group: u32,
+    position: u32,
+}
+
+/// What to do next.
+pub enum Work {
+    /// Write `run` to the members from `start` to before `end`.
+    Fan {
+        /// The group, for [`Hub::member`].
+        group: u32,
+        /// The pushes, in order.
+        run: Rc<[Delivery]>,
+        /// First member index.
+        start: usize,
+        /// Past the last member index.
+        end: usize,
+    },
+    /// A membership change whose turn has come.
+    Change(Item),
+}
+
+impl Hub {
+    /// The empty indexes of shard number `shard`.
+    pub fn new(shard: usize, directory: Arc<Directory>) -> Self {
+        Self {
+            shard,
+            directory,
+            users: HashMap::default(),
+            ids: HashMap::default(),
+            groups: Slab::new(),
+            links: Vec::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// The connection `slot` belongs to `user`.
+    pub fn add_user(&mut self, user: &UserId, slot: u32) {
+        let slots = self.users.entry(user.clone()).or_default();
+        if slots.is_empty() {
+            self.directory.add_user(user, self.shard);
+        }
+        slots.push(slot);
+    }
+
+    /// The connections of `user` here.
+    pub fn slots(&self, user: &UserId) -> &[u32] {
+        self.users.get(user).map_or(&[], |slots| slots)
+    }
+
+    /// Forgets the connection: its user entry and all its memberships.
+    pub fn remove(&mut self, user: &UserId, slot: u32) {
+        if let Some(slots) = self.users.get_mut(user) {
+            slots.retain(|other| *other != slot);
+            if slots.is_empty() {
+                self.users.remove(user);
+                self.directory.remove_user(user, self.shard);
+            }
+        }
+        while let Some(link) = self.links.get(slot as usize).and_then(|links| links.last().copied()) {
+            self.unlink(link, slot);
+        }
+    }
+
+    /// Adds the connection to a group or room; says whether it was not in it before.
+    pub fn join(&mut self, conversation: &ConversationId, slot: u32) -> bool {
+        let group = match self.ids.get(conversation) {
+            Some(group) => *group,
+            None => self.open(conversation),
+        };
+        if self.links.len() <= slot as usize {
+            self.links.resize_with(slot as usize + 1, SmallVec::new);
+        }
+        let links = &mut self.links[slot as usize];
+        if links.iter().any(|link| link.group == group) {
+            return false;
+        }
+        let members = &mut self.groups[group as usize].members;
+        links.push(Link { group, position: members.len() as u32 });
+        members.push(slot);
+        true
+    }
+
+    /// Takes the connection out of a group or room; says whether it was in it.
+    pub fn leave(&mut self, conversation: &ConversationId, slot: u32) -> bool {
+        let Some(group) = self.ids.get(conversation).copied() else { return false };
+        let links = self.links.get(slot as usize);
+        let Some(link) = links.and_then(|links| links.iter().find(|link| link.group == group).copied()) else {
+            return false;
+        };
+        self.unlink(link, slot);
+        true
+    }
+
+    /// Whether the connection is in that group or room.
+    pub fn is_in(&self, conversation: &ConversationId, slot: u32) -> bool {
+        self.ids.get(conversation).is_some_and(|group| {
+            self.links.get(slot as usize).is_some_and(|links| links.iter().any(|link| link.group == *group))
+        })
+    }
+
+    /// Queues a push for the members of its conversation; nobody here → dropped.
+    pub fn push(&mut self, delivery: Delivery) {
+        if let Some(group) = self.ids.get(&delivery.conversation).copied() {
+            self.enqueue(group, Item::Push(delivery));
+        }
+    }
+
+    /// Queues a membership change behind the pushes that came before it; gives it back when nothing is before it.
+    pub fn change(&mut self, item: Item) -> Option<Item> {
+        let conversation = match &item {
+            Item::Join(conversation, _) | Item::Part(conversation, _) => conversation,
+            Item::Push(delivery) => &delivery.conversation,
+        };
+        let group = self.ids.get(conversation).copied().filter(|group| self.groups[*group as usize].queued);
+        let Some(group) = group else { return Some(item) };
+        self.enqueue(group, item);
+        None
+    }
+
+    /// The member at `index`; `None` when it left meanwhile.
+    pub fn member(&self, group: u32, index: usize) -> Option<u32> {
+        let slot = *self.groups.get(group as usize)?.members.get(index)?;
+        (slot != LEFT).then_some(slot)
+    }
+
+    /// Whether fan-out work waits.
+    pub fn has_work(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The next piece of work, at most `budget` members of one group; groups take turns.
+    pub fn next_work(&mut self, budget: usize) -> Option<Work> {
+        while let Some(index) = self.ready.pop_front() {
+            self.finish_job(index);
+            let group = &mut self.groups[index as usize];
+            if group.job.is_none() {
+                let run = take_run(&mut group.pending);
+                if run.is_empty() {
+                    if let Some(change) = group.pending.pop_front() {
+                        self.ready.push_front(index);
+                        return Some(Work::Change(change));
+                    }
+                    group.queued = false;
+                    self.close_if_empty(index);
+                    continue;
+                }
+                group.job = Some(Job { run, next: 0, end: group.members.len() });
+            }
+            let job = group.job.as_mut().expect("set above or before");
+            let (start, end) = (job.next, job.end.min(job.next + budget));
+            job.next = end;
+            self.ready.push_back(index);
+            return Some(Work::Fan { group: index, run: Rc::clone(&job.run), start, end });
+        }
+        None
+    }
+
+    fn open(&mut self, conversation: &ConversationId) -> u32 {
+        let group = Group {
+            id: conversation.clone(),
+            members: Vec::new(),
+            pending: VecDeque::new(),
+            job: None,
+            queued: false,
+            holes: false,
+        };
+        let index = self.groups.insert(group) as u32;
+        self.ids.insert(conversation.clone(), index);
+        self.directory.add_conversation(conversation, self.shard);
+        index
+    }
+
+    fn enqueue(&mut self, index: u32, item: Item) {
+        let group = &mut self.groups[index as usize];
+        group.pending.push_back(item);
+        if !group.queued {
+            group.queued = true;
+            self.ready.push_back(index);
+        }
+    }
+
+    fn unlink(&mut self, link: Link, slot: u32) {
+        self.links[slot as usize].retain(|other| other.group != link.group);
+        let group = &mut self.groups[link.group as usize];
+        if group.job.is_some() {
+            group.members[link.position as usize] = LEFT;
+            group.holes = true;
+            return;
+        }
+        group.members.swap_remove(link.position as usize);
+        let moved = group.members.get(link.position as usize).copied();
+        self.relink(link.group, moved, link.position);
+        self.close_if_empty(link.group);
+    }
+
+    fn relink(&mut self, group: u32, slot: Option<u32>, position: u32) {
+        let links = slot.filter(|slot| *slot != LEFT).and_then(|slot| self.links.get_mut(slot as usize));
+        if let Some(link) = links.and_then(|links| links.iter_mut().find(|link| link.group == group)) {
+            link.position = position;
+        }
+    }
+
+    /// Ends a job that has served everybody and closes the holes that were left meanwhile.
+    fn finish_job(&mut self, index: u32) {
+        let group = &mut self.groups[index as usize];
+        if !group.job.as_ref().is_some_and(|job| job.next >= job.end) {
+            return;
+        }
+        group.job = None;
+        if !std::mem::take(&mut group.holes) {
+            return;
+        }
+        group.members.retain(|slot| *slot != LEFT);
+        for position in 0..self.groups[index as usize].members.len() {
+            let slot = self.groups[index as usize].members[position];
+            self.relink(index, Some(slot), position as u32);
+        }
+    }
+
+    fn close_if_empty(&mut self, index: u32) {
+        let group = &self.groups[index as usize];
+        if group.members.is_empty() && !group.queued && group.job.is_none() {
+            let group = self.groups.remove(index as usize);
+            self.ids.remove(&group.id);
+            self.directory.remove_conversation(&group.id, self.shard);
+        }
+    }
+}
+
+fn take_run(pending: &mut VecDeque<Item>) -> Rc<[Delivery]> {
+    let pushes = pending.iter().take(RUN_MAX).take_while(|item| matches!(item, Item::Push(_))).count();
+    pending
+        .drain(..pushes)
+        .filter_map(|item| match item {
+            Item::Push(delivery) => Some(delivery),
+            Item::Join(..) | Item::Part(..) => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! What other threads told this shard, in the order they told it; and what the shard tells the owner.
+
+use std::{collections::VecDeque, mem};
+
+use tidegate_protocol::{Code, machine::session::Answer};
+
+use super::Shard;
+use crate::{
+    chat::send::Intake,
+    mail::{ConnKey, Mail},
+};
+
+/// Connections that one memory alarm ends on a shard.
+const SHED_CONNS: usize = 16;
+
+impl Shard {
+    /// Handles at most `budget` mails of other threads, and all of its own.
+    pub(super) fn handle_mail(&mut self, budget: usize) {
+        for _ in 0..budget {
+            let Some(mail) = self.mailbox.next() else { break };
+            self.handle(mail);
+        }
+        for mail in mem::take(&mut self.own) {
+            self.handle(mail);
+        }
+    }
+
+    fn handle(&mut self, mail: Mail) {
+        match mail {
+            Mail::Accepted(stream, address, seat) => {
+                if self.stopping {
+                    self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+                } else {
+                    self.welcome(stream, address, seat);
+                }
+            }
+            Mail::Answers(answers) => self.answers(answers.into()),
+            Mail::Deliver(items) => items.into_iter().for_each(|item| self.take_item(item)),
+            Mail::LoginDone(key, done) => match self.conns.find(key) {
+                Some(slot) => self.with_conn(slot, |shard, conn| {
+                    shard.on_login(conn, done);
+                    shard.flush(conn);
+                }),
+                None => {
+                    if let Ok(done) = done {
+                        self.unregister(done.route);
+                    }
+                }
+            },
+            Mail::Memberships(key, groups) => {
+                if let Some(slot) = self.conns.find(key) {
+                    self.with_conn(slot, |shard, conn| shard.on_memberships(conn, &groups));
+                }
+            }
+            Mail::Replaced(user, device, epoch) => {
+                let old: Vec<u32> = self.hub.slots(&user).to_vec();
+                for slot in old {
+                    let is_old = |who: &super::conn::Who| {
+                        who.route.device == device && who.route.token.epoch < epoch
+                    };
+                    if self.conns.peek(slot).and_then(|conn| conn.who.as_deref()).is_some_and(is_old) {
+                        self.close_now(slot, Code::Replaced);
+                    }
+                }
+            }
+            Mail::Stop(code) => {
+                self.stopping = true;
+                for slot in self.conns.slots() {
+                    self.close_now(slot, code);
+                }
+            }
+            Mail::ShedMemory => self.shed_memory(),
+        }
+    }
+
+    fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
+        while let Some(key) = answers.front().map(|(key, ..)| *key) {
+            match self.conns.find(key) {
+                Some(slot) => self.with_conn(slot, |shard, conn| shard.on_answers(conn, &mut answers)),
+                None => while answers.pop_front_if(|(other, ..)| *other == key).is_some() {},
+            }
+        }
+    }
+
+    /// Closes one connection through its session, so that the client is told.
+    pub(super) fn close_now(&mut self, slot: u32, code: Code) {
+        self.with_conn(slot, |shard, conn| {
+            conn.session.close(code, "", &mut shard.scratch.actions);
+            shard.act(conn);
+            shard.flush(conn);
+        });
+    }
+
+    fn shed_memory(&mut self) {
+        let weight = |slot: &u32| {
+            let conn = self.conns.peek(*slot);
+            conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
+        };
+        let mut heavy: Vec<(usize, u32)> =
+            self.conns.slots().iter().map(|slot| (weight(slot), *slot)).filter(|(bytes, _)| *bytes > 0).collect();
+        heavy.sort_unstable_by(|a, b| b.cmp(a));
+        for (bytes, slot) in heavy.into_iter().take(SHED_CONNS) {
+            tracing::warn!(bytes, "memory is short: ending a connection with a full outbox");
+            self.context.metrics.slow.increment(1);
+            self.with_conn(slot, Self::reset);
+        }
+    }
+
+    /// Gives this turn's sends and logins to the owner; what it can't take now is offered again next turn.
+    pub(super) fn hand_over(&mut self) {
+        if !self.batch.is_empty() {
+            self.batch = Intake::offer_records(&self.context.intake, mem::take(&mut self.batch));
+        }
+        if !self.joining.is_empty() {
+            self.joining = Intake::offer_logins(&self.context.intake, mem::take(&mut self.joining));
+        }
+        if self.frames_in > 0 {
+            self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Deadlines: one dense array of ticks that is walked ten times a second; no timer per connection.
+
+use tidegate_protocol::{
+    Code, Time,
+    machine::{session::Phase, window::Verdict},
+};
+
+use super::{
+    Shard, TICK,
+    conn::{Conn, Ending, NEVER},
+};
+
+impl Shard {
+    /// Looks at every connection whose deadline has come.
+    pub(super) fn sweep(&mut self) {
+        let tick = self.tick_of(self.now);
+        for slot in 0..self.conns.deadlines.len() {
+            if self.conns.deadlines[slot] <= tick {
+                self.conns.deadlines[slot] = NEVER;
+                self.with_conn(slot as u32, Self::on_deadline);
+            }
+        }
+    }
+
+    /// Notes when the connection is to be looked at next; never later than noted before.
+    pub(super) fn rearm(&mut self, conn: &Conn) {
+        if let Some(due) = self.due(conn) {
+            let tick = self.tick_of(due).saturating_add(1);
+            let noted = &mut self.conns.deadlines[conn.key.slot as usize];
+            *noted = (*noted).min(tick);
+        }
+    }
+
+    fn tick_of(&self, time: Time) -> u32 {
+        u32::try_from(time.as_millis() / TICK.as_millis() as u64).unwrap_or(NEVER - 1)
+    }
+
+    fn due(&self, conn: &Conn) -> Option<Time> {
+        match conn.ending {
+            Some(Ending::Flushing(until) | Ending::Lingering(until)) => return Some(until),
+            Some(Ending::Gone) => return None,
+            None => {}
+        }
+        let session = conn.session.poll_timeout(&self.context.limits);
+        let window = conn.window.as_ref().and_then(|window| window.poll_timeout());
+        let frame = conn.partial.as_ref().map(|partial| partial.since + self.context.frame_deadline);
+        let frame = frame.filter(|_| !conn.paused);
+        let write = conn.blocked_since.map(|since| since + self.context.write_deadline);
+        [session, window, frame, write].into_iter().flatten().min()
+    }
+
+    fn on_deadline(&mut self, conn: &mut Conn) {
+        match conn.ending {
+            Some(Ending::Flushing(until)) if until <= self.now => return self.reset(conn),
+            Some(Ending::Lingering(until)) if until <= self.now => return self.peer_gone(conn),
+            Some(_) => return,
+            None => {}
+        }
+        if conn.blocked_since.is_some_and(|since| since + self.context.write_deadline <= self.now) {
+            self.slow(conn);
+        } else if self.frame_overdue(conn) {
+            let code = if conn.session.phase() == Phase::Greeting { Code::HandshakeTimeout } else { Code::FrameTimeout };
+            conn.session.close(code, "", &mut self.scratch.actions);
+            self.act(conn);
+        } else {
+            conn.session.handle_timeout(&self.context.limits, self.now, &mut self.scratch.actions);
+            self.act(conn);
+            self.retransmit(conn);
+            self.resume(conn);
+        }
+        self.flush(conn);
+    }
+
+    fn frame_overdue(&self, conn: &Conn) -> bool {
+        let overdue = |since: Time| since + self.context.frame_deadline <= self.now;
+        !conn.paused && conn.partial.as_ref().is_some_and(|partial| overdue(partial.since))
+    }
+
+    fn retransmit(&mut self, conn: &mut Conn) {
+        let Some(window) = &mut conn.window else { return };
+        let mut resend = Vec::new();
+        let verdict = window.handle_timeout(self.now, &mut resend);
+        if verdict == Verdict::GiveUp {
+            return self.slow(conn);
+        }
+        let wire = self.conns.hot[conn.key.slot as usize].wire;
+        self.context.metrics.retransmits.increment(resend.len() as u64);
+        for frame in resend {
+            let outbox = conn.outbox.get_or_insert_with(Box::default);
+            if outbox.push_control(frame.bytes(wire).clone(), self.context.caps) == super::outbox::Pushed::Overflow {
+                return self.slow(conn);
+            }
+        }
+    }
+}

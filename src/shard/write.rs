@@ -1,0 +1,146 @@
+//! From frames to bytes: replies at once, the rest through the outbox, one `writev` a connection and turn.
+
+use std::io::{self, IoSlice, Write};
+
+use bytes::Bytes;
+use prost::Message;
+use tidegate_protocol::{
+    Code,
+    codec::{self, Framing, Wire},
+    pb::{self, server_frame::Body},
+};
+
+use super::{
+    Shard,
+    conn::{Conn, Ending, WAITING},
+    outbox::{Outbox, Pushed},
+};
+
+impl Shard {
+    /// Adds a frame to the replies of the connection that is being worked on.
+    pub(super) fn reply(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
+        let wire = self.conns.hot[conn.key.slot as usize].wire;
+        append(frame, wire, &mut self.scratch.reply);
+    }
+
+    /// Writes the replies at hand and what waits; whatever the socket does not take stays in the outbox.
+    pub(super) fn flush(&mut self, conn: &mut Conn) {
+        let reply = std::mem::take(&mut self.scratch.reply);
+        let result = self.try_flush(conn, &reply);
+        self.scratch.reply = reply;
+        self.scratch.reply.clear();
+        if result.is_err() {
+            self.peer_gone(conn);
+        }
+        self.after_flush(conn);
+    }
+
+    fn try_flush(&mut self, conn: &mut Conn, reply: &[u8]) -> io::Result<()> {
+        let Some(mut stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
+        let mut rest = reply;
+        if !rest.is_empty() && conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty()) {
+            match stream.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !rest.is_empty() {
+            let caps = self.context.caps;
+            let outbox = conn.outbox.get_or_insert_with(Box::default);
+            if rest.len() < reply.len() {
+                outbox.push_rest(Bytes::copy_from_slice(rest), 0);
+            } else if outbox.push_control(Bytes::copy_from_slice(rest), caps) == Pushed::Overflow {
+                self.slow(conn);
+                return Ok(());
+            }
+        }
+        let Some(outbox) = &mut conn.outbox else { return Ok(()) };
+        let before = outbox.bytes();
+        loop {
+            outbox.write_with(|slices| write_slices(stream, slices))?;
+            match outbox.take_hints() {
+                Some(hints) => {
+                    let wire = self.conns.hot[conn.key.slot as usize].wire;
+                    tell(outbox, hints, wire, self.context.caps);
+                }
+                None => break,
+            }
+        }
+        conn.blocked_since = match (outbox.is_empty(), outbox.bytes() < before) {
+            (true, _) => None,
+            (false, true) => Some(self.now),
+            (false, false) => conn.blocked_since.or(Some(self.now)),
+        };
+        Ok(())
+    }
+
+    fn after_flush(&mut self, conn: &mut Conn) {
+        if conn.outbox.as_ref().is_some_and(|outbox| outbox.is_empty()) {
+            conn.outbox = None;
+            conn.blocked_since = None;
+        }
+        let hot = &mut self.conns.hot[conn.key.slot as usize];
+        if conn.outbox.is_some() {
+            hot.flags |= WAITING;
+            return;
+        }
+        hot.flags &= !WAITING;
+        if let Some(Ending::Flushing(_)) = conn.ending {
+            self.shut(conn);
+        }
+    }
+
+    /// The connection reads too slowly: it ends `SLOW`, and what waits is given up.
+    pub(super) fn slow(&mut self, conn: &mut Conn) {
+        self.context.metrics.slow.increment(1);
+        if let Some(outbox) = &mut conn.outbox {
+            outbox.abandon();
+        }
+        self.begin_close(conn, Code::Slow, "");
+    }
+}
+
+/// Writes slices, by plain `write` when there is one.
+pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    match slices {
+        [one] => stream.write(one),
+        many => stream.write_vectored(many),
+    }
+}
+
+type Hints = (Vec<(tidegate_protocol::id::ConversationId, u64)>, Vec<(tidegate_protocol::id::ConversationId, u64)>);
+
+fn tell(outbox: &mut Outbox, (behind, shed): Hints, wire: Wire, caps: super::outbox::Caps) {
+    let behind = behind.into_iter().map(|(conversation, max_seq)| {
+        Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
+    });
+    let shed = shed.into_iter().map(|(room, count)| {
+        Body::Shed(pb::Shed { room: room.as_str().trim_start_matches("r:").to_owned(), count })
+    });
+    for body in behind.chain(shed) {
+        let frame = codec::encode_frame(&pb::ServerFrame { id: 0, body: Some(body) }, wire);
+        // At most one hint a conversation, so an overflow here is met by the next full control queue.
+        outbox.push_control(frame, caps);
+    }
+}
+
+/// Appends a frame as it goes out on `wire`.
+pub(super) fn append(frame: &pb::ServerFrame, wire: Wire, out: &mut Vec<u8>) {
+    match wire {
+        Wire::Tcp => {
+            codec::tcp::put_length(frame.encoded_len(), out);
+            frame.encode_raw(out);
+        }
+        Wire::WsBinary => {
+            codec::push::put_ws_header(wire, frame.encoded_len(), out);
+            frame.encode_raw(out);
+        }
+        Wire::JsonLine => {
+            codec::encode_server(frame, Framing::Json, out);
+            out.push(b'\n');
+        }
+        Wire::WsText => out.extend_from_slice(&codec::encode_frame(frame, wire)),
+    }
+}
