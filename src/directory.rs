@@ -4,6 +4,7 @@
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
+use smallvec::SmallVec;
 use tidegate_protocol::id::{ConversationId, UserId};
 
 /// The most shards a node can have: one bit each.
@@ -39,8 +40,14 @@ impl ShardSet {
 #[derive(Default)]
 pub struct Directory {
     users: DashMap<UserId, u64, RandomState>,
-    conversations: DashMap<ConversationId, u64, RandomState>,
+    conversations: DashMap<ConversationId, Holds, RandomState>,
 }
+
+/// Who holds a conversation open: (shard, how often).
+///
+/// The shard itself holds it while it has members, and whoever is about to tell the shard of a first member holds it
+/// until the shard knows: otherwise a message between the two would pass the shard by.
+type Holds = SmallVec<[(u8, u32); 2]>;
 
 impl Directory {
     /// The shards on which `user` has connections.
@@ -48,9 +55,10 @@ impl Directory {
         ShardSet(self.users.get(user).map_or(0, |mask| *mask))
     }
 
-    /// The shards on which `conversation` (a group or a room) has members online.
+    /// The shards on which `conversation` (a group or a room) has members online, or is about to.
     pub fn conversation(&self, conversation: &ConversationId) -> ShardSet {
-        ShardSet(self.conversations.get(conversation).map_or(0, |mask| *mask))
+        let holds = self.conversations.get(conversation);
+        ShardSet(holds.map_or(0, |holds| holds.iter().fold(0, |mask, (shard, _)| mask | 1 << shard)))
     }
 
     /// Shard `shard` has its first connection of `user`.
@@ -66,16 +74,23 @@ impl Directory {
         });
     }
 
-    /// Shard `shard` has its first member of `conversation`.
-    pub fn add_conversation(&self, conversation: &ConversationId, shard: usize) {
-        *self.conversations.entry(conversation.clone()).or_default() |= 1 << shard;
+    /// From now on `shard` is told what happens in `conversation`; to be given back once.
+    pub fn hold_conversation(&self, conversation: &ConversationId, shard: usize) {
+        let mut holds = self.conversations.entry(conversation.clone()).or_default();
+        match holds.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
+            Some((_, count)) => *count += 1,
+            None => holds.push((shard as u8, 1)),
+        }
     }
 
-    /// Shard `shard` lost its last member of `conversation`.
-    pub fn remove_conversation(&self, conversation: &ConversationId, shard: usize) {
-        self.conversations.remove_if_mut(conversation, |_, mask| {
-            *mask &= !(1 << shard);
-            *mask == 0
+    /// Gives one hold back.
+    pub fn release_conversation(&self, conversation: &ConversationId, shard: usize) {
+        self.conversations.remove_if_mut(conversation, |_, holds| {
+            if let Some((_, count)) = holds.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
+                *count = count.saturating_sub(1);
+            }
+            holds.retain(|(_, count)| *count > 0);
+            holds.is_empty()
         });
     }
 
@@ -100,5 +115,17 @@ mod tests {
         directory.remove_user(&ann, 63);
         assert!(directory.user(&ann).is_empty());
         assert_eq!(directory.users(), 0, "nothing is kept for users who left");
+    }
+
+    #[test]
+    fn a_conversation_stays_while_anybody_holds_it() {
+        let (directory, group) = (Directory::default(), ConversationId::parse("g:g").unwrap());
+        directory.hold_conversation(&group, 2);
+        directory.hold_conversation(&group, 2);
+        directory.release_conversation(&group, 2);
+        assert_eq!(directory.conversation(&group).iter().collect::<Vec<_>>(), [2]);
+        directory.release_conversation(&group, 2);
+        assert!(directory.conversation(&group).is_empty());
+        assert_eq!(directory.conversations.len(), 0);
     }
 }

@@ -226,7 +226,7 @@ impl Hub {
         };
         let index = self.groups.insert(group) as u32;
         self.ids.insert(conversation.clone(), index);
-        self.directory.add_conversation(conversation, self.shard);
+        self.directory.hold_conversation(conversation, self.shard);
         index
     }
 
@@ -282,7 +282,7 @@ impl Hub {
         if group.members.is_empty() && !group.queued && group.job.is_none() {
             let group = self.groups.remove(index as usize);
             self.ids.remove(&group.id);
-            self.directory.remove_conversation(&group.id, self.shard);
+            self.directory.release_conversation(&group.id, self.shard);
         }
     }
 }

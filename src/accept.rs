@@ -1,0 +1,168 @@
+//! The door: accepts, refuses with a coded word what is over a cap, and hands the rest evenly to the shards.
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mio::{Events, Interest, Poll, Token, net::TcpListener, net::TcpStream};
+use tidegate_protocol::{Code, codec::Wire, pb, pb::server_frame::Body};
+
+use crate::{
+    budget::Admission,
+    config,
+    mail::{Mail, ShardHandle},
+    metrics::Metrics,
+    net::sockopt,
+};
+
+/// How long accepting pauses when the process has no file descriptor left; those waiting stay in the backlog.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+
+/// Accepts on one listener, on a thread of its own.
+pub struct Acceptor {
+    poll: Poll,
+    listener: TcpListener,
+    admission: Arc<Admission>,
+    shards: Vec<ShardHandle>,
+    socket: config::Socket,
+    metrics: Metrics,
+    next: usize,
+    stop: Arc<AtomicBool>,
+    paused_until: Option<Instant>,
+}
+
+/// Ends an [`Acceptor`].
+#[derive(Clone)]
+pub struct Stopper {
+    stop: Arc<AtomicBool>,
+    waker: Arc<mio::Waker>,
+}
+
+impl Stopper {
+    /// No connection is accepted any more; the listener closes.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            tracing::warn!(%error, "the acceptor could not be woken");
+        }
+    }
+}
+
+impl Acceptor {
+    /// Ready to accept.
+    ///
+    /// # Errors
+    /// Fails when the kernel gives no poll.
+    pub fn new(
+        listener: std::net::TcpListener,
+        admission: Arc<Admission>,
+        shards: Vec<ShardHandle>,
+        socket: config::Socket,
+        metrics: Metrics,
+    ) -> io::Result<(Self, Stopper)> {
+        let poll = Poll::new()?;
+        let mut listener = TcpListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Arc::new(mio::Waker::new(poll.registry(), WAKER)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopper = Stopper { stop: Arc::clone(&stop), waker };
+        let acceptor =
+            Self { poll, listener, admission, shards, socket, metrics, next: 0, stop, paused_until: None };
+        Ok((acceptor, stopper))
+    }
+
+    /// Accepts until told to stop.
+    ///
+    /// # Errors
+    /// Fails when polling itself fails.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(16);
+        while !self.stop.load(Ordering::Acquire) {
+            let pause = self.paused_until.map(|until| until.saturating_duration_since(Instant::now()));
+            match self.poll.poll(&mut events, pause) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            if self.paused_until.is_none_or(|until| until <= Instant::now()) {
+                self.paused_until = None;
+                self.accept_all();
+            }
+        }
+        Ok(())
+    }
+
+    fn accept_all(&mut self) {
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            match self.listener.accept() {
+                Ok((stream, address)) => self.admit(stream, address),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_exhausted(&error) => {
+                    self.metrics.accept_pauses.increment(1);
+                    tracing::warn!(%error, "no file descriptor left: accepting pauses, connections are served on");
+                    self.paused_until = Some(Instant::now() + PAUSE);
+                    return;
+                }
+                // The peer of this one connection is gone already.
+                Err(error) => tracing::debug!(%error, "a connection was lost before it was accepted"),
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
+        let seat = match self.admission.admit(address.ip()) {
+            Ok(seat) => seat,
+            Err(code) => {
+                self.metrics.refused.increment(1);
+                refuse(stream, code);
+                return;
+            }
+        };
+        if let Err(error) = sockopt::tune(&stream, &self.socket) {
+            tracing::debug!(%error, "a connection was lost before it was served");
+            return;
+        }
+        self.metrics.accepted.increment(1);
+        let shard = &self.shards[self.emptiest()];
+        shard.count_in();
+        if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, seat)) {
+            tracing::error!(%error, "a connection could not be handed to its shard");
+        }
+    }
+
+    /// The shard with the fewest connections; the next in turn among equals.
+    fn emptiest(&mut self) -> usize {
+        let count = self.shards.len();
+        self.next = (self.next + 1) % count;
+        (0..count).map(|step| (self.next + step) % count).min_by_key(|at| self.shards[*at].conns()).unwrap_or(0)
+    }
+}
+
+/// Says why, in the one form that needs no handshake, and closes; the client may not be listening yet.
+fn refuse(mut stream: TcpStream, code: Code) {
+    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close("", RETRY_AFTER_MS))) };
+    let line = tidegate_protocol::codec::encode_frame(&close, Wire::JsonLine);
+    if let Err(error) = stream.write(&line) {
+        tracing::debug!(%error, "a refused client did not hear why");
+    }
+}
+
+/// What a refused client is asked to wait.
+const RETRY_AFTER_MS: u32 = 5_000;
+
+fn is_exhausted(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    exhausted.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}

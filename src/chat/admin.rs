@@ -1,0 +1,79 @@
+//! What an administrator asks of a group: a record like any other, and its answer.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use tidegate_protocol::{
+    id::MsgId,
+    machine::session::Answer,
+    record::{Body, MemberChange, Origin, Record},
+};
+use tokio::sync::oneshot;
+
+use super::send::Intake;
+use crate::routes::NodeBoot;
+
+/// The origin of records that no connection sent; no [`crate::mail::ConnKey`] packs to it (shards end at 63).
+pub const ADMIN_CONN: u64 = u64::MAX;
+
+/// How long an administrator waits for an answer before it is *unknown*.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Requests that wait for the ledger's word.
+#[derive(Default)]
+pub struct Pending {
+    next: AtomicU64,
+    waiting: DashMap<u64, oneshot::Sender<Answer>>,
+}
+
+impl Pending {
+    /// Hands the answer to whoever asked, if they still wait.
+    pub fn complete(&self, request: u64, answer: Answer) {
+        if let Some((_, asker)) = self.waiting.remove(&request) {
+            // The asker may have gone away meanwhile; the change stands all the same.
+            asker.send(answer).ok();
+        }
+    }
+}
+
+/// The administrator's side of group changes.
+#[derive(Clone)]
+pub struct Admin {
+    me: NodeBoot,
+    intake: Arc<Intake>,
+    pending: Arc<Pending>,
+}
+
+impl Admin {
+    /// An administrator of the node.
+    pub fn new(me: NodeBoot, intake: Arc<Intake>, pending: Arc<Pending>) -> Self {
+        Self { me, intake, pending }
+    }
+
+    /// Appends the change and waits for the ledger's word; `now_ms` is the wall clock.
+    pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
+        let request = self.pending.next.fetch_add(1, Ordering::Relaxed);
+        let (asker, answer) = oneshot::channel();
+        self.pending.waiting.insert(request, asker);
+        let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
+        let record = Record { origin, received_at: now_ms, body: Body::Member(change) };
+        let answer = if self.intake.send(record).await {
+            tokio::time::timeout(ANSWER_DEADLINE, answer).await.ok().and_then(Result::ok)
+        } else {
+            None
+        };
+        self.pending.waiting.remove(&request);
+        answer.unwrap_or(Answer::Unknown)
+    }
+
+    /// A fresh idempotency key for a request that names none.
+    pub fn fresh_request_id() -> MsgId {
+        MsgId::new(&uuid::Uuid::now_v7().simple().to_string()).expect("32 hex digits are an id")
+    }
+}

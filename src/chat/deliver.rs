@@ -1,0 +1,186 @@
+//! Delivering what the ledger accepted: who is where, one encoded frame, one mail a shard, in log order.
+
+use std::sync::Arc;
+
+use tidegate_protocol::{
+    codec::PushFrame,
+    id::{ConversationId, ConversationKind, UserId},
+    machine::session::Answer,
+    pb::{self, server_frame::Body as Frame},
+    record::{MemberAction, MemberChange, Message, Record},
+};
+
+use super::admin::{ADMIN_CONN, Pending};
+use crate::{
+    directory::{Directory, ShardSet},
+    mail::{Audience, ConnKey, Delivery, Item, Mail},
+    routes::NodeBoot,
+    shard::ShardHandles,
+};
+
+/// Gathers what is to be told to the shards and sends it, one mail of a kind for each shard and batch.
+pub struct Outbound {
+    me: NodeBoot,
+    directory: Arc<Directory>,
+    shards: ShardHandles,
+    pending: Arc<Pending>,
+    answers: Vec<Vec<(ConnKey, u64, Answer)>>,
+    items: Vec<Vec<Item>>,
+}
+
+impl Outbound {
+    /// Nothing gathered yet. `shards` must be filled before the first [`Self::flush`].
+    pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
+        Self { me, directory, shards, pending, answers: Vec::new(), items: Vec::new() }
+    }
+
+    /// The answer to a record, for whoever appended it.
+    pub fn answer(&mut self, record: &Record, answer: Answer) {
+        let origin = &record.origin;
+        if origin.node != self.me.node || origin.boot != self.me.boot {
+            // An earlier run of this node: its clients are gone and retry by id.
+            return;
+        }
+        if origin.conn == ADMIN_CONN {
+            self.pending.complete(origin.request, answer);
+            return;
+        }
+        let key = ConnKey::unpack(origin.conn);
+        slot(&mut self.answers, usize::from(key.shard)).push((key, origin.request, answer));
+    }
+
+    /// A message that has its seq, for everybody in its conversation but the connection that sent it.
+    pub fn message(&mut self, record: &Record, message: &Message, seq: u64, tracked: bool) {
+        let frame = PushFrame::from_parts(
+            message.conversation.as_str(),
+            seq,
+            message.sender.as_str(),
+            message.msg_id.as_str(),
+            record.received_at,
+            &message.content,
+        );
+        let mine = record.origin.node == self.me.node && record.origin.boot == self.me.boot;
+        let (audience, shards) = match message.conversation.kind() {
+            ConversationKind::Direct(a, b) => self.two(a, b),
+            ConversationKind::Group(_) | ConversationKind::Room(_) => {
+                (Audience::Members, self.directory.conversation(&message.conversation))
+            }
+        };
+        let delivery = Delivery {
+            conversation: message.conversation.clone(),
+            seq,
+            audience,
+            frame: Arc::new(frame),
+            origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
+            tracked,
+        };
+        self.item(shards, Item::Push(delivery));
+    }
+
+    /// A change of members that has its seq: the index changes and everybody concerned is told, in order.
+    pub fn change(&mut self, record: &Record, change: &MemberChange, seq: u64, tracked: bool) {
+        let conversation = &change.conversation;
+        let users: Arc<[UserId]> = change.users.clone().into();
+        let mut shards = ShardSet::default();
+        for user in users.iter() {
+            shards.extend(self.directory.user(user));
+        }
+        if matches!(change.action, MemberAction::Create | MemberAction::Join) {
+            for shard in shards.iter() {
+                self.directory.hold_conversation(conversation, shard);
+            }
+            self.item(shards, Item::Join(conversation.clone(), Arc::clone(&users)));
+        }
+        let push = Delivery {
+            conversation: conversation.clone(),
+            seq,
+            audience: Audience::Members,
+            frame: Arc::new(PushFrame::new(&event_frame(record, change, seq))),
+            origin: None,
+            tracked,
+        };
+        self.item(self.directory.conversation(conversation), Item::Push(push));
+        if matches!(change.action, MemberAction::Leave | MemberAction::Kick) {
+            self.item(shards, Item::Part(conversation.clone(), users));
+        }
+    }
+
+    /// The groups of a user, for a connection that waits for them; holds them open until the shard has them.
+    pub async fn memberships(&mut self, key: ConnKey, groups: Vec<ConversationId>) {
+        self.flush().await;
+        for group in &groups {
+            self.directory.hold_conversation(group, usize::from(key.shard));
+        }
+        self.post(usize::from(key.shard), Mail::Memberships(key, groups)).await;
+    }
+
+    /// Sends what was gathered.
+    pub async fn flush(&mut self) {
+        for shard in 0..self.items.len() {
+            let items = std::mem::take(&mut self.items[shard]);
+            if !items.is_empty() {
+                self.post(shard, Mail::Deliver(items)).await;
+            }
+        }
+        for shard in 0..self.answers.len() {
+            let answers = std::mem::take(&mut self.answers[shard]);
+            if !answers.is_empty() {
+                self.post(shard, Mail::Answers(answers)).await;
+            }
+        }
+    }
+
+    fn two(&self, a: &str, b: &str) -> (Audience, ShardSet) {
+        let users: Arc<[UserId]> =
+            [a, b].iter().take(if a == b { 1 } else { 2 }).filter_map(|id| UserId::new(id).ok()).collect();
+        let mut shards = ShardSet::default();
+        for user in users.iter() {
+            shards.extend(self.directory.user(user));
+        }
+        (Audience::Users(users), shards)
+    }
+
+    fn item(&mut self, shards: ShardSet, item: Item) {
+        for shard in shards.iter() {
+            slot(&mut self.items, shard).push(item.clone());
+        }
+    }
+
+    async fn post(&self, shard: usize, mail: Mail) {
+        let Some(handle) = self.shards.get().and_then(|shards| shards.get(shard)) else { return };
+        if handle.post(mail).await.is_err() {
+            tracing::debug!(shard, "a shard has stopped; its clients will come back elsewhere");
+        }
+    }
+}
+
+fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
+    if lists.len() <= index {
+        lists.resize_with(index + 1, Vec::new);
+    }
+    &mut lists[index]
+}
+
+fn event_frame(record: &Record, change: &MemberChange, seq: u64) -> pb::ServerFrame {
+    let kind = match change.action {
+        MemberAction::Create => pb::MemberChange::Created,
+        MemberAction::Join => pb::MemberChange::Joined,
+        MemberAction::Leave => pb::MemberChange::Left,
+        MemberAction::Kick => pb::MemberChange::Kicked,
+        MemberAction::Role => pb::MemberChange::Role,
+        MemberAction::Settings | MemberAction::Delete => pb::MemberChange::Settings,
+    };
+    let event = pb::MemberEvent {
+        change: kind as i32,
+        users: change.users.iter().map(ToString::to_string).collect(),
+    };
+    let push = pb::Push {
+        conversation: change.conversation.to_string(),
+        seq,
+        sender: change.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+        time: record.received_at,
+        event: Some(event),
+        ..Default::default()
+    };
+    pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) }
+}

@@ -1,0 +1,53 @@
+//! Login: become the route of the device, and learn where its chain stands (DESIGN 6.4, 7).
+
+use std::sync::Arc;
+
+use tidegate_protocol::{
+    Code,
+    id::{DeviceId, UserId},
+};
+
+use crate::{
+    ports::Ports,
+    routes::{Registration, Route},
+    scratch::ChainState,
+};
+
+/// The route stands.
+#[derive(Debug)]
+pub struct LoginDone {
+    /// The row, with the token that alone may delete it.
+    pub route: Route,
+    /// Whether another connection had it before.
+    pub replaced: bool,
+    /// Where the device's chain stands, as far as anybody remembers.
+    pub chain: Option<ChainState>,
+}
+
+/// The login can't be completed now.
+#[derive(Debug)]
+pub struct LoginError {
+    /// What to tell the client.
+    pub code: Code,
+    /// In words.
+    pub reason: &'static str,
+}
+
+/// Registers the device's route and loads its chain; the newest login wins at once, whatever was there.
+pub async fn login(ports: Arc<Ports>, user: UserId, device: DeviceId) -> Result<LoginDone, LoginError> {
+    let wish = Registration {
+        user: user.clone(),
+        device: device.clone(),
+        at: ports.me.clone(),
+        above: 0,
+        only_if: None,
+    };
+    let registered = ports.routes.register(wish).await.map_err(|error| {
+        tracing::warn!(%error, "a login could not be registered");
+        LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
+    })?;
+    // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
+    let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    let route = Route { user, device, token: registered.token };
+    Ok(LoginDone { route, replaced: registered.replaced.is_some(), chain })
+}

@@ -1,0 +1,180 @@
+//! Sending: from the shards to the log, in batches, with a bound in bytes on what waits.
+
+use std::{
+    collections::BTreeMap,
+    hash::BuildHasher,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use foldhash::fast::FixedState;
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+    machine::session::Answer,
+    record::{Body, Record},
+};
+use tokio::sync::mpsc;
+
+use super::deliver::Outbound;
+use crate::{
+    bus::AppendError,
+    mail::ConnKey,
+    ports::Ports,
+};
+
+/// Batches that may wait; full, a shard keeps its batch and offers it again.
+const BATCHES_MAX: usize = 256;
+
+/// Most records appended at once.
+const APPEND_MAX: usize = 4_096;
+
+/// The shards' way to the log and to the owner.
+pub struct Intake {
+    records: mpsc::Sender<Vec<Record>>,
+    logins: mpsc::Sender<Vec<(ConnKey, UserId)>>,
+    waiting_bytes: AtomicUsize,
+    bytes_max: usize,
+}
+
+/// The other ends of an [`Intake`].
+pub struct Outlets {
+    /// For [`append_all`].
+    pub records: mpsc::Receiver<Vec<Record>>,
+    /// For the owner, who knows memberships in log order.
+    pub logins: mpsc::Receiver<Vec<(ConnKey, UserId)>>,
+}
+
+impl Intake {
+    /// An intake that lets at most `bytes_max` bytes of records wait for the log.
+    pub fn new(bytes_max: usize) -> (Arc<Self>, Outlets) {
+        let (records, record_outlet) = mpsc::channel(BATCHES_MAX);
+        let (logins, login_outlet) = mpsc::channel(BATCHES_MAX);
+        let intake = Self { records, logins, waiting_bytes: AtomicUsize::new(0), bytes_max };
+        (Arc::new(intake), Outlets { records: record_outlet, logins: login_outlet })
+    }
+
+    /// Takes room for a record of about `bytes`; false = refuse it `BUSY`, before it has a place anywhere.
+    pub fn reserve(&self, bytes: usize) -> bool {
+        let before = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before + bytes <= self.bytes_max;
+        if !fits {
+            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Offers records for which room was taken; gives back what the queue can't take now.
+    pub fn offer_records(&self, records: Vec<Record>) -> Vec<Record> {
+        match self.records.try_send(records) {
+            Ok(()) => Vec::new(),
+            Err(mpsc::error::TrySendError::Full(records) | mpsc::error::TrySendError::Closed(records)) => records,
+        }
+    }
+
+    /// Offers logins that wait for their memberships; gives back what the queue can't take now.
+    pub fn offer_logins(&self, logins: Vec<(ConnKey, UserId)>) -> Vec<(ConnKey, UserId)> {
+        match self.logins.try_send(logins) {
+            Ok(()) => Vec::new(),
+            Err(mpsc::error::TrySendError::Full(logins) | mpsc::error::TrySendError::Closed(logins)) => logins,
+        }
+    }
+
+    /// Sends one record that is nobody's frame, waiting for room in the queue; false = the node stops.
+    pub async fn send(&self, record: Record) -> bool {
+        self.waiting_bytes.fetch_add(weight(&record), Ordering::Relaxed);
+        self.records.send(vec![record]).await.is_ok()
+    }
+
+    fn release(&self, bytes: usize) {
+        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What a record takes of the intake's room, in bytes.
+pub fn weight(record: &Record) -> usize {
+    /// Ids, origin and the like.
+    const OVERHEAD: usize = 256;
+    match &record.body {
+        Body::Message(message) => message.content.len() + OVERHEAD,
+        Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => OVERHEAD,
+    }
+}
+
+/// The partition in which a conversation lives; the same on every node and for ever.
+pub fn partition_of(conversation: &ConversationId, partitions: u32) -> u32 {
+    let hash = FixedState::with_seed(0).hash_one(conversation.as_str());
+    (hash % u64::from(partitions.max(1))) as u32
+}
+
+/// Appends what the shards send until they are gone. Answers what could not be appended; the owner answers the rest.
+pub async fn append_all(
+    mut records: mpsc::Receiver<Vec<Record>>,
+    intake: Arc<Intake>,
+    ports: Arc<Ports>,
+    mut out: Outbound,
+) {
+    while let Some(mut batch) = records.recv().await {
+        while batch.len() < APPEND_MAX
+            && let Ok(more) = records.try_recv()
+        {
+            batch.extend(more);
+        }
+        let bytes: usize = batch.iter().map(weight).sum();
+        let partitions = ports.bus.partitions();
+        let mut by_partition: BTreeMap<u32, Vec<Record>> = BTreeMap::new();
+        for record in batch {
+            let partition = record.conversation().map_or(0, |id| partition_of(id, partitions));
+            by_partition.entry(partition).or_default().push(record);
+        }
+        for (partition, batch) in by_partition {
+            let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
+            if let Err(error) = ports.bus.append(partition, encoded).await {
+                tracing::warn!(%error, partition, records = batch.len(), "an append failed");
+                for record in &batch {
+                    out.answer(record, failed(record, &error));
+                }
+                out.flush().await;
+            }
+        }
+        intake.release(bytes);
+    }
+}
+
+/// A chained message whose append failed ends its connection, because the log would let its successors pass.
+fn failed(record: &Record, error: &AppendError) -> Answer {
+    let chained = matches!(&record.body, Body::Message(message) if message.order.chained);
+    match error {
+        _ if chained => Answer::AppendFailed,
+        AppendError::Unavailable(_) | AppendError::Rejected(_) => {
+            Answer::Refused { code: Code::BusUnavailable, message: "".into() }
+        }
+        AppendError::Unknown(_) => Answer::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_intake_refuses_before_it_holds_more_than_its_bound() {
+        let (intake, _outlets) = Intake::new(100);
+        assert!(intake.reserve(60));
+        assert!(!intake.reserve(41));
+        assert!(intake.reserve(40), "a refusal takes no room");
+        intake.release(100);
+        assert!(intake.reserve(100));
+    }
+
+    #[test]
+    fn a_conversation_keeps_its_partition() {
+        let id = ConversationId::parse("d:alice:bob").unwrap();
+        assert_eq!(partition_of(&id, 1), 0);
+        // Pinned: another answer would strand every message stored so far.
+        assert_eq!(partition_of(&id, 64), partition_of(&ConversationId::parse("d:alice:bob").unwrap(), 64));
+    }
+}
