@@ -11,6 +11,7 @@
 
 pub mod bus;
 pub mod cli;
+pub mod fault;
 pub mod link;
 pub mod routes;
 pub mod scratch;
