@@ -1,0 +1,397 @@
+//! The ledger's rows in memory: a cache over the store, with what is not archived yet pinned.
+//!
+//! A row is known (with a value, or known to be absent) or unknown. Invariant: an unknown row has not changed since
+//! the archived position, so what any snapshot at or above that position says about it is true now.
+
+use std::collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry};
+
+use foldhash::fast::FixedState;
+
+use super::rows::{Device, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stop};
+use crate::{
+    id::{ConversationId, DeviceId, UserId},
+    record::Hash16,
+};
+
+/// How many archived row heads a conversation keeps at hand for recalls.
+const ROWS_KEPT: usize = 64;
+
+/// A known row.
+#[derive(Clone, Debug)]
+pub(super) struct Slot<T> {
+    value: Option<T>,
+    /// The offset after the record that changed it; 0 = as loaded.
+    changed: u64,
+}
+
+impl<T> Slot<T> {
+    const fn loaded(value: Option<T>) -> Self {
+        Self { value, changed: 0 }
+    }
+}
+
+#[derive(Debug)]
+struct Conversation {
+    head: Option<Slot<Head>>,
+    users: HashMap<UserId, User, FixedState>,
+    rows: BTreeMap<u64, Slot<RowHead>>,
+    touched: u64,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    member: Option<Slot<Member>>,
+    /// Sorted by id; nearly always one or two.
+    devices: Vec<(DeviceId, Slot<Device>)>,
+    touched: u64,
+}
+
+/// What changed since the last delta was taken.
+#[derive(Debug, Default)]
+pub(super) struct Fresh {
+    pub(super) rows: Vec<Row>,
+    pub(super) recalled: Vec<Recalled>,
+    pub(super) pruned: Vec<(ConversationId, u64)>,
+    heads: Vec<ConversationId>,
+    members: Vec<(ConversationId, UserId)>,
+    devices: Vec<(ConversationId, UserId, DeviceId)>,
+    keys: Vec<Hash16>,
+}
+
+/// The changed rows with their values.
+pub(super) struct Changed {
+    pub(super) fresh: Fresh,
+    pub(super) heads: Vec<(ConversationId, Head)>,
+    pub(super) members: Vec<(ConversationId, UserId, Member)>,
+    pub(super) devices: Vec<(ConversationId, UserId, DeviceId, Device)>,
+    pub(super) keys: Vec<(Hash16, Key)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Cache {
+    seed: u64,
+    conversations: HashMap<ConversationId, Conversation, FixedState>,
+    /// Each conversation once: the hand of the clock that evicts.
+    ring: VecDeque<ConversationId>,
+    keys: HashMap<Hash16, Slot<Key>, FixedState>,
+    key_ring: VecDeque<(Hash16, u64)>,
+    /// Memory has every key of the records from here on.
+    pub(super) keys_complete_from: u64,
+    pub(super) fresh: Fresh,
+    /// The next offset when the last delta was taken.
+    base: u64,
+    /// The offset of the record in hand.
+    pub(super) now: u64,
+}
+
+/// A row by name: unknown is an error, absent is `None`.
+pub(super) type Lookup<'a, T> = Result<Option<&'a T>, Stop>;
+
+/// What a message needs to know of its conversation and sender.
+pub(super) type Sender<'a> = (Option<&'a Head>, Option<Member>, Option<Device>);
+
+fn value<T>(slot: Option<&Slot<T>>) -> Lookup<'_, T> {
+    slot.map(|slot| slot.value.as_ref()).ok_or(Stop::Missing)
+}
+
+impl Cache {
+    pub(super) fn new(next: u64, seed: u64) -> Self {
+        Self {
+            seed,
+            conversations: HashMap::with_hasher(FixedState::with_seed(seed)),
+            ring: VecDeque::new(),
+            keys: HashMap::with_hasher(FixedState::with_seed(seed)),
+            key_ring: VecDeque::new(),
+            keys_complete_from: next,
+            fresh: Fresh::default(),
+            base: next,
+            now: next,
+        }
+    }
+
+    pub(super) fn head(&self, conversation: &ConversationId) -> Lookup<'_, Head> {
+        value(self.conversations.get(conversation).and_then(|it| it.head.as_ref()))
+    }
+
+    pub(super) fn member(&self, conversation: &ConversationId, user: &UserId) -> Lookup<'_, Member> {
+        let user = self.conversations.get(conversation).and_then(|it| it.users.get(user));
+        value(user.and_then(|it| it.member.as_ref()))
+    }
+
+    pub(super) fn device(
+        &self,
+        conversation: &ConversationId,
+        user: &UserId,
+        device: &DeviceId,
+    ) -> Lookup<'_, Device> {
+        let user = self.conversations.get(conversation).and_then(|it| it.users.get(user));
+        value(user.and_then(|it| it.device(device)))
+    }
+
+    pub(super) fn key(&self, key: &Hash16) -> Lookup<'_, Key> {
+        value(self.keys.get(key))
+    }
+
+    pub(super) fn row(&self, conversation: &ConversationId, seq: u64) -> Lookup<'_, RowHead> {
+        value(self.conversations.get(conversation).and_then(|it| it.rows.get(&seq)))
+    }
+
+    /// All that a message needs of one conversation, in one look; marks it as used.
+    pub(super) fn sender(
+        &mut self,
+        conversation: &ConversationId,
+        user: &UserId,
+        device: &DeviceId,
+    ) -> Result<Sender<'_>, Stop> {
+        let conversation = self.conversations.get_mut(conversation).ok_or(Stop::Missing)?;
+        conversation.touched = self.now;
+        let user = conversation.users.get_mut(user).ok_or(Stop::Missing)?;
+        user.touched = self.now;
+        let member = value(user.member.as_ref())?.copied();
+        let device = value(user.device(device))?.copied();
+        Ok((value(conversation.head.as_ref())?, member, device))
+    }
+
+    pub(super) fn set_head(&mut self, id: &ConversationId, head: Head) {
+        let (changed, base) = (self.now + 1, self.base);
+        let slot = &mut self.conversation(id).head;
+        if put(slot, head, changed, base) {
+            self.fresh.heads.push(id.clone());
+        }
+    }
+
+    pub(super) fn set_member(&mut self, id: &ConversationId, user: &UserId, member: Member) {
+        let (changed, base) = (self.now + 1, self.base);
+        let slot = &mut self.user(id, user).member;
+        if put(slot, member, changed, base) {
+            self.fresh.members.push((id.clone(), user.clone()));
+        }
+    }
+
+    pub(super) fn set_device(&mut self, id: &ConversationId, user: &UserId, device: &DeviceId, row: Device) {
+        let (changed, base) = (self.now + 1, self.base);
+        let slot = self.user(id, user).device_mut(device);
+        let first = slot.changed <= base;
+        *slot = Slot { value: Some(row), changed };
+        if first {
+            self.fresh.devices.push((id.clone(), user.clone(), device.clone()));
+        }
+    }
+
+    pub(super) fn set_key(&mut self, hash: Hash16, key: Key) {
+        let changed = self.now + 1;
+        let before = self.keys.insert(hash, Slot { value: Some(key), changed });
+        if before.is_none_or(|slot| slot.changed <= self.base) {
+            self.fresh.keys.push(hash);
+        }
+        self.key_ring.push_back((hash, changed));
+    }
+
+    pub(super) fn set_row(&mut self, id: &ConversationId, seq: u64, row: RowHead) {
+        let changed = self.now + 1;
+        self.conversation(id).rows.insert(seq, Slot { value: Some(row), changed });
+    }
+
+    fn conversation(&mut self, id: &ConversationId) -> &mut Conversation {
+        let (seed, now) = (self.seed, self.now);
+        let ring = &mut self.ring;
+        // `entry` would clone the id on every call, for the sake of the rare first one.
+        if !self.conversations.contains_key(id) {
+            ring.push_back(id.clone());
+            self.conversations.insert(
+                id.clone(),
+                Conversation {
+                    head: None,
+                    users: HashMap::with_hasher(FixedState::with_seed(seed)),
+                    rows: BTreeMap::new(),
+                    touched: now,
+                },
+            );
+        }
+        self.conversations.get_mut(id).expect("it was there or has just been put there")
+    }
+
+    fn user(&mut self, id: &ConversationId, user: &UserId) -> &mut User {
+        let now = self.now;
+        let conversation = self.conversation(id);
+        if !conversation.users.contains_key(user) {
+            conversation.users.insert(user.clone(), User { touched: now, ..User::default() });
+        }
+        conversation.users.get_mut(user).expect("it was there or has just been put there")
+    }
+
+    /// Whether memory has this row, or knows that there is none.
+    pub(super) fn knows(&self, need: &Need) -> bool {
+        match need {
+            Need::Head(id) => self.head(id).is_ok(),
+            Need::Member(id, user) => self.member(id, user).is_ok(),
+            Need::Device(id, user, device) => self.device(id, user, device).is_ok(),
+            Need::Key(hash) => self.key(hash).is_ok(),
+            Need::Row(id, seq) => self.row(id, *seq).is_ok(),
+        }
+    }
+
+    /// Takes over what the store said; a row that is known already stays as it is, because it may be newer.
+    pub(super) fn load(&mut self, row: Loaded) {
+        match row {
+            Loaded::Head(id, row) => {
+                self.conversation(&id).head.get_or_insert(Slot::loaded(row));
+            }
+            Loaded::Member(id, user, row) => {
+                self.user(&id, &user).member.get_or_insert(Slot::loaded(row));
+            }
+            Loaded::Device(id, user, device, row) => {
+                let devices = &mut self.user(&id, &user).devices;
+                if let Err(place) = devices.binary_search_by(|(it, _)| it.cmp(&device)) {
+                    devices.insert(place, (device, Slot::loaded(row)));
+                }
+            }
+            Loaded::Key(hash, row) => {
+                if let Entry::Vacant(place) = self.keys.entry(hash) {
+                    place.insert(Slot::loaded(row));
+                    self.key_ring.push_back((hash, self.now));
+                }
+            }
+            Loaded::Row(id, seq, row) => {
+                self.conversation(&id).rows.entry(seq).or_insert(Slot::loaded(row));
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, next: u64, archived: u64) -> Changed {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        self.base = next;
+        let heads: Vec<_> = std::mem::take(&mut fresh.heads)
+            .into_iter()
+            .filter_map(|id| self.head(&id).ok().flatten().cloned().map(|row| (id, row)))
+            .collect();
+        let members = std::mem::take(&mut fresh.members)
+            .into_iter()
+            .filter_map(|(id, user)| {
+                self.member(&id, &user).ok().flatten().copied().map(|row| (id, user, row))
+            })
+            .collect();
+        let devices = std::mem::take(&mut fresh.devices)
+            .into_iter()
+            .filter_map(|(id, user, device)| {
+                let row = self.device(&id, &user, &device).ok().flatten().copied();
+                row.map(|row| (id, user, device, row))
+            })
+            .collect();
+        let keys = std::mem::take(&mut fresh.keys)
+            .into_iter()
+            .filter_map(|hash| self.key(&hash).ok().flatten().copied().map(|row| (hash, row)))
+            .collect();
+        for (id, _) in &heads {
+            if let Some(it) = self.conversations.get_mut(id) {
+                it.trim_rows(archived);
+            }
+        }
+        Changed { fresh, heads, members, devices, keys }
+    }
+
+    /// Visits up to `budget` conversations and as many keys; see [`super::Ledger::evict`].
+    pub(super) fn evict(&mut self, before: u64, archived: u64, budget: usize) -> usize {
+        let mut dropped = 0;
+        for _ in 0..budget.min(self.ring.len()) {
+            let Some(id) = self.ring.pop_front() else { break };
+            let Some(it) = self.conversations.get_mut(&id) else { continue };
+            dropped += it.evict(before, archived);
+            if it.is_empty() {
+                self.conversations.remove(&id);
+            } else {
+                self.ring.push_back(id);
+            }
+        }
+        for _ in 0..budget.min(self.key_ring.len()) {
+            let Some((hash, since)) = self.key_ring.pop_front() else { break };
+            let Some(slot) = self.keys.get(&hash) else { continue };
+            if slot.changed > since {
+                // Set again since: a later entry of the ring stands for it.
+                continue;
+            }
+            if slot.changed > archived || since >= before {
+                self.key_ring.push_back((hash, since));
+                continue;
+            }
+            if let Some(key) = slot.value {
+                self.keys_complete_from = self.keys_complete_from.max(key.offset + 1);
+            }
+            self.keys.remove(&hash);
+            dropped += 1;
+        }
+        dropped
+    }
+
+    /// How many rows are in memory: (conversations, keys).
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.conversations.len(), self.keys.len())
+    }
+}
+
+/// Sets a row; whether this is its first change since the last delta.
+fn put<T>(slot: &mut Option<Slot<T>>, value: T, changed: u64, base: u64) -> bool {
+    let first = slot.as_ref().is_none_or(|slot| slot.changed <= base);
+    *slot = Some(Slot { value: Some(value), changed });
+    first
+}
+
+impl User {
+    fn device(&self, device: &DeviceId) -> Option<&Slot<Device>> {
+        let place = self.devices.binary_search_by(|(it, _)| it.cmp(device)).ok()?;
+        self.devices.get(place).map(|(_, slot)| slot)
+    }
+
+    fn device_mut(&mut self, device: &DeviceId) -> &mut Slot<Device> {
+        let place = match self.devices.binary_search_by(|(it, _)| it.cmp(device)) {
+            Ok(place) => place,
+            Err(place) => {
+                self.devices.insert(place, (device.clone(), Slot::loaded(None)));
+                place
+            }
+        };
+        &mut self.devices[place].1
+    }
+}
+
+impl Conversation {
+    fn trim_rows(&mut self, archived: u64) {
+        while self.rows.len() > ROWS_KEPT {
+            match self.rows.first_entry() {
+                Some(first) if first.get().changed <= archived => first.remove(),
+                _ => break,
+            };
+        }
+    }
+
+    fn evict(&mut self, before: u64, archived: u64) -> usize {
+        let mut dropped = 0;
+        self.rows.retain(|_, slot| slot.changed > archived);
+        self.users.retain(|_, user| {
+            if user.touched < before {
+                dropped += user.evict(archived);
+            }
+            user.member.is_some() || !user.devices.is_empty()
+        });
+        let pinned = self.head.as_ref().is_some_and(|slot| slot.changed > archived);
+        if self.touched < before && !pinned && self.head.take().is_some() {
+            dropped += 1;
+        }
+        dropped
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head.is_none() && self.users.is_empty() && self.rows.is_empty()
+    }
+}
+
+impl User {
+    fn evict(&mut self, archived: u64) -> usize {
+        let before = self.devices.len() + usize::from(self.member.is_some());
+        self.devices.retain(|(_, slot)| slot.changed > archived);
+        if self.member.as_ref().is_some_and(|slot| slot.changed <= archived) {
+            self.member = None;
+        }
+        before - self.devices.len() - usize::from(self.member.is_some())
+    }
+}

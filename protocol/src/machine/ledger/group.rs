@@ -1,0 +1,255 @@
+//! What the ledger says to membership changes, recalls and retention.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    Ledger,
+    rows::{Head, Key, Member, Outcome, Recalled, Row, RowHead, Stop, request_key},
+};
+use crate::{
+    code::Code,
+    id::{ConversationId, ConversationKind, UserId},
+    record::{Body, MemberAction, MemberChange, Prune, Recall, Role, SETTINGS_MAX},
+};
+
+const fn refused(code: Code) -> Outcome {
+    Outcome::Refused { code }
+}
+
+/// What a membership change is decided on.
+struct Facts<'a> {
+    change: &'a MemberChange,
+    head: Option<Head>,
+    /// The role of `by` in the group, if it is a member.
+    by: Option<Role>,
+    users: Vec<(&'a UserId, Option<Member>)>,
+    seq: u64,
+}
+
+/// What it does: the users whose rows change, and the head.
+struct Change {
+    members: Vec<(UserId, Member)>,
+    head: Head,
+}
+
+pub(super) fn member(
+    ledger: &mut Ledger,
+    offset: u64,
+    time: u64,
+    change: &MemberChange,
+) -> Result<Outcome, Stop> {
+    let (id, hash, body_hash) = (&change.conversation, request_key(change), change.body_hash());
+    let known = ledger.cache.key(&hash)?.copied();
+    if let Some(key) = known.filter(|key| key.offset >= ledger.rules.keys_from) {
+        return Ok(if key.body_hash == body_hash {
+            Outcome::Duplicate { seq: key.seq, time: key.time }
+        } else {
+            refused(Code::Conflict)
+        });
+    }
+    let head = ledger.cache.head(id)?.cloned();
+    let by = match &change.by {
+        Some(by) => ledger.cache.member(id, by)?.filter(|it| it.is_in()).map(|it| it.role),
+        None => None,
+    };
+    let mut users = Vec::with_capacity(change.users.len());
+    for user in &change.users {
+        users.push((user, ledger.cache.member(id, user)?.copied()));
+    }
+    let seq = head.as_ref().map_or(0, |head| head.last_seq) + 1;
+    let decided = match (Facts { change, head, by, users, seq }).decide() {
+        Ok(decided) => decided,
+        Err(code) => return Ok(refused(code)),
+    };
+    for (user, row) in decided.members {
+        ledger.cache.set_member(id, &user, row);
+    }
+    ledger.cache.set_key(hash, Key { seq, time, body_hash, offset });
+    Ok(append(ledger, offset, time, decided.head, Body::Member(change.clone()), id))
+}
+
+/// Gives the next seq to a row that is not a message.
+fn append(
+    ledger: &mut Ledger,
+    offset: u64,
+    time: u64,
+    mut head: Head,
+    body: Body,
+    id: &ConversationId,
+) -> Outcome {
+    head.last_seq += 1;
+    let (seq, ordinal) = (head.last_seq, head.messages);
+    ledger.cache.set_head(id, head);
+    ledger.cache.set_row(id, seq, RowHead { sender: None, recalled: None });
+    ledger.cache.fresh.rows.push(Row { seq, ordinal, own: 0, time, offset, body });
+    Outcome::Accepted { seq, ordinal, time }
+}
+
+impl Facts<'_> {
+    fn decide(mut self) -> Result<Change, Code> {
+        let action = self.change.action;
+        if action == MemberAction::Create {
+            return if self.head.is_some() { Err(Code::AlreadyExists) } else { self.create() };
+        }
+        let mut head = self.head.take().filter(|head| head.deleted_seq == 0).ok_or(Code::NotFound)?;
+        let by_request = self.change.by.is_some();
+        if by_request && self.by.is_none() {
+            return Err(Code::NotAMember);
+        }
+        if by_request && action != MemberAction::Leave && self.by < Some(Role::Admin) {
+            return Err(Code::Forbidden);
+        }
+        let members = match action {
+            MemberAction::Create | MemberAction::Join => self.join()?,
+            MemberAction::Leave => self.leave()?,
+            MemberAction::Kick => self.kick()?,
+            MemberAction::Role => self.role()?,
+            MemberAction::Settings => {
+                head.settings = merged(&head.settings, &self.change.settings)?;
+                Vec::new()
+            }
+            MemberAction::Delete => {
+                if by_request && self.by < Some(Role::Owner) {
+                    return Err(Code::Forbidden);
+                }
+                head.deleted_seq = self.seq;
+                Vec::new()
+            }
+        };
+        Ok(Change { members, head })
+    }
+
+    fn create(self) -> Result<Change, Code> {
+        let settings = merged(&BTreeMap::new(), &self.change.settings)?;
+        let role = match self.change.by {
+            // Who asks may not hand out more than membership in the same breath.
+            Some(_) => Role::Member,
+            None => self.change.role.unwrap_or(Role::Member),
+        };
+        let row = |role| Member { role, joined_seq: self.seq, left_seq: 0, sent: 0 };
+        let mut members: Vec<_> = self.users.iter().map(|(user, _)| ((*user).clone(), row(role))).collect();
+        if let Some(by) = &self.change.by {
+            members.retain(|(user, _)| user != by);
+            members.push((by.clone(), row(Role::Owner)));
+        }
+        Ok(Change { members, head: Head { settings, ..Head::default() } })
+    }
+
+    fn join(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        let role = self.change.role.unwrap_or(Role::Member);
+        if self.by.is_some_and(|by| role > by) {
+            return Err(Code::Forbidden);
+        }
+        let newcomers = self.users.iter().filter(|(_, row)| row.is_none_or(|row| !row.is_in()));
+        Ok(newcomers
+            .map(|(user, row)| {
+                let sent = row.map_or(0, |row| row.sent);
+                ((*user).clone(), Member { role, joined_seq: self.seq, left_seq: 0, sent })
+            })
+            .collect())
+    }
+
+    /// The users who are in, with their rows; nobody is an error.
+    fn present(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        let present: Vec<_> = self
+            .users
+            .iter()
+            .filter_map(|(user, row)| Some(((*user).clone(), row.filter(Member::is_in)?)))
+            .collect();
+        if present.is_empty() { Err(Code::NotAMember) } else { Ok(present) }
+    }
+
+    fn leave(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        if self.change.by.as_ref().is_some_and(|by| self.change.users.iter().any(|user| user != by)) {
+            return Err(Code::Forbidden);
+        }
+        self.gone()
+    }
+
+    fn kick(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        self.only_below()?;
+        self.gone()
+    }
+
+    fn gone(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        let mut members = self.present()?;
+        members.iter_mut().for_each(|(_, row)| row.left_seq = self.seq);
+        Ok(members)
+    }
+
+    fn role(&self) -> Result<Vec<(UserId, Member)>, Code> {
+        let role = self.change.role.unwrap_or(Role::Member);
+        self.only_below()?;
+        if self.by.is_some_and(|by| role > by) {
+            return Err(Code::Forbidden);
+        }
+        let mut members = self.present()?;
+        members.iter_mut().for_each(|(_, row)| row.role = role);
+        Ok(members)
+    }
+
+    /// A member may act on those below it, and on itself; the admin API on everybody.
+    fn only_below(&self) -> Result<(), Code> {
+        let Some(by) = self.by else { return Ok(()) };
+        let above = |user: &UserId, row: &Member| row.role >= by && Some(user) != self.change.by.as_ref();
+        let blocked = self.present()?.iter().any(|(user, row)| above(user, row));
+        if blocked { Err(Code::Forbidden) } else { Ok(()) }
+    }
+}
+
+fn merged(
+    present: &BTreeMap<String, String>,
+    change: &BTreeMap<String, String>,
+) -> Result<Arc<BTreeMap<String, String>>, Code> {
+    let mut settings = present.clone();
+    for (name, value) in change {
+        if value.is_empty() {
+            settings.remove(name);
+        } else {
+            settings.insert(name.clone(), value.clone());
+        }
+    }
+    if settings.len() > SETTINGS_MAX { Err(Code::ContentTooLarge) } else { Ok(settings.into()) }
+}
+
+/// Duplicate first (a message is recalled once), then the rights: the sender's own, or an admin's.
+pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, it: &Recall) -> Result<Outcome, Stop> {
+    let id = &it.conversation;
+    let head = ledger.cache.head(id)?.cloned();
+    let row = ledger.cache.row(id, it.seq)?.cloned();
+    let by = match &it.by {
+        Some(by) => Some((by, ledger.cache.member(id, by)?.copied().filter(Member::is_in))),
+        None => None,
+    };
+    if let Some((seq, time)) = row.as_ref().and_then(|row| row.recalled) {
+        return Ok(Outcome::Duplicate { seq, time });
+    }
+    let Some(head) = head.filter(|head| head.deleted_seq == 0) else { return Ok(refused(Code::NotFound)) };
+    if let Some((_, None)) = by {
+        return Ok(refused(Code::NotAMember));
+    }
+    let sender = row.and_then(|row| row.sender).filter(|_| it.seq > head.pruned_to);
+    let Some(sender) = sender else { return Ok(refused(Code::NotFound)) };
+    let group = matches!(id.kind(), ConversationKind::Group(_));
+    let allowed =
+        by.is_none_or(|(by, row)| *by == sender || group && row.is_some_and(|row| row.role >= Role::Admin));
+    if !allowed {
+        return Ok(refused(Code::Forbidden));
+    }
+    let by = (head.last_seq + 1, time);
+    ledger.cache.set_row(id, it.seq, RowHead { sender: Some(sender), recalled: Some(by) });
+    ledger.cache.fresh.recalled.push(Recalled { conversation: id.clone(), seq: it.seq, by });
+    Ok(append(ledger, offset, time, head, Body::Recall(it.clone()), id))
+}
+
+/// Retention is no event of the conversation: no seq, no row. What it took is answered as expired by its seq.
+pub(super) fn prune(ledger: &mut Ledger, it: &Prune) -> Result<Outcome, Stop> {
+    let Some(head) = ledger.cache.head(&it.conversation)? else { return Ok(refused(Code::NotFound)) };
+    let up_to = it.up_to.min(head.last_seq);
+    if up_to > head.pruned_to {
+        let head = Head { pruned_to: up_to, ..head.clone() };
+        ledger.cache.set_head(&it.conversation, head);
+        ledger.cache.fresh.pruned.push((it.conversation.clone(), up_to));
+    }
+    Ok(Outcome::Noted)
+}

@@ -1,0 +1,188 @@
+//! What the ledger says to a message: duplicate / conflict, epoch, chain, membership, in this order.
+
+use super::{
+    Ledger,
+    mutation::Mutation,
+    rows::{Device, Head, Key, Member, Outcome, Row, RowHead, Stop, message_key},
+};
+use crate::{
+    code::Code,
+    id::{ConversationKind, UserId},
+    record::{Body, Hash16, Message, Record, Role, Rules},
+};
+
+/// All that the decision about a message depends on.
+struct Facts<'a> {
+    message: &'a Message,
+    offset: u64,
+    time: u64,
+    rules: &'a Rules,
+    key: Option<Key>,
+    device: Option<Device>,
+    member: Option<Member>,
+    /// Whether the conversation is there and goes on; a direct one always is.
+    open: bool,
+    mutation: Option<Mutation>,
+}
+
+type Check = fn(&Facts<'_>) -> Option<Outcome>;
+
+pub(super) fn apply(
+    ledger: &mut Ledger,
+    offset: u64,
+    record: &Record,
+    message: &Message,
+) -> Result<Outcome, Stop> {
+    let hash = message_key(message);
+    let key = match ledger.cache.key(&hash) {
+        Ok(key) => key.copied(),
+        Err(_) if !ledger.key_matters(message.attempt, offset) => None,
+        Err(stop) => return Err(stop),
+    };
+    let id = &message.conversation;
+    let (head, member, device) = ledger.cache.sender(id, &message.sender, &message.device)?;
+    let head = head.cloned();
+    let facts = Facts {
+        message,
+        offset,
+        time: record.received_at,
+        rules: &ledger.rules,
+        key,
+        device,
+        member,
+        open: head.as_ref().is_some_and(|head| head.deleted_seq == 0),
+        mutation: ledger.mutation,
+    };
+    let refusal = order(facts.mutation).iter().find_map(|check| check(&facts));
+    if let Some(next) = facts.device_after(refusal.as_ref()).filter(|next| Some(*next) != device) {
+        ledger.cache.set_device(id, &message.sender, &message.device, next);
+    }
+    Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
+}
+
+fn order(mutation: Option<Mutation>) -> [Check; 4] {
+    match mutation {
+        Some(Mutation::ChainBeforeDuplicate) => [chain, duplicate, epoch, membership],
+        Some(Mutation::MembershipBeforeDuplicate) => [membership, duplicate, epoch, chain],
+        _ => [duplicate, epoch, chain, membership],
+    }
+}
+
+/// First, so that a retry gets the same answer whatever happened to sender and conversation since (flaws S21, S22).
+fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
+    let key = facts.key.filter(|key| facts.compares_with(key))?;
+    Some(if key.body_hash == facts.message.body_hash {
+        Outcome::Duplicate { seq: key.seq, time: key.time }
+    } else {
+        Outcome::Refused { code: Code::Conflict }
+    })
+}
+
+fn epoch(facts: &Facts<'_>) -> Option<Outcome> {
+    if facts.breaks(Mutation::NoEpochCheck) {
+        return None;
+    }
+    facts.newer_epoch().map(|newest| Outcome::Void { newest })
+}
+
+fn chain(facts: &Facts<'_>) -> Option<Outcome> {
+    if !facts.message.order.chained || facts.is_next() || facts.breaks(Mutation::NoChainCheck) {
+        return None;
+    }
+    Some(Outcome::Refused { code: Code::OrderBroken })
+}
+
+fn membership(facts: &Facts<'_>) -> Option<Outcome> {
+    let code = match facts.message.conversation.kind() {
+        ConversationKind::Direct(a, b) => {
+            let sender = facts.message.sender.as_str();
+            (sender != a && sender != b).then_some(Code::NotAMember)
+        }
+        _ if !facts.open => Some(Code::NotFound),
+        _ => facts.member.is_none_or(|member| !member.is_in()).then_some(Code::NotAMember),
+    };
+    code.map(|code| Outcome::Refused { code })
+}
+
+impl Facts<'_> {
+    fn breaks(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Which keys an attempt is compared with: a retry with all that the rules keep, a first attempt with the last W.
+    fn compares_with(&self, key: &Key) -> bool {
+        let window = self.rules.dedup_window;
+        let near = if self.breaks(Mutation::WindowByTime) {
+            self.time.saturating_sub(key.time) <= window
+        } else {
+            self.offset.saturating_sub(key.offset) <= window
+        };
+        let retry = self.message.attempt > 0 && !self.breaks(Mutation::AttemptIgnored);
+        let future = self.breaks(Mutation::ClockDecides) && key.time > self.time;
+        key.offset >= self.rules.keys_from && (window == 0 || retry || near) && !future
+    }
+
+    fn newer_epoch(&self) -> Option<u64> {
+        self.device.map(|device| device.epoch).filter(|epoch| *epoch > self.message.order.epoch)
+    }
+
+    /// The device's row as its epoch begins, or goes on.
+    fn stand(&self) -> Device {
+        let epoch = self.message.order.epoch;
+        self.device.filter(|device| device.epoch >= epoch).unwrap_or(Device { epoch, next_n: 0 })
+    }
+
+    fn is_next(&self) -> bool {
+        let stand = self.stand();
+        stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
+    }
+
+    /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain
+    /// takes its number (a refusal that stands must not break what follows), and a newer epoch shuts older ones out.
+    fn device_after(&self, refusal: Option<&Outcome>) -> Option<Device> {
+        if self.newer_epoch().is_some() {
+            return None;
+        }
+        let stand = self.stand();
+        let keeps =
+            self.breaks(Mutation::RefusedKeepsNumber) && matches!(refusal, Some(Outcome::Refused { .. }));
+        let takes = self.message.order.chained && self.is_next() && !keeps;
+        Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
+    }
+}
+
+fn accept(
+    ledger: &mut Ledger,
+    offset: u64,
+    time: u64,
+    message: &Message,
+    hash: Hash16,
+    (head, member): (Option<Head>, Option<Member>),
+) -> Outcome {
+    let id = &message.conversation;
+    let begins = head.is_none();
+    let mut head = head.unwrap_or_default();
+    head.last_seq += 1;
+    head.messages += 1;
+    let (seq, ordinal) = (head.last_seq, head.messages);
+    if begins {
+        // Only a direct conversation begins with a message; both its users are in from the start.
+        if let ConversationKind::Direct(a, b) = id.kind() {
+            for user in [a, b].into_iter().filter_map(|user| UserId::new(user).ok()) {
+                ledger.cache.set_member(id, &user, DIRECT);
+            }
+        }
+    }
+    let mut member = member.unwrap_or(DIRECT);
+    member.sent += 1;
+    ledger.cache.set_member(id, &message.sender, member);
+    ledger.cache.set_head(id, head);
+    let key = Key { seq, time, body_hash: message.body_hash, offset };
+    ledger.cache.set_key(hash, key);
+    ledger.cache.set_row(id, seq, RowHead { sender: Some(message.sender.clone()), recalled: None });
+    let body = Body::Message(message.clone());
+    ledger.cache.fresh.rows.push(Row { seq, ordinal, own: member.sent, time, offset, body });
+    Outcome::Accepted { seq, ordinal, time }
+}
+
+const DIRECT: Member = Member { role: Role::Member, joined_seq: 1, left_seq: 0, sent: 0 };

@@ -1,0 +1,198 @@
+//! Reading records: everything that the ledger relies on is checked here, once.
+
+use bytes::Bytes;
+use prost::Message as _;
+
+use super::{
+    Body, CONTENT_BYTES_MAX, MemberAction, MemberChange, Message, Origin, Prune, RECORD_VERSION, Recall,
+    Record, Role, Rules, SETTING_BYTES_MAX, SETTINGS_MAX, SenderOrder, USERS_MAX,
+};
+use crate::{
+    id::{ConversationId, ConversationKind, DeviceId, IdError, MsgId, NodeId, UserId},
+    pb,
+};
+
+/// Why bytes are not a record. The owner skips the record, counts it and shows it; nothing else suffers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Not the schema at all.
+    #[error("not a record: {0}")]
+    Protobuf(#[from] prost::DecodeError),
+    /// A version that this node does not read.
+    #[error("record version {0} is not known here")]
+    Version(u32),
+    /// A part that must be there is not.
+    #[error("the record has no {0}")]
+    Missing(&'static str),
+    /// An id or a conversation key is not well formed.
+    #[error("{field}: {source}")]
+    Id {
+        /// Which field.
+        field: &'static str,
+        /// What is wrong with it.
+        source: IdError,
+    },
+    /// A conversation of a kind that does not belong here: rooms never, direct ones not in a membership change.
+    #[error("{0} does not belong into this kind of record")]
+    Kind(ConversationId),
+    /// More than allowed.
+    #[error("{field}: {got} is over the limit")]
+    TooMany {
+        /// Which field.
+        field: &'static str,
+        /// How many there are.
+        got: usize,
+    },
+    /// A user is named twice in one change.
+    #[error("user {0} is named twice")]
+    Twice(UserId),
+    /// A number outside its range.
+    #[error("{field}: {got} is out of range")]
+    Range {
+        /// Which field.
+        field: &'static str,
+        /// What it says.
+        got: u64,
+    },
+}
+
+impl Record {
+    /// Reads and checks a record of the log. The content is a slice of `bytes`, not a copy; whether it is a valid
+    /// [`crate::content::Content`] was checked by the node that took it in.
+    pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
+        let record = pb::Record::decode(bytes)?;
+        if record.version != RECORD_VERSION {
+            return Err(RecordError::Version(record.version));
+        }
+        let origin = record.origin.ok_or(RecordError::Missing("origin"))?;
+        let origin = Origin {
+            node: NodeId::new(&origin.node).map_err(at("origin.node"))?,
+            boot: origin.boot,
+            conn: origin.conn,
+            request: origin.request,
+        };
+        let body = match record.body.ok_or(RecordError::Missing("body"))? {
+            pb::record::Body::Message(it) => Body::Message(message(it)?),
+            pb::record::Body::Member(it) => Body::Member(member(it)?),
+            pb::record::Body::Recall(it) => Body::Recall(Recall {
+                conversation: conversation(&it.conversation)?,
+                seq: it.seq,
+                by: by(&it.by)?,
+            }),
+            pb::record::Body::Prune(it) => {
+                Body::Prune(Prune { conversation: conversation(&it.conversation)?, up_to: it.up_to })
+            }
+            pb::record::Body::Rules(it) => Body::Rules(rules(&it)?),
+        };
+        Ok(Self { origin, received_at: record.received_at, body })
+    }
+}
+
+fn at(field: &'static str) -> impl Fn(IdError) -> RecordError {
+    move |source| RecordError::Id { field, source }
+}
+
+fn conversation(text: &str) -> Result<ConversationId, RecordError> {
+    let id = ConversationId::parse(text).map_err(at("conversation"))?;
+    if matches!(id.kind(), ConversationKind::Room(_)) { Err(RecordError::Kind(id)) } else { Ok(id) }
+}
+
+fn by(text: &str) -> Result<Option<UserId>, RecordError> {
+    if text.is_empty() { Ok(None) } else { UserId::new(text).map(Some).map_err(at("by")) }
+}
+
+fn at_most(field: &'static str, max: usize, got: usize) -> Result<(), RecordError> {
+    if got > max { Err(RecordError::TooMany { field, got }) } else { Ok(()) }
+}
+
+fn message(it: pb::MessageRecord) -> Result<Message, RecordError> {
+    let order = it.order.ok_or(RecordError::Missing("order"))?;
+    at_most("content", CONTENT_BYTES_MAX, it.content.len())?;
+    Ok(Message {
+        conversation: conversation(&it.conversation)?,
+        sender: UserId::new(&it.sender).map_err(at("sender"))?,
+        device: DeviceId::new(&it.device).map_err(at("device"))?,
+        msg_id: MsgId::new(&it.msg_id).map_err(at("msg_id"))?,
+        attempt: it.attempt,
+        content: it.content,
+        order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
+        flags: it.flags,
+        body_hash: it
+            .body_hash
+            .as_ref()
+            .try_into()
+            .map_err(|_| RecordError::Range { field: "body_hash", got: it.body_hash.len() as u64 })?,
+    })
+}
+
+fn member(it: pb::MemberRecord) -> Result<MemberChange, RecordError> {
+    let conversation = conversation(&it.conversation)?;
+    if !matches!(conversation.kind(), ConversationKind::Group(_)) {
+        return Err(RecordError::Kind(conversation));
+    }
+    let action = action(it.action)?;
+    let role = role(it.role)?;
+    let by = by(&it.by)?;
+    at_most("users", USERS_MAX, it.users.len())?;
+    let mut users = Vec::with_capacity(it.users.len());
+    for user in &it.users {
+        users.push(UserId::new(user).map_err(at("users"))?);
+    }
+    if action == MemberAction::Leave && users.is_empty() {
+        users.extend(by.clone());
+    }
+    check_users(action, role, &users)?;
+    at_most("settings", SETTINGS_MAX, it.settings.len())?;
+    for (name, value) in &it.settings {
+        crate::id::check_id(name).map_err(at("settings"))?;
+        at_most("settings", SETTING_BYTES_MAX, value.len())?;
+    }
+    let request_id = MsgId::new(&it.request_id).map_err(at("request_id"))?;
+    Ok(MemberChange { conversation, action, users, role, by, settings: it.settings, request_id })
+}
+
+fn check_users(action: MemberAction, role: Option<Role>, users: &[UserId]) -> Result<(), RecordError> {
+    use MemberAction::{Join, Kick, Leave, Role};
+    let mut sorted: Vec<&UserId> = users.iter().collect();
+    sorted.sort_unstable();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(RecordError::Twice(pair[0].clone()));
+    }
+    if users.is_empty() && matches!(action, Join | Leave | Kick | Role) {
+        return Err(RecordError::Missing("users"));
+    }
+    if role.is_none() && action == Role {
+        return Err(RecordError::Missing("role"));
+    }
+    Ok(())
+}
+
+fn action(number: i32) -> Result<MemberAction, RecordError> {
+    match pb::MemberAction::try_from(number) {
+        Ok(pb::MemberAction::Create) => Ok(MemberAction::Create),
+        Ok(pb::MemberAction::Join) => Ok(MemberAction::Join),
+        Ok(pb::MemberAction::Leave) => Ok(MemberAction::Leave),
+        Ok(pb::MemberAction::Kick) => Ok(MemberAction::Kick),
+        Ok(pb::MemberAction::Role) => Ok(MemberAction::Role),
+        Ok(pb::MemberAction::Settings) => Ok(MemberAction::Settings),
+        Ok(pb::MemberAction::Delete) => Ok(MemberAction::Delete),
+        _ => Err(RecordError::Range { field: "action", got: u64::from(number.unsigned_abs()) }),
+    }
+}
+
+fn role(number: i32) -> Result<Option<Role>, RecordError> {
+    match pb::Role::try_from(number) {
+        Ok(pb::Role::Unspecified) => Ok(None),
+        Ok(pb::Role::Member) => Ok(Some(Role::Member)),
+        Ok(pb::Role::Admin) => Ok(Some(Role::Admin)),
+        Ok(pb::Role::Owner) => Ok(Some(Role::Owner)),
+        Err(_) => Err(RecordError::Range { field: "role", got: u64::from(number.unsigned_abs()) }),
+    }
+}
+
+fn rules(it: &pb::RulesRecord) -> Result<Rules, RecordError> {
+    if it.ledger_version == 0 {
+        return Err(RecordError::Missing("ledger_version"));
+    }
+    Ok(Rules { ledger_version: it.ledger_version, dedup_window: it.dedup_window, keys_from: it.keys_from })
+}
