@@ -10,6 +10,11 @@ use bytes::Bytes;
 
 use crate::routes::NodeBoot;
 
+mod faulty;
+mod local;
+
+pub use local::{LocalBus, LocalBusConfig};
+
 /// Names one incarnation of the log: a log that was deleted and made again has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopicId(pub u128);

@@ -2,21 +2,32 @@
 //!
 //! | floor | rooms | what for |
 //! |---|---|---|
-//! | 6 | `main`, [`cli`], `node` | flags, subcommands, composition root: only `node` names adapters |
-//! | 5 | [`net`], `api` | listeners, first bytes, WebSocket upgrade; admin HTTP |
-//! | 4 | `shard` | a thread with its own connections: indexes, fan-out, sweep |
-//! | 3 | `chat`, `room` | use-cases, one verb a file |
-//! | 2 | [`bus`], [`store`] | ports that must hold |
-//! | 1 | [`routes`], [`scratch`], [`link`], `config`, `auth`, `metrics` | ports that may be lost; leaves |
+//! | 6 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
+//! | 5 | [`accept`], [`api`] | the door for clients; admin HTTP |
+//! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
+//! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
+//! | 2 | [`bus`], [`store`], [`ports`], [`mail`] | ports that must hold; what shards are told |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`] | ports that may be lost; leaves |
 
+pub mod accept;
+pub mod api;
 pub mod auth;
+pub mod budget;
 pub mod bus;
+pub mod chat;
 pub mod cli;
 pub mod config;
 pub mod directory;
+pub mod fault;
+pub mod inline;
 pub mod link;
+pub mod mail;
 pub mod metrics;
 pub mod net;
+pub mod node;
+pub mod ports;
+pub mod room;
 pub mod routes;
 pub mod scratch;
+pub mod shard;
 pub mod store;

@@ -9,6 +9,11 @@ use tidegate_protocol::{
 
 use crate::routes::{NodeBoot, Token};
 
+mod faulty;
+mod local;
+
+pub use local::LocalLink;
+
 /// The owner's word on one record, for the node that appended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {

@@ -9,6 +9,11 @@ use std::fmt;
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
+mod faulty;
+mod memory;
+
+pub use memory::{Leases, MemoryRoutes};
+
 /// One run of a node: a node that restarts is another one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeBoot {
@@ -186,7 +191,8 @@ pub trait Routes: Send + Sync {
     /// own lease for lost when it has not been able to renew within it.
     async fn renew(&self, info: &NodeInfo) -> Result<u64, RoutesError>;
 
-    /// All node runs whose lease lives, or that have lapsed or were retired and still have rows or interests.
+    /// All node runs that have announced themselves and are live, or lapsed and not retired yet, or retired with rows
+    /// left to sweep.
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError>;
 
     /// Ends a node run for good; true if it is retired now, by this call or before; false if its lease still lives

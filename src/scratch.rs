@@ -5,6 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tidegate_protocol::id::{DeviceId, MsgId, UserId};
 
+mod faulty;
+mod memory;
+
+pub use memory::MemoryScratch;
+
 /// How many done ids of a chain are worth keeping: what one device may have in flight (DESIGN 6.3).
 pub const DONE_IDS_MAX: usize = 256;
 
@@ -77,7 +82,7 @@ pub trait Scratch: Send + Sync {
     /// The last saved state of the device's chain; none if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;
 
-    /// Counts one hit against all rules at once: it is counted in all of them or, if any refuses, in none.
+    /// Counts one hit against all rules at once, each (key, window) a count of its own and named at most once: it is counted in all of them or, if any refuses, in none.
     /// A refused hit never pushes its own retry away. A limit of 0 refuses always, for the length of the window.
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError>;
 }

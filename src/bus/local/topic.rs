@@ -1,0 +1,84 @@
+//! One node topic in memory: what waits for the node, bounded.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::super::{AppendError, NodeEvent};
+
+pub(super) struct Topic {
+    max_records: usize,
+    max_bytes: usize,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    records: VecDeque<Bytes>,
+    bytes: usize,
+    /// Records were lost before the first that waits.
+    gap: bool,
+    closed: bool,
+}
+
+impl Topic {
+    pub(super) fn new(max_records: usize, max_bytes: usize) -> Self {
+        Self { max_records, max_bytes, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn publish(&self, records: Vec<Bytes>) -> Result<(), AppendError> {
+        let mut state = self.lock();
+        if records.iter().any(|record| record.len() > self.max_bytes) {
+            return Err(AppendError::Rejected("a record is over what a node topic keeps".to_owned()));
+        }
+        for record in records {
+            state.bytes += record.len();
+            state.records.push_back(record);
+            while state.records.len() > self.max_records || state.bytes > self.max_bytes {
+                let Some(lost) = state.records.pop_front() else { break };
+                state.bytes -= lost.len();
+                state.gap = true;
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_waiters();
+    }
+
+    pub(super) async fn next(&self) -> Option<NodeEvent> {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut state = self.lock();
+                if state.closed {
+                    return None;
+                }
+                if mem::take(&mut state.gap) {
+                    return Some(NodeEvent::Gap);
+                }
+                if !state.records.is_empty() {
+                    state.bytes = 0;
+                    return Some(NodeEvent::Records(mem::take(&mut state.records).into()));
+                }
+            }
+            changed.await;
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `Routes` in memory.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    ops::Bound,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tidegate_protocol::{
+    Time,
+    id::{ConversationId, DeviceId, UserId},
+};
+
+use super::{
+    Interest, Lease, NodeBoot, NodeInfo, NodeRow, Registered, Registration, Retire, Route, Routes,
+    RoutesError, Token,
+};
+
+/// How many retired runs of nodes are remembered, so that they stay retired.
+const RETIRED_MAX: usize = 4_096;
+
+/// The routes of profile `single`, and of tests with many nodes in one process.
+pub struct MemoryRoutes {
+    now: Box<dyn Fn() -> Time + Send + Sync>,
+    leases: Leases,
+    state: Mutex<State>,
+}
+
+/// How long what is not renewed counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Leases {
+    /// A node's lease.
+    pub node: Duration,
+    /// An interest.
+    pub interest: Duration,
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self { node: Duration::from_secs(10), interest: Duration::from_secs(60) }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// The last epoch given: one counter for all devices rises for each of them.
+    epoch: u64,
+    users: HashMap<UserId, BTreeMap<DeviceId, Token>>,
+    runs: HashMap<NodeBoot, Run>,
+    retired: HashSet<NodeBoot>,
+    retired_order: VecDeque<NodeBoot>,
+    interests: HashMap<ConversationId, Vec<(Interest, Time)>>,
+    interests_swept: Time,
+}
+
+/// What is known of one run of a node.
+#[derive(Default)]
+struct Run {
+    /// None until it announces itself.
+    announced: Option<(NodeInfo, Time)>,
+    beat: u64,
+    /// Its rows, the same as in `users`.
+    rows: BTreeMap<(UserId, DeviceId), u64>,
+}
+
+impl MemoryRoutes {
+    /// Empty routes. Epochs begin at `wall_ms` (ms since 1970) in µs, so they rise across restarts as long as that
+    /// clock does, and are of the size that a Redis clock gives; `now` is monotonic time.
+    pub fn new(wall_ms: u64, leases: Leases, now: impl Fn() -> Time + Send + Sync + 'static) -> Self {
+        let state = State { epoch: wall_ms.saturating_mul(1_000), ..State::default() };
+        Self { now: Box::new(now), leases, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn refuse_retired(&self, run: &NodeBoot) -> Result<(), RoutesError> {
+        if self.retired.contains(run) { Err(RoutesError::LeaseLost) } else { Ok(()) }
+    }
+
+    fn current(&self, user: &UserId, device: &DeviceId) -> Option<&Token> {
+        self.users.get(user)?.get(device)
+    }
+
+    fn set(&mut self, user: UserId, device: DeviceId, token: Token) -> Option<Token> {
+        let replaced = self.users.entry(user.clone()).or_default().insert(device.clone(), token.clone());
+        if let Some(old) = &replaced
+            && old.at != token.at
+        {
+            self.forget_row(old, &user, &device);
+        }
+        self.runs.entry(token.at).or_default().rows.insert((user, device), token.epoch);
+        replaced
+    }
+
+    fn forget_row(&mut self, owner: &Token, user: &UserId, device: &DeviceId) {
+        let Some(run) = self.runs.get_mut(&owner.at) else { return };
+        run.rows.remove(&(user.clone(), device.clone()));
+        let swept = run.rows.is_empty() && (run.announced.is_none() || self.retired.contains(&owner.at));
+        if swept {
+            self.runs.remove(&owner.at);
+        }
+    }
+
+    fn remove(&mut self, row: &Route) -> bool {
+        if self.current(&row.user, &row.device) != Some(&row.token) {
+            return false;
+        }
+        if let Some(devices) = self.users.get_mut(&row.user) {
+            devices.remove(&row.device);
+            if devices.is_empty() {
+                self.users.remove(&row.user);
+            }
+        }
+        self.forget_row(&row.token, &row.user, &row.device);
+        true
+    }
+
+    fn retire(&mut self, run: &NodeBoot) {
+        if self.retired.insert(run.clone()) {
+            self.retired_order.push_back(run.clone());
+        }
+        if self.retired_order.len() > RETIRED_MAX
+            && let Some(oldest) = self.retired_order.pop_front()
+        {
+            self.retired.remove(&oldest);
+        }
+        if self.runs.get(run).is_some_and(|it| it.rows.is_empty()) {
+            self.runs.remove(run);
+        }
+    }
+
+    fn lease(&self, run: &NodeBoot, leases: Leases, now: Time) -> Lease {
+        if self.retired.contains(run) {
+            return Lease::Retired;
+        }
+        let announced = self.runs.get(run).and_then(|it| it.announced.as_ref());
+        if announced.is_some_and(|(_, renewed)| now < *renewed + leases.node) {
+            Lease::Live
+        } else {
+            Lease::Lapsed
+        }
+    }
+
+    fn sweep_interests(&mut self, leases: Leases, now: Time) {
+        if now.since(self.interests_swept) < leases.interest {
+            return;
+        }
+        self.interests_swept = now;
+        self.interests.retain(|_, nodes| {
+            nodes.retain(|(_, until)| now < *until);
+            !nodes.is_empty()
+        });
+    }
+}
+
+#[async_trait]
+impl Routes for MemoryRoutes {
+    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
+        let Registration { user, device, at, above, only_if } = wish;
+        let mut state = self.lock();
+        state.refuse_retired(&at)?;
+        let current = state.current(&user, &device);
+        if only_if.is_some() && only_if.as_ref() != current {
+            return Err(RoutesError::NotCurrent(current.cloned()));
+        }
+        // The row may have been re-asserted with an epoch that this counter has not given.
+        let seen = current.map_or(0, |it| it.epoch).max(above);
+        state.epoch = state.epoch.max(seen) + 1;
+        let token = Token { at, epoch: state.epoch };
+        let replaced = state.set(user, device, token.clone());
+        Ok(Registered { token, replaced })
+    }
+
+    async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
+        let mut state = self.lock();
+        Ok(rows.iter().map(|row| state.remove(row)).collect())
+    }
+
+    async fn lookup(&self, users: &[UserId]) -> Result<Vec<Vec<(DeviceId, Token)>>, RoutesError> {
+        let state = self.lock();
+        let devices = |user| {
+            let rows = state.users.get(user).into_iter().flatten();
+            rows.map(|(device, token)| (device.clone(), token.clone())).collect()
+        };
+        Ok(users.iter().map(devices).collect())
+    }
+
+    async fn reassert(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
+        let mut state = self.lock();
+        if let Some(row) = rows.first() {
+            state.refuse_retired(&row.token.at)?;
+        }
+        let mut stands = Vec::with_capacity(rows.len());
+        for row in rows {
+            let current = state.current(&row.user, &row.device);
+            let newer = current.is_some_and(|it| it.epoch >= row.token.epoch && *it != row.token);
+            if !newer {
+                state.epoch = state.epoch.max(row.token.epoch);
+                state.set(row.user.clone(), row.device.clone(), row.token.clone());
+            }
+            stands.push(!newer);
+        }
+        Ok(stands)
+    }
+
+    async fn renew(&self, info: &NodeInfo) -> Result<u64, RoutesError> {
+        let mut state = self.lock();
+        let now = (self.now)();
+        state.refuse_retired(&info.boot)?;
+        let run = state.runs.entry(info.boot.clone()).or_default();
+        run.announced = Some((info.clone(), now));
+        run.beat += 1;
+        Ok(run.beat)
+    }
+
+    async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError> {
+        let state = self.lock();
+        let now = (self.now)();
+        let row = |(boot, run): (&NodeBoot, &Run)| {
+            let (info, _) = run.announced.clone()?;
+            Some(NodeRow { info, beat: run.beat, lease: state.lease(boot, self.leases, now) })
+        };
+        let mut rows: Vec<_> = state.runs.iter().filter_map(row).collect();
+        rows.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
+        Ok(rows)
+    }
+
+    async fn retire(&self, of: &NodeBoot, ground: Retire) -> Result<bool, RoutesError> {
+        let mut state = self.lock();
+        let now = (self.now)();
+        if ground == Retire::Lapsed && state.lease(of, self.leases, now) == Lease::Live {
+            return Ok(false);
+        }
+        state.retire(of);
+        Ok(true)
+    }
+
+    async fn rows_of(
+        &self,
+        of: &NodeBoot,
+        after: Option<(UserId, DeviceId)>,
+        limit: usize,
+    ) -> Result<Vec<Route>, RoutesError> {
+        let state = self.lock();
+        let Some(run) = state.runs.get(of) else { return Ok(Vec::new()) };
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let row = |((user, device), &epoch): (&(UserId, DeviceId), &u64)| Route {
+            user: user.clone(),
+            device: device.clone(),
+            token: Token { at: of.clone(), epoch },
+        };
+        Ok(run.rows.range((from, Bound::Unbounded)).take(limit).map(row).collect())
+    }
+
+    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
+        let mut state = self.lock();
+        let now = (self.now)();
+        state.refuse_retired(by)?;
+        state.sweep_interests(self.leases, now);
+        let until = now + self.leases.interest;
+        for (conversation, generation) in interests {
+            let nodes = state.interests.entry(conversation.clone()).or_default();
+            if let Some((interest, lease)) = nodes.iter_mut().find(|(it, _)| it.node == *by) {
+                interest.generation = interest.generation.max(*generation);
+                *lease = until;
+            } else {
+                nodes.push((Interest { node: by.clone(), generation: *generation }, until));
+            }
+        }
+        Ok(())
+    }
+
+    async fn interested(&self, conversations: &[ConversationId]) -> Result<Vec<Vec<Interest>>, RoutesError> {
+        let state = self.lock();
+        let now = (self.now)();
+        let live = |conversation| {
+            let nodes = state.interests.get(conversation).into_iter().flatten();
+            let live = nodes
+                .filter(|(it, until)| now < *until && state.lease(&it.node, self.leases, now) == Lease::Live);
+            live.map(|(it, _)| it.clone()).collect()
+        };
+        Ok(conversations.iter().map(live).collect())
+    }
+}

@@ -1,0 +1,31 @@
+//! `Scratch` with planned faults.
+
+use async_trait::async_trait;
+use tidegate_protocol::id::{DeviceId, UserId};
+
+use super::{ChainSave, ChainState, Hit, Scratch, ScratchError, WindowRule};
+use crate::fault::{Breaks, Faulty};
+
+impl Breaks for ScratchError {
+    fn unavailable(why: String) -> Self {
+        Self::Unavailable(why)
+    }
+    fn unknown(why: String) -> Self {
+        Self::Unknown(why)
+    }
+}
+
+#[async_trait]
+impl Scratch for Faulty<dyn Scratch> {
+    async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError> {
+        self.call("save_chains", self.inner.save_chains(saves)).await
+    }
+
+    async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {
+        self.call("load_chain", self.inner.load_chain(user, device)).await
+    }
+
+    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
+        self.call("hit", self.inner.hit(rules)).await
+    }
+}
