@@ -7,6 +7,8 @@ use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
 mod refusal;
+#[cfg(test)]
+mod tests;
 
 use refusal::Why;
 

@@ -1,0 +1,281 @@
+//! The upgrade request from outside: what is let in, what is refused and in which words.
+
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    thread,
+};
+
+use proptest::{collection::vec, prelude::*, sample::Index};
+use tokio_tungstenite::tungstenite::{Message, client, client::IntoClientRequest, http::HeaderValue};
+
+use super::*;
+use tidegate_protocol::{
+    Code,
+    ws::{Opcode, encode_server},
+};
+
+const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+const BASE: &str = "Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n";
+
+fn policy() -> Policy {
+    Policy { origins: vec!["https://chat.example.org".to_owned()] }
+}
+
+/// A request that is let in, with these header lines added.
+fn request(more: &str) -> String {
+    format!("GET / HTTP/1.1\r\n{BASE}{KEY}{more}\r\n")
+}
+
+fn try_upgrade(request: &str) -> Result<Progress, Refusal> {
+    upgrade(request.as_bytes(), &policy())
+}
+
+fn accepted(request: &str) -> (String, Framing) {
+    match try_upgrade(request) {
+        Ok(Progress::Done { consumed, response, framing }) => {
+            assert_eq!(consumed, request.len());
+            (String::from_utf8(response).expect("ASCII"), framing)
+        }
+        other => panic!("{request}{other:?}"),
+    }
+}
+
+/// The refusal of a request, after a check that its response is well formed and says the same.
+fn refused(request: &str) -> Refusal {
+    let refusal = try_upgrade(request).expect_err(request);
+    let response = String::from_utf8(refusal.response.clone()).expect("ASCII");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with(&format!("HTTP/1.1 {} ", refusal.status)), "{head}");
+    let lines: Vec<&str> = head.split("\r\n").collect();
+    assert!(lines.iter().any(|line| line.starts_with("Connection: ") && line.ends_with("close")), "{head}");
+    assert!(lines.contains(&&*format!("Content-Length: {}", body.len())), "{head}");
+    let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!(body.trim_end().lines().count(), 1);
+    assert_eq!(json["code"], refusal.code.number());
+    assert_eq!(json["name"], refusal.code.name());
+    assert_eq!(json["message"], refusal.message);
+    assert!(json["cure"].as_str().is_some_and(|cure| !cure.is_empty()));
+    refusal
+}
+
+#[test]
+fn the_example_of_rfc_6455_section_1_3_is_answered() {
+    let (response, framing) = accepted(&request(""));
+    assert!(response.starts_with("HTTP/1.1 101 Switching Protocols\r\n"), "{response}");
+    assert!(response.ends_with("\r\n\r\n"));
+    let lower = response.to_ascii_lowercase();
+    assert!(response.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{response}");
+    assert!(lower.contains("\r\nconnection: upgrade\r\n") && lower.contains("\r\nupgrade: websocket\r\n"));
+    assert!(!lower.contains("sec-websocket-protocol"), "none offered, none answered");
+    assert_eq!(framing, Framing::Json);
+}
+
+#[test]
+fn the_clients_first_known_sub_protocol_wins() {
+    for (offer, framing) in [
+        ("tidegate.v1.proto, tidegate.v1.json", Framing::Proto),
+        ("tidegate.v1.json,tidegate.v1.proto", Framing::Json),
+        ("chat, ,tidegate.v1.proto", Framing::Proto),
+        ("chat\r\nSec-WebSocket-Protocol: tidegate.v1.json", Framing::Json),
+    ] {
+        let (response, chosen) = accepted(&request(&format!("Sec-WebSocket-Protocol: {offer}\r\n")));
+        assert_eq!(chosen, framing, "{offer}");
+        let line = format!("sec-websocket-protocol: {}\r\n", framing.sub_protocol());
+        assert!(response.contains(&line), "{response}");
+    }
+    assert_eq!(accepted(&request("Sec-WebSocket-Protocol:\r\n")).1, Framing::Json);
+    assert_eq!(refused(&request("Sec-WebSocket-Protocol: chat, mqtt\r\n")).status, 400);
+}
+
+#[test]
+fn a_request_that_comes_byte_by_byte_is_done_at_its_last_byte_and_leaves_what_follows() {
+    let whole = request("Sec-WebSocket-Protocol: tidegate.v1.proto\r\n");
+    for len in 0..whole.len() {
+        assert_eq!(try_upgrade(&whole[..len]), Ok(Progress::NeedMore), "{len}");
+    }
+    let expected = try_upgrade(&whole);
+    let followed = format!("{whole}{}", "\u{1}".repeat(20_000));
+    assert_eq!(try_upgrade(&followed), expected);
+    assert!(matches!(expected, Ok(Progress::Done { consumed, .. }) if consumed == whole.len()));
+}
+
+#[test]
+fn headers_that_a_browser_or_a_proxy_sends_are_fine() {
+    let text = "GET /v1/ws?v=1 HTTP/1.1\r\nhost: h:7800\r\nconnection: keep-alive, Upgrade\r\nUPGRADE: WebSocket\r\n\
+         sec-websocket-version:13\r\nsec-websocket-key:   dGhlIHNhbXBsZSBub25jZQ==  \r\n\
+         Sec-WebSocket-Extensions: permessage-deflate\r\nCookie: a=\"\u{e9}\"\r\nContent-Length: 0\r\n\
+         Origin: https://chat.example.org\r\n\r\n";
+    let (response, _) = accepted(text);
+    assert!(!response.to_ascii_lowercase().contains("extensions"), "no extension is spoken");
+    let split = request("").replace("Connection: Upgrade", "Connection: keep-alive\r\nConnection: Upgrade");
+    accepted(&split);
+}
+
+#[test]
+fn an_origin_must_be_listed_when_there_is_one() {
+    let from = |origin: &str| request(&format!("Origin: {origin}\r\n"));
+    for origin in
+        ["https://evil.example", "null", "", "https://chat.example.org.evil", "https://chat.example.org:8"]
+    {
+        let refusal = refused(&from(origin));
+        assert_eq!((refusal.status, refusal.code), (403, Code::OriginRefused), "{origin}");
+    }
+    accepted(&from("https://chat.example.org"));
+    accepted(&from("HTTPS://CHAT.example.org"));
+    let any = Policy { origins: vec!["*".to_owned()] };
+    assert!(upgrade(from("null").as_bytes(), &any).is_ok());
+    assert!(upgrade(from("null").as_bytes(), &Policy::default()).is_err());
+    assert!(upgrade(request("").as_bytes(), &Policy::default()).is_ok(), "not a browser");
+}
+
+#[test]
+fn a_token_in_the_url_is_refused_and_not_repeated() {
+    for query in ["token=SECRET", "a=b&token=SECRET", "Access_Token=SECRET", "jwt=SECRET", "token"] {
+        let refusal = refused(&request("").replace("GET /", &format!("GET /v1/ws?{query}")));
+        assert_eq!(refusal.status, 400);
+        assert!(refusal.message.contains("URL"));
+        assert!(!String::from_utf8_lossy(&refusal.response).contains("SECRET"));
+    }
+    accepted(&request("").replace("GET /", "GET /?mytoken=1&tokens=2"));
+}
+
+#[test]
+fn a_plain_request_hears_which_sub_protocols_are_spoken() {
+    let curl = "GET / HTTP/1.1\r\nHost: h\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n";
+    let without = |line: &str| request("").replace(line, "");
+    let old = request("").replace("HTTP/1.1", "HTTP/1.0");
+    for text in [
+        curl,
+        &without("Connection: Upgrade\r\n"),
+        &without("Upgrade: websocket\r\n"),
+        &old,
+        "GET /x HTTP/1.1\r\n\r\n",
+    ] {
+        let refusal = refused(text);
+        assert_eq!((refusal.status, refusal.code), (426, Code::BadUpgrade), "{text}");
+        let response = String::from_utf8_lossy(&refusal.response).into_owned();
+        assert!(Framing::ALL.iter().all(|framing| response.contains(framing.sub_protocol())), "{response}");
+        assert!(response.contains("\r\nUpgrade: websocket\r\n"), "{response}");
+    }
+}
+
+#[test]
+fn another_websocket_version_hears_13() {
+    for version in ["8", "7", "14", "013", "13, 8", ""] {
+        let refusal = refused(&request("").replace("Version: 13", &format!("Version: {version}")));
+        assert_eq!(refusal.status, 426, "{version}");
+        assert!(String::from_utf8_lossy(&refusal.response).contains("\r\nSec-WebSocket-Version: 13\r\n"));
+    }
+    assert_eq!(refused(&request("").replace("Sec-WebSocket-Version: 13\r\n", "")).status, 426);
+}
+
+#[test]
+fn a_key_that_is_not_sixteen_bytes_is_refused() {
+    for key in
+        ["", "abc", "dGhlIHNhbXBsZSBub25jZQ", "dGhlIHNhbXBsZSBub25jZSE=", "!!!!IHNhbXBsZSBub25jZQ==", "é"]
+    {
+        let refusal = refused(&request("").replace("dGhlIHNhbXBsZSBub25jZQ==", key));
+        assert_eq!(refusal.status, 400, "{key}");
+        assert!(refusal.message.contains("Sec-WebSocket-Key"));
+    }
+    assert_eq!(refused(&request("").replace(KEY, "")).status, 400);
+}
+
+#[test]
+fn headers_that_must_come_once_are_refused_twice() {
+    for twice in [KEY, "Sec-WebSocket-Version: 13\r\n", "Host: h\r\n"] {
+        assert_eq!(refused(&request(twice)).status, 400, "{twice}");
+    }
+    let origin = "Origin: https://chat.example.org\r\n";
+    assert_eq!(refused(&request(&origin.repeat(2))).status, 400);
+    assert_eq!(refused(&request("").replace("Host: h\r\n", "")).status, 400);
+}
+
+#[test]
+fn bodies_other_methods_and_other_paths_are_refused() {
+    assert_eq!(refused(&request("Content-Length: 5\r\n")).status, 400);
+    assert_eq!(refused(&request("Transfer-Encoding: chunked\r\n")).status, 400);
+    for method in ["POST", "CONNECT", "get"] {
+        let refusal = refused(&request("").replace("GET", method));
+        assert_eq!(refusal.status, 405, "{method}");
+        assert!(String::from_utf8_lossy(&refusal.response).contains("\r\nAllow: GET\r\n"));
+    }
+    for path in ["/metrics", "/v1/ws/", "//", "*", "http://h/", "/v1/ws#x"] {
+        assert_eq!(refused(&request("").replace("GET /", &format!("GET {path}"))).status, 404, "{path}");
+    }
+}
+
+#[test]
+fn huge_heads_and_a_thousand_headers_are_refused_as_soon_as_seen() {
+    let huge = request(&format!("X: {}\r\n", "a".repeat(HEAD_MAX)));
+    assert_eq!(try_upgrade(&huge[..HEAD_MAX - 1]), Ok(Progress::NeedMore));
+    assert_eq!(refused(&huge[..HEAD_MAX]).status, 431);
+    assert_eq!(refused(&huge).status, 431);
+    let target = format!("GET /?{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX));
+    assert_eq!(refused(&target).status, 431);
+
+    let room = HEAD_MAX - request("X: \r\n").len();
+    accepted(&request(&format!("X: {}\r\n", "a".repeat(room))));
+    assert_eq!(refused(&request(&format!("X: {}\r\n", "a".repeat(room + 1)))).status, 431);
+
+    accepted(&request(&"X: y\r\n".repeat(HEADERS_MAX - 5)));
+    assert_eq!(refused(&request(&"X: y\r\n".repeat(HEADERS_MAX - 4))).status, 431);
+    assert_eq!(refused(&format!("GET / HTTP/1.1\r\n{}", "X: y\r\n".repeat(1_000))).status, 431);
+}
+
+#[test]
+fn what_is_not_http_1_is_refused_at_once() {
+    assert_eq!(refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").status, 505);
+    assert_eq!(refused("GET / FTP/1.1\r\n").status, 505);
+    for junk in ["\u{16}\u{3}\u{1}", "GET\u{0}", "GET / HTTP/1.1\r\nNo colon here\r\n", " : \r\n"] {
+        assert_eq!(refused(junk).status, 400, "{junk:?}");
+    }
+    assert_eq!(refused("GET / HTTP/1.1\r\nA: b\r\n folded\r\n\r\n").status, 400);
+}
+
+proptest! {
+    #[test]
+    fn no_request_panics_and_every_refusal_is_a_response(
+        at in any::<Index>(),
+        len in 0_usize..40,
+        bytes in vec(any::<u8>(), 0..40),
+    ) {
+        let mut text = request("Origin: null\r\nSec-WebSocket-Protocol: a\r\n").into_bytes();
+        let at = at.index(text.len());
+        text.splice(at..text.len().min(at + len), bytes);
+        if let Err(refusal) = upgrade(&text, &Policy::default()) {
+            prop_assert!(refusal.response.starts_with(b"HTTP/1.1 "));
+        }
+    }
+}
+
+#[test]
+fn tungstenite_accepts_the_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let server = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().expect("a client");
+        let mut input = Vec::new();
+        loop {
+            let mut bytes = [0; 64];
+            let n = socket.read(&mut bytes).expect("bytes");
+            input.extend_from_slice(&bytes[..n]);
+            if let Progress::Done { consumed, mut response, framing } =
+                upgrade(&input, &policy()).expect("let in")
+            {
+                assert_eq!((consumed, framing), (input.len(), Framing::Proto));
+                encode_server(Opcode::Text, "早".as_bytes(), &mut response);
+                socket.write_all(&response).expect("sent");
+                return;
+            }
+        }
+    });
+    let mut request = format!("ws://{address}/v1/ws").into_client_request().expect("a request");
+    request.headers_mut().insert("Sec-WebSocket-Protocol", HeaderValue::from_static("tidegate.v1.proto"));
+    let socket = std::net::TcpStream::connect(address).expect("connected");
+    let (mut socket, response) = client(request, socket).expect("upgraded");
+    assert_eq!(response.headers()["sec-websocket-protocol"], "tidegate.v1.proto");
+    assert_eq!(socket.read().expect("a message"), Message::text("早"));
+    server.join().expect("the server is well");
+}
