@@ -137,7 +137,8 @@ async fn change_members(
 async fn show_group(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
     let group = group(&id)?;
     let unavailable = |error| Problem(Code::NotYet, format!("the store does not answer: {error}"));
-    let count = api.ports.store.member_count(&group).await.map_err(unavailable)?;
+    let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
+    let count = summary.map_or(0, |summary| summary.members);
     let members = api.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
     if members.is_empty() {
         return Err(Problem(Code::NotFound, String::new()));

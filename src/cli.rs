@@ -1,1 +1,66 @@
-//! Placeholder: cli is written next.
+//! The command line: what can be called, with examples; each subcommand in a file of its own.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+pub mod client;
+pub mod send;
+pub mod serve;
+pub mod tail;
+pub mod token;
+
+/// A connection broker: holds the connections of clients and moves their messages in order, at least once.
+#[derive(Parser, Debug)]
+#[command(version, about, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate                                     serve on 127.0.0.1:7800
+  tidegate tail --user bob                     show what bob receives
+  tidegate send --user alice --to bob hello    one message from alice to bob
+  tidegate token alice                         a development token
+
+The environment sets configuration keys as TIDEGATE__SECTION__KEY; see docs/config.md.";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Hold connections and move messages (the default)
+    Serve(serve::Args),
+    /// Send a message as a user
+    Send(send::Args),
+    /// Show what a user receives, one JSON line a frame
+    Tail(tail::Args),
+    /// Print a development token, signed with the key of the data directory
+    Token(token::Args),
+}
+
+/// Where the data directory is, for commands that sign their own tokens.
+#[derive(clap::Args, Clone, Debug)]
+pub struct DataArg {
+    /// Data directory of the node: its token key, and where it listens
+    #[arg(long, value_name = "DIR", default_value = "tidegate-data", env = "TIDEGATE_DATA")]
+    pub data: PathBuf,
+}
+
+/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {
+        Command::Serve(args) => serve::run(&args),
+        Command::Send(args) => send::run(&args),
+        Command::Tail(args) => tail::run(&args),
+        Command::Token(args) => token::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -7,7 +7,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -20,7 +20,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use crate::{budget::Seat, routes::RegisterError};
+use crate::{budget::Seat, routes::Route, scratch::ChainState};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
@@ -47,6 +47,29 @@ impl ConnKey {
         let byte = |shift: u32, mask: u64| (packed >> shift & mask) as u32;
         Self { shard: (packed >> 56) as u8, slot: byte(0, 0xffff_ffff), generation: byte(32, 0xff_ffff) }
     }
+}
+
+/// Handles to all shards, filled once all of them exist.
+pub type ShardHandles = Arc<OnceLock<Vec<ShardHandle>>>;
+
+/// A login whose route stands.
+#[derive(Debug)]
+pub struct LoginDone {
+    /// The row, with the token that alone may delete it.
+    pub route: Route,
+    /// Whether another connection had it before.
+    pub replaced: bool,
+    /// Where the device's chain stands, as far as anybody remembers.
+    pub chain: Option<ChainState>,
+}
+
+/// A login that can't be completed now.
+#[derive(Debug)]
+pub struct LoginError {
+    /// What to tell the client.
+    pub code: Code,
+    /// In words.
+    pub reason: &'static str,
 }
 
 /// Who gets a push.
@@ -84,7 +107,7 @@ pub enum Mail {
     /// Pushes and index changes, in log order.
     Deliver(Vec<Item>),
     /// The login use-case is done.
-    LoginDone(ConnKey, Result<crate::chat::login::LoginDone, RegisterError>),
+    LoginDone(ConnKey, Result<LoginDone, LoginError>),
     /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
     Memberships(ConnKey, Vec<ConversationId>),
     /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.

@@ -29,7 +29,7 @@ use tidegate_protocol::{
 };
 
 use self::{conn::{Conn, Conns}, hub::Hub};
-pub use self::context::Context;
+pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
 
 /// Bytes read from a connection in one turn before others get theirs.
@@ -64,6 +64,8 @@ pub struct Shard {
     joining: Vec<(crate::mail::ConnKey, tidegate_protocol::id::UserId)>,
     /// Mail to itself, handled in the same turn.
     own: Vec<Mail>,
+    /// Frames read this turn, for the metrics.
+    frames_in: u64,
     now: Time,
     next_tick: Time,
     stopping: bool,
@@ -97,6 +99,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         batch: Vec::new(),
         joining: Vec::new(),
         own: Vec::new(),
+        frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,
         stopping: false,

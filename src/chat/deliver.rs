@@ -13,9 +13,8 @@ use tidegate_protocol::{
 use super::admin::{ADMIN_CONN, Pending};
 use crate::{
     directory::{Directory, ShardSet},
-    mail::{Audience, ConnKey, Delivery, Item, Mail},
+    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandles},
     routes::NodeBoot,
-    shard::ShardHandles,
 };
 
 /// Gathers what is to be told to the shards and sends it, one mail of a kind for each shard and batch.
@@ -103,6 +102,12 @@ impl Outbound {
         if matches!(change.action, MemberAction::Leave | MemberAction::Kick) {
             self.item(shards, Item::Part(conversation.clone(), users));
         }
+    }
+
+    /// These users are in the conversation no more.
+    pub fn part(&mut self, conversation: &ConversationId, users: Arc<[UserId]>) {
+        let shards = self.directory.conversation(conversation);
+        self.item(shards, Item::Part(conversation.clone(), users));
     }
 
     /// The groups of a user, for a connection that waits for them; holds them open until the shard has them.

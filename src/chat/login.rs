@@ -8,30 +8,10 @@ use tidegate_protocol::{
 };
 
 use crate::{
+    mail::{LoginDone, LoginError},
     ports::Ports,
     routes::{Registration, Route},
-    scratch::ChainState,
 };
-
-/// The route stands.
-#[derive(Debug)]
-pub struct LoginDone {
-    /// The row, with the token that alone may delete it.
-    pub route: Route,
-    /// Whether another connection had it before.
-    pub replaced: bool,
-    /// Where the device's chain stands, as far as anybody remembers.
-    pub chain: Option<ChainState>,
-}
-
-/// The login can't be completed now.
-#[derive(Debug)]
-pub struct LoginError {
-    /// What to tell the client.
-    pub code: Code,
-    /// In words.
-    pub reason: &'static str,
-}
 
 /// Registers the device's route and loads its chain; the newest login wins at once, whatever was there.
 pub async fn login(ports: Arc<Ports>, user: UserId, device: DeviceId) -> Result<LoginDone, LoginError> {

@@ -15,9 +15,9 @@ use super::{
     conn::{Conn, LIVE, Who},
 };
 use crate::{
-    chat::login::{self, LoginDone, LoginError},
+    chat::{login, send},
     inline,
-    mail::{ConnKey, Mail},
+    mail::{ConnKey, LoginDone, LoginError, Mail},
     room,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
@@ -151,10 +151,10 @@ impl Shard {
         for shard in self.context.directory.user(&route.user).iter() {
             if shard == self.context.index {
                 self.own.push(mail());
-            } else if let Some(handle) = self.context.shards().get(shard)
-                && !handle.try_post(mail())
-            {
-                tracing::warn!(shard, "a full mailbox kept an old connection from being told REPLACED");
+            } else if let Some(handle) = self.context.shards().get(shard).cloned() {
+                let mail = mail();
+                // A shard is gone only when the node stops, and then its clients are told so.
+                self.context.runtime.spawn(async move { handle.post(mail).await.ok() });
             }
         }
     }
@@ -168,13 +168,7 @@ impl Shard {
             return self.publish(conn, submit);
         }
         let Some(who) = &conn.who else { return };
-        let bytes = submit.content.len() + RECORD_OVERHEAD_BYTES;
-        let (ticket, limits) = (submit.ticket, &self.context.limits);
-        if !self.context.intake.reserve(bytes) {
-            conn.session.submit_refused(ticket, Code::Busy, limits, self.now, &mut self.scratch.actions);
-            return;
-        }
-        let order = submit.order;
+        let (ticket, order) = (submit.ticket, submit.order);
         let message = Message {
             conversation: submit.conversation,
             sender: who.route.user.clone(),
@@ -192,7 +186,13 @@ impl Shard {
             conn: conn.key.pack(),
             request: ticket,
         };
-        self.batch.push(Record { origin, received_at: wall_ms(), body: Body::Message(message) });
+        let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
+        if self.context.intake.reserve(send::weight(&record)) {
+            self.batch.push(record);
+        } else {
+            let limits = &self.context.limits;
+            conn.session.submit_refused(ticket, Code::Busy, limits, self.now, &mut self.scratch.actions);
+        }
     }
 
     /// A message to a live room: numbered and fanned out here and now, never logged.
@@ -270,9 +270,6 @@ impl Shard {
         self.flush(conn);
     }
 }
-
-/// What a record weighs beside its content, roughly, in bytes.
-const RECORD_OVERHEAD_BYTES: usize = 256;
 
 fn fresh_id() -> MsgId {
     MsgId::new(&uuid::Uuid::new_v4().simple().to_string()).expect("32 hex digits are an id")

@@ -1,7 +1,7 @@
 //! What a shard is given at start: its number, its limits, and the handles to the rest of the node.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::Duration,
 };
 
@@ -13,12 +13,9 @@ use tokio::runtime::Handle;
 
 use super::outbox::Caps;
 use crate::{
-    auth::Verifier, chat::send::Intake, directory::Directory, mail::ShardHandle, metrics::Metrics, net::upgrade,
+    auth::Verifier, chat::send::Intake, directory::Directory, mail::{ShardHandle, ShardHandles}, metrics::Metrics, net::upgrade,
     ports::Ports, room::Rooms,
 };
-
-/// Handles to all shards, filled once all of them exist.
-pub type ShardHandles = Arc<OnceLock<Vec<ShardHandle>>>;
 
 /// The surroundings of a shard; everything shared is behind an `Arc`.
 #[derive(Clone)]

@@ -93,6 +93,9 @@ impl Shard {
                 }
             }
         }
+        if join {
+            self.release_holds(std::slice::from_ref(conversation));
+        }
     }
 
     fn serve(&mut self, group: u32, run: &Rc<[Delivery]>, start: usize, end: usize) {

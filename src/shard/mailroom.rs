@@ -2,11 +2,10 @@
 
 use std::{collections::VecDeque, mem};
 
-use tidegate_protocol::{Code, machine::session::Answer};
+use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer};
 
 use super::Shard;
 use crate::{
-    chat::send::Intake,
     mail::{ConnKey, Mail},
 };
 
@@ -51,6 +50,7 @@ impl Shard {
                 if let Some(slot) = self.conns.find(key) {
                     self.with_conn(slot, |shard, conn| shard.on_memberships(conn, &groups));
                 }
+                self.release_holds(&groups);
             }
             Mail::Replaced(user, device, epoch) => {
                 let old: Vec<u32> = self.hub.slots(&user).to_vec();
@@ -91,6 +91,13 @@ impl Shard {
         });
     }
 
+    /// The owner held these open until this shard knew of its members; now the hub holds what it needs.
+    pub(super) fn release_holds(&self, conversations: &[ConversationId]) {
+        for conversation in conversations {
+            self.context.directory.release_conversation(conversation, self.context.index);
+        }
+    }
+
     fn shed_memory(&mut self) {
         let weight = |slot: &u32| {
             let conn = self.conns.peek(*slot);
@@ -109,10 +116,10 @@ impl Shard {
     /// Gives this turn's sends and logins to the owner; what it can't take now is offered again next turn.
     pub(super) fn hand_over(&mut self) {
         if !self.batch.is_empty() {
-            self.batch = Intake::offer_records(&self.context.intake, mem::take(&mut self.batch));
+            self.batch = self.context.intake.offer_records(mem::take(&mut self.batch));
         }
         if !self.joining.is_empty() {
-            self.joining = Intake::offer_logins(&self.context.intake, mem::take(&mut self.joining));
+            self.joining = self.context.intake.offer_logins(mem::take(&mut self.joining));
         }
         if self.frames_in > 0 {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));

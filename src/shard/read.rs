@@ -27,7 +27,7 @@ impl Shard {
     pub(super) fn read(&mut self, conn: &mut Conn) {
         let mut budget = READ_BUDGET_BYTES;
         loop {
-            if conn.is_open() && !conn.session.wants_read() {
+            if conn.is_open() && !conn.session.wants_read(&self.context.limits) {
                 conn.paused = true;
                 break;
             }
@@ -68,7 +68,7 @@ impl Shard {
 
     /// Goes on with a connection whose reading was paused, if it may read again.
     pub(super) fn resume(&mut self, conn: &mut Conn) {
-        if conn.paused && conn.is_open() && conn.session.wants_read() {
+        if conn.paused && conn.is_open() && conn.session.wants_read(&self.context.limits) {
             conn.paused = false;
             let kept = self.recall_partial(conn);
             if kept > 0 {
@@ -126,7 +126,7 @@ impl Shard {
         let mut scanned = conn.partial.as_ref().map_or(0, |partial| partial.scanned);
         let mut at = 0;
         while at < end && conn.is_open() {
-            if !conn.session.wants_read() {
+            if !conn.session.wants_read(&self.context.limits) {
                 conn.paused = true;
                 break;
             }
@@ -193,7 +193,7 @@ impl Shard {
                 Ok(Cut::Consumed(consumed))
             }
             Err(refusal) => {
-                self.scratch.reply.extend_from_slice(&refusal.response());
+                self.scratch.reply.extend_from_slice(&refusal.response);
                 self.finish(conn, Code::BadUpgrade);
                 Ok(Cut::Consumed(input.len()))
             }
@@ -258,7 +258,7 @@ impl Shard {
                 conn.session.handle_frame(frame, &self.context.limits, self.now, &mut self.scratch.actions);
             }
             Decoded::Empty => {
-                conn.session.handle_empty(&self.context.limits, self.now, &mut self.scratch.actions);
+                conn.session.handle_empty(self.now, &mut self.scratch.actions);
             }
         }
         self.act(conn);

@@ -1,0 +1,119 @@
+//! A small client for the command line: WebSocket with JSON, logged in as a user of this data directory.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, bail};
+use futures_util::{SinkExt, StreamExt};
+use tidegate_protocol::{
+    codec::{self, Decoded, Framing},
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+use tokio::net::TcpStream;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
+};
+
+use crate::{auth, node};
+
+/// How long the broker may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A logged-in connection.
+pub struct Client {
+    socket: WebSocketStream<TcpStream>,
+    /// What the broker said at login.
+    pub welcome: pb::Welcome,
+}
+
+impl Client {
+    /// Logs in as `user` at the node that runs on `data`, or at `server` if given.
+    ///
+    /// # Errors
+    /// Says what to do when no node is there, and what the broker refused.
+    pub async fn login(data: &Path, server: Option<&str>, user: &str, device: &str) -> anyhow::Result<Self> {
+        let server = match server {
+            Some(server) => server.to_owned(),
+            None => {
+                let file = data.join(node::NODE_FILE);
+                let text = std::fs::read(&file).with_context(|| {
+                    format!("no node runs on {}: start one with `tidegate`, or name it with --server", data.display())
+                })?;
+                serde_json::from_slice::<node::Addresses>(&text)?.client.to_string()
+            }
+        };
+        let token = auth::sign(&auth::load_or_create_key(data)?, user, None, Duration::from_secs(3_600));
+        let stream = TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
+        stream.set_nodelay(true)?;
+        let mut request = format!("ws://{server}/").into_client_request()?;
+        let headers = request.headers_mut();
+        headers.insert("Sec-WebSocket-Protocol", HeaderValue::from_static("tidegate.v1.json"));
+        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await?;
+        let hello = pb::Hello { version: 1, token, device: device.to_owned(), ..Default::default() };
+        ask(&mut socket, 1, Ask::Hello(hello)).await?;
+        match listen(&mut socket).await?.body {
+            Some(Say::Welcome(welcome)) => Ok(Self { socket, welcome }),
+            other => bail!("the login was refused: {}", explain(other)),
+        }
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// Fails when the connection is lost.
+    pub async fn ask(&mut self, id: u64, body: Ask) -> anyhow::Result<()> {
+        ask(&mut self.socket, id, body).await
+    }
+
+    /// The next frame; waits as long as it takes.
+    ///
+    /// # Errors
+    /// Fails when the connection ends.
+    pub async fn next(&mut self) -> anyhow::Result<pb::ServerFrame> {
+        next(&mut self.socket).await
+    }
+
+    /// The next frame within the deadline.
+    ///
+    /// # Errors
+    /// Fails when the connection ends or nothing comes.
+    pub async fn answer(&mut self) -> anyhow::Result<pb::ServerFrame> {
+        listen(&mut self.socket).await
+    }
+}
+
+async fn ask(socket: &mut WebSocketStream<TcpStream>, id: u64, body: Ask) -> anyhow::Result<()> {
+    let mut out = Vec::new();
+    codec::encode_client(&pb::ClientFrame { id, body: Some(body) }, Framing::Json, &mut out);
+    Ok(socket.send(Message::text(String::from_utf8(out)?)).await?)
+}
+
+async fn listen(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
+    tokio::time::timeout(DEADLINE, next(socket)).await.context("the broker did not answer in time")?
+}
+
+async fn next(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
+    loop {
+        let message = socket.next().await.context("the broker closed the connection")??;
+        let payload = match &message {
+            Message::Text(text) => text.as_bytes(),
+            Message::Binary(bytes) => bytes,
+            Message::Ping(_) | Message::Pong(_) | Message::Close(_) | Message::Frame(_) => continue,
+        };
+        if let Decoded::Frame(frame) = codec::decode_server(payload, Framing::Json)? {
+            return Ok(frame);
+        }
+    }
+}
+
+/// A refusal in words, with its cure.
+pub fn explain(body: Option<Say>) -> String {
+    let (code, name, text) = match body {
+        Some(Say::Error(error)) => (error.code, error.name, error.message),
+        Some(Say::Close(close)) => (close.code, close.name, close.reason),
+        other => return format!("an unexpected answer: {other:?}"),
+    };
+    let known = u16::try_from(code).ok().and_then(tidegate_protocol::Code::from_number);
+    let cure = known.map_or("", tidegate_protocol::Code::cure);
+    format!("{code} {name}: {text} {cure}")
+}

@@ -1,0 +1,93 @@
+//! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{auth, config::Config, node::Node};
+
+/// Arguments of `tidegate serve`.
+#[derive(clap::Args, Debug, Default)]
+pub struct Args {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Data directory (node.data)
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Client address (listen.client); port 0 = any free one
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Admin address (listen.admin), loopback only
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Option<SocketAddr>,
+    /// Threads that hold connections (node.shards); 0 = one per core
+    #[arg(long)]
+    shards: Option<usize>,
+    /// Any configuration key, as section.key=value; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// How long the tokens printed at start are good for.
+const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Says what is wrong with the configuration or in the way of starting.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
+    let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    let mut sets = args.set.clone();
+    sets.extend(args.data.iter().map(|data| format!("node.data={}", data.display())));
+    sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));
+    sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
+    sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
+    let config = Config::load(args.config.as_deref(), &sets)?;
+    let node = Node::start(&config)?;
+    greet(&node, &config);
+    node.block_on(wait_for_signal())?;
+    eprintln!("stopping: clients are told to come back, then the node ends");
+    node.stop();
+    Ok(())
+}
+
+async fn wait_for_signal() -> std::io::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+fn greet(node: &Node, config: &Config) {
+    let client = node.addresses.client;
+    let data = config.node.data.display();
+    println!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), config.node.id);
+    println!("  clients  ws://{client}  tcp://{client}  (WebSocket, protobuf frames, JSON lines)");
+    println!("  admin    http://{}  (groups, health, metrics)", node.addresses.admin);
+    println!("  data     {data}");
+    if !node.durable {
+        println!();
+        println!("  MESSAGES LIVE IN MEMORY ONLY: a restart forgets them. The durable store comes next.");
+    }
+    if !client.ip().is_loopback() {
+        return;
+    }
+    println!();
+    for user in ["alice", "bob"] {
+        println!("  token for {user}: {}", auth::sign(&node.token_key, user, None, TOKEN_TTL));
+    }
+    let data = match config.node.data.to_str() {
+        Some("tidegate-data") | None => String::new(),
+        Some(other) => format!(" --data {other}"),
+    };
+    println!();
+    println!("  try, in two more terminals:");
+    println!("    tidegate tail --user bob{data}");
+    println!("    tidegate send --user alice --to bob{data} hello");
+    println!("  or by hand: see \"By hand\" in the README (nc {} {})", client.ip(), client.port());
+}

@@ -1,0 +1,76 @@
+//! `tidegate tail`: what a user receives, one JSON line a frame, acked as it comes.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use tidegate_protocol::{
+    codec::{self, Framing},
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+
+use super::client::{Client, explain};
+
+/// Arguments of `tidegate tail`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Who listens
+    #[arg(long)]
+    user: String,
+    /// Live rooms to join; may be repeated
+    #[arg(long, value_name = "ROOM")]
+    room: Vec<String>,
+    /// Device to listen on
+    #[arg(long, default_value = "cli-tail")]
+    device: String,
+    /// End after this many pushes
+    #[arg(long)]
+    count: Option<u64>,
+    /// Where the node is, if not on this data directory
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Option<String>,
+    #[command(flatten)]
+    data: super::DataArg,
+}
+
+/// Prints until the connection ends.
+///
+/// # Errors
+/// Says why the broker closed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut client =
+            Client::login(&args.data.data, args.server.as_deref(), &args.user, &args.device).await?;
+        for (id, room) in (2..).zip(&args.room) {
+            client.ask(id, Ask::Join(pb::Join { room: room.trim_start_matches("r:").to_owned() })).await?;
+        }
+        eprintln!("listening as {} on {}", args.user, client.welcome.node);
+        let mut beat = tokio::time::interval(Duration::from_millis(client.welcome.heartbeat_ms.max(100).into()));
+        let mut left = args.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            let frame = tokio::select! {
+                frame = client.next() => frame?,
+                _ = beat.tick() => {
+                    client.ask(0, Ask::Ping(pb::Ping::default())).await?;
+                    continue;
+                }
+            };
+            match &frame.body {
+                Some(Say::Pong(_) | Say::Done(_)) => continue,
+                Some(Say::Push(push)) => {
+                    left -= 1;
+                    if !push.conversation.starts_with("r:") {
+                        let ack = pb::Ack { conversation: push.conversation.clone(), seq: push.seq };
+                        client.ask(0, Ask::Ack(ack)).await?;
+                    }
+                }
+                Some(Say::Close(_)) => bail!(explain(frame.body)),
+                _ => {}
+            }
+            let mut line = Vec::new();
+            codec::encode_server(&frame, Framing::Json, &mut line);
+            println!("{}", String::from_utf8_lossy(&line));
+        }
+        Ok(())
+    })
+}

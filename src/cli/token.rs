@@ -1,0 +1,38 @@
+//! `tidegate token`: a development token on standard output.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use tidegate_protocol::id::check_id;
+
+use crate::auth;
+
+/// Arguments of `tidegate token`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The user that the token names
+    user: String,
+    /// Bind the token to this device
+    #[arg(long)]
+    device: Option<String>,
+    /// How long it is good for, in seconds
+    #[arg(long, default_value_t = 86_400, value_name = "SECONDS")]
+    ttl: u64,
+    #[command(flatten)]
+    data: super::DataArg,
+}
+
+/// Prints the token.
+///
+/// # Errors
+/// Fails on a name that is no id, and when the key can't be read or made.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
+    if let Some(device) = &args.device {
+        check_id(device).with_context(|| format!("device {device:?}"))?;
+    }
+    let key = auth::load_or_create_key(&args.data.data)
+        .with_context(|| format!("the data directory {} can't be used", args.data.data.display()))?;
+    println!("{}", auth::sign(&key, &args.user, args.device.as_deref(), Duration::from_secs(args.ttl)));
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The composition root: builds the ports, starts shards, owner, door and admin port, and stops them in order.
+//!
+//! The only file that names adapters.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, OnceLock},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use tidegate_protocol::{
+    Code, Time,
+    id::NodeId,
+    machine::{chain::ChainLimits, session, window::WindowLimits},
+};
+
+use crate::{
+    accept::{Acceptor, Stopper},
+    api::{self, Api},
+    auth::{self, Verifier},
+    budget::{self, Admission, Pressure},
+    bus::{TopicId, local::{LocalBus, LocalBusConfig}},
+    chat::{
+        admin::{Admin, Pending},
+        deliver::Outbound,
+        owner,
+        send::{self, Intake},
+    },
+    config::Config,
+    directory::Directory,
+    link::local::LocalLink,
+    mail::{Mail, ShardHandle, ShardHandles},
+    metrics::{self, Metrics},
+    net::{sockopt, upgrade},
+    ports::Ports,
+    room::Rooms,
+    routes::{NodeBoot, memory::{Leases, MemoryRoutes}},
+    scratch::memory::MemoryScratch,
+    shard::{self, Caps, Shard},
+    store::MemoryStore,
+};
+
+/// How often memory is looked at.
+const MEMORY_TICK: Duration = Duration::from_millis(500);
+
+/// How long stopping may take before it goes on regardless.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The file in the data directory that tells where a running node listens.
+pub const NODE_FILE: &str = "node.json";
+
+/// Where a running node is; also the content of [`NODE_FILE`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Addresses {
+    /// The client port.
+    pub client: SocketAddr,
+    /// The admin port.
+    pub admin: SocketAddr,
+    /// The process.
+    pub pid: u32,
+}
+
+/// A running node.
+pub struct Node {
+    /// Where it listens.
+    pub addresses: Addresses,
+    /// Whether messages outlive the process.
+    pub durable: bool,
+    /// The key of development tokens.
+    pub token_key: Vec<u8>,
+    services: tokio::runtime::Runtime,
+    door: (Stopper, JoinHandle<io::Result<()>>),
+    shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
+    node_file: std::path::PathBuf,
+}
+
+impl Node {
+    /// Builds and starts everything; when this returns, clients are served.
+    ///
+    /// # Errors
+    /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
+    pub fn start(config: &Config) -> anyhow::Result<Self> {
+        let start = Instant::now();
+        let services = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("tidegate-services")
+            .enable_all()
+            .build()
+            .context("the services runtime could not start")?;
+        let token_key = auth::load_or_create_key(&config.node.data)
+            .with_context(|| format!("the data directory {} can't be used", config.node.data.display()))?;
+        let door = sockopt::listen(config.listen.client, config.listen.backlog)
+            .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
+        let admin_door = sockopt::listen(config.listen.admin, 128)
+            .with_context(|| format!("listen.admin {} can't be used", config.listen.admin))?;
+        let addresses =
+            Addresses { client: door.local_addr()?, admin: admin_door.local_addr()?, pid: std::process::id() };
+        let (metrics, rendered) = metrics::install();
+        let ports = Arc::new(single(config, start)?);
+        let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
+        let (directory, handles, pending) =
+            (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
+        let base = shard::Context {
+            index: 0,
+            node: ports.me.node.clone(),
+            boot: ports.me.boot,
+            limits: session_limits(config),
+            caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
+            frame_deadline: Duration::from_millis(config.timing.frame_ms),
+            write_deadline: Duration::from_millis(config.timing.write_ms),
+            linger: Duration::from_millis(config.timing.linger_ms),
+            upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
+            verifier: Arc::new(Verifier::hs256(&token_key)),
+            directory: Arc::clone(&directory),
+            handles: Arc::clone(&handles),
+            intake: Arc::clone(&intake),
+            ports: Arc::clone(&ports),
+            rooms: Arc::new(Rooms::default()),
+            runtime: services.handle().clone(),
+            metrics: metrics.clone(),
+            panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
+        };
+        let shards = start_shards(&base, &handles, shard_count(config), start)?;
+        let outbound =
+            || Outbound::new(ports.me.clone(), Arc::clone(&directory), Arc::clone(&handles), Arc::clone(&pending));
+        services.spawn(send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound()));
+        services.spawn(owner::own_all(
+            Arc::clone(&ports),
+            outlets.logins,
+            outbound(),
+            owner::Settings { small_group_max: config.limits.small_group_max },
+            metrics.clone(),
+        ));
+        let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
+        let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
+        let limit = budget::memory_limit(config.limits.memory_bytes);
+        services.spawn(watch_memory(Arc::clone(&admission), handle_list.clone(), metrics.clone(), limit));
+        let (acceptor, stopper) =
+            Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
+        let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
+        let api = Api {
+            admin: Admin::new(ports.me.clone(), intake, pending),
+            ports: Arc::clone(&ports),
+            admission,
+            metrics: rendered,
+        };
+        serve_api(&services, admin_door, api)?;
+        let node_file = config.node.data.join(NODE_FILE);
+        write_node_file(&node_file, &addresses)?;
+        Ok(Self { addresses, durable: ports.bus.durable(), token_key, services, door, shards, node_file })
+    }
+
+    /// Runs a future on the services runtime.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.services.block_on(future)
+    }
+
+    /// Stops: no newcomers, every client told `DRAINING`, then the threads end.
+    pub fn stop(self) {
+        let deadline = Instant::now() + STOP_DEADLINE;
+        self.door.0.stop();
+        if let Err(error) = fs::remove_file(&self.node_file) {
+            tracing::debug!(%error, "the node file was gone already");
+        }
+        for (handle, _) in &self.shards {
+            // A shard that ended by itself has no clients to tell.
+            handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+        }
+        let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
+        for thread in threads {
+            while !thread.is_finished() && Instant::now() < deadline {
+                thread::park_timeout(Duration::from_millis(5));
+            }
+            if thread.is_finished()
+                && let Ok(Err(error)) = thread.join()
+            {
+                tracing::error!(%error, "a thread ended with an error");
+            }
+        }
+        self.services.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// Profile `single`: all five ports in this process. Messages live in memory only until the embedded store exists.
+fn single(config: &Config, start: Instant) -> anyhow::Result<Ports> {
+    let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
+    let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
+    let topic = TopicId(rand::random());
+    let log = LocalBusConfig { partitions: 1, topic, ..LocalBusConfig::default() };
+    let leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(60) };
+    Ok(Ports {
+        me: NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() },
+        bus: Arc::new(LocalBus::new(log)),
+        store: Arc::new(MemoryStore::new(1)),
+        routes: Arc::new(MemoryRoutes::new(wall_ms, leases, now)),
+        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
+        link: Arc::new(LocalLink),
+    })
+}
+
+/// What scratch may hold on one machine.
+const SCRATCH_BYTES: usize = 64 * 1024 * 1024;
+
+fn shard_count(config: &Config) -> usize {
+    match config.node.shards {
+        0 => thread::available_parallelism().map_or(1, |cores| cores.get()).min(crate::directory::SHARDS_MAX),
+        shards => shards,
+    }
+}
+
+fn start_shards(
+    base: &shard::Context,
+    handles: &OnceLock<Vec<ShardHandle>>,
+    count: usize,
+    start: Instant,
+) -> anyhow::Result<Vec<(ShardHandle, JoinHandle<io::Result<()>>)>> {
+    let built: Vec<(Shard, ShardHandle)> = (0..count)
+        .map(|index| shard::build(shard::Context { index, ..base.clone() }))
+        .collect::<io::Result<_>>()
+        .context("a shard could not start")?;
+    let list = built.iter().map(|(_, handle)| handle.clone()).collect();
+    if handles.set(list).is_err() {
+        anyhow::bail!("the shards of a node are started once");
+    }
+    let mut shards = Vec::new();
+    for (index, (shard, handle)) in built.into_iter().enumerate() {
+        let thread = thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))?;
+        shards.push((handle, thread));
+    }
+    Ok(shards)
+}
+
+fn session_limits(config: &Config) -> session::Limits {
+    let (limits, timing) = (&config.limits, &config.timing);
+    let ms = Duration::from_millis;
+    let u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let heartbeat = ms(timing.heartbeat_ms);
+    session::Limits {
+        handshake: ms(timing.handshake_ms),
+        login_answer: ms(timing.handshake_ms),
+        heartbeat,
+        heartbeat_min: heartbeat.min(Duration::from_secs(5)),
+        heartbeat_max: heartbeat.max(Duration::from_secs(300)),
+        frame_bytes_max: u32(limits.frame_bytes_max),
+        content_bytes_max: u32(limits.content_bytes_max),
+        in_flight_max: limits.in_flight_max as usize,
+        chain: ChainLimits {
+            hold_max: limits.hold_max as usize,
+            hold_bytes_max: limits.hold_bytes_max as usize,
+            order_timeout: ms(timing.order_timeout_ms),
+        },
+        errors_max: u16::try_from(limits.errors_max).unwrap_or(u16::MAX),
+        rooms_max: limits.rooms_max as usize,
+        reply_deadline: ms(timing.reply_ms),
+        window: WindowLimits {
+            count_max: limits.window_max,
+            bytes_max: limits.window_bytes_max,
+            ack_timeout: ms(timing.ack_timeout_ms),
+            tries: u8::try_from(timing.ack_tries).unwrap_or(u8::MAX),
+        },
+        ..session::Limits::default()
+    }
+}
+
+async fn watch_memory(admission: Arc<Admission>, shards: Vec<ShardHandle>, metrics: Metrics, limit: u64) {
+    let mut tick = tokio::time::interval(MEMORY_TICK);
+    metrics.memory_limit.set(limit as f64);
+    let mut before = Pressure::Fine;
+    loop {
+        tick.tick().await;
+        let used = budget::memory_used();
+        metrics.memory_used.set(used as f64);
+        let pressure = admission.note_memory(used, limit);
+        if pressure != before {
+            tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
+            before = pressure;
+        }
+        if pressure == Pressure::Shed {
+            for shard in &shards {
+                if !shard.try_post(Mail::ShedMemory) {
+                    tracing::warn!("a shard with a full mailbox could not be told that memory is short");
+                }
+            }
+        }
+    }
+}
+
+fn serve_api(services: &tokio::runtime::Runtime, door: std::net::TcpListener, api: Api) -> io::Result<()> {
+    let _guard = services.enter();
+    let listener = tokio::net::TcpListener::from_std(door)?;
+    services.spawn(async move {
+        if let Err(error) = api::serve(listener, api).await {
+            tracing::error!(%error, "the admin port stopped");
+        }
+    });
+    Ok(())
+}
+
+/// Written under another name first, so that whoever waits for it never reads half of it.
+fn write_node_file(path: &Path, addresses: &Addresses) -> anyhow::Result<()> {
+    let draft = path.with_extension("tmp");
+    fs::write(&draft, serde_json::to_vec(addresses)?)?;
+    fs::rename(&draft, path).with_context(|| format!("{} can't be written", path.display()))
+}

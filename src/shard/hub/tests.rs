@@ -1,0 +1,136 @@
+//! The hub's indexes against a naive picture, and a kick in the middle of a fan-out.
+
+use super::*;
+use crate::mail::Audience;
+use tidegate_protocol::{codec::PushFrame, pb};
+
+fn hub() -> Hub {
+    Hub::new(0, Arc::new(Directory::default()))
+}
+
+fn group(name: &str) -> ConversationId {
+    ConversationId::parse(&format!("g:{name}")).unwrap()
+}
+
+fn push(to: &ConversationId, seq: u64) -> Delivery {
+    let frame = Arc::new(PushFrame::new(&pb::ServerFrame::default()));
+    Delivery { conversation: to.clone(), seq, audience: Audience::Members, frame, origin: None, tracked: false }
+}
+
+/// Does all the work there is; returns (slot, seq) in the order served.
+fn serve(hub: &mut Hub, budget: usize) -> Vec<(u32, u64)> {
+    let mut served = Vec::new();
+    while let Some(work) = hub.next_work(budget) {
+        if let Work::Fan { group, run, start, end } = work {
+            for index in start..end {
+                let Some(slot) = hub.member(group, index) else { continue };
+                served.extend(run.iter().map(|delivery| (slot, delivery.seq)));
+            }
+        }
+    }
+    served
+}
+
+#[test]
+fn pushes_that_come_together_go_out_together_and_in_order() {
+    let (mut hub, g) = (hub(), group("g"));
+    for slot in 0..3 {
+        assert!(hub.join(&g, slot));
+        assert!(!hub.join(&g, slot), "joining twice changes nothing");
+    }
+    hub.push(push(&g, 1));
+    hub.push(push(&g, 2));
+    assert_eq!(serve(&mut hub, 100), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2)]);
+}
+
+#[test]
+fn a_member_who_leaves_during_a_fan_out_costs_nobody_a_push() {
+    let (mut hub, g) = (hub(), group("g"));
+    (0..4).for_each(|slot| assert!(hub.join(&g, slot)));
+    hub.push(push(&g, 1));
+    let Some(Work::Fan { start: 0, end: 2, .. }) = hub.next_work(2) else { panic!("the first slice") };
+    // The last member would be swapped into the first place, which was served already.
+    assert!(hub.leave(&g, 0));
+    assert_eq!(serve(&mut hub, 2), [(2, 1), (3, 1)]);
+    hub.push(push(&g, 2));
+    let mut second = serve(&mut hub, 100);
+    second.sort_unstable();
+    assert_eq!(second, [(1, 2), (2, 2), (3, 2)]);
+}
+
+#[test]
+fn who_joins_during_a_fan_out_gets_only_what_follows() {
+    let (mut hub, g) = (hub(), group("g"));
+    (0..2).for_each(|slot| assert!(hub.join(&g, slot)));
+    hub.push(push(&g, 1));
+    assert!(hub.next_work(1).is_some());
+    assert!(hub.join(&g, 9));
+    assert_eq!(serve(&mut hub, 100), [(1, 1)]);
+    hub.push(push(&g, 2));
+    assert_eq!(serve(&mut hub, 100).len(), 3);
+}
+
+#[test]
+fn a_kick_waits_for_the_pushes_before_it_and_stops_those_after_it() {
+    let (mut hub, g) = (hub(), group("g"));
+    let ann = UserId::new("ann").unwrap();
+    hub.add_user(&ann, 0);
+    hub.join(&g, 0);
+    hub.push(push(&g, 1));
+    let part = Item::Part(g.clone(), Arc::new([ann.clone()]));
+    assert!(hub.change(part).is_none(), "it takes its place behind the push");
+    hub.push(push(&g, 2));
+    let mut served = Vec::new();
+    while let Some(work) = hub.next_work(100) {
+        match work {
+            Work::Fan { group, run, start, end } => {
+                for slot in (start..end).filter_map(|index| hub.member(group, index)) {
+                    served.extend(run.iter().map(|delivery| (slot, delivery.seq)));
+                }
+            }
+            Work::Change(Item::Part(conversation, users)) => {
+                for slot in users.iter().flat_map(|user| hub.slots(user).to_vec()).collect::<Vec<_>>() {
+                    hub.leave(&conversation, slot);
+                }
+            }
+            Work::Change(_) => panic!("only a part was queued"),
+        }
+    }
+    assert_eq!(served, [(0, 1)]);
+    assert!(hub.groups.is_empty() && hub.ids.is_empty(), "a group without members is forgotten");
+    assert!(hub.directory.conversation(&g).is_empty());
+}
+
+#[test]
+fn groups_take_turns() {
+    let (mut hub, a, b) = (hub(), group("a"), group("b"));
+    (0..4).for_each(|slot| assert!(hub.join(&a, slot)));
+    assert!(hub.join(&b, 9));
+    hub.push(push(&a, 1));
+    hub.push(push(&b, 7));
+    let served = serve(&mut hub, 2);
+    let of_b = served.iter().position(|(slot, _)| *slot == 9);
+    assert_eq!(of_b, Some(2), "after the first slice of a, not after all of a: {served:?}");
+}
+
+#[test]
+fn removing_a_connection_leaves_no_trace_of_it() {
+    let mut hub = hub();
+    let users: Vec<UserId> = (0..10).map(|n| UserId::new(&format!("u{n}")).unwrap()).collect();
+    for (slot, user) in users.iter().enumerate() {
+        hub.add_user(user, slot as u32);
+        for name in ["a", "b", "c"].iter().take(1 + slot % 3) {
+            hub.join(&group(name), slot as u32);
+        }
+    }
+    for slot in [3, 0, 9, 5, 1, 2, 8, 7, 4, 6] {
+        hub.remove(&users[slot as usize], slot);
+        for (_, group) in &hub.groups {
+            for (position, member) in group.members.iter().enumerate() {
+                let linked = hub.links[*member as usize].iter().any(|link| link.position == position as u32);
+                assert!(linked, "member {member} of {} stands where its link says", group.id);
+            }
+        }
+    }
+    assert!(hub.groups.is_empty() && hub.users.is_empty() && hub.ids.is_empty());
+}
