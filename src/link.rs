@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::{
-    Code,
     id::{ConversationId, DeviceId, UserId},
+    machine::ledger::Outcome,
 };
 
 use crate::routes::{NodeBoot, Token};
@@ -22,23 +22,7 @@ pub struct Answer {
     /// The request, as the record's origin named it.
     pub request: u64,
     /// What the ledger said.
-    pub verdict: Verdict,
-}
-
-/// What the ledger said of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It has this seq.
-    Accepted {
-        /// Its place in the conversation.
-        seq: u64,
-        /// Its time in ms since 1970: the first attempt's.
-        time: u64,
-        /// Whether an earlier attempt had it already.
-        duplicate: bool,
-    },
-    /// It never will have one.
-    Refused(Code),
+    pub outcome: Outcome,
 }
 
 /// One push for some conns of one node.

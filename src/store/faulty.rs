@@ -1,0 +1,86 @@
+//! `Store` with planned faults.
+
+use async_trait::async_trait;
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Key, Loaded, Member, Need},
+    record::Hash16,
+};
+
+use super::{Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, Summary, TakenOver};
+use crate::{
+    bus::TopicId,
+    fault::{Breaks, Faulty},
+};
+
+impl Breaks for StoreError {
+    fn unavailable(why: String) -> Self {
+        Self::Unavailable(why)
+    }
+    fn unknown(why: String) -> Self {
+        Self::Unknown(why)
+    }
+}
+
+#[async_trait]
+impl Store for Faulty<dyn Store> {
+    fn durable(&self) -> bool {
+        self.inner.durable()
+    }
+
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        self.call("take_over", self.inner.take_over(partition, fence, topic)).await
+    }
+
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        self.call("archive", self.inner.archive(partition, fence, delta)).await
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        self.call("load", self.inner.load(partition, fence, needs)).await
+    }
+
+    async fn recent_keys(
+        &self,
+        partition: u32,
+        fence: Fence,
+        from: u64,
+    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+        self.call("recent_keys", self.inner.recent_keys(partition, fence, from)).await
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        self.call("memberships", self.inner.memberships(user, after, limit)).await
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        self.call("members", self.inner.members(conversation, after, limit)).await
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        self.call("summary", self.inner.summary(conversation, of)).await
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        self.call("page", self.inner.page(conversation, query)).await
+    }
+}

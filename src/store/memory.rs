@@ -1,0 +1,302 @@
+//! `Store` in memory: as large as what was said, and gone with the process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Bound,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tidegate_protocol::{
+    id::{ConversationId, DeviceId, UserId},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead},
+    record::{Body, Hash16, Position, Rules},
+};
+
+use super::{
+    Direction, Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, StoredRow, Summary, TakenOver,
+};
+use crate::bus::TopicId;
+
+/// A store for tests and for a node that keeps messages in memory only.
+#[derive(Default)]
+pub struct MemoryStore {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    partitions: HashMap<u32, Partition>,
+    conversations: HashMap<ConversationId, Conversation>,
+    /// Where each user is or was: the same as in `conversations`.
+    of_user: HashMap<UserId, BTreeSet<ConversationId>>,
+}
+
+struct Partition {
+    topic: TopicId,
+    fence: Fence,
+    position: Position,
+    rules: Rules,
+    keys: HashMap<Hash16, Key>,
+}
+
+#[derive(Default)]
+struct Conversation {
+    /// None while only a device of a refused sender is known.
+    head: Option<Head>,
+    rows: BTreeMap<u64, StoredRow>,
+    members: BTreeMap<UserId, Member>,
+    /// How many of `members` are in.
+    members_in: u64,
+    devices: HashMap<(UserId, DeviceId), Device>,
+}
+
+impl MemoryStore {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn owned(&self, partition: u32, fence: Fence) -> Result<&Partition, StoreError> {
+        self.partitions.get(&partition).filter(|it| it.fence == fence).ok_or(StoreError::Fenced)
+    }
+
+    /// The first row of the delta that is there already, or is in the delta twice.
+    fn conflict(&self, delta: &Delta) -> Option<(ConversationId, u64)> {
+        let mut seen = HashSet::new();
+        let taken = |(conversation, seq): &(&ConversationId, u64)| {
+            let kept = self.conversations.get(*conversation);
+            // What retention took away was there.
+            kept.is_some_and(|it| {
+                it.rows.contains_key(seq) || it.head.as_ref().is_some_and(|head| *seq <= head.pruned_to)
+            })
+        };
+        let mut rows = delta.rows.iter().filter_map(|row| Some((conversation_of(&row.body)?, row.seq)));
+        let (conversation, seq) = rows.find(|row| taken(row) || !seen.insert(*row))?;
+        Some((conversation.clone(), seq))
+    }
+
+    fn conversation(&mut self, conversation: &ConversationId) -> &mut Conversation {
+        self.conversations.entry(conversation.clone()).or_default()
+    }
+
+    fn apply(&mut self, delta: &Delta) {
+        for row in &delta.rows {
+            if let Some(conversation) = conversation_of(&row.body) {
+                let stored = StoredRow { row: row.clone(), recalled: None };
+                self.conversation(conversation).rows.insert(row.seq, stored);
+            }
+        }
+        for recalled in &delta.recalled {
+            if let Some(stored) = self.conversation(&recalled.conversation).rows.get_mut(&recalled.seq) {
+                stored.recalled = Some(recalled.by);
+                if let Body::Message(message) = &mut stored.row.body {
+                    message.content = Bytes::new();
+                }
+            }
+        }
+        for (conversation, up_to) in &delta.pruned {
+            let rows = &mut self.conversation(conversation).rows;
+            *rows = rows.split_off(&up_to.saturating_add(1));
+        }
+        for (conversation, head) in &delta.heads {
+            self.conversation(conversation).head = Some(head.clone());
+        }
+        for (conversation, user, member) in &delta.members {
+            let kept = self.conversation(conversation);
+            let before = kept.members.insert(user.clone(), *member);
+            kept.members_in -= u64::from(before.is_some_and(|it| it.is_in()));
+            kept.members_in += u64::from(member.is_in());
+            self.of_user.entry(user.clone()).or_default().insert(conversation.clone());
+        }
+        for (conversation, user, device, row) in &delta.devices {
+            self.conversation(conversation).devices.insert((user.clone(), device.clone()), *row);
+        }
+    }
+
+    fn look_up(&self, partition: &Partition, need: &Need) -> Loaded {
+        let kept = |conversation| self.conversations.get(conversation);
+        match need {
+            Need::Head(id) => Loaded::Head(id.clone(), kept(id).and_then(|it| it.head.clone())),
+            Need::Member(id, user) => {
+                let member = kept(id).and_then(|it| it.members.get(user)).copied();
+                Loaded::Member(id.clone(), user.clone(), member)
+            }
+            Need::Device(id, user, device) => {
+                let row = kept(id).and_then(|it| it.devices.get(&(user.clone(), device.clone())));
+                Loaded::Device(id.clone(), user.clone(), device.clone(), row.copied())
+            }
+            Need::Key(key) => Loaded::Key(*key, partition.keys.get(key).copied()),
+            Need::Row(id, seq) => {
+                let row = kept(id).and_then(|it| it.rows.get(seq)).map(row_head);
+                Loaded::Row(id.clone(), *seq, row)
+            }
+        }
+    }
+}
+
+fn row_head(stored: &StoredRow) -> RowHead {
+    let sender = match &stored.row.body {
+        Body::Message(message) => Some(message.sender.clone()),
+        _ => None,
+    };
+    RowHead { sender, recalled: stored.recalled }
+}
+
+fn conversation_of(body: &Body) -> Option<&ConversationId> {
+    match body {
+        Body::Message(it) => Some(&it.conversation),
+        Body::Member(it) => Some(&it.conversation),
+        Body::Recall(it) => Some(&it.conversation),
+        Body::Prune(it) => Some(&it.conversation),
+        Body::Rules(_) => None,
+    }
+}
+
+fn content_bytes(stored: &StoredRow) -> usize {
+    match &stored.row.body {
+        Body::Message(message) => message.content.len(),
+        _ => 0,
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn durable(&self) -> bool {
+        false
+    }
+
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        let mut state = self.lock();
+        let new = || Partition {
+            topic,
+            fence,
+            position: Position::START,
+            rules: Rules::default(),
+            keys: HashMap::new(),
+        };
+        let kept = state.partitions.entry(partition).or_insert_with(new);
+        if kept.position == Position::START {
+            kept.topic = topic;
+        }
+        if kept.topic != topic {
+            return Err(StoreError::LogReplaced(kept.topic));
+        }
+        kept.fence = fence;
+        Ok(TakenOver { position: kept.position, rules: kept.rules })
+    }
+
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        let position = state.owned(partition, fence)?.position;
+        if position == delta.to && delta.from != delta.to {
+            return Ok(());
+        }
+        if position != delta.from {
+            return Err(StoreError::PositionMismatch(position));
+        }
+        if let Some((conversation, seq)) = state.conflict(delta) {
+            return Err(StoreError::Conflict(conversation, seq));
+        }
+        state.apply(delta);
+        let kept = state.partitions.get_mut(&partition).expect("its fence was just read");
+        kept.position = delta.to;
+        kept.keys.extend(delta.keys.iter().copied());
+        if kept.rules.keys_from != delta.rules.keys_from {
+            kept.keys.retain(|_, key| key.offset >= delta.rules.keys_from);
+        }
+        kept.rules = delta.rules;
+        Ok(())
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        let state = self.lock();
+        let kept = state.owned(partition, fence)?;
+        let rows = needs.iter().map(|need| state.look_up(kept, need)).collect();
+        Ok(Snapshot { position: kept.position, rows })
+    }
+
+    async fn recent_keys(
+        &self,
+        partition: u32,
+        fence: Fence,
+        from: u64,
+    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+        let state = self.lock();
+        let kept = state.owned(partition, fence)?;
+        let recent = kept.keys.iter().filter(|(_, key)| key.offset >= from);
+        Ok(Snapshot { position: kept.position, rows: recent.map(|(hash, key)| (*hash, *key)).collect() })
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        let state = self.lock();
+        let Some(conversations) = state.of_user.get(user) else { return Ok(Vec::new()) };
+        let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let membership = |id: &ConversationId| {
+            let kept = state.conversations.get(id)?;
+            let member = *kept.members.get(user)?;
+            Some(Membership { conversation: id.clone(), member, head: kept.head.clone()? })
+        };
+        let page = conversations.range::<ConversationId, _>(range).filter_map(membership);
+        Ok(page.take(limit).collect())
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        let state = self.lock();
+        let Some(kept) = state.conversations.get(conversation) else { return Ok(Vec::new()) };
+        let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let page = kept.members.range::<UserId, _>(range).filter(|(_, member)| member.is_in());
+        Ok(page.take(limit).map(|(user, member)| (user.clone(), *member)).collect())
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        let state = self.lock();
+        let Some(kept) = state.conversations.get(conversation) else { return Ok(None) };
+        let member = of.and_then(|user| kept.members.get(user)).copied();
+        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, member }))
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        let state = self.lock();
+        let Some(kept) = state.conversations.get(conversation) else {
+            return Ok(Page { head: None, rows: Vec::new() });
+        };
+        let above = (Bound::Excluded(query.cursor), Bound::Unbounded);
+        let mut rows: Box<dyn Iterator<Item = &StoredRow> + Send> = match query.direction {
+            Direction::Forward => Box::new(kept.rows.range(above).map(|(_, row)| row)),
+            Direction::Backward => Box::new(kept.rows.range(..query.cursor).rev().map(|(_, row)| row)),
+        };
+        let mut page = Page { head: kept.head.clone(), rows: Vec::new() };
+        let mut bytes = 0;
+        while page.rows.len() < query.limit {
+            let Some(row) = rows.next() else { break };
+            bytes += content_bytes(row);
+            if !page.rows.is_empty() && bytes > query.max_bytes {
+                break;
+            }
+            page.rows.push(row.clone());
+        }
+        Ok(page)
+    }
+}
