@@ -134,7 +134,8 @@ impl Acceptor {
             return;
         }
         self.metrics.accepted.increment(1);
-        let shard = &self.shards[self.emptiest()];
+        let emptiest = self.emptiest();
+        let shard = &self.shards[emptiest];
         shard.count_in();
         if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, seat)) {
             tracing::error!(%error, "a connection could not be handed to its shard");
@@ -145,7 +146,10 @@ impl Acceptor {
     fn emptiest(&mut self) -> usize {
         let count = self.shards.len();
         self.next = (self.next + 1) % count;
-        (0..count).map(|step| (self.next + step) % count).min_by_key(|at| self.shards[*at].conns()).unwrap_or(0)
+        (0..count)
+            .map(|step| (self.next + step) % count)
+            .min_by_key(|at| self.shards[*at].conns())
+            .unwrap_or(0)
     }
 }
 

@@ -24,11 +24,7 @@ use tidegate_protocol::{
 };
 use tokio::net::TcpListener;
 
-use crate::{
-    budget::Admission,
-    chat::admin::Admin,
-    ports::Ports,
-};
+use crate::{budget::Admission, chat::admin::Admin, ports::Ports};
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -110,7 +106,8 @@ async fn create_group(State(api): State<Api>, Json(body): Json<CreateGroup>) -> 
     }
     let (seq, duplicate) = settle(api.admin.change(change, now_ms()).await)?;
     let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate}))).into_response())
+    Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
+        .into_response())
 }
 
 async fn change_members(
@@ -147,7 +144,12 @@ async fn show_group(State(api): State<Api>, Path(id): Path<String>) -> Result<Js
     Ok(Json(json!({"conversation": group.as_str(), "count": count, "members": members})))
 }
 
-fn change(id: &str, action: MemberAction, users: &[String], request: Option<&str>) -> Result<MemberChange, Problem> {
+fn change(
+    id: &str,
+    action: MemberAction,
+    users: &[String],
+    request: Option<&str>,
+) -> Result<MemberChange, Problem> {
     if users.len() > USERS_MAX {
         return Err(Problem(Code::TooManyMembers, String::new()));
     }

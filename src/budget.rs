@@ -144,13 +144,13 @@ pub fn memory_limit(configured: u64) -> u64 {
 
 /// Resident memory of this process plus the kernel's memory for TCP sockets in this network namespace, in bytes.
 pub fn memory_used() -> u64 {
-    let pages = |text: &str, index: usize| text.split_whitespace().nth(index).and_then(|n| n.parse::<u64>().ok());
+    let pages =
+        |text: &str, index: usize| text.split_whitespace().nth(index).and_then(|n| n.parse::<u64>().ok());
     let resident = pages(&read("/proc/self/statm"), 1).unwrap_or(0);
     let sockets = read("/proc/net/sockstat");
-    let kernel = sockets
-        .lines()
-        .find_map(|line| line.strip_prefix("TCP:"))
-        .and_then(|line| line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok());
+    let kernel = sockets.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
+        line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok()
+    });
     (resident + kernel.unwrap_or(0)) * rustix::param::page_size() as u64
 }
 
@@ -164,7 +164,9 @@ fn cgroup_limit() -> Option<u64> {
             let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
             let path = path.trim_end_matches('/');
             match controllers {
-                "" => vec![format!("/sys/fs/cgroup{path}/memory.max"), "/sys/fs/cgroup/memory.max".to_owned()],
+                "" => {
+                    vec![format!("/sys/fs/cgroup{path}/memory.max"), "/sys/fs/cgroup/memory.max".to_owned()]
+                }
                 "memory" => vec![
                     format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
                     "/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned(),

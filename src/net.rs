@@ -1,4 +1,4 @@
 //! Listeners and what happens on a socket before it belongs to a shard.
 
-pub mod upgrade;
 pub mod sockopt;
+pub mod upgrade;

@@ -24,7 +24,7 @@ use crate::{
     api::{self, Api},
     auth::{self, Verifier},
     budget::{self, Admission, Pressure},
-    bus::{TopicId, local::{LocalBus, LocalBusConfig}},
+    bus::{LocalBus, LocalBusConfig, TopicId},
     chat::{
         admin::{Admin, Pending},
         deliver::Outbound,
@@ -33,14 +33,14 @@ use crate::{
     },
     config::Config,
     directory::Directory,
-    link::local::LocalLink,
+    link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
     net::{sockopt, upgrade},
     ports::Ports,
     room::Rooms,
-    routes::{NodeBoot, memory::{Leases, MemoryRoutes}},
-    scratch::memory::MemoryScratch,
+    routes::{Leases, MemoryRoutes, NodeBoot},
+    scratch::MemoryScratch,
     shard::{self, Caps, Shard},
     store::MemoryStore,
 };
@@ -98,8 +98,11 @@ impl Node {
             .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
         let admin_door = sockopt::listen(config.listen.admin, 128)
             .with_context(|| format!("listen.admin {} can't be used", config.listen.admin))?;
-        let addresses =
-            Addresses { client: door.local_addr()?, admin: admin_door.local_addr()?, pid: std::process::id() };
+        let addresses = Addresses {
+            client: door.local_addr()?,
+            admin: admin_door.local_addr()?,
+            pid: std::process::id(),
+        };
         let (metrics, rendered) = metrics::install();
         let ports = Arc::new(single(config, start)?);
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
@@ -126,9 +129,20 @@ impl Node {
             panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
         };
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
-        let outbound =
-            || Outbound::new(ports.me.clone(), Arc::clone(&directory), Arc::clone(&handles), Arc::clone(&pending));
-        services.spawn(send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound()));
+        let outbound = || {
+            Outbound::new(
+                ports.me.clone(),
+                Arc::clone(&directory),
+                Arc::clone(&handles),
+                Arc::clone(&pending),
+            )
+        };
+        services.spawn(send::append_all(
+            outlets.records,
+            Arc::clone(&intake),
+            Arc::clone(&ports),
+            outbound(),
+        ));
         services.spawn(owner::own_all(
             Arc::clone(&ports),
             outlets.logins,
@@ -189,14 +203,22 @@ impl Node {
 /// Profile `single`: all five ports in this process. Messages live in memory only until the embedded store exists.
 fn single(config: &Config, start: Instant) -> anyhow::Result<Ports> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
-    let wall_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
+    let wall_ms =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
     let topic = TopicId(rand::random());
-    let log = LocalBusConfig { partitions: 1, topic, ..LocalBusConfig::default() };
+    let log = LocalBusConfig {
+        partitions: 1,
+        topic,
+        max_records: 1 << 20,
+        max_bytes: 256 << 20,
+        node_max_records: 4_096,
+        node_max_bytes: 16 << 20,
+    };
     let leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(60) };
     Ok(Ports {
         me: NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() },
         bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::new(1)),
+        store: Arc::new(MemoryStore::default()),
         routes: Arc::new(MemoryRoutes::new(wall_ms, leases, now)),
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
         link: Arc::new(LocalLink),
@@ -229,7 +251,8 @@ fn start_shards(
     }
     let mut shards = Vec::new();
     for (index, (shard, handle)) in built.into_iter().enumerate() {
-        let thread = thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))?;
+        let thread =
+            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))?;
         shards.push((handle, thread));
     }
     Ok(shards)

@@ -2,7 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::{bus::Bus, link::Link, routes::{NodeBoot, Routes}, scratch::Scratch, store::Store};
+use crate::{
+    bus::Bus,
+    link::Link,
+    routes::{NodeBoot, Routes},
+    scratch::Scratch,
+    store::Store,
+};
 
 /// One adapter for each port; which ones is decided in `node` alone.
 pub struct Ports {

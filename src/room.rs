@@ -24,7 +24,13 @@ pub struct Rooms {
 }
 
 /// Numbers a message to a room and makes its delivery; `now_ms` is the wall clock.
-pub fn publish(rooms: &Rooms, sender: &UserId, origin: ConnKey, submit: Submit, now_ms: u64) -> (u64, Delivery) {
+pub fn publish(
+    rooms: &Rooms,
+    sender: &UserId,
+    origin: ConnKey,
+    submit: Submit,
+    now_ms: u64,
+) -> (u64, Delivery) {
     let seq = rooms.next(&submit.conversation, now_ms);
     let frame = PushFrame::from_parts(
         submit.conversation.as_str(),

@@ -22,13 +22,12 @@ use std::{
 };
 
 use mio::{Events, Poll, Token};
-use tidegate_protocol::{
-    Time,
-    machine::session::Action,
-    record::Record,
-};
+use tidegate_protocol::{Time, machine::session::Action, record::Record};
 
-use self::{conn::{Conn, Conns}, hub::Hub};
+use self::{
+    conn::{Conn, Conns},
+    hub::Hub,
+};
 pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
 

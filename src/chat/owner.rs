@@ -56,7 +56,9 @@ enum GivenUp {
     Log(#[from] ReadError),
     #[error("the store stopped: {0}")]
     Store(StoreError),
-    #[error("LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store")]
+    #[error(
+        "LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store"
+    )]
     LogReplaced,
 }
 
@@ -128,9 +130,10 @@ impl Owner {
         let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
         let keys = retry(|| ports.store.recent_keys(partition, fence, from)).await?;
         let keys_at = keys.position;
-        let rows = keys.rows.into_iter().map(|(hash, key)| {
-            tidegate_protocol::machine::ledger::Loaded::Key(hash, Some(key))
-        });
+        let rows = keys
+            .rows
+            .into_iter()
+            .map(|(hash, key)| tidegate_protocol::machine::ledger::Loaded::Key(hash, Some(key)));
         ledger.load(keys_at, rows)?;
         ledger.keys_complete_from(from);
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
@@ -145,7 +148,11 @@ impl Owner {
         })
     }
 
-    async fn run(mut self, logins: &mut mpsc::Receiver<Vec<(ConnKey, UserId)>>, out: &mut Outbound) -> GivenUp {
+    async fn run(
+        mut self,
+        logins: &mut mpsc::Receiver<Vec<(ConnKey, UserId)>>,
+        out: &mut Outbound,
+    ) -> GivenUp {
         let ports = Arc::clone(&self.ports);
         loop {
             let next = self.ledger.next_offset();

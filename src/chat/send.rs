@@ -20,11 +20,7 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 
 use super::deliver::Outbound;
-use crate::{
-    bus::AppendError,
-    mail::ConnKey,
-    ports::Ports,
-};
+use crate::{bus::AppendError, mail::ConnKey, ports::Ports};
 
 /// Batches that may wait; full, a shard keeps its batch and offers it again.
 const BATCHES_MAX: usize = 256;
@@ -71,7 +67,9 @@ impl Intake {
     pub fn offer_records(&self, records: Vec<Record>) -> Vec<Record> {
         match self.records.try_send(records) {
             Ok(()) => Vec::new(),
-            Err(mpsc::error::TrySendError::Full(records) | mpsc::error::TrySendError::Closed(records)) => records,
+            Err(mpsc::error::TrySendError::Full(records) | mpsc::error::TrySendError::Closed(records)) => {
+                records
+            }
         }
     }
 
@@ -79,7 +77,9 @@ impl Intake {
     pub fn offer_logins(&self, logins: Vec<(ConnKey, UserId)>) -> Vec<(ConnKey, UserId)> {
         match self.logins.try_send(logins) {
             Ok(()) => Vec::new(),
-            Err(mpsc::error::TrySendError::Full(logins) | mpsc::error::TrySendError::Closed(logins)) => logins,
+            Err(mpsc::error::TrySendError::Full(logins) | mpsc::error::TrySendError::Closed(logins)) => {
+                logins
+            }
         }
     }
 

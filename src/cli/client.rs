@@ -37,13 +37,17 @@ impl Client {
             None => {
                 let file = data.join(node::NODE_FILE);
                 let text = std::fs::read(&file).with_context(|| {
-                    format!("no node runs on {}: start one with `tidegate`, or name it with --server", data.display())
+                    format!(
+                        "no node runs on {}: start one with `tidegate`, or name it with --server",
+                        data.display()
+                    )
                 })?;
                 serde_json::from_slice::<node::Addresses>(&text)?.client.to_string()
             }
         };
         let token = auth::sign(&auth::load_or_create_key(data)?, user, None, Duration::from_secs(3_600));
-        let stream = TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
+        let stream =
+            TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;
         let mut request = format!("ws://{server}/").into_client_request()?;
         let headers = request.headers_mut();

@@ -45,7 +45,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             client.ask(id, Ask::Join(pb::Join { room: room.trim_start_matches("r:").to_owned() })).await?;
         }
         eprintln!("listening as {} on {}", args.user, client.welcome.node);
-        let mut beat = tokio::time::interval(Duration::from_millis(client.welcome.heartbeat_ms.max(100).into()));
+        let mut beat =
+            tokio::time::interval(Duration::from_millis(client.welcome.heartbeat_ms.max(100).into()));
         let mut left = args.count.unwrap_or(u64::MAX);
         while left > 0 {
             let frame = tokio::select! {

@@ -74,7 +74,8 @@ impl Shard {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
         };
-        let named = if hello.device.is_empty() { identity.device.clone() } else { DeviceId::new(&hello.device).ok() };
+        let named =
+            if hello.device.is_empty() { identity.device.clone() } else { DeviceId::new(&hello.device).ok() };
         let Some(device) = named else {
             return refused(self, conn, Code::BadId, "device: name the device, [A-Za-z0-9_.-]{1,64}");
         };
@@ -191,7 +192,7 @@ impl Shard {
             self.batch.push(record);
         } else {
             let limits = &self.context.limits;
-            conn.session.submit_refused(ticket, Code::Busy, limits, self.now, &mut self.scratch.actions);
+            conn.session.submit_refused(ticket, Code::Busy, "", limits, self.now, &mut self.scratch.actions);
         }
     }
 
@@ -219,7 +220,11 @@ impl Shard {
     fn save_chain(&mut self, conn: &mut Conn, done: MsgId, expected: MsgId) {
         let Some(who) = &mut conn.who else { return };
         let epoch = who.route.token.epoch;
-        let chain = who.chain.get_or_insert_with(|| ChainState { epoch, expected: expected.clone(), done: Vec::new() });
+        let chain = who.chain.get_or_insert_with(|| ChainState {
+            epoch,
+            expected: expected.clone(),
+            done: Vec::new(),
+        });
         chain.epoch = epoch;
         chain.expected = expected;
         chain.done.push(done);

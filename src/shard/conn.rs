@@ -6,13 +6,12 @@ use mio::net::TcpStream;
 use tidegate_protocol::{
     Time,
     codec::{PushFrame, Wire},
-    id::{DeviceId, UserId},
     machine::{session::Session, window::Window},
     ws,
 };
 
 use super::outbox::Outbox;
-use crate::{budget::Seat, mail::ConnKey, routes::RouteToken};
+use crate::{budget::Seat, mail::ConnKey, routes::Route, scratch::ChainState};
 
 /// Logged in and in the indexes: may be pushed to.
 pub(super) const LIVE: u8 = 1;
@@ -20,8 +19,6 @@ pub(super) const LIVE: u8 = 1;
 pub(super) const WAITING: u8 = 2;
 /// On the list of connections to flush at the end of the turn.
 pub(super) const DIRTY: u8 = 4;
-/// Has a window: pushes to small groups and direct ones pass through the box.
-pub(super) const LISTED: u8 = 8;
 
 /// What a fan-out touches of a connection: nothing else, so that four members share a cache line.
 pub(super) struct Hot {
@@ -66,9 +63,9 @@ pub(super) enum Ending {
 
 /// Who is logged in.
 pub(super) struct Who {
-    pub(super) user: UserId,
-    pub(super) device: DeviceId,
-    pub(super) token: RouteToken,
+    pub(super) route: Route,
+    /// Where the device's chain stands, as saved.
+    pub(super) chain: Option<ChainState>,
 }
 
 /// One connection.

@@ -1,20 +1,20 @@
 //! What a shard is given at start: its number, its limits, and the handles to the rest of the node.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tidegate_protocol::{
-    id::NodeId,
-    machine::session,
-};
+use tidegate_protocol::{id::NodeId, machine::session};
 use tokio::runtime::Handle;
 
 use super::outbox::Caps;
 use crate::{
-    auth::Verifier, chat::send::Intake, directory::Directory, mail::{ShardHandle, ShardHandles}, metrics::Metrics, net::upgrade,
-    ports::Ports, room::Rooms,
+    auth::Verifier,
+    chat::send::Intake,
+    directory::Directory,
+    mail::{ShardHandle, ShardHandles},
+    metrics::Metrics,
+    net::upgrade,
+    ports::Ports,
+    room::Rooms,
 };
 
 /// The surroundings of a shard; everything shared is behind an `Arc`.

@@ -107,7 +107,12 @@ impl Shard {
     }
 
     /// The mailbox told of a new connection.
-    pub(super) fn welcome(&mut self, mut stream: TcpStream, address: std::net::SocketAddr, seat: crate::budget::Seat) {
+    pub(super) fn welcome(
+        &mut self,
+        mut stream: TcpStream,
+        address: std::net::SocketAddr,
+        seat: crate::budget::Seat,
+    ) {
         use tidegate_protocol::machine::session::Session;
         let (slot, generation) = self.conns.reserve();
         let interest = mio::Interest::READABLE | mio::Interest::WRITABLE;

@@ -3,7 +3,7 @@
 //! A member whose outbox is empty is served from its 12 hot bytes alone; pushes that came together go out together,
 //! so a quiet group gets its message at once and a hot one coalesces by itself.
 
-use std::{cell::OnceCell, io, io::IoSlice, rc::Rc};
+use std::{cell::OnceCell, io, io::IoSlice, sync::Arc};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -50,7 +50,7 @@ impl Shard {
             Item::Push(delivery) => match &delivery.audience {
                 Audience::Members => self.hub.push(delivery),
                 Audience::Users(users) => {
-                    let users = std::sync::Arc::clone(users);
+                    let users = Arc::clone(users);
                     for user in users.iter() {
                         self.push_to_user(user, &delivery);
                     }
@@ -98,7 +98,7 @@ impl Shard {
         }
     }
 
-    fn serve(&mut self, group: u32, run: &Rc<[Delivery]>, start: usize, end: usize) {
+    fn serve(&mut self, group: u32, run: &Arc<[Delivery]>, start: usize, end: usize) {
         let slices = Slices::new(run);
         let origins: SmallVec<[u32; 4]> = run
             .iter()
@@ -141,7 +141,9 @@ impl Shard {
                 if skip >= frame.len() {
                     skip -= frame.len();
                 } else if skip > 0 {
-                    conn.outbox.get_or_insert_with(Box::default).push_rest(frame.clone(), std::mem::take(&mut skip));
+                    conn.outbox
+                        .get_or_insert_with(Box::default)
+                        .push_rest(frame.clone(), std::mem::take(&mut skip));
                 } else {
                     shard.queue(conn, delivery, frame.clone());
                 }
@@ -154,7 +156,8 @@ impl Shard {
     /// A member that needs its box: it has a window, waits already, sent one of these itself, or is not live yet.
     fn serve_with_care(&mut self, slot: u32, run: &[Delivery]) {
         self.with_conn(slot, |shard, conn| {
-            for delivery in run.iter().filter(|delivery| delivery.origin != Some(conn.key)) {
+            let key = conn.key;
+            for delivery in run.iter().filter(|delivery| delivery.origin != Some(key)) {
                 shard.push(conn, delivery);
             }
         });
@@ -188,7 +191,7 @@ impl Shard {
     fn track(&mut self, conn: &mut Conn, delivery: &Delivery) -> bool {
         let limits = conn.session.window_limits(&self.context.limits);
         let window = conn.window.get_or_insert_with(|| Box::new(Window::new(limits)));
-        let frame = std::sync::Arc::clone(&delivery.frame);
+        let frame = Arc::clone(&delivery.frame);
         let bytes = delivery.frame.proto().len();
         window.track(&delivery.conversation, delivery.seq, frame, bytes, self.now) == Tracked::Ok
     }

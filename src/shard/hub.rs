@@ -7,7 +7,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    rc::Rc,
     sync::Arc,
 };
 
@@ -28,7 +27,7 @@ const RUN_MAX: usize = 64;
 const LEFT: u32 = u32::MAX;
 
 /// The indexes of one shard.
-pub struct Hub {
+pub(super) struct Hub {
     shard: usize,
     directory: Arc<Directory>,
     users: HashMap<UserId, SmallVec<[u32; 2]>, RandomState>,
@@ -50,7 +49,7 @@ struct Group {
 }
 
 struct Job {
-    run: Rc<[Delivery]>,
+    run: Arc<[Delivery]>,
     next: usize,
     /// Members that join later stand beyond it and are not served.
     end: usize,
@@ -63,13 +62,13 @@ struct Link {
 }
 
 /// What to do next.
-pub enum Work {
+pub(super) enum Work {
     /// Write `run` to the members from `start` to before `end`.
     Fan {
         /// The group, for [`Hub::member`].
         group: u32,
         /// The pushes, in order.
-        run: Rc<[Delivery]>,
+        run: Arc<[Delivery]>,
         /// First member index.
         start: usize,
         /// Past the last member index.
@@ -81,7 +80,7 @@ pub enum Work {
 
 impl Hub {
     /// The empty indexes of shard number `shard`.
-    pub fn new(shard: usize, directory: Arc<Directory>) -> Self {
+    pub(super) fn new(shard: usize, directory: Arc<Directory>) -> Self {
         Self {
             shard,
             directory,
@@ -94,7 +93,7 @@ impl Hub {
     }
 
     /// The connection `slot` belongs to `user`.
-    pub fn add_user(&mut self, user: &UserId, slot: u32) {
+    pub(super) fn add_user(&mut self, user: &UserId, slot: u32) {
         let slots = self.users.entry(user.clone()).or_default();
         if slots.is_empty() {
             self.directory.add_user(user, self.shard);
@@ -103,12 +102,12 @@ impl Hub {
     }
 
     /// The connections of `user` here.
-    pub fn slots(&self, user: &UserId) -> &[u32] {
+    pub(super) fn slots(&self, user: &UserId) -> &[u32] {
         self.users.get(user).map_or(&[], |slots| slots)
     }
 
     /// Forgets the connection: its user entry and all its memberships.
-    pub fn remove(&mut self, user: &UserId, slot: u32) {
+    pub(super) fn remove(&mut self, user: &UserId, slot: u32) {
         if let Some(slots) = self.users.get_mut(user) {
             slots.retain(|other| *other != slot);
             if slots.is_empty() {
@@ -122,7 +121,7 @@ impl Hub {
     }
 
     /// Adds the connection to a group or room; says whether it was not in it before.
-    pub fn join(&mut self, conversation: &ConversationId, slot: u32) -> bool {
+    pub(super) fn join(&mut self, conversation: &ConversationId, slot: u32) -> bool {
         let group = match self.ids.get(conversation) {
             Some(group) => *group,
             None => self.open(conversation),
@@ -141,10 +140,11 @@ impl Hub {
     }
 
     /// Takes the connection out of a group or room; says whether it was in it.
-    pub fn leave(&mut self, conversation: &ConversationId, slot: u32) -> bool {
+    pub(super) fn leave(&mut self, conversation: &ConversationId, slot: u32) -> bool {
         let Some(group) = self.ids.get(conversation).copied() else { return false };
         let links = self.links.get(slot as usize);
-        let Some(link) = links.and_then(|links| links.iter().find(|link| link.group == group).copied()) else {
+        let Some(link) = links.and_then(|links| links.iter().find(|link| link.group == group).copied())
+        else {
             return false;
         };
         self.unlink(link, slot);
@@ -152,21 +152,21 @@ impl Hub {
     }
 
     /// Whether the connection is in that group or room.
-    pub fn is_in(&self, conversation: &ConversationId, slot: u32) -> bool {
+    pub(super) fn is_in(&self, conversation: &ConversationId, slot: u32) -> bool {
         self.ids.get(conversation).is_some_and(|group| {
             self.links.get(slot as usize).is_some_and(|links| links.iter().any(|link| link.group == *group))
         })
     }
 
     /// Queues a push for the members of its conversation; nobody here → dropped.
-    pub fn push(&mut self, delivery: Delivery) {
+    pub(super) fn push(&mut self, delivery: Delivery) {
         if let Some(group) = self.ids.get(&delivery.conversation).copied() {
             self.enqueue(group, Item::Push(delivery));
         }
     }
 
     /// Queues a membership change behind the pushes that came before it; gives it back when nothing is before it.
-    pub fn change(&mut self, item: Item) -> Option<Item> {
+    pub(super) fn change(&mut self, item: Item) -> Option<Item> {
         let conversation = match &item {
             Item::Join(conversation, _) | Item::Part(conversation, _) => conversation,
             Item::Push(delivery) => &delivery.conversation,
@@ -178,18 +178,18 @@ impl Hub {
     }
 
     /// The member at `index`; `None` when it left meanwhile.
-    pub fn member(&self, group: u32, index: usize) -> Option<u32> {
+    pub(super) fn member(&self, group: u32, index: usize) -> Option<u32> {
         let slot = *self.groups.get(group as usize)?.members.get(index)?;
         (slot != LEFT).then_some(slot)
     }
 
     /// Whether fan-out work waits.
-    pub fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         !self.ready.is_empty()
     }
 
     /// The next piece of work, at most `budget` members of one group; groups take turns.
-    pub fn next_work(&mut self, budget: usize) -> Option<Work> {
+    pub(super) fn next_work(&mut self, budget: usize) -> Option<Work> {
         while let Some(index) = self.ready.pop_front() {
             self.finish_job(index);
             let group = &mut self.groups[index as usize];
@@ -210,7 +210,7 @@ impl Hub {
             let (start, end) = (job.next, job.end.min(job.next + budget));
             job.next = end;
             self.ready.push_back(index);
-            return Some(Work::Fan { group: index, run: Rc::clone(&job.run), start, end });
+            return Some(Work::Fan { group: index, run: Arc::clone(&job.run), start, end });
         }
         None
     }
@@ -287,7 +287,7 @@ impl Hub {
     }
 }
 
-fn take_run(pending: &mut VecDeque<Item>) -> Rc<[Delivery]> {
+fn take_run(pending: &mut VecDeque<Item>) -> Arc<[Delivery]> {
     let pushes = pending.iter().take(RUN_MAX).take_while(|item| matches!(item, Item::Push(_))).count();
     pending
         .drain(..pushes)

@@ -5,9 +5,7 @@ use std::{collections::VecDeque, mem};
 use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer};
 
 use super::Shard;
-use crate::{
-    mail::{ConnKey, Mail},
-};
+use crate::mail::{ConnKey, Mail};
 
 /// Connections that one memory alarm ends on a shard.
 const SHED_CONNS: usize = 16;
@@ -55,9 +53,8 @@ impl Shard {
             Mail::Replaced(user, device, epoch) => {
                 let old: Vec<u32> = self.hub.slots(&user).to_vec();
                 for slot in old {
-                    let is_old = |who: &super::conn::Who| {
-                        who.route.device == device && who.route.token.epoch < epoch
-                    };
+                    let is_old =
+                        |who: &super::conn::Who| who.route.device == device && who.route.token.epoch < epoch;
                     if self.conns.peek(slot).and_then(|conn| conn.who.as_deref()).is_some_and(is_old) {
                         self.close_now(slot, Code::Replaced);
                     }
@@ -103,8 +100,13 @@ impl Shard {
             let conn = self.conns.peek(*slot);
             conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
         };
-        let mut heavy: Vec<(usize, u32)> =
-            self.conns.slots().iter().map(|slot| (weight(slot), *slot)).filter(|(bytes, _)| *bytes > 0).collect();
+        let mut heavy: Vec<(usize, u32)> = self
+            .conns
+            .slots()
+            .iter()
+            .map(|slot| (weight(slot), *slot))
+            .filter(|(bytes, _)| *bytes > 0)
+            .collect();
         heavy.sort_unstable_by(|a, b| b.cmp(a));
         for (bytes, slot) in heavy.into_iter().take(SHED_CONNS) {
             tracing::warn!(bytes, "memory is short: ending a connection with a full outbox");

@@ -16,7 +16,7 @@ const BEHIND_MAX: usize = 1_024;
 
 /// Frames waiting for one connection.
 #[derive(Default)]
-pub struct Outbox {
+pub(super) struct Outbox {
     /// The frame that is partly written already, and how much of it; it must end before anything else begins.
     current: Option<(Bytes, usize)>,
     control: VecDeque<Bytes>,
@@ -39,7 +39,7 @@ pub struct Caps {
 
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub(super) enum Pushed {
     /// It waits in the outbox.
     Queued,
     /// Left out; its conversation is marked `Behind`.
@@ -52,7 +52,7 @@ pub enum Pushed {
 
 impl Outbox {
     /// Whether nothing waits to be written or told.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.current.is_none()
             && self.control.is_empty()
             && self.normal.is_empty()
@@ -62,12 +62,14 @@ impl Outbox {
     }
 
     /// Bytes waiting.
-    pub fn bytes(&self) -> usize {
-        self.control_bytes + self.data_bytes + self.current.as_ref().map_or(0, |(frame, done)| frame.len() - done)
+    pub(super) fn bytes(&self) -> usize {
+        self.control_bytes
+            + self.data_bytes
+            + self.current.as_ref().map_or(0, |(frame, done)| frame.len() - done)
     }
 
     /// A reply or another control frame.
-    pub fn push_control(&mut self, frame: Bytes, caps: Caps) -> Pushed {
+    pub(super) fn push_control(&mut self, frame: Bytes, caps: Caps) -> Pushed {
         if self.control_bytes + frame.len() > caps.control {
             return Pushed::Overflow;
         }
@@ -77,13 +79,19 @@ impl Outbox {
     }
 
     /// The rest of a frame of which `done` bytes are written; only while nothing else is under way.
-    pub fn push_rest(&mut self, frame: Bytes, done: usize) {
+    pub(super) fn push_rest(&mut self, frame: Bytes, done: usize) {
         debug_assert!(self.current.is_none());
         self.current = Some((frame, done));
     }
 
     /// A message of a conversation.
-    pub fn push_normal(&mut self, frame: Bytes, conversation: &ConversationId, seq: u64, caps: Caps) -> Pushed {
+    pub(super) fn push_normal(
+        &mut self,
+        frame: Bytes,
+        conversation: &ConversationId,
+        seq: u64,
+        caps: Caps,
+    ) -> Pushed {
         if let Some(entry) = self.behind.iter_mut().find(|(id, _)| id == conversation) {
             entry.1 = entry.1.max(seq);
             return Pushed::Behind;
@@ -97,17 +105,18 @@ impl Outbox {
     }
 
     /// Tells the client later that it lacks messages of `conversation` up to `seq`.
-    pub fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> Pushed {
+    pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> Pushed {
+        let full = self.behind.len() >= BEHIND_MAX;
         match self.behind.iter_mut().find(|(id, _)| id == conversation) {
             Some(entry) => entry.1 = entry.1.max(seq),
-            None if self.behind.len() >= BEHIND_MAX => return Pushed::Overflow,
+            None if full => return Pushed::Overflow,
             None => self.behind.push((conversation.clone(), seq)),
         }
         Pushed::Behind
     }
 
     /// A frame of a live room: the lossy class.
-    pub fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> Pushed {
+    pub(super) fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> Pushed {
         if self.data_bytes + frame.len() > caps.data {
             match self.shed.iter_mut().find(|(id, _)| id == room) {
                 Some(entry) => entry.1 += 1,
@@ -121,12 +130,12 @@ impl Outbox {
     }
 
     /// Everything but the frame under way is given up, because the connection closes.
-    pub fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         *self = Self { current: self.current.take(), ..Self::default() };
     }
 
     /// What is to be told once there is room: (behind, shed). Empty unless the queues are.
-    pub fn take_hints(&mut self) -> Option<(Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>)> {
+    pub(super) fn take_hints(&mut self) -> Option<(Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>)> {
         let idle = self.current.is_none() && self.normal.is_empty() && self.bulk.is_empty();
         (idle && (!self.behind.is_empty() || !self.shed.is_empty()))
             .then(|| (std::mem::take(&mut self.behind), std::mem::take(&mut self.shed)))
@@ -136,7 +145,10 @@ impl Outbox {
     ///
     /// # Errors
     /// Passes on what `write` says, and `WriteZero`.
-    pub fn write_with(&mut self, mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<usize> {
+    pub(super) fn write_with(
+        &mut self,
+        mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
         let mut total = 0;
         loop {
             let written = {
@@ -159,7 +171,8 @@ impl Outbox {
 
     fn slices(&self) -> smallvec::SmallVec<[IoSlice<'_>; SLICES_MAX]> {
         let current = self.current.iter().map(|(frame, done)| IoSlice::new(&frame[*done..]));
-        let queued = self.control.iter().chain(&self.normal).chain(&self.bulk).map(|frame| IoSlice::new(frame));
+        let queued =
+            self.control.iter().chain(&self.normal).chain(&self.bulk).map(|frame| IoSlice::new(frame));
         current.chain(queued).take(SLICES_MAX).collect()
     }
 
@@ -211,7 +224,8 @@ mod tests {
                 if room == 0 {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
-                let flat: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).take(room).collect();
+                let flat: Vec<u8> =
+                    slices.iter().flat_map(|slice| slice.iter().copied()).take(room).collect();
                 out.extend_from_slice(&flat);
                 Ok(flat.len())
             })

@@ -54,7 +54,12 @@ impl Shard {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.keep_partial(conn, 0, kept, conn.partial.as_ref().map_or(0, |partial| partial.scanned));
+                    self.keep_partial(
+                        conn,
+                        0,
+                        kept,
+                        conn.partial.as_ref().map_or(0, |partial| partial.scanned),
+                    );
                     break;
                 }
                 Err(_) => {
@@ -169,7 +174,9 @@ impl Shard {
             Detect::Found(preface @ Preface::Tcp) => (Stage::Tcp, Wire::Tcp, preface.skip()),
             Detect::Found(Preface::JsonLines) => (Stage::Json, Wire::JsonLine, 0),
             Detect::Found(Preface::Http) => (Stage::Http, Wire::WsText, 0),
-            Detect::Found(Preface::Tls) => return Err((Code::UnknownFraming, "TLS is not served on this port".into())),
+            Detect::Found(Preface::Tls) => {
+                return Err((Code::UnknownFraming, "TLS is not served on this port".into()));
+            }
             Detect::Found(Preface::ProxyV1 | Preface::ProxyV2) => {
                 return Err((Code::UnknownFraming, "PROXY headers are not expected on this port".into()));
             }
@@ -223,7 +230,8 @@ impl Shard {
             fragments_max: FRAGMENTS_MAX,
         };
         let Stage::Ws(decoder) = &mut conn.stage else { return Ok(Cut::Need(0)) };
-        let step = decoder.next(input, &limits).map_err(|violation| (violation.code(), violation.to_string()))?;
+        let step =
+            decoder.next(input, &limits).map_err(|violation| (violation.code(), violation.to_string()))?;
         let ws::Step::Frame { consumed, event } = step else { return Ok(Cut::Need(0)) };
         match event {
             ws::Event::Message { kind, payload } => {

@@ -59,7 +59,11 @@ impl Shard {
         if conn.blocked_since.is_some_and(|since| since + self.context.write_deadline <= self.now) {
             self.slow(conn);
         } else if self.frame_overdue(conn) {
-            let code = if conn.session.phase() == Phase::Greeting { Code::HandshakeTimeout } else { Code::FrameTimeout };
+            let code = if conn.session.phase() == Phase::Greeting {
+                Code::HandshakeTimeout
+            } else {
+                Code::FrameTimeout
+            };
             conn.session.close(code, "", &mut self.scratch.actions);
             self.act(conn);
         } else {
@@ -87,7 +91,9 @@ impl Shard {
         self.context.metrics.retransmits.increment(resend.len() as u64);
         for frame in resend {
             let outbox = conn.outbox.get_or_insert_with(Box::default);
-            if outbox.push_control(frame.bytes(wire).clone(), self.context.caps) == super::outbox::Pushed::Overflow {
+            if outbox.push_control(frame.bytes(wire).clone(), self.context.caps)
+                == super::outbox::Pushed::Overflow
+            {
                 return self.slow(conn);
             }
         }

@@ -110,7 +110,8 @@ pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'
     }
 }
 
-type Hints = (Vec<(tidegate_protocol::id::ConversationId, u64)>, Vec<(tidegate_protocol::id::ConversationId, u64)>);
+type Hints =
+    (Vec<(tidegate_protocol::id::ConversationId, u64)>, Vec<(tidegate_protocol::id::ConversationId, u64)>);
 
 fn tell(outbox: &mut Outbox, (behind, shed): Hints, wire: Wire, caps: super::outbox::Caps) {
     let behind = behind.into_iter().map(|(conversation, max_seq)| {

@@ -14,7 +14,14 @@ fn group(name: &str) -> ConversationId {
 
 fn push(to: &ConversationId, seq: u64) -> Delivery {
     let frame = Arc::new(PushFrame::new(&pb::ServerFrame::default()));
-    Delivery { conversation: to.clone(), seq, audience: Audience::Members, frame, origin: None, tracked: false }
+    Delivery {
+        conversation: to.clone(),
+        seq,
+        audience: Audience::Members,
+        frame,
+        origin: None,
+        tracked: false,
+    }
 }
 
 /// Does all the work there is; returns (slot, seq) in the order served.
