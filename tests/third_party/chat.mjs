@@ -60,6 +60,14 @@ async function openWebSocket(address, binary) {
   return { inbox, send, ponged, closed };
 }
 
+/** Where the first frame ends: its varint length and that many bytes; Infinity while the length is not complete. */
+function frameEnd(buffered) {
+  const last = buffered.subarray(0, 5).findIndex((byte) => byte < 0x80);
+  if (last < 0) return Infinity;
+  const reader = protobuf.Reader.create(buffered);
+  return reader.uint32() + reader.pos;
+}
+
 async function openTcp(address) {
   const [host, port] = address.split(":");
   const socket = net.connect(Number(port), host);
@@ -68,16 +76,9 @@ async function openTcp(address) {
   let buffered = Buffer.alloc(0);
   socket.on("data", (data) => {
     buffered = Buffer.concat([buffered, data]);
-    for (;;) {
-      const reader = protobuf.Reader.create(buffered);
-      try {
-        inbox.put(readProto(ServerFrame.decodeDelimited(reader)));
-      } catch (error) {
-        if (error instanceof RangeError) return; // the frame is not complete yet
-        throw error;
-      }
-      buffered = buffered.subarray(reader.pos);
-      if (buffered.length === 0) return;
+    for (let end = frameEnd(buffered); end <= buffered.length; end = frameEnd(buffered)) {
+      inbox.put(readProto(ServerFrame.decodeDelimited(buffered.subarray(0, end))));
+      buffered = buffered.subarray(end);
     }
   });
   await new Promise((resolve, reject) => (socket.once("connect", resolve), socket.once("error", reject)));

@@ -15,9 +15,9 @@ SUBPROTOCOL = "tidegate.v1.json"
 
 
 class Client:
-    def __init__(self, address):
-        self.socket = connect(f"ws://{address}/", subprotocols=[SUBPROTOCOL], compression=None)
-        story.expect("sub-protocol", self.socket.subprotocol, SUBPROTOCOL)
+    def __init__(self, socket):
+        self.socket = socket
+        story.expect("sub-protocol", socket.subprotocol, SUBPROTOCOL)
 
     def send(self, frame):
         self.socket.send(json.dumps(frame))
@@ -36,9 +36,14 @@ class Client:
             raise story.Surprise(f"a frame after Close: {frame}")
 
 
+def dial(address):
+    return connect(f"ws://{address}/", subprotocols=[SUBPROTOCOL], compression=None)
+
+
 def main():
     address, a, token_a, b, token_b = sys.argv[1:]
-    story.converse(Client(address), a, token_a, Client(address), b, token_b)
+    with dial(address) as alice, dial(address) as bob:
+        story.converse(Client(alice), a, token_a, Client(bob), b, token_b)
     print("python websockets: ok")
 
 

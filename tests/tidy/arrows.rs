@@ -8,7 +8,7 @@ const PORTS: [&str; 5] = ["bus", "store", "routes", "scratch", "link"];
 const ADAPTERS: [&str; 7] = ["local", "kafka", "embedded", "postgres", "memory", "redis", "grpc"];
 
 /// Arrows go down or stay on the floor, never between the rooms that are kept apart, and only `node` names adapters.
-pub fn arrows(sources: &[Source]) -> Vec<Finding> {
+pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
     let floors = sources.iter().find(|source| source.path == "src/lib.rs").map(floors).unwrap_or_default();
     let mut found = Vec::new();
     for source in sources.iter().filter(|source| source.is_rust()) {

@@ -6,23 +6,23 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// A broken rule and where.
-pub struct Finding {
-    pub path: String,
-    pub line: usize,
-    pub what: String,
+pub(crate) struct Finding {
+    pub(crate) path: String,
+    pub(crate) line: usize,
+    pub(crate) what: String,
 }
 
 impl Finding {
-    pub fn new(source: &Source, line: usize, what: impl Into<String>) -> Self {
+    pub(crate) fn new(source: &Source, line: usize, what: impl Into<String>) -> Self {
         Self { path: source.path.clone(), line, what: what.into() }
     }
 }
 
 /// A rule looks at the whole tree, so that some can compare files.
-pub type Rule = fn(&[Source]) -> Vec<Finding>;
+pub(crate) type Rule = fn(&[Source]) -> Vec<Finding>;
 
 /// All rules, by the name that messages and planted violations use.
-pub const RULES: &[(&str, Rule)] = &[
+pub(crate) const RULES: &[(&str, Rule)] = &[
     ("purpose", |all| each(all, purpose)),
     ("file-length", |all| each(all, file_length)),
     ("function-length", |all| each(all, function_length)),

@@ -1,35 +1,35 @@
 //! A file as the rules see it: its text, its code without comments and string contents, its comments alone.
 
 /// One text file of the tree.
-pub struct Source {
+pub(crate) struct Source {
     /// Relative to the root of the repository, with `/`.
-    pub path: String,
-    pub text: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
     /// The text with comments and the insides of string literals blanked; same lines.
-    pub code: String,
+    pub(crate) code: String,
     /// The text with everything but comments blanked; same lines.
-    pub comments: String,
+    pub(crate) comments: String,
 }
 
 /// A function: its name and its first and last line, counted from 1.
-pub struct Function<'a> {
-    pub name: &'a str,
-    pub first: usize,
-    pub last: usize,
+pub(crate) struct Function<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 impl Source {
-    pub fn new(path: &str, text: &str) -> Self {
+    pub(crate) fn new(path: &str, text: &str) -> Self {
         let (code, comments) = if path.ends_with(".rs") { split(text) } else { Default::default() };
         Self { path: path.into(), text: text.into(), code, comments }
     }
 
-    pub fn is_rust(&self) -> bool {
+    pub(crate) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
     /// Whether `line` (from 1) is test code: a file under `tests/`, or below `#[cfg(test)] mod … {`, which is last.
-    pub fn is_test(&self, line: usize) -> bool {
+    pub(crate) fn is_test(&self, line: usize) -> bool {
         self.path.starts_with("tests/") || self.path.contains("/tests/") || line > self.tests_begin()
     }
 
@@ -44,12 +44,12 @@ impl Source {
     }
 
     /// Code lines with their numbers from 1.
-    pub fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
     /// The functions with a body, found by the indentation that rustfmt gives.
-    pub fn functions(&self) -> Vec<Function<'_>> {
+    pub(crate) fn functions(&self) -> Vec<Function<'_>> {
         let lines: Vec<&str> = self.code.lines().collect();
         let mut found = Vec::new();
         for (index, line) in lines.iter().enumerate() {
