@@ -40,7 +40,7 @@ def take_push(client, conversation, seq, sender, msg_id, text):
 
 
 def say_bye(client):
-    client.send({"id": 6, "bye": {}})
+    expect("Done", "done" in ask(client, {"id": 6, "bye": {}}), True)
     close = client.take().get("close", {})
     got = [close.get(name) for name in ("code", "name", "reconnect")]
     expect("Close", got, [3000, "BYE", "RECONNECT_NOW"])
@@ -61,7 +61,7 @@ def converse(alice, a, token_a, bob, b, token_b):
     take_push(bob, conversation, 1, a, "m1", text)
 
     retry = ask(alice, {"id": 3, "send": first | {"attempt": 1}}).get("sendAck", {})
-    expect("SendAck of a retry", [retry.get("seq"), retry.get("time"), retry.get("duplicate")], [1, ack["time"], True])
+    expect("SendAck of a retry", [retry.get("seq"), retry.get("duplicate")], [1, True])
 
     other = first | {"attempt": 1, "content": {"text": "something else"}}
     error = ask(alice, {"id": 4, "send": other}).get("error", {})
