@@ -61,7 +61,7 @@ def converse(alice, a, token_a, bob, b, token_b):
     take_push(bob, conversation, 1, a, "m1", text)
 
     retry = ask(alice, {"id": 3, "send": first | {"attempt": 1}}).get("sendAck", {})
-    expect("SendAck of a retry", [retry.get("seq"), retry.get("duplicate")], [1, True])
+    expect("SendAck of a retry", [retry.get("seq"), retry.get("time"), retry.get("duplicate")], [1, ack["time"], True])
 
     other = first | {"attempt": 1, "content": {"text": "something else"}}
     error = ask(alice, {"id": 4, "send": other}).get("error", {})
