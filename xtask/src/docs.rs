@@ -96,4 +96,22 @@ mod tests {
             assert_eq!(page.matches(&title).count(), 1, "{title}");
         }
     }
+
+    /// Names in backticks and capitals are codes, or values of the enums that the schema defines.
+    #[test]
+    fn pages_name_only_codes_that_exist() {
+        let shell = Shell::here().expect("cargo names the crate");
+        let read = |path: &str| fs::read_to_string(shell.root.join(path)).expect(path);
+        let schema = read("protocol/tidegate/v1/client.proto");
+        let socket_options = ["SO_SNDBUF", "TCP_NODELAY", "TCP_NOTSENT_LOWAT", "AUTO_READ"];
+        for path in ["protocol/SPEC.md", "docs/ARCHITECTURE.md", "CHANGELOG.md"] {
+            for name in read(path).split('`').skip(1).step_by(2) {
+                let capitals = name.len() > 2 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+                let known = Code::ALL.iter().any(|code| code.name() == name)
+                    || schema.contains(&format!("{name} ="))
+                    || socket_options.contains(&name);
+                assert!(!capitals || known, "{path} names `{name}`, which is no code and in no enum");
+            }
+        }
+    }
 }
