@@ -61,8 +61,9 @@ fn file_of(lines: usize) -> String {
 }
 
 fn function_of(lines: usize) -> String {
-    let body = "        g();\n".repeat(lines - 4);
-    format!("impl A {{\n    fn f(\n        a: u8,\n    ) {{\n{body}    }}\n}}\n")
+    let body = "        g();\n".repeat(lines - 8);
+    let text = "        let text = \"\nat the margin\n\";\n";
+    format!("impl A {{\n    fn f<T>(a: T)\n    where\n        T: B,\n    {{\n{text}{body}    }}\n}}\n")
 }
 
 fn check(rule: &str, sources: &[Source]) -> Vec<String> {
@@ -112,6 +113,7 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("pure-protocol", "protocol/src/codec.rs", "let now = Instant::now();\n"),
     ("pure-protocol", "protocol/src/codec.rs", "let now = std::time::SystemTime::now();\n"),
     ("pure-protocol", "protocol/src/machine/chain.rs", "use tokio::time::Instant;\n"),
+    ("pure-protocol", "protocol/src/codec.rs", "use std::{fs, io};\nlet text = fs::read_to_string(path);\n"),
     ("pure-protocol", "protocol/src/machine/chain.rs", "let n = rand::random();\n"),
     ("bounded", "src/shard.rs", "let (tx, rx) = mpsc::unbounded_channel();\n"),
     ("bounded", "src/shard.rs", "let (tx, rx) = std::sync::mpsc::channel();\n"),
@@ -130,6 +132,7 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-dead-code", "src/node.rs", "fn f() {\n    // let x = g();\n}\n"),
     ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
     ("no-dead-code", "src/node.rs", "    // if x {\n"),
+    ("map", "docs/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
     ("lua", "redis/lost.lua", "-- KEYS 1 hash; ARGV 1 n\nreturn 1\n"),
     ("lua", "redis/lost.lua", "return 1\n"),
     (

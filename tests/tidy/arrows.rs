@@ -45,6 +45,16 @@ pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
     found
 }
 
+/// `docs/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
+pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
+    let find = |path: &str| sources.iter().find(|source| source.path == path);
+    let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/ARCHITECTURE.md")) else {
+        return Vec::new();
+    };
+    let missing = floors(lib).into_iter().filter(|(room, _)| !page.text.contains(&format!("`{room}`")));
+    missing.map(|(room, _)| Finding::new(page, 1, format!("the map does not name `{room}`"))).collect()
+}
+
 /// Rows like `//! | 4 | `shard` | … |`: the floor, and the rooms in backticks in the second column.
 fn floors(lib: &Source) -> Vec<(String, u32)> {
     let mut floors = Vec::new();

@@ -32,6 +32,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("honest-tests", |all| each(all, honest_tests)),
     ("finished", |all| each(all, finished)),
     ("no-dead-code", |all| each(all, no_dead_code)),
+    ("map", arrows::map),
     ("lua", lua),
     ("config-documented", config_documented),
     ("metrics-enum", |all| each(all, metrics_enum)),
@@ -95,7 +96,8 @@ fn pure_protocol(source: &Source) -> Vec<Finding> {
     if !source.path.starts_with("protocol/src/") {
         return Vec::new();
     }
-    let impure = ["Instant::now", "SystemTime::now", "tokio", "rand", "std::net", "std::fs", "thread_rng"];
+    let impure =
+        ["Instant::now", "SystemTime::now", "tokio", "rand", "std::net", "TcpStream", "UdpSocket", "fs::"];
     forbid(source, &impure, "the protocol crate is pure; time and seeds are passed in")
 }
 

@@ -58,15 +58,18 @@ impl Source {
                 continue;
             }
             let indent = indentation(line);
-            let end = lines[index + 1..].iter().position(|later| {
-                !later.trim().is_empty()
-                    && indentation(later) <= indent
-                    && !later.trim().ends_with('{')
-                    && later.trim() != "where"
-            });
-            let Some(end) = end.map(|offset| index + 1 + offset) else { continue };
-            if lines[end].trim_start().starts_with('}') {
-                found.push(Function { name, first: index + 1, last: end + 1 });
+            let same_level =
+                lines.iter().enumerate().skip(index + 1).filter(|(_, l)| indentation(l) == indent);
+            for (end, later) in same_level {
+                let later = later.trim_start();
+                if later.starts_with('}') {
+                    found.push(Function { name, first: index + 1, last: end + 1 });
+                    break;
+                }
+                // A declaration without a body, or the next function: this one has no end of its own.
+                if (later.starts_with(')') && later.ends_with(';')) || function_name(later).is_some() {
+                    break;
+                }
             }
         }
         found
