@@ -1,2 +1,88 @@
-//! The project's own commands.
-fn main() {}
+//! The project's own commands: `cargo xtask test` is what CI and a newcomer run.
+
+mod autobahn;
+mod counts;
+mod docs;
+mod fuzz;
+mod server;
+mod shell;
+mod steps;
+mod third_party;
+mod tools;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::shell::Shell;
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Flags {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Formatting, lints, tests, conformance, other people's clients and instruction counts.
+    Test {
+        /// Run these steps only (see --list); the order stays.
+        steps: Vec<String>,
+        /// Print the steps.
+        #[arg(long)]
+        list: bool,
+    },
+    /// Licences, banned crates and sources (needs cargo-deny).
+    Deny,
+    /// Fuzz every target (needs cargo-fuzz and a nightly toolchain).
+    Fuzz {
+        /// How long, for each target.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Only this target.
+        target: Option<String>,
+    },
+    /// Passes everything on to `tidegate bench` of a release build.
+    #[command(disable_help_flag = true)]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Write the pages that are generated from the code.
+    Docs {
+        /// Only say whether they are current.
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Flags::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nxtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    let shell = Shell::here()?;
+    match command {
+        Command::Test { list: true, .. } => {
+            steps::list();
+            Ok(())
+        }
+        Command::Test { steps, list: false } => steps::run(&shell, &steps),
+        Command::Deny => tools::deny(&shell),
+        Command::Fuzz { seconds, target } => fuzz::run(&shell, seconds, target.as_deref()),
+        Command::Bench { args } => {
+            let mut words = vec!["run", "--release", "--quiet", "--package", "tidegate", "--", "bench"];
+            words.extend(args.iter().map(String::as_str));
+            shell.cargo(&words)
+        }
+        Command::Docs { check } => docs::run(&shell, check),
+    }
+}

@@ -1,0 +1,172 @@
+//! The house rules that a program can check, each proven by a violation planted in a string.
+//!
+//! A rule without a plant fails, and so does a plant that no rule catches. There is no allow-list.
+
+#[path = "tidy/arrows.rs"]
+mod arrows;
+#[path = "tidy/rules.rs"]
+mod rules;
+#[path = "tidy/source.rs"]
+mod source;
+
+use std::{env, fs, path::Path};
+
+use rules::RULES;
+use source::Source;
+
+/// What holds nothing of ours.
+const SKIPPED: [&str; 7] =
+    [".git", "target", "node_modules", "tidegate-data", "artifacts", "corpus", "proptest-regressions"];
+
+#[test]
+fn the_tree_is_tidy() {
+    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate");
+    let mut sources = Vec::new();
+    read_tree(Path::new(&root), "", &mut sources);
+    assert!(sources.iter().any(|source| source.path == "src/lib.rs"), "the tree was not found");
+    let findings: Vec<String> = RULES.iter().flat_map(|(name, _)| check(name, &sources)).collect();
+    assert!(findings.is_empty(), "{} broken house rules:\n{}", findings.len(), findings.join("\n"));
+}
+
+#[test]
+fn every_rule_catches_its_planted_violations() {
+    let long = [("file-length", file_of(501)), ("function-length", function_of(71))];
+    let long = long.iter().map(|(rule, text)| (*rule, "src/node.rs", text.as_str()));
+    let plants: Vec<(&str, &str, &str)> = PLANTS.iter().copied().chain(long).collect();
+    for (rule, _) in RULES {
+        assert!(plants.iter().any(|(name, ..)| name == rule), "rule {rule} has no planted violation");
+    }
+    for (rule, path, text) in plants {
+        assert!(!check(rule, &with_map(path, text)).is_empty(), "{rule} misses its plant in {path}:\n{text}");
+    }
+}
+
+#[test]
+fn clean_code_is_left_alone() {
+    for (path, text) in CLEAN {
+        let sources = with_map(path, text);
+        let findings: Vec<String> = RULES.iter().flat_map(|(name, _)| check(name, &sources)).collect();
+        assert!(findings.is_empty(), "{path}: {}\n{text}", findings.join("\n"));
+    }
+}
+
+#[test]
+fn the_longest_allowed_file_and_function_pass() {
+    assert!(check("file-length", &with_map("src/node.rs", &file_of(500))).is_empty());
+    assert!(check("function-length", &with_map("src/node.rs", &function_of(70))).is_empty());
+}
+
+fn file_of(lines: usize) -> String {
+    format!("//! A file.\n{}", "const A: u8 = 1;\n".repeat(lines - 1))
+}
+
+fn function_of(lines: usize) -> String {
+    let body = "        g();\n".repeat(lines - 8);
+    let text = "        let text = \"\nat the margin\n\";\n";
+    format!("impl A {{\n    fn f<T>(a: T)\n    where\n        T: B,\n    {{\n{text}{body}    }}\n}}\n")
+}
+
+fn check(rule: &str, sources: &[Source]) -> Vec<String> {
+    let (_, run) = RULES.iter().find(|(name, _)| *name == rule).expect("a rule of that name");
+    let findings = run(sources);
+    findings.iter().map(|f| format!("{}:{}: {rule}: {}", f.path, f.line, f.what)).collect()
+}
+
+fn with_map(path: &str, text: &str) -> Vec<Source> {
+    let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard` | b |\n//! | 3 | `chat`, `room` | c |\n\
+               //! | 2 | [`bus`], [`store`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
+    let page = "The file: `known`, `listen.client`.\n";
+    vec![Source::new("src/lib.rs", map), Source::new("docs/config.md", page), Source::new(path, text)]
+}
+
+fn read_tree(folder: &Path, prefix: &str, into: &mut Vec<Source>) {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut entries: Vec<_> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
+    entries.sort();
+    for path in entries {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if SKIPPED.contains(&name) {
+            continue;
+        }
+        let relative = format!("{prefix}{name}");
+        if path.is_dir() {
+            read_tree(&path, &format!("{relative}/"), into);
+        } else if path.is_file()
+            && let Ok(text) = fs::read_to_string(&path)
+        {
+            into.push(Source::new(&relative, &text));
+        }
+    }
+}
+
+/// (rule, path, text with the violation)
+const PLANTS: &[(&str, &str, &str)] = &[
+    ("purpose", "src/node.rs", "use std::fmt;\n"),
+    ("purpose", "xtask/src/main.rs", "// Not a purpose.\n"),
+    ("arrows", "src/bus.rs", "use crate::shard::Shard;\n"),
+    ("arrows", "src/shard/hub.rs", "use crate::{\n    bus::Bus,\n    cli::{Flags},\n};\n"),
+    ("arrows", "src/shard/hub.rs", "fn f() -> super::super::node::Node {\n}\n"),
+    ("arrows", "src/chat/send.rs", "use crate::room::Room;\n"),
+    ("arrows", "src/chat/send.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
+    ("arrows", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
+    ("arrows", "src/attic.rs", "use std::fmt;\n"),
+    ("pure-protocol", "protocol/src/codec.rs", "let now = Instant::now();\n"),
+    ("pure-protocol", "protocol/src/codec.rs", "let now = std::time::SystemTime::now();\n"),
+    ("pure-protocol", "protocol/src/machine/chain.rs", "use tokio::time::Instant;\n"),
+    ("pure-protocol", "protocol/src/codec.rs", "use std::{fs, io};\nlet text = fs::read_to_string(path);\n"),
+    ("pure-protocol", "protocol/src/machine/chain.rs", "let n = rand::random();\n"),
+    ("bounded", "src/shard.rs", "let (tx, rx) = mpsc::unbounded_channel();\n"),
+    ("bounded", "src/shard.rs", "let (tx, rx) = std::sync::mpsc::channel();\n"),
+    ("bounded", "src/shard.rs", "let (tx, rx) = mpsc::channel::<Vec<u8>>();\n"),
+    ("bounded", "src/shard.rs", "let (tx, rx) = crossbeam::channel::unbounded();\n"),
+    ("honest-tests", "tests/story.rs", "fn waits() {\n    thread::sleep(SECOND);\n}\n"),
+    (
+        "honest-tests",
+        "src/node.rs",
+        "fn a() {}\n\n#[cfg(test)]\nmod tests {\n    fn t() {\n        sleep(S);\n    }\n}\n",
+    ),
+    ("honest-tests", "tests/story.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}\n"),
+    ("honest-tests", "src/node.rs", "#[should_panic]\nfn f() {}\n"),
+    ("finished", "src/node.rs", "fn f() {\n    todo!()\n}\n"),
+    ("finished", "src/node.rs", "fn f() {\n    unimplemented!()\n}\n"),
+    ("no-dead-code", "src/node.rs", "fn f() {\n    // let x = g();\n}\n"),
+    ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
+    ("no-dead-code", "src/node.rs", "    // if x {\n"),
+    ("map", "docs/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
+    ("lua", "redis/lost.lua", "-- KEYS 1 hash; ARGV 1 n\nreturn 1\n"),
+    ("lua", "redis/lost.lua", "return 1\n"),
+    (
+        "config-documented",
+        "src/config.rs",
+        "pub struct C {\n    /// Not on the page.\n    pub secret_of_ours: u32,\n}\n",
+    ),
+    ("metrics-enum", "src/shard.rs", "metrics::counter!(\"my_own\").increment(1);\n"),
+    ("no-machine-paths", "docs/a.md", concat!("run it in `/", "home/me/tidegate`\n")),
+    ("no-machine-paths", "src/node.rs", concat!("const A: &str = \"/", "root/x\";\n")),
+    ("no-lock-urls", "tests/third_party/package-lock.json", "\"resolved\": \"a url\",\n"),
+];
+
+/// (path, text) that every rule must pass: the false alarms we have had or feared.
+const CLEAN: &[(&str, &str)] = &[
+    ("src/node.rs", "//! Names `mpsc::unbounded_channel`.\nuse crate::{bus::local::LocalBus, cli};\n"),
+    ("src/bus.rs", "//! A port.\npub mod local;\nuse crate::{config::Config, store::Store};\n"),
+    ("src/bus/local.rs", "//! An adapter.\nuse super::Bus;\nuse crate::bus::local::Inner;\n"),
+    ("src/chat/send.rs", "//! A verb.\nuse crate::{bus::Bus, routes::Routes};\nuse super::owner;\n"),
+    ("src/chat.rs", "//! Verbs.\n#[cfg(test)]\nmod tests {\n    use crate::bus::local::LocalBus;\n}\n"),
+    (
+        "src/shard.rs",
+        "//! Words.\n// One sentence; and more of it.\n// Two things (a and b);\nconst A: &str = \"todo!()\";\n",
+    ),
+    (
+        "src/shard.rs",
+        "//! Bound.\nlet (tx, rx) = mpsc::channel(BOUND);\nlet c = '\"';\nlet d: &'a str = r#\"sleep(\"#;\n",
+    ),
+    ("tests/s.rs", "//! Story.\nfn eventually(f: F) {\n    loop {\n        sleep(TICK);\n    }\n}\n"),
+    ("protocol/src/codec.rs", "//! No tokio, no rand.\nlet operand = 1;\n"),
+    (
+        "src/config.rs",
+        "//! Config.\npub struct C {\n    /// Yes.\n    pub known: u32,\n    pub client: u32,\n}\n",
+    ),
+    ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
+    ("docs/a.md", "see https://example.org/home/page, target/work/x\n"),
+];

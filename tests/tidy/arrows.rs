@@ -1,0 +1,141 @@
+//! Who may import whom: floors from the table in `src/lib.rs`, arrows down only.
+
+use crate::{rules::Finding, source::Source};
+
+/// Rooms on one floor that must not know each other.
+const APART: [&str; 4] = ["chat", "room", "feed", "guard"];
+const PORTS: [&str; 5] = ["bus", "store", "routes", "scratch", "link"];
+const ADAPTERS: [&str; 7] = ["local", "kafka", "embedded", "postgres", "memory", "redis", "grpc"];
+
+/// Arrows go down or stay on the floor, never between the rooms that are kept apart, and only `node` names adapters.
+pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
+    let floors = sources.iter().find(|source| source.path == "src/lib.rs").map(floors).unwrap_or_default();
+    let mut found = Vec::new();
+    for source in sources.iter().filter(|source| source.is_rust()) {
+        let Some(module) = source.path.strip_prefix("src/").and_then(|path| path.strip_suffix(".rs")) else {
+            continue;
+        };
+        let room = module.split('/').next().unwrap_or(module);
+        if room == "lib" {
+            continue;
+        }
+        let Some(floor) = floor_of(&floors, room) else {
+            found.push(Finding::new(source, 1, format!("`{room}` has no floor in the table of src/lib.rs")));
+            continue;
+        };
+        for (line, path) in imports(source, module) {
+            if source.is_test(line) {
+                continue;
+            }
+            let target = path[0].as_str();
+            if target != room
+                && let Some(below) = floor_of(&floors, target)
+                && (below > floor || (APART.contains(&room) && APART.contains(&target)))
+            {
+                let why = format!("`{room}` (floor {floor}) may not import `{target}` (floor {below})");
+                found.push(Finding::new(source, line, why));
+            }
+            let names_adapter = PORTS.contains(&target)
+                && path.get(1).is_some_and(|adapter| ADAPTERS.contains(&adapter.as_str()));
+            if names_adapter && target != room && module != "node" {
+                found.push(Finding::new(source, line, format!("only node.rs names `{}`", path.join("::"))));
+            }
+        }
+    }
+    found
+}
+
+/// `docs/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
+pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
+    let find = |path: &str| sources.iter().find(|source| source.path == path);
+    let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/ARCHITECTURE.md")) else {
+        return Vec::new();
+    };
+    let missing = floors(lib).into_iter().filter(|(room, _)| !page.text.contains(&format!("`{room}`")));
+    missing.map(|(room, _)| Finding::new(page, 1, format!("the map does not name `{room}`"))).collect()
+}
+
+/// Rows like `//! | 4 | `shard` | … |`: the floor, and the rooms in backticks in the second column.
+fn floors(lib: &Source) -> Vec<(String, u32)> {
+    let mut floors = Vec::new();
+    for line in lib.text.lines().filter(|line| line.starts_with("//! |")) {
+        let mut columns = line.split('|').map(str::trim).skip(1);
+        let (Some(floor), Some(rooms)) = (columns.next().and_then(|n| n.parse().ok()), columns.next()) else {
+            continue;
+        };
+        floors.extend(rooms.split('`').skip(1).step_by(2).map(|room| (room.to_owned(), floor)));
+    }
+    floors
+}
+
+fn floor_of(floors: &[(String, u32)], room: &str) -> Option<u32> {
+    floors.iter().find(|(name, _)| name == room).map(|(_, floor)| *floor)
+}
+
+/// Every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by
+/// `tidegate::`, and a port named bare after an import of the port.
+fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
+    let depth = module.split('/').count();
+    let to_root = "super::".repeat(depth);
+    let mut starts: Vec<String> = vec!["crate::".into(), to_root];
+    if module == "main" {
+        starts.push("tidegate::".into());
+    }
+    let mut found = Vec::new();
+    for (at, _) in source.code.match_indices(|c: char| c.is_alphanumeric()) {
+        let rest = &source.code[at..];
+        let before = source.code[..at].chars().next_back().unwrap_or(' ');
+        if before.is_alphanumeric() || before == '_' || before == ':' {
+            continue;
+        }
+        let starts_with_port =
+            |port: &str| rest.strip_prefix(port).is_some_and(|after| after.starts_with("::"));
+        let paths = match starts.iter().find(|start| rest.starts_with(start.as_str())) {
+            Some(start) => expand(&rest[start.len()..]),
+            None if PORTS.iter().any(|port| starts_with_port(port)) => expand(rest),
+            None => continue,
+        };
+        let line = source.code[..at].matches('\n').count() + 1;
+        found.extend(paths.into_iter().map(|path| (line, path)));
+    }
+    found
+}
+
+/// The paths of a use tree: `a::{b, c::d}` gives `a::b` and `a::c::d`. Stops where the tree stops.
+fn expand(tree: &str) -> Vec<Vec<String>> {
+    let tree = tree.trim_start();
+    if let Some(inside) = tree.strip_prefix('{') {
+        return branches(inside).into_iter().flat_map(expand).collect();
+    }
+    let end = tree.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(tree.len());
+    if end == 0 {
+        return Vec::new();
+    }
+    let head = tree[..end].to_owned();
+    let tails = tree[end..].strip_prefix("::").map(expand).unwrap_or_default();
+    if tails.is_empty() {
+        return vec![vec![head]];
+    }
+    tails.into_iter().map(|tail| [vec![head.clone()], tail].concat()).collect()
+}
+
+/// The parts between commas of the braces that `inside` begins in.
+fn branches(inside: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
+    for (at, c) in inside.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => {
+                parts.push(&inside[start..at]);
+                break;
+            }
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&inside[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts
+}

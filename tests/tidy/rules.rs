@@ -1,0 +1,256 @@
+//! The rules that look at one file, or at one file against the rest. Messages say what to do.
+
+use crate::{arrows, source::Source};
+
+const FILE_LINES_MAX: usize = 500;
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// A broken rule and where.
+pub(crate) struct Finding {
+    pub(crate) path: String,
+    pub(crate) line: usize,
+    pub(crate) what: String,
+}
+
+impl Finding {
+    pub(crate) fn new(source: &Source, line: usize, what: impl Into<String>) -> Self {
+        Self { path: source.path.clone(), line, what: what.into() }
+    }
+}
+
+/// A rule looks at the whole tree, so that some can compare files.
+pub(crate) type Rule = fn(&[Source]) -> Vec<Finding>;
+
+/// All rules, by the name that messages and planted violations use.
+pub(crate) const RULES: &[(&str, Rule)] = &[
+    ("purpose", |all| each(all, purpose)),
+    ("file-length", |all| each(all, file_length)),
+    ("function-length", |all| each(all, function_length)),
+    ("arrows", arrows::arrows),
+    ("pure-protocol", |all| each(all, pure_protocol)),
+    ("bounded", |all| each(all, bounded)),
+    ("honest-tests", |all| each(all, honest_tests)),
+    ("finished", |all| each(all, finished)),
+    ("no-dead-code", |all| each(all, no_dead_code)),
+    ("map", arrows::map),
+    ("lua", lua),
+    ("config-documented", config_documented),
+    ("metrics-enum", |all| each(all, metrics_enum)),
+    ("no-machine-paths", |all| each(all, no_machine_paths)),
+    ("no-lock-urls", |all| each(all, no_lock_urls)),
+];
+
+fn each(sources: &[Source], rule: fn(&Source) -> Vec<Finding>) -> Vec<Finding> {
+    sources.iter().flat_map(rule).collect()
+}
+
+/// Findings for every code line in which one of `words` stands as a word of its own.
+fn forbid(source: &Source, words: &[&str], why: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (number, line) in source.lines() {
+        for word in words.iter().filter(|word| has_word(line, word)) {
+            found.push(Finding::new(source, number, format!("`{word}`: {why}")));
+        }
+    }
+    found
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        let opens = word.starts_with(part_of_word) && line[..at].ends_with(part_of_word);
+        let closes = word.ends_with(part_of_word) && line[at + word.len()..].starts_with(part_of_word);
+        !opens && !closes
+    })
+}
+
+fn purpose(source: &Source) -> Vec<Finding> {
+    if !source.is_rust() || source.text.starts_with("//! ") {
+        return Vec::new();
+    }
+    vec![Finding::new(source, 1, "open the file with `//!` and one sentence of purpose")]
+}
+
+fn file_length(source: &Source) -> Vec<Finding> {
+    let lines = source.text.lines().count();
+    if !source.is_rust() || lines <= FILE_LINES_MAX {
+        return Vec::new();
+    }
+    let what = format!("{lines} lines, {FILE_LINES_MAX} allowed: split it by noun");
+    vec![Finding::new(source, FILE_LINES_MAX + 1, what)]
+}
+
+fn function_length(source: &Source) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for function in source.functions() {
+        let length = function.last - function.first + 1;
+        if length > FUNCTION_LINES_MAX {
+            let what = format!("`{}` has {length} lines, {FUNCTION_LINES_MAX} allowed", function.name);
+            found.push(Finding::new(source, function.first, what));
+        }
+    }
+    found
+}
+
+fn pure_protocol(source: &Source) -> Vec<Finding> {
+    if !source.path.starts_with("protocol/src/") {
+        return Vec::new();
+    }
+    let impure =
+        ["Instant::now", "SystemTime::now", "tokio", "rand", "std::net", "TcpStream", "UdpSocket", "fs::"];
+    forbid(source, &impure, "the protocol crate is pure; time and seeds are passed in")
+}
+
+fn bounded(source: &Source) -> Vec<Finding> {
+    let words = [
+        "unbounded_channel",
+        "UnboundedSender",
+        "UnboundedReceiver",
+        "unbounded(",
+        "unbounded::<",
+        "SegQueue",
+    ];
+    let mut found = forbid(source, &words, "every queue has a bound and an answer to full");
+    for (number, line) in source.lines() {
+        let after = line.split("mpsc::channel").nth(1).unwrap_or_default();
+        let after =
+            if after.starts_with("::<") { after.rsplit('>').next().unwrap_or_default() } else { after };
+        if after.starts_with("()") {
+            found.push(Finding::new(
+                source,
+                number,
+                "std's `mpsc::channel()` has no bound; use `sync_channel`",
+            ));
+        }
+    }
+    found
+}
+
+fn honest_tests(source: &Source) -> Vec<Finding> {
+    let mut found = forbid(source, &["#[ignore", "should_panic"], "a test runs, and states what it expects");
+    let functions = source.functions();
+    let helper =
+        |line| functions.iter().any(|f| f.name == "eventually" && (f.first..=f.last).contains(&line));
+    for (number, line) in source.lines() {
+        if source.is_test(number) && has_word(line, "sleep(") && !helper(number) {
+            let what = "`sleep` in a test: wait with `eventually`, or drive the machine with a time";
+            found.push(Finding::new(source, number, what));
+        }
+    }
+    found
+}
+
+fn finished(source: &Source) -> Vec<Finding> {
+    forbid(source, &["todo!", "unimplemented!"], "finish it, or answer UNSUPPORTED")
+}
+
+fn no_dead_code(source: &Source) -> Vec<Finding> {
+    let openings =
+        ["let ", "use ", "pub ", "return", "mod ", "fn ", "if ", "for ", "while ", "match ", "} else"];
+    let mut found = Vec::new();
+    for (index, line) in source.comments.lines().enumerate() {
+        let Some(comment) = line.trim().strip_prefix("// ") else { continue };
+        let statement = comment.ends_with(';')
+            && (is_call(comment)
+                || comment.contains(" = ")
+                || openings.iter().any(|word| comment.starts_with(word)));
+        if statement || comment.ends_with('{') {
+            found.push(Finding::new(
+                source,
+                index + 1,
+                "commented-out code: the history keeps it, delete it",
+            ));
+        }
+    }
+    found
+}
+
+/// `name(…);` is a call, `words (in brackets);` is prose.
+fn is_call(comment: &str) -> bool {
+    let opens = |(at, _)| comment[..at].ends_with(|c: char| c.is_alphanumeric() || "_!>".contains(c));
+    comment.ends_with(");") && comment.match_indices('(').any(opens)
+}
+
+fn lua(sources: &[Source]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for script in sources.iter().filter(|source| source.path.ends_with(".lua")) {
+        let name = script.path.rsplit('/').next().unwrap_or(&script.path);
+        let included = |source: &Source| {
+            source.is_rust()
+                && source.text.lines().any(|line| line.contains("include_str!(") && line.contains(name))
+        };
+        if !sources.iter().any(included) {
+            found.push(Finding::new(script, 1, "no `include_str!` names this script"));
+        }
+        if !script.text.starts_with("-- KEYS") {
+            found.push(Finding::new(
+                script,
+                1,
+                "open the script with its contract: `-- KEYS …`, `-- ARGV …`",
+            ));
+        }
+    }
+    found
+}
+
+fn config_documented(sources: &[Source]) -> Vec<Finding> {
+    let find = |path: &str| sources.iter().find(|source| source.path == path);
+    let (Some(config), Some(page)) = (find("src/config.rs"), find("docs/config.md")) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for (number, line) in config.lines().filter(|(number, _)| !config.is_test(*number)) {
+        let field =
+            line.trim().strip_prefix("pub ").and_then(|rest| rest.split_once(": ")).map(|(name, _)| name);
+        let Some(field) = field.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')) else {
+            continue;
+        };
+        let documented = [format!("`{field}`"), format!(".{field}`"), format!("`{field}.")];
+        if !documented.iter().any(|form| page.text.contains(form)) {
+            found.push(Finding::new(config, number, format!("`{field}` is not in docs/config.md")));
+        }
+    }
+    found
+}
+
+fn metrics_enum(source: &Source) -> Vec<Finding> {
+    if source.path == "src/metrics.rs" || source.path.starts_with("src/metrics/") {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (number, line) in source.lines() {
+        for form in ["counter!(\"", "gauge!(\"", "histogram!(\""] {
+            if line.contains(form) {
+                found.push(Finding::new(source, number, "metric names come from the enum in src/metrics.rs"));
+            }
+        }
+    }
+    found
+}
+
+fn no_machine_paths(source: &Source) -> Vec<Finding> {
+    let homes = ["home", "root", "work", "Users"].map(|folder| format!("/{folder}/"));
+    let mut found = Vec::new();
+    for (index, line) in source.text.lines().enumerate() {
+        let absolute = |home: &String| {
+            line.match_indices(home.as_str())
+                .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_-.}*/".contains(c)))
+        };
+        if homes.iter().any(absolute) {
+            found.push(Finding::new(source, index + 1, "an absolute path of somebody's machine"));
+        }
+    }
+    found
+}
+
+fn no_lock_urls(source: &Source) -> Vec<Finding> {
+    if !source.path.ends_with("package-lock.json") {
+        return Vec::new();
+    }
+    let url = |(index, line): (usize, &str)| {
+        line.contains("\"resolved\"").then(|| {
+            Finding::new(source, index + 1, "write the lock with `omit-lockfile-registry-resolved=true`")
+        })
+    };
+    source.text.lines().enumerate().filter_map(url).collect()
+}

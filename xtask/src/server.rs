@@ -1,0 +1,133 @@
+//! Processes that a step starts and that must not outlive it.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::shell::{self, Shell};
+
+const READY_MAX: Duration = Duration::from_secs(20);
+const STOP_MAX: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(20);
+
+/// A child that is killed when dropped.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Starts `command`; its stderr goes to the file `log`.
+    fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+        let log = fs::File::create(log)?;
+        let child = command.stderr(log).stdin(Stdio::null()).spawn();
+        Ok(Self(child.with_context(|| format!("starting {:?}", command.get_program()))?))
+    }
+
+    /// Fails if it has ended by itself.
+    fn check_alive(&mut self) -> anyhow::Result<()> {
+        match self.0.try_wait()? {
+            Some(status) => bail!("it ended by itself: {status}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already, which is what we want.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// An example that prints its port as the first line of stdout.
+pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Result<(Running, u16)> {
+    let program = shell.release("examples").join(name);
+    let mut running = Running::start(shell.command(&program).stdout(Stdio::piped()), log)
+        .with_context(|| format!("examples/{name} is built by `cargo xtask test build`"))?;
+    let stdout = running.0.stdout.take().context("stdout is piped")?;
+    let (tell, told) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(stdout).read_line(&mut line);
+        // The receiver is gone when the step gave up waiting.
+        drop(tell.send(read.map(|_| line)));
+    });
+    let line = told.recv_timeout(READY_MAX).with_context(|| format!("{name} printed no port"))??;
+    let digits = line.trim().rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    let port = digits.parse().with_context(|| format!("{name} printed {line:?} in place of its port"))?;
+    Ok((running, port))
+}
+
+/// A node of the release build on ports of its own, ready for clients.
+pub(crate) struct Node {
+    running: Running,
+    program: PathBuf,
+    data: PathBuf,
+    /// Where clients connect.
+    pub(crate) client: String,
+}
+
+impl Node {
+    /// Starts it with its data in the (empty) folder `data`, and waits for `node.json`.
+    pub(crate) fn start(shell: &Shell, data: &Path) -> anyhow::Result<Self> {
+        let program = shell.release("tidegate");
+        let mut command = shell.command(&program);
+        command.arg("serve").arg("--data").arg(data);
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).stdout(Stdio::null());
+        let log = data.with_extension("log");
+        let mut running = Running::start(&mut command, &log)?;
+        let client = wait_for_client_address(&mut running, &data.join("node.json"))
+            .with_context(|| format!("`tidegate serve` is not ready; its log: {}", log.display()))?;
+        Ok(Self { running, program, data: data.to_owned(), client })
+    }
+
+    /// A token of that user, from the command that people use.
+    pub(crate) fn token(&self, user: &str) -> anyhow::Result<String> {
+        let (out, _) =
+            shell::output(Command::new(&self.program).args(["token", user, "--data"]).arg(&self.data))?;
+        let token = out.trim().to_owned();
+        if token.split('.').count() != 3 {
+            bail!("`tidegate token {user}` printed {out:?}, which is not a JWT alone");
+        }
+        Ok(token)
+    }
+
+    /// Asks it to stop, as an operator would, and checks that it leaves with success.
+    pub(crate) fn stop(mut self) -> anyhow::Result<()> {
+        self.running.check_alive().context("before it was asked to stop")?;
+        let pid = self.running.0.id().to_string();
+        shell::output(Command::new("kill").args(["-TERM", &pid]))?;
+        let start = Instant::now();
+        while start.elapsed() < STOP_MAX {
+            match self.running.0.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("`tidegate serve` left with {status} after SIGTERM"),
+                None => thread::sleep(TICK),
+            }
+        }
+        bail!("`tidegate serve` is still there {STOP_MAX:?} after SIGTERM")
+    }
+}
+
+fn wait_for_client_address(running: &mut Running, file: &Path) -> anyhow::Result<String> {
+    let start = Instant::now();
+    while start.elapsed() < READY_MAX {
+        running.check_alive()?;
+        // Unreadable or incomplete means not ready yet: the file may be in the middle of being written.
+        if let Ok(text) = fs::read_to_string(file)
+            && let Ok(value) = serde_json::from_str::<serde_json::Value>(&text)
+            && let Some(address) = value["client"].as_str()
+        {
+            return Ok(address.to_owned());
+        }
+        thread::sleep(TICK);
+    }
+    bail!("no {} within {READY_MAX:?}", file.display())
+}

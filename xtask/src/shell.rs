@@ -1,0 +1,98 @@
+//! Running other programs: echoed, from the root of the repository, with errors that name the command.
+
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+
+/// Where we are.
+pub(crate) struct Shell {
+    /// The repository.
+    pub(crate) root: PathBuf,
+    /// Where cargo builds; tools of the tests are installed below it.
+    pub(crate) target: PathBuf,
+}
+
+impl Shell {
+    pub(crate) fn here() -> anyhow::Result<Self> {
+        // Read when it runs, not when it is compiled: a target folder may serve several work trees.
+        let crate_dir = env::var_os("CARGO_MANIFEST_DIR").context("run me as `cargo xtask`")?;
+        let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
+        Ok(Self { root, target })
+    }
+
+    /// A command that runs in the repository.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// `cargo WORDS`, its output shown.
+    pub(crate) fn cargo(&self, words: &[&str]) -> anyhow::Result<()> {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        run(self.command(cargo).args(words).env("CARGO_TARGET_DIR", &self.target))
+    }
+
+    /// A program of a release build.
+    pub(crate) fn release(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
+
+    /// A scratch folder of that name, empty.
+    pub(crate) fn scratch(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.target.join("xtask").join(name);
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+        }
+        std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        Ok(folder)
+    }
+}
+
+/// Runs to the end with the output shown; anything but success is an error.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    eprintln!("$ {}", words(command));
+    let status = command.status().with_context(|| format!("starting {}", words(command)))?;
+    if !status.success() {
+        bail!("{status}: {}", words(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and gives what it wrote to stdout and stderr; anything but success is an error that shows both.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> {
+    let output = command.output().with_context(|| format!("starting {}", words(command)))?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    if !output.status.success() {
+        bail!("{}: {}\n{out}{err}", output.status, words(command));
+    }
+    Ok((out, err))
+}
+
+/// Whether `program` is on the PATH.
+pub(crate) fn have(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The command as one would type it; long arguments (tokens) cut short.
+fn words(command: &Command) -> String {
+    let shown = |word: &OsStr| {
+        let word = word.to_string_lossy();
+        match word.char_indices().nth(90) {
+            Some((at, _)) => format!("{}…", &word[..at]),
+            None => word.into_owned(),
+        }
+    };
+    let words: Vec<String> =
+        std::iter::once(command.get_program()).chain(command.get_args()).map(shown).collect();
+    words.join(" ")
+}

@@ -1,0 +1,68 @@
+//! The steps of `cargo xtask test`: in order, timed, the first failure ends it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use crate::{autobahn, counts, shell::Shell, third_party, tools};
+
+type Run = fn(&Shell) -> anyhow::Result<()>;
+
+/// Cheap ones first, so that a slip is told within a minute.
+const STEPS: &[(&str, &str, Run)] = &[
+    ("fmt", "cargo fmt --check", |shell| shell.cargo(&["fmt", "--all", "--check"])),
+    ("clippy", "lints, warnings are errors", |shell| {
+        shell.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    }),
+    (
+        "deny",
+        "licences, bans, sources (told, not failed, where cargo-deny is missing)",
+        tools::deny_if_present,
+    ),
+    ("tests", "cargo test --workspace", |shell| shell.cargo(&["test", "--workspace"])),
+    ("build", "release build and examples", |shell| {
+        shell.cargo(&["build", "--release", "--package", "tidegate", "--bins", "--examples"])
+    }),
+    ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
+    ("third-party", "other people's clients talk through a node", third_party::run),
+    ("counts", "instructions against benches/counts.toml", counts::run),
+];
+
+/// Prints the names.
+pub(crate) fn list() {
+    for (name, what, _) in STEPS {
+        println!("{name:<12} {what}");
+    }
+}
+
+/// Runs the steps named, all when none is.
+pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
+    if let Some(unknown) = wanted.iter().find(|name| !STEPS.iter().any(|(step, ..)| step == name)) {
+        let known: Vec<&str> = STEPS.iter().map(|(name, ..)| *name).collect();
+        bail!("there is no step `{unknown}`; the steps are {}", known.join(", "));
+    }
+    let chosen = STEPS.iter().filter(|(name, ..)| wanted.is_empty() || wanted.iter().any(|w| w == name));
+    let mut timed: Vec<(&str, Duration)> = Vec::new();
+    for (name, what, step) in chosen {
+        eprintln!("\n== {name}: {what}");
+        let start = Instant::now();
+        let outcome = step(shell);
+        timed.push((name, start.elapsed()));
+        if outcome.is_err() {
+            print_table(&timed, Some(name));
+        }
+        outcome.with_context(|| format!("step `{name}` failed; alone: cargo xtask test {name}"))?;
+    }
+    print_table(&timed, None);
+    Ok(())
+}
+
+fn print_table(timed: &[(&str, Duration)], failed: Option<&str>) {
+    println!("\n{:<12} {:>8}", "step", "seconds");
+    for (name, took) in timed {
+        let verdict = if failed == Some(*name) { "FAILED" } else { "ok" };
+        println!("{name:<12} {:>8.1}  {verdict}", took.as_secs_f64());
+    }
+    let total: Duration = timed.iter().map(|(_, took)| *took).sum();
+    println!("{:<12} {:>8.1}", "total", total.as_secs_f64());
+}

@@ -1,0 +1,109 @@
+//! What the steps need from outside: found, installed, or refused with the way to get it. Never skipped in silence.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, bail};
+
+use crate::shell::{self, Shell};
+
+/// Python packages of the steps, pinned.
+const PYTHON_PACKAGES: &[&str] = &["kosoku==0.1.0", "websockets==17.4"];
+
+/// Makes sure that `program` is there, from the Debian package of that name if need be.
+pub(crate) fn ensure_program(shell: &Shell, program: &str, package: &str) -> anyhow::Result<()> {
+    if shell::have(program) {
+        return Ok(());
+    }
+    let by_hand = format!("`{program}` is missing and could not be installed; get the package `{package}`");
+    if !shell::have("apt-get") {
+        bail!("{by_hand} of your system");
+    }
+    eprintln!("`{program}` is missing: installing the package `{package}`");
+    apt_get(shell, &["update", "--quiet"]).with_context(|| by_hand.clone())?;
+    apt_get(shell, &["install", "--quiet", "--yes", "--no-install-recommends", package]).context(by_hand)
+}
+
+fn apt_get(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
+    let (uid, _) = shell::output(shell.command("id").arg("-u"))?;
+    let mut command = if uid.trim() == "0" {
+        shell.command("apt-get")
+    } else {
+        let mut command = shell.command("sudo");
+        command.args(["--non-interactive", "apt-get"]);
+        command
+    };
+    shell::run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+/// The programs of a Python environment below the target folder that holds the pinned packages.
+pub(crate) fn python(shell: &Shell) -> anyhow::Result<PathBuf> {
+    ensure_program(shell, "python3", "python3")?;
+    let venv = shell.target.join("tools").join("py");
+    let stamp = venv.join("tidegate-packages");
+    let wanted = PYTHON_PACKAGES.join("\n");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(venv.join("bin"));
+    }
+    let make = || shell::run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(&venv));
+    if make().is_err() {
+        // Debian ships python3 without ensurepip.
+        apt_get(shell, &["update", "--quiet"])?;
+        apt_get(shell, &["install", "--quiet", "--yes", "--no-install-recommends", "python3-venv"])?;
+        make()?;
+    }
+    shell::run(
+        shell
+            .command(venv.join("bin/python"))
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(PYTHON_PACKAGES),
+    )
+    .with_context(|| format!("installing {} with pip", PYTHON_PACKAGES.join(" ")))?;
+    fs::write(stamp, wanted)?;
+    Ok(venv.join("bin"))
+}
+
+/// The folder below which the packages of `tests/third_party/package-lock.json` are installed.
+pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
+    ensure_program(shell, "node", "nodejs")?;
+    ensure_program(shell, "npm", "npm")?;
+    let folder = shell.target.join("tools").join("npm");
+    let ours = shell.root.join("tests/third_party");
+    let lock = fs::read_to_string(ours.join("package-lock.json"))?;
+    let stamp = folder.join("tidegate-packages");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == lock) {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&folder)?;
+    for file in ["package.json", "package-lock.json"] {
+        fs::copy(ours.join(file), folder.join(file))?;
+    }
+    shell::run(
+        shell
+            .command("npm")
+            .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
+            .current_dir(&folder),
+    )
+    .context("installing the packages of tests/third_party/package-lock.json with npm")?;
+    fs::write(stamp, lock)?;
+    Ok(folder)
+}
+
+const DENY_HOW: &str =
+    "cargo-deny is not installed: `cargo install --locked cargo-deny` (it compiles for minutes)";
+
+/// Licences, bans and sources; an error without cargo-deny.
+pub(crate) fn deny(shell: &Shell) -> anyhow::Result<()> {
+    if !shell::have("cargo-deny") {
+        bail!("{DENY_HOW}");
+    }
+    shell.cargo(&["deny", "--offline", "--workspace", "check", "bans", "licenses", "sources"])
+}
+
+/// The same, but a machine without cargo-deny is told so, loudly, and goes on: `cargo xtask deny` is the strict one.
+pub(crate) fn deny_if_present(shell: &Shell) -> anyhow::Result<()> {
+    if shell::have("cargo-deny") {
+        return deny(shell);
+    }
+    eprintln!("!! NOT CHECKED: licences, banned crates, sources.\n!! {DENY_HOW}");
+    Ok(())
+}
