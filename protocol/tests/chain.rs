@@ -1,4 +1,4 @@
-//! The nextId chain: the seven failures of S37, each by name, and the bounds and promises around them.
+//! The nextId chain: the failures of S37, each by name, and the bounds and promises around them.
 
 use std::time::Duration;
 use tidegate_protocol::{

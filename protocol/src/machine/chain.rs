@@ -1,7 +1,7 @@
 //! The nextId chain: one device's messages, released in the order in which the device linked them (DESIGN 6.3).
 //!
 //! A chained message names itself and its successor. The chain expects one id; what comes early is held, and when the
-//! expected id arrives the walk releases it and every held successor. The seven failures of S37, and their answers:
+//! expected id arrives the walk releases it and every held successor. The failures of S37, and their answers:
 //!
 //! | S37 | here |
 //! |---|---|
@@ -11,7 +11,9 @@
 //! | state lost and frames reordered: stuck | the client's declared id is adopted; otherwise the skip resumes |
 //! | `id == next_id` walks for ever | [`Offer::BadLink`]; so are longer circles, and each release consumes a held item |
 //! | a withheld id buffers without bound | [`Offer::Full`] past `hold_max` items or `hold_bytes_max` bytes |
-//! | nobody is told | [`ChainAlarm`] says what is expected, what was skipped and where the chain goes on |
+//!
+//! [`ChainAlarm`] says what is expected, what was skipped and where the chain goes on, so nobody has to guess; and
+//! [`Chain::retract`] keeps successors behind a message that was refused for now.
 //!
 //! The timeout counts from the last progress: a long hold whose predecessors keep coming is not blocked.
 

@@ -354,9 +354,8 @@ impl Session {
     }
 
     fn say(&self, id: u64, body: Said, out: &mut Vec<Action>) {
-        if !matches!(self.state, State::Closed) {
-            out.push(Action::Reply(Box::new(pb::ServerFrame { id, body: Some(body) })));
-        }
+        debug_assert!(!matches!(self.state, State::Closed), "nothing is said after Close");
+        out.push(Action::Reply(Box::new(pb::ServerFrame { id, body: Some(body) })));
     }
 }
 

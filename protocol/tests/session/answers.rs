@@ -1,7 +1,11 @@
 //! Each submission has one answer: accepted, duplicate, refused or unknown; a failed append ends the conn.
 
 use crate::support::{Conn, send};
-use tidegate_protocol::{Code, machine::session::Answer, pb::client_frame::Body as Asked};
+use tidegate_protocol::{
+    Code,
+    machine::session::Answer,
+    pb::{self, client_frame::Body as Asked},
+};
 
 fn accepted(seq: u64) -> Answer {
     Answer::Accepted { seq, time: 1 }
@@ -74,4 +78,27 @@ fn an_unchained_send_that_the_shard_refuses_is_answered_and_forgotten() {
     assert_eq!((conn.session.in_flight(), conn.submits.len()), (0, 0));
     conn.frame(2, Asked::Send(send("g:a", "x")));
     assert_eq!(conn.submits.pop_front().map(|submit| submit.ticket), Some(1), "a ticket is never used twice");
+}
+
+#[test]
+fn a_driver_that_does_not_poll_gets_no_second_submission_and_loses_none() {
+    let mut conn = Conn::plain();
+    for id in [1, 2] {
+        let frame = pb::ClientFrame { id, body: Some(Asked::Send(send("g:a", &format!("x{id}")))) };
+        conn.session.handle_frame(frame, &conn.limits, conn.now, &mut conn.said);
+    }
+    assert!(!conn.wants_read());
+    assert_eq!(conn.heard(), ["2 BUSY"]);
+    conn.input(|_, _, _, _| {});
+    assert_eq!(conn.submitted(), ["x1"]);
+    assert!(conn.wants_read());
+}
+
+#[test]
+fn a_chained_refusal_that_comes_after_its_successor_left_starts_a_new_epoch() {
+    let mut conn = Conn::chained();
+    conn.link(0);
+    conn.link(1);
+    conn.input(|s, l, now, out| s.submit_refused(0, Code::RateLimited, "", l, now, out));
+    assert_eq!(conn.heard(), ["close RESYNC"]);
 }

@@ -176,7 +176,9 @@ impl Run {
         if self.open.is_empty() {
             return;
         }
-        let ticket = self.open.swap_remove(which.index(self.open.len()));
+        let at = which.index(self.open.len());
+        // Now and then an answer comes twice, as after a take-over.
+        let ticket = if how == 5 { self.open[at] } else { self.open.swap_remove(at) };
         let answer = match how {
             0..=5 => Answer::Accepted { seq: ticket, time: 1 },
             6 => Answer::Duplicate { seq: ticket, time: 1 },
@@ -224,16 +226,16 @@ impl Run {
                 Said::Welcome(_) => {
                     prop_assert!(!std::mem::replace(&mut self.welcomed, true), "once");
                 }
-                Said::SendAck(_) => *self.answers.entry(frame.id).or_default() += 1,
-                Said::Error(_) => *self.answers.entry(frame.id).or_default() += 1,
+                Said::SendAck(_) | Said::Error(_) => {
+                    let count = self.answers.entry(frame.id).or_default();
+                    *count += 1;
+                    prop_assert!(*count == 1, "frame {} was answered {} times", frame.id, count);
+                }
                 other => prop_assert!(self.welcomed, "before Welcome: {other:?}"),
             },
             Action::Leave { .. } | Action::Acked { .. } | Action::SaveChain { .. } | Action::Alarm(_) => {
                 prop_assert!(self.welcomed);
             }
-        }
-        for (frame, count) in &self.answers {
-            prop_assert!(*count <= 1, "frame {frame} was answered {count} times");
         }
         Ok(())
     }
@@ -267,7 +269,7 @@ impl Run {
 const PLACES: [&str; 5] = ["d:ann:bob", "g:a", "r:a", "d:bob:cem", "g:b"];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_input_in_every_state_is_defined_bounded_and_answered(
