@@ -1,7 +1,7 @@
 //! The nextId chain: one device's messages, released in the order in which the device linked them (DESIGN 6.3).
 //!
 //! A chained message names itself and its successor. The chain expects one id; what comes early is held, and when the
-//! expected id arrives the walk releases it and every held successor. The seven failures of S37, and their answers:
+//! expected id arrives the walk releases it and every held successor. The failures of S37, and their answers:
 //!
 //! | S37 | here |
 //! |---|---|
@@ -11,7 +11,9 @@
 //! | state lost and frames reordered: stuck | the client's declared id is adopted; otherwise the skip resumes |
 //! | `id == next_id` walks for ever | [`Offer::BadLink`]; so are longer circles, and each release consumes a held item |
 //! | a withheld id buffers without bound | [`Offer::Full`] past `hold_max` items or `hold_bytes_max` bytes |
-//! | nobody is told | [`ChainAlarm`] says what is expected, what was skipped and where the chain goes on |
+//!
+//! [`ChainAlarm`] says what is expected, what was skipped and where the chain goes on, so nobody has to guess; and
+//! [`Chain::retract`] keeps successors behind a message that was refused for now.
 //!
 //! The timeout counts from the last progress: a long hold whose predecessors keep coming is not blocked.
 
@@ -24,6 +26,9 @@ use std::time::Duration;
 
 /// How many released and how many skipped ids are remembered.
 pub const REMEMBERED_MAX: usize = 256;
+
+/// An empty hold keeps room for this many, so that a client in order costs no allocations and an idle one no buffers.
+const ROOM_KEPT: usize = 3;
 
 /// The bounds of one chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +107,8 @@ pub struct Chain<T> {
     skipped: Ring,
     /// Where the last skip resumed: what still links to it is part of what was skipped.
     resumed_at: Option<MsgId>,
+    /// Whether the last thing that moved `expected` was a release.
+    retractable: bool,
     /// When the current stage of waiting ends; meaningful only while blocked.
     deadline: Time,
     alarmed: bool,
@@ -136,6 +143,7 @@ impl<T> Chain<T> {
             done: ring,
             skipped: Ring::default(),
             resumed_at: None,
+            retractable: false,
             deadline: Time::ZERO,
             alarmed: false,
         }
@@ -151,7 +159,7 @@ impl<T> Chain<T> {
         self.done.iter()
     }
 
-    /// How many messages are held, one that is ready but not yet polled included.
+    /// How many messages are held: at most `hold_max`, and besides the one that was ready when it came.
     pub fn held(&self) -> usize {
         self.held.len()
     }
@@ -179,7 +187,10 @@ impl<T> Chain<T> {
             return Offer::Skipped(item);
         }
         if !due && self.resumed_at.as_ref() == Some(&next_id) {
-            self.skipped.push(id);
+            // What a held message names as its successor may still become expected, and is not refused for good.
+            if !self.claims.contains_key(&id) {
+                self.skipped.push(id);
+            }
             return Offer::Skipped(item);
         }
         if self.is_bad_link(&id, &next_id) {
@@ -203,8 +214,13 @@ impl<T> Chain<T> {
         let held = self.held.remove(&self.expected)?;
         self.claims.remove(&held.next_id);
         self.bytes -= held.bytes;
+        if self.held.is_empty() && self.held.capacity() > ROOM_KEPT {
+            self.held = HashMap::new();
+            self.claims = HashMap::new();
+        }
         let released = std::mem::replace(&mut self.expected, held.next_id);
         self.done.push(released);
+        self.retractable = true;
         self.restart_timer(now);
         Some(held.item)
     }
@@ -212,9 +228,10 @@ impl<T> Chain<T> {
     /// Takes back the release of `id`, which was refused for now before it reached the log: it is expected again and
     /// what follows it stays held. Only the last release can be taken back; says whether it was.
     pub fn retract(&mut self, id: &MsgId, now: Time) -> bool {
-        if self.done.last() != Some(id) {
+        if !self.retractable || self.done.last() != Some(id) {
             return false;
         }
+        self.retractable = false;
         self.done.pop();
         self.expected = id.clone();
         self.restart_timer(now);
@@ -241,6 +258,7 @@ impl<T> Chain<T> {
         let expected = std::mem::replace(&mut self.expected, resumed_at.clone());
         self.skipped.push(expected.clone());
         self.resumed_at = Some(resumed_at.clone());
+        self.retractable = false;
         self.restart_timer(now);
         Some(ChainAlarm::Skipped { expected, resumed_at })
     }

@@ -38,6 +38,7 @@
 mod answers;
 mod flights;
 mod login;
+mod requests;
 mod send;
 mod types;
 
@@ -51,7 +52,7 @@ use self::{
 };
 use crate::{
     Code, Time,
-    id::{ConversationId, MsgId, RoomId},
+    id::{MsgId, RoomId},
     machine::{chain::ChainAlarm, window::WindowLimits},
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
 };
@@ -305,75 +306,6 @@ impl Session {
         self.note_reading(limits, now);
     }
 
-    fn handle_request(&mut self, id: u64, body: Asked, limits: &Limits, now: Time, out: &mut Vec<Action>) {
-        match body {
-            Asked::Send(send) => self.handle_send(id, send, limits, now, out),
-            Asked::Ack(ack) => match ConversationId::parse(&ack.conversation) {
-                Ok(conversation) => {
-                    self.errors = 0;
-                    out.push(Action::Acked { conversation, seq: ack.seq });
-                    self.done(id, out);
-                }
-                Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
-            },
-            Asked::Ping(_) => self.pong(id, now, out),
-            Asked::Pong(_) => {}
-            Asked::NextId(_) => {
-                let next_id = self.expected().map(|id| id.to_string()).unwrap_or_default();
-                self.say(id, Said::NextIdIs(pb::NextIdIs { next_id }), out);
-            }
-            Asked::Join(join) => self.handle_join(id, &join.room, limits, out),
-            Asked::Leave(leave) => self.handle_leave(id, &leave.room, limits, out),
-            Asked::Bye(_) => {
-                self.done(id, out);
-                self.leave(Code::Bye, "", out);
-            }
-            Asked::Read(_) | Asked::Sync(_) | Asked::Pull(_) => {
-                self.refuse(id, Code::Unsupported, "", limits, out);
-            }
-            // The caller closed on it.
-            Asked::Hello(_) => {}
-        }
-    }
-
-    fn handle_join(&mut self, id: u64, room: &str, limits: &Limits, out: &mut Vec<Action>) {
-        match RoomId::new(room) {
-            Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
-            Ok(room) if self.rooms.contains(&room) => self.done(id, out),
-            Ok(_) if self.rooms.len() >= limits.rooms_max => {
-                self.refuse(id, Code::TooManyRooms, "", limits, out);
-            }
-            Ok(room) => {
-                self.errors = 0;
-                self.rooms.push(room.clone());
-                out.push(Action::Join { id, room });
-            }
-        }
-    }
-
-    fn handle_leave(&mut self, id: u64, room: &str, limits: &Limits, out: &mut Vec<Action>) {
-        match RoomId::new(room) {
-            Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
-            Ok(room) => {
-                self.errors = 0;
-                if self.forget_room(&room) {
-                    out.push(Action::Leave { room });
-                }
-                self.done(id, out);
-            }
-        }
-    }
-
-    /// False when it was not in the room.
-    fn forget_room(&mut self, room: &RoomId) -> bool {
-        let before = self.rooms.len();
-        self.rooms.retain(|other| other != room);
-        if self.rooms.is_empty() {
-            self.rooms = Vec::new();
-        }
-        self.rooms.len() < before
-    }
-
     fn check_order(&mut self, now: Time, out: &mut Vec<Action>) {
         let Some(alarm) = self.ordered.as_mut().and_then(|o| o.chain.handle_timeout(now)) else { return };
         let (kind, alarm, expected, msg_id) = match alarm {
@@ -403,11 +335,6 @@ impl Session {
         Duration::from_millis(self.wishes.heartbeat_ms.into()) * 5 / 2
     }
 
-    fn pong(&self, id: u64, now: Time, out: &mut Vec<Action>) {
-        let time = self.wall_zero.saturating_add(now.as_millis());
-        self.say(id, Said::Pong(pb::Pong { positions: Vec::new(), time }), out);
-    }
-
     /// Answers that there is nothing more to say, to whom it asked for an answer.
     fn done(&self, id: u64, out: &mut Vec<Action>) {
         if id != 0 {
@@ -427,9 +354,8 @@ impl Session {
     }
 
     fn say(&self, id: u64, body: Said, out: &mut Vec<Action>) {
-        if !matches!(self.state, State::Closed) {
-            out.push(Action::Reply(Box::new(pb::ServerFrame { id, body: Some(body) })));
-        }
+        debug_assert!(!matches!(self.state, State::Closed), "nothing is said after Close");
+        out.push(Action::Reply(Box::new(pb::ServerFrame { id, body: Some(body) })));
     }
 }
 

@@ -1,9 +1,8 @@
-//! What the broker says back: submissions decided, overdue or refused, and rooms joined.
+//! What the broker says back: submissions decided, overdue or refused.
 
 use super::{Action, Answer, Limits, Session, State};
 use crate::{
     Code, Time,
-    id::RoomId,
     pb::{self, server_frame::Body as Said},
 };
 
@@ -32,12 +31,17 @@ impl Session {
                 return self.close(Code::Resync, "", out);
             }
             ordered.uncount(&flight.conversation);
-            if code.temporary() && ordered.chain.retract(&flight.msg_id, now) {
+            if code.temporary() {
+                // A skip in between would be undone by this, so it has to come before the next timeout.
+                if !ordered.chain.retract(&flight.msg_id, now) {
+                    return self.close(Code::Resync, "", out);
+                }
                 flight.next_id = None;
             }
         }
-        self.refuse(id, code, message, limits, out);
         self.settle(out);
+        self.refuse(id, code, message, limits, out);
+        self.close_if_left(out);
         self.note_reading(limits, now);
     }
 
@@ -57,12 +61,19 @@ impl Session {
             return;
         }
         let Some(flight) = self.flights.answer(ticket) else { return };
-        let (id, chained) = (flight.id, flight.next_id.is_some());
+        let id = flight.id;
+        if flight.next_id.is_some() && is_order_broken(&answer) {
+            // No number of this epoch is taken in that conversation any more; and this id is not done.
+            self.refuse(id, Code::OrderBroken, "", limits, out);
+            return self.close(Code::Resync, "", out);
+        }
         let mut ack = pb::SendAck {
             conversation: flight.conversation.to_string(),
             msg_id: flight.msg_id.to_string(),
             ..pb::SendAck::default()
         };
+        // Before the ack: a client that has it must not find an older chain at its next login.
+        self.settle(out);
         match answer {
             Answer::Accepted { seq, time } => {
                 self.errors = 0;
@@ -74,39 +85,12 @@ impl Session {
                 (ack.seq, ack.time, ack.duplicate) = (seq, time, true);
                 self.say(id, Said::SendAck(ack), out);
             }
-            Answer::Refused { code, message } => {
-                self.refuse(id, code, &message, limits, out);
-                if chained && code == Code::OrderBroken {
-                    // No number of this epoch is taken in that conversation any more.
-                    self.close(Code::Resync, "", out);
-                }
-            }
+            Answer::Refused { code, message } => self.refuse(id, code, &message, limits, out),
             Answer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
             Answer::AppendFailed => {}
         }
-        self.settle(out);
+        self.close_if_left(out);
         self.note_reading(limits, now);
-    }
-
-    /// The outcome of an [`Action::Join`].
-    pub fn joined(
-        &mut self,
-        id: u64,
-        room: &RoomId,
-        outcome: Result<(), Code>,
-        limits: &Limits,
-        out: &mut Vec<Action>,
-    ) {
-        if !matches!(self.state, State::Live | State::Leaving { .. }) {
-            return;
-        }
-        match outcome {
-            Ok(()) => self.done(id, out),
-            Err(code) => {
-                self.forget_room(room);
-                self.refuse(id, code, "", limits, out);
-            }
-        }
     }
 
     /// Tells *unknown* for what had no answer in time.
@@ -132,6 +116,9 @@ impl Session {
                 out.push(Action::SaveChain { done: flight.msg_id, expected });
             }
         }
-        self.close_if_left(out);
     }
+}
+
+fn is_order_broken(answer: &Answer) -> bool {
+    matches!(answer, Answer::Refused { code: Code::OrderBroken, .. })
 }

@@ -98,10 +98,7 @@ impl Session {
         }
         match self.to_submit(id, send, limits) {
             Err((code, message)) => self.refuse(id, code, &message, limits, out),
-            Ok((submit, None)) => {
-                self.errors = 0;
-                self.pending = Some(submit);
-            }
+            Ok((submit, None)) => self.pending = Some(submit),
             Ok((submit, Some(next_id))) => {
                 self.offer(next_id, submit, false, limits, now, out);
             }
@@ -121,9 +118,8 @@ impl Session {
         let Some(ordered) = self.ordered.as_mut() else { return true };
         let (id, msg_id, bytes) = (submit.id, submit.msg_id.clone(), submit.content.len());
         match ordered.chain.offer(msg_id, next_id.clone(), submit, bytes, now) {
-            Offer::Held | Offer::Ready => self.errors = 0,
+            Offer::Held | Offer::Ready => {}
             Offer::Done(mut submit) => {
-                self.errors = 0;
                 // Known to be a retry, whatever the client counts: so it is compared with all keys.
                 submit.attempt = submit.attempt.max(1);
                 self.pending = Some(submit);
