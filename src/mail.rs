@@ -200,7 +200,7 @@ impl ShardHandle {
 
 impl Mailbox {
     /// The next mail, if any.
-    pub fn next(&mut self) -> Option<Mail> {
+    pub fn take(&mut self) -> Option<Mail> {
         self.mails.try_recv().ok()
     }
 

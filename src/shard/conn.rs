@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn four_connections_share_a_cache_line_and_the_box_stays_small() {
-        assert_eq!(size_of::<Hot>(), 12);
+        // In debug builds mio keeps the id of the poll beside each socket.
+        assert_eq!(size_of::<Hot>(), if cfg!(debug_assertions) { 24 } else { 12 });
         assert!(size_of::<Conn>() <= 448, "{}", size_of::<Conn>());
     }
 }

@@ -263,7 +263,7 @@ impl Hub {
     /// Ends a job that has served everybody and closes the holes that were left meanwhile.
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
-        if !group.job.as_ref().is_some_and(|job| job.next >= job.end) {
+        if group.job.as_ref().is_none_or(|job| job.next < job.end) {
             return;
         }
         group.job = None;

@@ -14,7 +14,7 @@ impl Shard {
     /// Handles at most `budget` mails of other threads, and all of its own.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         for _ in 0..budget {
-            let Some(mail) = self.mailbox.next() else { break };
+            let Some(mail) = self.mailbox.take() else { break };
             self.handle(mail);
         }
         for mail in mem::take(&mut self.own) {

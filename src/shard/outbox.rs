@@ -37,6 +37,9 @@ pub struct Caps {
     pub data: usize,
 }
 
+/// What a client is told once there is room: where it is behind and up to which seq, what was shed and how much.
+pub(super) type Hints = (Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>);
+
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
@@ -135,7 +138,7 @@ impl Outbox {
     }
 
     /// What is to be told once there is room: (behind, shed). Empty unless the queues are.
-    pub(super) fn take_hints(&mut self) -> Option<(Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>)> {
+    pub(super) fn take_hints(&mut self) -> Option<Hints> {
         let idle = self.current.is_none() && self.normal.is_empty() && self.bulk.is_empty();
         (idle && (!self.behind.is_empty() || !self.shed.is_empty()))
             .then(|| (std::mem::take(&mut self.behind), std::mem::take(&mut self.shed)))

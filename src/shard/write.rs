@@ -13,7 +13,7 @@ use tidegate_protocol::{
 use super::{
     Shard,
     conn::{Conn, Ending, WAITING},
-    outbox::{Outbox, Pushed},
+    outbox::{Caps, Hints, Outbox, Pushed},
 };
 
 impl Shard {
@@ -110,10 +110,7 @@ pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'
     }
 }
 
-type Hints =
-    (Vec<(tidegate_protocol::id::ConversationId, u64)>, Vec<(tidegate_protocol::id::ConversationId, u64)>);
-
-fn tell(outbox: &mut Outbox, (behind, shed): Hints, wire: Wire, caps: super::outbox::Caps) {
+fn tell(outbox: &mut Outbox, (behind, shed): Hints, wire: Wire, caps: Caps) {
     let behind = behind.into_iter().map(|(conversation, max_seq)| {
         Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
     });
