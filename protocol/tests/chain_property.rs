@@ -219,7 +219,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
     fn any_permutation_within_capacity_is_released_in_chain_order(

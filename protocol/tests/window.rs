@@ -179,7 +179,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
     fn each_push_ends_acked_or_in_flight_or_given_up_once(ops in proptest::collection::vec(op(), 1..80)) {

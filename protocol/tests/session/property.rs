@@ -269,7 +269,7 @@ impl Run {
 const PLACES: [&str; 5] = ["d:ann:bob", "g:a", "r:a", "d:bob:cem", "g:b"];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
     fn every_input_in_every_state_is_defined_bounded_and_answered(
