@@ -117,7 +117,41 @@ fn keep_unknown(
             encoding::encode_key(tag, wire_type, kept);
             kept.put_u32_le(value);
         }
-        WireType::StartGroup | WireType::EndGroup => encoding::skip_field(wire_type, tag, buf, ctx)?,
+        WireType::StartGroup => keep_group(kept, tag, buf, ctx)?,
+        WireType::EndGroup => return Err(bad_group()),
     }
     Ok(())
+}
+
+/// How deep groups may be inside each other. Protobuf libraries stop at a depth of 100, frames around the content
+/// included; what is passed on must not break its receivers.
+const GROUPS_MAX: usize = 32;
+
+fn keep_group(
+    kept: &mut Vec<u8>,
+    tag: u32,
+    buf: &mut impl Buf,
+    ctx: DecodeContext,
+) -> Result<(), DecodeError> {
+    encoding::encode_key(tag, WireType::StartGroup, kept);
+    let mut open = vec![tag];
+    while let Some(&innermost) = open.last() {
+        let (tag, wire_type) = encoding::decode_key(buf)?;
+        match wire_type {
+            WireType::StartGroup if open.len() < GROUPS_MAX => open.push(tag),
+            WireType::EndGroup if tag == innermost => open.truncate(open.len() - 1),
+            WireType::StartGroup | WireType::EndGroup => return Err(bad_group()),
+            _ => {
+                keep_unknown(kept, tag, wire_type, buf, ctx.clone())?;
+                continue;
+            }
+        }
+        encoding::encode_key(tag, wire_type, kept);
+    }
+    Ok(())
+}
+
+#[expect(deprecated, reason = "prost has no other way for a hand-written message to refuse")]
+fn bad_group() -> DecodeError {
+    DecodeError::new("a group too deep, or ended by another")
 }

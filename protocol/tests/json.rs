@@ -1,4 +1,5 @@
 //! The JSON of frames: what is written to the byte, and what is read besides.
+#![allow(clippy::unwrap_used)]
 
 use tidegate_protocol::{
     Code,

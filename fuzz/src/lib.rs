@@ -1,0 +1,3 @@
+//! The fuzz targets as functions; see `targets`.
+
+pub mod targets;
