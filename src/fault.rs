@@ -209,3 +209,91 @@ async fn polls_later(mut polls: u32) {
     })
     .await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    enum Broken {
+        Unavailable,
+        Unknown,
+    }
+
+    impl Breaks for Broken {
+        fn unavailable(_: String) -> Self {
+            Self::Unavailable
+        }
+        fn unknown(_: String) -> Self {
+            Self::Unknown
+        }
+    }
+
+    /// A port whose one call counts.
+    type Counter = Faulty<AtomicU64>;
+
+    fn counter(plan: &Arc<FaultPlan>) -> Arc<Counter> {
+        Arc::new(Faulty::new(Arc::default(), Arc::clone(plan)))
+    }
+
+    async fn count(port: Arc<Counter>) -> Result<u64, Broken> {
+        port.call("count", async { Ok(port.inner.fetch_add(1, Ordering::SeqCst) + 1) }).await
+    }
+
+    fn counted(port: &Counter) -> u64 {
+        port.inner.load(Ordering::SeqCst)
+    }
+
+    #[tokio::test]
+    async fn a_planned_fault_comes_once_and_in_turn() {
+        let plan = FaultPlan::none();
+        let port = counter(&plan);
+        for fault in [Fault::None, Fault::Fail, Fault::LoseAnswer, Fault::Delay(3)] {
+            plan.plan("count", fault);
+        }
+        plan.plan("another", Fault::Fail);
+        assert_eq!(count(Arc::clone(&port)).await, Ok(1));
+        assert_eq!(count(Arc::clone(&port)).await, Err(Broken::Unavailable));
+        assert_eq!(counted(&port), 1, "a failed call does nothing");
+        assert_eq!(count(Arc::clone(&port)).await, Err(Broken::Unknown));
+        assert_eq!(counted(&port), 2, "a lost answer is about something that happened");
+        assert_eq!(count(Arc::clone(&port)).await, Ok(3));
+        assert_eq!(count(Arc::clone(&port)).await, Ok(4));
+        assert_eq!(plan.calls("count"), 5);
+    }
+
+    #[tokio::test]
+    async fn a_held_call_has_done_nothing_and_a_held_answer_is_about_work_done() {
+        for (fault, while_held) in [(Fault::Hold as fn(Gate) -> Fault, 0), (Fault::HoldAnswer, 1)] {
+            let (plan, gate) = (FaultPlan::none(), Gate::new());
+            let port = counter(&plan);
+            plan.plan("count", fault(gate.clone()));
+            let held = tokio::spawn(count(Arc::clone(&port)));
+            while gate.reached() == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(counted(&port), while_held);
+            gate.open();
+            assert_eq!(held.await.unwrap(), Ok(1));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_same_seed_gives_the_same_faults_at_about_the_rates_asked() {
+        let run = async |seed| {
+            let plan = FaultPlan::seeded(seed, Rates { fail: 100, lose_answer: 200, delay: 300 });
+            let port = counter(&plan);
+            let mut answers = Vec::new();
+            for _ in 0..2_000 {
+                answers.push(count(Arc::clone(&port)).await);
+            }
+            answers
+        };
+        let answers = run(7).await;
+        assert_eq!(answers, run(7).await);
+        assert_ne!(answers, run(8).await);
+        let share = |what: Broken| answers.iter().filter(|it| it.as_ref().err() == Some(&what)).count();
+        assert!((140..260).contains(&share(Broken::Unavailable)), "{}", share(Broken::Unavailable));
+        assert!((320..480).contains(&share(Broken::Unknown)), "{}", share(Broken::Unknown));
+    }
+}

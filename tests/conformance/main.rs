@@ -1,0 +1,76 @@
+//! What every adapter of a port must do: one suite a port, run over each adapter and over a wrapper without faults.
+//!
+//! The flaws that a case stands against (S1-S30) are named in its title. A new adapter is one more line in `suite!`.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tidegate::routes::NodeBoot;
+use tidegate_protocol::{
+    Time,
+    id::{ConversationId, DeviceId, GroupId, NodeId, UserId},
+};
+
+/// Makes one test of each case for each adapter.
+macro_rules! suite {
+    ({ $($adapter:ident => $world:expr;)+ } $cases:tt) => { $(suite!(@one $adapter, $world, $cases);)+ };
+    (@one $adapter:ident, $world:expr, { $($case:ident)+ }) => {
+        mod $adapter {
+            $(#[tokio::test]
+            async fn $case() {
+                super::$case(&$world).await;
+            })+
+        }
+    };
+}
+
+mod bus;
+mod link;
+mod routes;
+mod scratch;
+mod store;
+
+fn user(text: &str) -> UserId {
+    UserId::new(text).unwrap()
+}
+
+fn device(text: &str) -> DeviceId {
+    DeviceId::new(text).unwrap()
+}
+
+fn group(text: &str) -> ConversationId {
+    ConversationId::group(&GroupId::new(text).unwrap())
+}
+
+fn node(text: &str, boot: u64) -> NodeBoot {
+    NodeBoot { node: NodeId::new(text).unwrap(), boot }
+}
+
+/// The answer of an adapter that must answer at the first poll.
+fn at_once<T>(mut call: Pin<Box<dyn Future<Output = T> + Send + '_>>) -> T {
+    match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("not ready at the first poll"),
+    }
+}
+
+/// A clock that stands still until a test moves it.
+#[derive(Clone, Default)]
+struct HandClock(Arc<AtomicU64>);
+
+impl HandClock {
+    fn now(&self) -> Time {
+        Time::from_millis(self.0.load(Ordering::SeqCst))
+    }
+
+    fn pass(&self, time: Duration) {
+        self.0.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,393 @@
+//! The suite of `Routes`: flaws S1-S5, and S9 for epochs.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tidegate::{
+    fault::{FaultPlan, Faulty},
+    routes::{
+        Interest, Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeState, Registered, Registration,
+        Retire, Route, Routes, RoutesError, Token,
+    },
+};
+use tidegate_protocol::id::ConversationId;
+
+use super::{HandClock, at_once, device, group, node, user};
+
+const LEASES: Leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(30) };
+
+/// The routes, a way to let time pass, and a way to lose everything.
+struct World {
+    routes: Mutex<Arc<dyn Routes>>,
+    clock: HandClock,
+    wrap: fn(Arc<dyn Routes>) -> Arc<dyn Routes>,
+}
+
+fn in_memory(wrap: fn(Arc<dyn Routes>) -> Arc<dyn Routes>) -> World {
+    let clock = HandClock::default();
+    World { routes: Mutex::new(wrap(fresh(&clock))), clock, wrap }
+}
+
+fn fresh(clock: &HandClock) -> Arc<dyn Routes> {
+    let seen = clock.clone();
+    Arc::new(MemoryRoutes::new(1_763_712_000_000 + clock.now().as_millis(), LEASES, move || seen.now()))
+}
+
+fn memory() -> World {
+    in_memory(|routes| routes)
+}
+
+fn faultless() -> World {
+    in_memory(|routes| Arc::new(Faulty::new(routes, FaultPlan::none())))
+}
+
+impl World {
+    fn port(&self) -> Arc<dyn Routes> {
+        Arc::clone(&self.routes.lock().unwrap())
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.pass(time);
+    }
+
+    /// What a restart without persistence does.
+    async fn lose_everything(&self) {
+        self.clock.pass(Duration::from_millis(20));
+        *self.routes.lock().unwrap() = (self.wrap)(fresh(&self.clock));
+    }
+
+    async fn login(&self, name: &str, on: &str, at: &NodeBoot) -> Registered {
+        self.port().register(wish(name, on, at)).await.unwrap()
+    }
+
+    async fn tokens(&self, name: &str) -> Vec<Token> {
+        let rows = self.port().lookup(&[user(name)]).await.unwrap();
+        rows[0].iter().map(|(_, token)| token.clone()).collect()
+    }
+
+    async fn remove(&self, row: &Route) -> bool {
+        self.port().remove(std::slice::from_ref(row)).await.unwrap() == [true]
+    }
+
+    async fn renew(&self, at: &NodeBoot) -> Result<u64, RoutesError> {
+        self.port().renew(&info(at)).await
+    }
+}
+
+suite! {
+    { memory => super::memory(); faultless => super::faultless(); }
+    {
+        s1_a_late_close_of_the_old_conn_keeps_the_new_route
+        s2_a_reconnect_to_the_same_node_keeps_the_new_route
+        s2_a_node_that_restarts_is_another_one
+        s3_a_reaper_that_races_a_reconnect_keeps_the_new_route
+        s3_a_sweep_finds_every_row_of_a_node_and_none_of_others
+        s4_a_row_and_its_nodes_list_never_part
+        s5_a_second_device_stands_beside_the_first
+        s5_a_retired_node_writes_nothing_any_more
+        s5_a_node_is_not_reaped_while_its_lease_lives
+        s9_epochs_rise_after_everything_was_lost
+        epochs_rise_above_what_the_ledger_has_seen
+        a_conn_takes_a_newer_epoch_only_from_itself
+        rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came
+        the_beat_tells_that_the_routes_were_lost
+        a_lookup_answers_in_the_order_asked
+        interest_counts_while_it_and_its_node_are_leased
+        of_two_generations_the_newer_stays
+        a_node_that_was_swept_is_not_listed
+    }
+}
+
+fn wish(name: &str, on: &str, at: &NodeBoot) -> Registration {
+    Registration { user: user(name), device: device(on), at: at.clone(), above: 0, only_if: None }
+}
+
+fn row(name: &str, on: &str, token: &Token) -> Route {
+    Route { user: user(name), device: device(on), token: token.clone() }
+}
+
+fn info(at: &NodeBoot) -> NodeInfo {
+    NodeInfo {
+        boot: at.clone(),
+        peer_address: "127.0.0.1:7801".to_owned(),
+        client_addresses: Vec::new(),
+        state: NodeState::Ready,
+        conns: 0,
+        capacity: 100,
+        owns: Vec::new(),
+    }
+}
+
+async fn s1_a_late_close_of_the_old_conn_keeps_the_new_route(world: &World) {
+    let old = world.login("ann", "phone", &node("a", 1)).await;
+    let new = world.login("ann", "phone", &node("b", 1)).await;
+    assert_eq!(new.replaced, Some(old.token.clone()));
+    assert!(!world.remove(&row("ann", "phone", &old.token)).await, "not his any more");
+    assert_eq!(world.tokens("ann").await, [new.token.clone()]);
+    assert!(world.remove(&row("ann", "phone", &new.token)).await);
+    assert!(!world.remove(&row("ann", "phone", &new.token)).await, "deleted once");
+    assert_eq!(world.tokens("ann").await, []);
+}
+
+async fn s2_a_reconnect_to_the_same_node_keeps_the_new_route(world: &World) {
+    let a = node("a", 1);
+    let old = world.login("ann", "phone", &a).await.token;
+    let new = world.login("ann", "phone", &a).await.token;
+    assert!(new.epoch > old.epoch);
+    assert!(!world.remove(&row("ann", "phone", &old)).await);
+    assert_eq!(world.tokens("ann").await, [new.clone()]);
+    let rows = world.port().rows_of(&a, None, 9).await.unwrap();
+    assert_eq!(rows, [row("ann", "phone", &new)]);
+}
+
+async fn s2_a_node_that_restarts_is_another_one(world: &World) {
+    let old = world.login("ann", "phone", &node("a", 1)).await.token;
+    let stale = Token { at: node("a", 2), epoch: old.epoch };
+    assert!(!world.remove(&row("ann", "phone", &stale)).await, "the same epoch of another boot");
+    let new = world.login("ann", "phone", &node("a", 2)).await.token;
+    assert!(!world.remove(&row("ann", "phone", &old)).await);
+    assert_eq!(world.tokens("ann").await, [new]);
+}
+
+async fn s3_a_reaper_that_races_a_reconnect_keeps_the_new_route(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    world.login("ann", "phone", &a).await;
+    world.login("bob", "phone", &a).await;
+    assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true));
+    let page = world.port().rows_of(&a, None, 9).await.unwrap();
+    let moved = world.login("ann", "phone", &b).await.token;
+    assert_eq!(world.port().remove(&page).await.unwrap(), [false, true], "ann has moved, bob has not");
+    assert_eq!(world.tokens("ann").await, [moved.clone()]);
+    assert_eq!(world.tokens("bob").await, []);
+    let rows = world.port().rows_of(&b, None, 9).await.unwrap();
+    assert_eq!(rows, [row("ann", "phone", &moved)], "and b's sweep would find her");
+}
+
+async fn s3_a_sweep_finds_every_row_of_a_node_and_none_of_others(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    for n in 0..25 {
+        world.login(&format!("u{n:02}"), "phone", if n % 5 == 4 { &b } else { &a }).await;
+    }
+    let mut found = Vec::new();
+    let mut after = None;
+    loop {
+        let page = world.port().rows_of(&a, after, 7).await.unwrap();
+        let Some(last) = page.last() else { break };
+        assert!(page.len() <= 7);
+        after = Some((last.user.clone(), last.device.clone()));
+        found.extend(page);
+    }
+    assert!(found.iter().all(|row| row.token.at == a));
+    let users: Vec<_> = found.iter().map(|row| row.user.to_string()).collect();
+    let expected: Vec<_> = (0..25).filter(|n| n % 5 != 4).map(|n| format!("u{n:02}")).collect();
+    assert_eq!(users, expected);
+}
+
+async fn s4_a_row_and_its_nodes_list_never_part(world: &World) {
+    let nodes = [node("a", 1), node("b", 1), node("a", 2)];
+    for n in 0..60_usize {
+        let at = &nodes[n * 7 % 3];
+        let name = format!("u{}", n % 4);
+        let token = world.login(&name, if n % 3 == 0 { "web" } else { "phone" }, at).await.token;
+        if n % 5 == 0 {
+            world.remove(&row(&name, if n % 3 == 0 { "web" } else { "phone" }, &token)).await;
+        }
+        let mut listed = Vec::new();
+        for at in &nodes {
+            listed.extend(world.port().rows_of(at, None, 99).await.unwrap().into_iter().map(|row| row.token));
+        }
+        let mut routed = Vec::new();
+        for n in 0..4 {
+            routed.extend(world.tokens(&format!("u{n}")).await);
+        }
+        listed.sort();
+        routed.sort();
+        assert_eq!(listed, routed);
+    }
+}
+
+async fn s5_a_second_device_stands_beside_the_first(world: &World) {
+    let phone = world.login("ann", "phone", &node("a", 1)).await;
+    let web = world.login("ann", "web", &node("b", 1)).await;
+    assert_eq!(web.replaced, None);
+    let rows = world.port().lookup(&[user("ann")]).await.unwrap();
+    assert_eq!(rows[0], [(device("phone"), phone.token.clone()), (device("web"), web.token.clone())]);
+    assert!(world.remove(&row("ann", "phone", &phone.token)).await);
+    assert_eq!(world.tokens("ann").await, [web.token]);
+}
+
+async fn s5_a_retired_node_writes_nothing_any_more(world: &World) {
+    let a = node("a", 1);
+    world.renew(&a).await.unwrap();
+    let token = world.login("ann", "phone", &a).await.token;
+    world.pass(LEASES.node).await;
+    assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true));
+    assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true), "still");
+    // The node was stopped, not dead: it wakes up with its sockets open.
+    assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost));
+    assert_eq!(world.port().register(wish("bob", "web", &a)).await, Err(RoutesError::LeaseLost));
+    let again = world.port().reassert(&[row("ann", "phone", &token)]).await;
+    assert_eq!(again, Err(RoutesError::LeaseLost));
+    assert_eq!(world.port().declare(&a, &[(group("g"), 1)]).await, Err(RoutesError::LeaseLost));
+    assert!(
+        world.remove(&row("ann", "phone", &token)).await,
+        "deleting is allowed to whoever knows the token"
+    );
+    assert_eq!(world.renew(&node("a", 2)).await, Ok(1), "the next run is welcome");
+}
+
+async fn s5_a_node_is_not_reaped_while_its_lease_lives(world: &World) {
+    let a = node("a", 1);
+    world.renew(&a).await.unwrap();
+    world.pass(LEASES.node - Duration::from_millis(1)).await;
+    assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(false));
+    assert_eq!(world.renew(&a).await, Ok(2));
+    world.pass(LEASES.node).await;
+    assert_eq!(world.port().nodes().await.unwrap()[0].lease, Lease::Lapsed);
+    assert_eq!(world.renew(&a).await, Ok(3), "lapsed, but nobody has retired it");
+    assert_eq!(world.port().nodes().await.unwrap()[0].lease, Lease::Live);
+    assert_eq!(world.port().retire(&a, Retire::Leaving).await, Ok(true), "a node that leaves does not wait");
+    assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost));
+}
+
+async fn s9_epochs_rise_after_everything_was_lost(world: &World) {
+    let a = node("a", 1);
+    let mut last = 0;
+    for _ in 0..3 {
+        for _ in 0..50 {
+            let epoch = world.login("ann", "phone", &a).await.token.epoch;
+            assert!(epoch > last, "{epoch} after {last}");
+            last = epoch;
+        }
+        world.lose_everything().await;
+        assert_eq!(world.tokens("ann").await, []);
+    }
+    assert!(last < 1 << 53);
+}
+
+async fn epochs_rise_above_what_the_ledger_has_seen(world: &World) {
+    let a = node("a", 1);
+    let seen = world.login("ann", "phone", &a).await.token.epoch + 1_000_000_000;
+    let above = Registration { above: seen, ..wish("ann", "phone", &a) };
+    assert!(world.port().register(above).await.unwrap().token.epoch > seen);
+    assert!(world.login("ann", "phone", &a).await.token.epoch > seen + 1, "and the next above that");
+}
+
+async fn a_conn_takes_a_newer_epoch_only_from_itself(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    let old = world.login("ann", "phone", &a).await.token;
+    let renew = |at: &NodeBoot, from: &Token| Registration {
+        only_if: Some(from.clone()),
+        ..wish("ann", "phone", at)
+    };
+    let newer = world.port().register(renew(&a, &old)).await.unwrap();
+    assert_eq!(newer.replaced, Some(old.clone()));
+    assert!(newer.token.epoch > old.epoch);
+    let elsewhere = world.login("ann", "phone", &b).await.token;
+    let refused = world.port().register(renew(&a, &newer.token)).await;
+    assert_eq!(refused, Err(RoutesError::NotCurrent(Some(elsewhere.clone()))));
+    assert_eq!(world.tokens("ann").await, [elsewhere.clone()]);
+    assert!(world.remove(&row("ann", "phone", &elsewhere)).await);
+    assert_eq!(world.port().register(renew(&a, &newer.token)).await, Err(RoutesError::NotCurrent(None)));
+}
+
+async fn rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    let ann = world.login("ann", "phone", &a).await.token;
+    let bob = world.login("bob", "phone", &a).await.token;
+    world.lose_everything().await;
+    let moved = world.login("bob", "phone", &b).await.token;
+    let rows = [row("ann", "phone", &ann), row("bob", "phone", &bob)];
+    for _ in 0..2 {
+        assert_eq!(world.port().reassert(&rows).await.unwrap(), [true, false]);
+    }
+    assert_eq!(world.tokens("ann").await, [ann.clone()]);
+    assert_eq!(world.tokens("bob").await, [moved]);
+    assert_eq!(world.port().rows_of(&a, None, 9).await.unwrap(), rows[..1]);
+    assert!(world.login("ann", "phone", &b).await.token.epoch > ann.epoch);
+}
+
+async fn the_beat_tells_that_the_routes_were_lost(world: &World) {
+    let a = node("a", 1);
+    for beat in 1..=3 {
+        assert_eq!(world.renew(&a).await, Ok(beat));
+    }
+    world.lose_everything().await;
+    assert_eq!(world.renew(&a).await, Ok(1), "where 4 was to be expected");
+    assert_eq!(world.port().nodes().await.unwrap()[0].info, info(&a));
+}
+
+async fn a_lookup_answers_in_the_order_asked(world: &World) {
+    let zed = world.login("zed", "phone", &node("a", 1)).await.token;
+    let ann = world.login("ann", "phone", &node("a", 1)).await.token;
+    let rows = world.port().lookup(&[user("zed"), user("nobody"), user("ann"), user("zed")]).await.unwrap();
+    let rows: Vec<Vec<_>> =
+        rows.into_iter().map(|rows| rows.into_iter().map(|(_, token)| token).collect()).collect();
+    assert_eq!(rows, [vec![zed.clone()], vec![], vec![ann], vec![zed]]);
+}
+
+async fn interested(world: &World, conversation: &ConversationId) -> Vec<Interest> {
+    let mut all = world.port().interested(std::slice::from_ref(conversation)).await.unwrap().remove(0);
+    all.sort_by(|a, b| a.node.cmp(&b.node));
+    all
+}
+
+async fn interest_counts_while_it_and_its_node_are_leased(world: &World) {
+    let (a, b, g) = (node("a", 1), node("b", 1), group("g"));
+    let interest = |node: &NodeBoot| Interest { node: node.clone(), generation: 1 };
+    for at in [&a, &b] {
+        world.renew(at).await.unwrap();
+        world.port().declare(at, &[(g.clone(), 1)]).await.unwrap();
+    }
+    let asked = world.port().interested(&[group("other"), g.clone()]).await.unwrap();
+    assert_eq!((asked[0].len(), asked[1].len()), (0, 2));
+    world.pass(LEASES.node / 2).await;
+    world.renew(&b).await.unwrap();
+    world.pass(LEASES.node / 2).await;
+    assert_eq!(interested(world, &g).await, [interest(&b)], "a's lease is over");
+    world.renew(&a).await.unwrap();
+    assert_eq!(interested(world, &g).await, [interest(&a), interest(&b)], "and lives again");
+    world.pass(LEASES.interest - LEASES.node).await;
+    world.renew(&a).await.unwrap();
+    world.renew(&b).await.unwrap();
+    assert_eq!(interested(world, &g).await, [], "the interests are over");
+}
+
+async fn of_two_generations_the_newer_stays(world: &World) {
+    let (a, g) = (node("a", 1), group("g"));
+    world.renew(&a).await.unwrap();
+    for (declared, kept) in [(3, 3), (5, 5), (4, 5)] {
+        world.port().declare(&a, &[(g.clone(), declared)]).await.unwrap();
+        assert_eq!(interested(world, &g).await, [Interest { node: a.clone(), generation: kept }]);
+    }
+}
+
+async fn a_node_that_was_swept_is_not_listed(world: &World) {
+    let a = node("a", 1);
+    world.renew(&a).await.unwrap();
+    let token = world.login("ann", "phone", &a).await.token;
+    world.pass(LEASES.node).await;
+    assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true));
+    assert_eq!(world.port().nodes().await.unwrap()[0].lease, Lease::Retired, "a row is left");
+    assert!(world.remove(&row("ann", "phone", &token)).await);
+    assert_eq!(world.port().nodes().await.unwrap(), []);
+    assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost), "gone, not forgotten");
+}
+
+#[test]
+fn memory_answers_at_the_first_poll() {
+    let routes = memory().port();
+    let a = node("a", 1);
+    let token = at_once(routes.register(wish("ann", "phone", &a))).unwrap().token;
+    at_once(routes.reassert(&[row("ann", "phone", &token)])).unwrap();
+    at_once(routes.lookup(&[user("ann")])).unwrap();
+    at_once(routes.remove(&[row("ann", "phone", &token)])).unwrap();
+    at_once(routes.renew(&info(&a))).unwrap();
+    at_once(routes.nodes()).unwrap();
+    at_once(routes.declare(&a, &[(group("g"), 1)])).unwrap();
+    at_once(routes.interested(&[group("g")])).unwrap();
+    at_once(routes.rows_of(&a, None, 1)).unwrap();
+    at_once(routes.retire(&a, Retire::Leaving)).unwrap();
+}

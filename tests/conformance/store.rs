@@ -1,0 +1,362 @@
+//! The suite of `Store`, driven by the real ledger: flaws S8-S11 (stale writers), S17 (paging), S20-S22 (dedup keys).
+
+mod owner;
+
+use std::sync::Arc;
+
+use tidegate::{
+    bus::TopicId,
+    fault::{FaultPlan, Faulty},
+    store::{Direction, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
+};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Loaded, Need, Outcome},
+    record::{Body, MemberAction, Position, Prune, Recall, Rules},
+};
+
+use self::owner::{Owner, change, message};
+use super::{at_once, device, group, user};
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::default())
+}
+
+fn faultless() -> Arc<dyn Store> {
+    Arc::new(Faulty::new(memory(), FaultPlan::none()))
+}
+
+suite! {
+    { memory => super::memory(); faultless => super::faultless(); }
+    {
+        a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
+        s8_an_archive_moves_rows_and_position_together_or_not_at_all
+        s10_s11_a_former_owner_neither_archives_nor_loads
+        a_lost_answer_is_found_out_by_doing_the_same_again
+        s9_a_conflicting_row_stops_the_archive_and_changes_nothing
+        another_log_is_refused_and_the_fence_stays
+        a_load_answers_each_need_in_order_with_the_position
+        s20_s21_s22_a_retry_at_a_new_owner_finds_its_key
+        the_recent_keys_are_all_keys_from_an_offset_on
+        keys_are_forgotten_by_rules_only
+        s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive
+        a_page_is_bounded_but_always_brings_one_row
+        s19_recalled_and_pruned_rows_are_gone_and_said_to_be
+        members_are_paged_and_counted
+        memberships_are_told_to_both_sides_and_kept_after_leaving
+        partitions_move_apart
+    }
+}
+
+const TOPIC: TopicId = TopicId(1);
+
+fn direct() -> ConversationId {
+    ConversationId::direct(&user("ann"), &user("bob"))
+}
+
+fn say(id: &str) -> Body {
+    message(&direct(), "ann", id, 0, "text")
+}
+
+fn back(limit: usize) -> PageQuery {
+    PageQuery { cursor: u64::MAX, direction: Direction::Backward, limit, max_bytes: 1 << 20 }
+}
+
+fn forth(cursor: u64, limit: usize) -> PageQuery {
+    PageQuery { cursor, direction: Direction::Forward, limit, max_bytes: 1 << 20 }
+}
+
+fn seqs(page: &Page) -> Vec<u64> {
+    page.rows.iter().map(|stored| stored.row.seq).collect()
+}
+
+async fn history(store: &Arc<dyn Store>, conversation: &ConversationId) -> Vec<u64> {
+    seqs(&store.page(conversation, forth(0, 1_000)).await.unwrap())
+}
+
+fn seq_of(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Accepted { seq, .. } | Outcome::Duplicate { seq, .. } => seq,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived(store: &Arc<dyn Store>) {
+    let mut first = Owner::take_over(store, 0, 1).await;
+    assert_eq!(first.ledger.archived_position(), Position::START);
+    assert_eq!(first.ledger.rules(), Rules::default());
+    first.run(&[say("m1"), say("m2")]).await;
+    let left_at = first.position;
+    let mut second = Owner::take_over(store, 0, 2).await;
+    assert_eq!(second.ledger.archived_position(), left_at);
+    assert_eq!(second.run(&[say("m3")]).await.map(seq_of), [3], "the seqs go on");
+    assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+async fn s8_an_archive_moves_rows_and_position_together_or_not_at_all(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1")]).await;
+    let (_, skipped) = owner.apply(&[say("m2")]).await;
+    let (_, delta) = owner.apply(&[say("m3")]).await;
+    let refused = store.archive(0, owner.fence, &delta).await;
+    assert_eq!(refused, Err(StoreError::PositionMismatch(skipped.from)), "a delta was left out");
+    let moved = Delta { from: Position { offset: skipped.from.offset, hash: [7; 16] }, ..skipped.clone() };
+    let refused = store.archive(0, owner.fence, &moved).await;
+    assert_eq!(refused, Err(StoreError::PositionMismatch(skipped.from)), "another record at that offset");
+    assert_eq!(history(store, &direct()).await, [1]);
+    store.archive(0, owner.fence, &skipped).await.unwrap();
+    assert_eq!(history(store, &direct()).await, [1, 2]);
+    store.archive(0, owner.fence, &delta).await.unwrap();
+    let page = store.page(&direct(), back(9)).await.unwrap();
+    assert_eq!((seqs(&page), page.head.unwrap().last_seq), (vec![3, 2, 1], 3));
+}
+
+async fn s10_s11_a_former_owner_neither_archives_nor_loads(store: &Arc<dyn Store>) {
+    let mut zombie = Owner::take_over(store, 0, 1).await;
+    zombie.run(&[say("m1")]).await;
+    let (_, delta) = zombie.apply(&[say("m2")]).await;
+    let mut owner = Owner::take_over(store, 0, 2).await;
+    assert_eq!(
+        store.archive(0, zombie.fence, &delta).await,
+        Err(StoreError::Fenced),
+        "the position is still his"
+    );
+    owner.run(&[say("m2")]).await;
+    assert_eq!(store.archive(0, zombie.fence, &delta).await, Err(StoreError::Fenced));
+    let needs = [Need::Head(direct())];
+    assert_eq!(store.load(0, zombie.fence, &needs).await, Err(StoreError::Fenced));
+    assert_eq!(store.recent_keys(0, zombie.fence, 0).await, Err(StoreError::Fenced));
+    assert_eq!(store.load(9, zombie.fence, &needs).await, Err(StoreError::Fenced), "never taken over");
+    assert_eq!(history(store, &direct()).await, [1, 2]);
+}
+
+async fn a_lost_answer_is_found_out_by_doing_the_same_again(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let (_, delta) = owner.apply(&[say("m1")]).await;
+    let (_, next) = owner.apply(&[say("m2")]).await;
+    for _ in 0..2 {
+        assert_eq!(store.archive(0, owner.fence, &delta).await, Ok(()));
+    }
+    for _ in 0..2 {
+        assert_eq!(store.archive(0, owner.fence, &next).await, Ok(()));
+    }
+    let late = store.archive(0, owner.fence, &delta).await;
+    assert_eq!(late, Err(StoreError::PositionMismatch(next.to)), "the one before is not 'the same'");
+    assert_eq!(history(store, &direct()).await, [1, 2]);
+    let again = store.take_over(0, owner.fence, TOPIC).await.unwrap();
+    assert_eq!(again.position, next.to);
+}
+
+async fn s9_a_conflicting_row_stops_the_archive_and_changes_nothing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2")]).await;
+    let (_, delta) = owner.apply(&[message(&group("g"), "ann", "x", 0, "t"), say("m3")]).await;
+    let mut stale = delta.clone();
+    stale.rows.last_mut().unwrap().seq = 2;
+    let mut created = owner.apply(&[change("g", MemberAction::Create, &["ann", "cid"], "r1")]).await.1;
+    created.from = stale.from;
+    created.rows.append(&mut stale.rows);
+    let refused = store.archive(0, owner.fence, &created).await;
+    assert_eq!(refused, Err(StoreError::Conflict(direct(), 2)));
+    assert_eq!(history(store, &group("g")).await, [], "the rows before the conflict, too");
+    assert_eq!(store.summary(&group("g"), None).await, Ok(None));
+    assert_eq!(store.load(0, owner.fence, &[]).await.unwrap().position, delta.from);
+    store.archive(0, owner.fence, &delta).await.unwrap();
+    assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+async fn another_log_is_refused_and_the_fence_stays(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1")]).await;
+    let other = store.take_over(0, Fence(2), TopicId(99)).await;
+    assert_eq!(other, Err(StoreError::LogReplaced(TOPIC)));
+    owner.run(&[say("m2")]).await;
+    assert_eq!(history(store, &direct()).await, [1, 2]);
+}
+
+async fn a_load_answers_each_need_in_order_with_the_position(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1")]).await;
+    let (ann, d) = (user("ann"), direct());
+    let needs = [
+        Need::Row(d.clone(), 1),
+        Need::Member(d.clone(), user("eve")),
+        Need::Key([9; 16]),
+        Need::Device(d.clone(), ann.clone(), device("phone")),
+        Need::Head(group("g")),
+        Need::Member(d.clone(), ann.clone()),
+        Need::Head(d.clone()),
+    ];
+    let snapshot = store.load(0, owner.fence, &needs).await.unwrap();
+    assert_eq!(snapshot.position, owner.position);
+    let [row, eve, key, phone, none, member, head] = snapshot.rows.try_into().unwrap();
+    let Loaded::Row(_, 1, Some(row)) = row else { panic!("{row:?}") };
+    assert_eq!((row.sender, row.recalled), (Some(ann.clone()), None));
+    assert_eq!(eve, Loaded::Member(d.clone(), user("eve"), None));
+    assert_eq!(key, Loaded::Key([9; 16], None));
+    assert!(matches!(phone, Loaded::Device(_, user, _, Some(_)) if user == ann));
+    assert_eq!(none, Loaded::Head(group("g"), None));
+    assert!(matches!(member, Loaded::Member(_, _, Some(member)) if member.sent == 1));
+    assert!(matches!(head, Loaded::Head(_, Some(head)) if head.last_seq == 1));
+}
+
+async fn s20_s21_s22_a_retry_at_a_new_owner_finds_its_key(store: &Arc<dyn Store>) {
+    let mut first = Owner::take_over(store, 0, 1).await;
+    let acked = first.run(&[say("m1"), say("m2")]).await.map(seq_of);
+    // Applied, but lost with its owner before the archive.
+    first.apply(&[say("m3")]).await;
+    let mut second = Owner::take_over(store, 0, 2).await;
+    let retry = |id| message(&direct(), "ann", id, 1, "text");
+    let outcomes = second.run(&[retry("m3"), retry("m2"), retry("m1")]).await;
+    assert!(
+        matches!(outcomes[0], Outcome::Accepted { seq: 3, .. }),
+        "what is not archived has no key either"
+    );
+    assert!(matches!(outcomes[1], Outcome::Duplicate { seq: 2, .. }));
+    assert!(matches!(outcomes[2], Outcome::Duplicate { seq: 1, .. }));
+    assert_eq!(acked, [1, 2]);
+    assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+async fn the_recent_keys_are_all_keys_from_an_offset_on(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
+    let recent = store.recent_keys(0, owner.fence, 1).await.unwrap();
+    assert_eq!(recent.position, owner.position);
+    let mut offsets: Vec<_> = recent.rows.iter().map(|(_, key)| key.offset).collect();
+    offsets.sort_unstable();
+    assert_eq!(offsets, [1, 2]);
+}
+
+async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2")]).await;
+    let offsets = async |owner: &Owner| {
+        let mut all: Vec<_> = store
+            .recent_keys(0, owner.fence, 0)
+            .await
+            .unwrap()
+            .rows
+            .iter()
+            .map(|(_, key)| key.offset)
+            .collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(offsets(&owner).await, [0, 1]);
+    owner.run(&[Body::Rules(Rules { keys_from: 1, ..Rules::default() })]).await;
+    assert!(offsets(&owner).await.contains(&1), "what the rules keep is kept");
+    let next = Owner::take_over(store, 0, 2).await;
+    assert_eq!(next.ledger.rules().keys_from, 1);
+}
+
+async fn s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    for n in 0..50 {
+        owner.run(&[say(&format!("m{n}"))]).await;
+    }
+    let (mut cursor, mut seen) = (u64::MAX, Vec::new());
+    loop {
+        let page = store.page(&direct(), PageQuery { cursor, ..back(7) }).await.unwrap();
+        let Some(last) = page.rows.last() else { break };
+        cursor = last.row.seq;
+        seen.extend(seqs(&page));
+        owner.run(&[say(&format!("late{cursor}"))]).await;
+    }
+    assert_eq!(seen, (1..=50).rev().collect::<Vec<_>>());
+    assert_eq!(seqs(&store.page(&direct(), forth(10, 3)).await.unwrap()), [11, 12, 13]);
+    let end = store.page(&direct(), forth(u64::MAX, 3)).await.unwrap();
+    assert_eq!((seqs(&end), end.head.unwrap().last_seq), (vec![], 58));
+}
+
+async fn a_page_is_bounded_but_always_brings_one_row(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let large = |id| message(&direct(), "ann", id, 0, &"x".repeat(1_000));
+    owner.run(&[large("m1"), large("m2"), large("m3")]).await;
+    for (limit, max_bytes, count) in [(9, 1 << 20, 3), (2, 1 << 20, 2), (9, 2_500, 2), (9, 1, 1), (0, 1, 0)] {
+        let query = PageQuery { max_bytes, ..forth(0, limit) };
+        assert_eq!(store.page(&direct(), query).await.unwrap().rows.len(), count, "{limit}, {max_bytes}");
+    }
+    let nothing = store.page(&group("none"), back(9)).await.unwrap();
+    assert_eq!(nothing, Page { head: None, rows: Vec::new() });
+}
+
+async fn s19_recalled_and_pruned_rows_are_gone_and_said_to_be(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
+    let recall = Recall { conversation: direct(), seq: 2, by: Some(user("ann")) };
+    let at = seq_of(owner.run(&[Body::Recall(recall)]).await[0]);
+    let page = store.page(&direct(), forth(1, 1)).await.unwrap();
+    assert_eq!(page.rows[0].recalled.map(|(seq, _)| seq), Some(at));
+    let Body::Message(recalled) = &page.rows[0].row.body else { panic!("a message") };
+    assert!(recalled.content.is_empty() && recalled.msg_id.as_str() == "m2");
+    owner.run(&[Body::Prune(Prune { conversation: direct(), up_to: 2 })]).await;
+    assert_eq!(history(store, &direct()).await, [3, 4]);
+    let page = store.page(&direct(), back(9)).await.unwrap();
+    assert_eq!((seqs(&page), page.head.unwrap().pruned_to), (vec![4, 3], 2));
+}
+
+async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let names: Vec<_> = (0..20).map(|n| format!("u{n:02}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    owner.run(&[change("g", MemberAction::Create, &all, "r1")]).await;
+    owner.run(&[change("g", MemberAction::Kick, &["u03", "u07"], "r2")]).await;
+    owner.run(&[change("g", MemberAction::Join, &["u07"], "r3")]).await;
+    let count = async || store.summary(&group("g"), None).await.unwrap().unwrap().members;
+    assert_eq!(count().await, 19);
+    let (mut found, mut after): (Vec<UserId>, _) = (Vec::new(), None);
+    loop {
+        let page = store.members(&group("g"), after.as_ref(), 6).await.unwrap();
+        assert!(page.len() <= 6 && page.iter().all(|(_, member)| member.is_in()));
+        let Some((last, _)) = page.last() else { break };
+        after = Some(last.clone());
+        found.extend(page.into_iter().map(|(user, _)| user));
+    }
+    let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
+    assert_eq!(found, expected);
+    let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
+    assert_eq!(kicked.member.map(|it| it.left_seq), Some(2), "who has left is still known");
+    let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
+    assert_eq!(stranger.member, None);
+}
+
+async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), change("g", MemberAction::Create, &["ann", "cid"], "r1")]).await;
+    owner.run(&[change("h", MemberAction::Create, &["ann"], "r2"), say("m2")]).await;
+    owner.run(&[change("g", MemberAction::Kick, &["ann"], "r3")]).await;
+    let all = store.memberships(&user("ann"), None, 9).await.unwrap();
+    let told: Vec<_> =
+        all.iter().map(|it| (it.conversation.clone(), it.head.last_seq, it.member.is_in())).collect();
+    assert_eq!(told, [(direct(), 2, true), (group("g"), 2, false), (group("h"), 1, true)]);
+    let rest = store.memberships(&user("ann"), Some(&direct()), 1).await.unwrap();
+    assert_eq!(rest, all[1..2]);
+    assert_eq!(store.memberships(&user("ann"), Some(&group("h")), 9).await.unwrap(), []);
+    let bob = store.memberships(&user("bob"), None, 9).await.unwrap();
+    assert_eq!(bob.iter().map(|it| it.conversation.clone()).collect::<Vec<_>>(), [direct()]);
+    assert_eq!(store.memberships(&user("eve"), None, 9).await.unwrap(), []);
+}
+
+async fn partitions_move_apart(store: &Arc<dyn Store>) {
+    let mut one = Owner::take_over(store, 0, 1).await;
+    let mut two = Owner::take_over(store, 1, 2).await;
+    one.run(&[say("m1"), say("m2")]).await;
+    two.run(&[change("g", MemberAction::Create, &["ann"], "r1")]).await;
+    assert_eq!(store.load(0, one.fence, &[]).await.unwrap().position.offset, 2);
+    assert_eq!(store.load(1, two.fence, &[]).await.unwrap().position.offset, 1);
+    assert_eq!(store.load(1, one.fence, &[]).await, Err(StoreError::Fenced));
+}
+
+#[test]
+fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
+    let store = memory();
+    assert!(!store.durable());
+    at_once(store.take_over(0, Fence(1), TOPIC)).unwrap();
+    at_once(store.load(0, Fence(1), &[])).unwrap();
+    at_once(store.recent_keys(0, Fence(1), 0)).unwrap();
+    at_once(store.memberships(&user("ann"), None, 1)).unwrap();
+    at_once(store.members(&direct(), None, 1)).unwrap();
+    at_once(store.summary(&direct(), None)).unwrap();
+    at_once(store.page(&direct(), back(1))).unwrap();
+}
