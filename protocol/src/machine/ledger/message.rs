@@ -96,6 +96,10 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
+    // The common case, without a look at the key: the two of a direct conversation have rows and never leave.
+    if facts.open && facts.member.is_some_and(|member| member.is_in()) {
+        return None;
+    }
     let code = match facts.message.conversation.kind() {
         ConversationKind::Direct(a, b) => {
             let sender = facts.message.sender.as_str();
