@@ -1,6 +1,7 @@
 //! The ledger against the naive model, over random histories with evictions, archives and take-overs between.
 //!
 //! A failure prints the seed; `TIDEGATE_PROP_SEED=n` runs it again.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

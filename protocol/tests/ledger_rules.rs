@@ -1,4 +1,5 @@
 //! The rules of the ledger by example, one promise a test.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -168,63 +168,23 @@ impl Model {
     /// Changes the members and the head, or nothing.
     fn change(&mut self, it: &MemberChange) -> Result<(), Code> {
         let id = &it.conversation;
-        let mut head = self.heads.get(id).cloned();
-        let seq = head.as_ref().map_or(1, |head| head.last_seq + 1);
+        if it.action == MemberAction::Create {
+            return self.create(it);
+        }
+        let mut head =
+            self.heads.get(id).filter(|head| head.deleted_seq == 0).cloned().ok_or(Code::NotFound)?;
+        let seq = head.last_seq + 1;
         let mut rows: Vec<(UserId, Option<Member>)> = Vec::new();
         for user in &it.users {
             rows.push((user.clone(), self.members.get(&(id.clone(), user.clone())).copied()));
         }
-        if it.action == MemberAction::Create {
-            if head.is_some() {
-                return Err(Code::AlreadyExists);
-            }
-            let role = if it.by.is_some() { None } else { it.role }.unwrap_or(Role::Member);
-            let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
-            new.extend(it.by.clone().map(|by| (by, Role::Owner)));
-            for (user, role) in new {
-                let row = Member { role, joined_seq: 1, left_seq: 0, sent: 0 };
-                self.members.insert((id.clone(), user), row);
-            }
-            let mut settings = it.settings.clone();
-            settings.retain(|_, value| !value.is_empty());
-            let settings = settings.into();
-            self.heads.insert(id.clone(), Head { settings, ..Head::default() });
-            return Ok(());
-        }
-        let head = head.as_mut().filter(|head| head.deleted_seq == 0).ok_or(Code::NotFound)?;
-        // The admin API may do everything: as if above every owner.
-        let power = match &it.by {
-            Some(by) => self.role_of(id, by).map(|role| role as u8).ok_or(Code::NotAMember)?,
-            None => u8::MAX,
-        };
-        let leaves = it.action == MemberAction::Leave;
-        if !leaves && power < Role::Admin as u8 {
-            return Err(Code::Forbidden);
-        }
-        let gives = it.role.unwrap_or(Role::Member);
         let present: Vec<_> =
             rows.iter().filter_map(|(user, row)| Some((user.clone(), row.filter(Member::is_in)?))).collect();
-        let others = |(user, row): &(UserId, Member)| it.by.as_ref() != Some(user) && row.role as u8 >= power;
-        match it.action {
-            MemberAction::Join if gives as u8 > power => return Err(Code::Forbidden),
-            MemberAction::Join => rows.retain(|(_, row)| !row.is_some_and(|row| row.is_in())),
-            MemberAction::Leave
-                if it.by.is_some() && it.users.iter().any(|user| Some(user) != it.by.as_ref()) =>
-            {
-                return Err(Code::Forbidden);
-            }
-            MemberAction::Leave | MemberAction::Kick | MemberAction::Role if present.is_empty() => {
-                return Err(Code::NotAMember);
-            }
-            MemberAction::Kick | MemberAction::Role if present.iter().any(others) => {
-                return Err(Code::Forbidden);
-            }
-            MemberAction::Role if gives as u8 > power => return Err(Code::Forbidden),
-            MemberAction::Delete if power < Role::Owner as u8 => return Err(Code::Forbidden),
-            _ => {}
-        }
+        self.may_change(it, &present)?;
+        let gives = it.role.unwrap_or(Role::Member);
         match it.action {
             MemberAction::Join => {
+                rows.retain(|(_, row)| !row.is_some_and(|row| row.is_in()));
                 for (user, row) in rows {
                     let sent = row.map_or(0, |row| row.sent);
                     let row = Member { role: gives, joined_seq: seq, left_seq: 0, sent };
@@ -250,8 +210,54 @@ impl Model {
             }
             MemberAction::Create => unreachable!(),
         }
-        self.heads.insert(id.clone(), head.clone());
+        self.heads.insert(id.clone(), head);
         Ok(())
+    }
+
+    fn create(&mut self, it: &MemberChange) -> Result<(), Code> {
+        let id = &it.conversation;
+        if self.heads.contains_key(id) {
+            return Err(Code::AlreadyExists);
+        }
+        let role = if it.by.is_some() { None } else { it.role }.unwrap_or(Role::Member);
+        let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
+        new.extend(it.by.clone().map(|by| (by, Role::Owner)));
+        for (user, role) in new {
+            let row = Member { role, joined_seq: 1, left_seq: 0, sent: 0 };
+            self.members.insert((id.clone(), user), row);
+        }
+        let mut settings = it.settings.clone();
+        settings.retain(|_, value| !value.is_empty());
+        self.heads.insert(id.clone(), Head { settings: settings.into(), ..Head::default() });
+        Ok(())
+    }
+
+    fn may_change(&self, it: &MemberChange, present: &[(UserId, Member)]) -> Result<(), Code> {
+        // The admin API may do everything: as if above every owner.
+        let power = match &it.by {
+            Some(by) => self.role_of(&it.conversation, by).map(|role| role as u8).ok_or(Code::NotAMember)?,
+            None => u8::MAX,
+        };
+        if it.action != MemberAction::Leave && power < Role::Admin as u8 {
+            return Err(Code::Forbidden);
+        }
+        let gives = it.role.unwrap_or(Role::Member) as u8;
+        let others = |(user, row): &(UserId, Member)| it.by.as_ref() != Some(user) && row.role as u8 >= power;
+        match it.action {
+            MemberAction::Join if gives > power => Err(Code::Forbidden),
+            MemberAction::Leave
+                if it.by.is_some() && it.users.iter().any(|user| Some(user) != it.by.as_ref()) =>
+            {
+                Err(Code::Forbidden)
+            }
+            MemberAction::Leave | MemberAction::Kick | MemberAction::Role if present.is_empty() => {
+                Err(Code::NotAMember)
+            }
+            MemberAction::Kick | MemberAction::Role if present.iter().any(others) => Err(Code::Forbidden),
+            MemberAction::Role if gives > power => Err(Code::Forbidden),
+            MemberAction::Delete if power < Role::Owner as u8 => Err(Code::Forbidden),
+            _ => Ok(()),
+        }
     }
 
     fn recall(&mut self, offset: u64, time: u64, it: &Recall) -> Outcome {

@@ -72,6 +72,8 @@ pub(crate) struct Answer {
 
 /// One read of the store: rows with fence and position, all of one moment.
 struct Snapshot {
+    /// Read from a copy that lags: must be recognised, and is no fault of the store.
+    lags: bool,
     fence: u64,
     position: Position,
     rows: Vec<Loaded>,
@@ -188,12 +190,13 @@ impl Owner {
                 self.ledger.needs(record, &mut needs);
             }
         }
-        let snapshot = (!needs.is_empty()).then(|| self.snapshot(&needs, store));
+        let lags = rng.percent(4) && self.fault == Fault::None;
+        let snapshot = (!needs.is_empty()).then(|| self.snapshot(&needs, store, lags));
         self.batch = Some((to, snapshot));
     }
 
-    fn snapshot(&mut self, needs: &BTreeSet<Need>, store: &Store) -> Snapshot {
-        let tables = if self.fault == Fault::StaleHead { store.older(1) } else { &store.now };
+    fn snapshot(&mut self, needs: &BTreeSet<Need>, store: &Store, lags: bool) -> Snapshot {
+        let tables = if lags || self.fault == Fault::StaleHead { store.older(1) } else { &store.now };
         let mut rows = tables.read(needs);
         if self.fault == Fault::EvictedIsAbsent {
             rows = needs.iter().zip(rows).map(|(need, row)| self.as_if_absent(need, row)).collect();
@@ -205,7 +208,7 @@ impl Owner {
                 }
             }
         }
-        Snapshot { fence: tables.fence, position: tables.position, rows }
+        Snapshot { lags, fence: tables.fence, position: tables.position, rows }
     }
 
     fn as_if_absent(&mut self, need: &Need, row: Loaded) -> Loaded {
@@ -219,10 +222,11 @@ impl Owner {
             self.stopped = true;
             return Ok(());
         }
+        let lags = snapshot.lags;
         let position = if blind { self.ledger.archived_position() } else { snapshot.position };
         if self.ledger.load(position, snapshot.rows).is_err() {
             self.stopped = true;
-            if store.now.fence == self.fence {
+            if !lags && store.now.fence == self.fence {
                 return Err(format!("the rightful owner {} finds {position:?} in the store", self.fence));
             }
         }
@@ -267,7 +271,7 @@ impl Owner {
         }
         let mut needs = BTreeSet::new();
         self.ledger.needs(record, &mut needs);
-        let snapshot = self.snapshot(&needs, store);
+        let snapshot = self.snapshot(&needs, store, false);
         self.load(snapshot, store)?;
         if self.stopped {
             return Ok(None);

@@ -50,6 +50,14 @@ impl Store {
         self.older.get(back).unwrap_or(&self.now)
     }
 
+    /// Comes back from a backup, as nobody's: whoever takes over replays the log from there.
+    pub(crate) fn restore(&mut self, fence: u64) {
+        if let Some(older) = self.older.pop_back() {
+            self.now = Tables { fence, ..older };
+            self.older.clear();
+        }
+    }
+
     /// `UPDATE … WHERE fence = mine AND position = from`, with all rows. An error is a broken promise.
     pub(crate) fn commit(&mut self, fence: u64, delta: &Delta) -> Result<Commit, String> {
         if self.check_fence && self.now.fence != fence {

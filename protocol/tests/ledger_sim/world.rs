@@ -122,7 +122,12 @@ impl World {
             }
             34..60 => self.land()?,
             60..93 => self.own()?,
-            93..96 => self.take_over()?,
+            93..95 => self.take_over()?,
+            95 if self.rng.percent(30) => {
+                self.fence += 1;
+                self.store.restore(self.fence);
+            }
+            95 => self.take_over()?,
             96 => self.land_delayed()?,
             97 => self.store.drop_old_keys(self.fault == Fault::StoreDropsKeys),
             98 => self.poison(),
@@ -380,16 +385,21 @@ impl World {
     }
 
     fn drain(&mut self) -> Result<(), String> {
-        let last = self.owners.len() - 1;
         for _ in 0..5_000 {
-            if self.owners[last].is_idle(&self.log) {
+            let last = self.owners.len() - 1;
+            if self.owners[last].stopped {
+                // It met a copy that lags; in the calm that is the only reason left.
+                self.take_over()?;
+            } else if self.owners[last].is_idle(&self.log) {
                 break;
+            } else {
+                self.own_by(last)?;
             }
-            self.own_by(last)?;
         }
         while !self.delayed.is_empty() {
             self.land_delayed()?;
         }
+        let last = self.owners.len() - 1;
         if self.owners[last].stopped || !self.owners[last].is_idle(&self.log) {
             return Err("the last owner does not come to an end".to_owned());
         }
