@@ -53,24 +53,27 @@ pub(super) fn apply(
         open: head.as_ref().is_some_and(|head| head.deleted_seq == 0),
         mutation: ledger.mutation,
     };
-    let refusal = order(facts.mutation).iter().find_map(|check| check(&facts));
+    let refusal = CHECKS.iter().find_map(|check| check(&facts));
     if let Some(next) = facts.device_after(refusal.as_ref()).filter(|next| Some(*next) != device) {
         ledger.cache.set_device(id, &message.sender, &message.device, next);
     }
     Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
 }
 
-fn order(mutation: Option<Mutation>) -> [Check; 4] {
-    match mutation {
-        Some(Mutation::ChainBeforeDuplicate) => [chain, duplicate, epoch, membership],
-        Some(Mutation::MembershipBeforeDuplicate) => [membership, duplicate, epoch, chain],
-        _ => [duplicate, epoch, chain, membership],
-    }
-}
+/// The order matters: whatever comes after the first check may have changed since the first attempt.
+const CHECKS: [Check; 4] = [duplicate, epoch, chain, membership];
 
 /// First, so that a retry gets the same answer whatever happened to sender and conversation since (flaws S21, S22).
 fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
     let key = facts.key.filter(|key| facts.compares_with(key))?;
+    let early: Option<Check> = match facts.mutation {
+        Some(Mutation::ChainBeforeDuplicate) => Some(chain),
+        Some(Mutation::MembershipBeforeDuplicate) => Some(membership),
+        _ => None,
+    };
+    if let Some(refusal) = early.and_then(|check| check(facts)) {
+        return Some(refusal);
+    }
     Some(if key.body_hash == facts.message.body_hash {
         Outcome::Duplicate { seq: key.seq, time: key.time }
     } else {
@@ -93,6 +96,10 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
+    // The common case, without a look at the key: the two of a direct conversation have rows and never leave.
+    if facts.open && facts.member.is_some_and(|member| member.is_in()) {
+        return None;
+    }
     let code = match facts.message.conversation.kind() {
         ConversationKind::Direct(a, b) => {
             let sender = facts.message.sender.as_str();

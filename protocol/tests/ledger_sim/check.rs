@@ -1,0 +1,92 @@
+//! The promises that are looked at when a run is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidegate_protocol::{
+    machine::ledger::{Outcome, message_key},
+    record::Body,
+};
+
+use crate::{
+    client::Client,
+    model::{Id, Model},
+    owner::Log,
+    store::Tables,
+};
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, want: &T) -> Result<(), String> {
+    if got == want { Ok(()) } else { Err(format!("{what} in the store: {got:?}, in the replay: {want:?}")) }
+}
+
+/// What is archived equals the replay of the log.
+pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
+    same("rules", &store.rules, &model.rules)?;
+    same("heads", &store.heads, &model.heads)?;
+    same("members", &store.members, &model.members)?;
+    same("devices", &store.devices, &model.devices)?;
+    same("rows", &store.rows, &model.rows)?;
+    same("recalls", &store.recalled, &model.recalled)?;
+    for row in model.rows.values() {
+        let Body::Message(it) = &row.body else { continue };
+        let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
+        let kept = &model.ids[&id];
+        if kept.offset < model.rules.keys_from {
+            continue;
+        }
+        let key = store.keys.get(&message_key(it)).map(|key| (key.seq, key.time, key.body_hash, key.offset));
+        same("key", &key, &Some((kept.seq, kept.time, kept.hash, kept.offset)))?;
+    }
+    Ok(())
+}
+
+/// Seqs are 1, 2, 3, … in log order, per conversation.
+pub(crate) fn seqs(model: &Model, log: &Log) -> Result<(), String> {
+    let mut last = BTreeMap::new();
+    for (answer, (_, record)) in model.answers.iter().zip(&log.entries) {
+        let (Some(Outcome::Accepted { seq, .. }), Some(record)) = (answer, record) else { continue };
+        let last = last.entry(record.conversation()).or_insert(0);
+        *last += 1;
+        same("seq", seq, last)?;
+    }
+    Ok(())
+}
+
+/// What a client was told holds: nothing acked is lost or renumbered, and its order is kept.
+pub(crate) fn client(
+    client: &Client,
+    model: &Model,
+    exempt: &BTreeSet<Id>,
+    refused: &BTreeSet<Id>,
+) -> Result<(), String> {
+    for (place, sent) in client.sent.iter().enumerate() {
+        let Some((seq, acked)) = sent.acked else { continue };
+        match model.rows.get(&(sent.conversation.clone(), seq)).map(|row| &row.body) {
+            Some(Body::Message(it))
+                if (&it.sender, &it.device, &it.msg_id) == (&client.user, &client.device, &sent.msg_id) => {}
+            other => return Err(format!("{} was acked as {seq}, where {other:?} is", sent.msg_id)),
+        }
+        for later in client.sent.iter().skip(place + 1).filter(|it| it.conversation == sent.conversation) {
+            let Some((other, _)) = later.acked else { continue };
+            if later.begun > acked && other < seq {
+                return Err(format!(
+                    "{} begun after the ack of {}, but before it",
+                    later.msg_id, sent.msg_id
+                ));
+            }
+            let loose = [sent, later].iter().any(|it| {
+                let id = (
+                    sent.conversation.clone(),
+                    client.user.clone(),
+                    client.device.clone(),
+                    it.msg_id.clone(),
+                );
+                // A refusal is not remembered: who misses it and asks again may be let in later, out of order.
+                exempt.contains(&id) || refused.contains(&id)
+            });
+            if client.chains && !loose && other < seq {
+                return Err(format!("chained {} is behind its successor {}", sent.msg_id, later.msg_id));
+            }
+        }
+    }
+    Ok(())
+}

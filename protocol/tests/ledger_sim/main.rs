@@ -1,0 +1,73 @@
+//! Seeded simulation of the ledger: many owners, one log, and every answer must equal the replay of the log.
+//!
+//! `TIDEGATE_SIM_SEED=n` replays one seed, `TIDEGATE_SIM_SEEDS=count` runs another number of them.
+#![allow(clippy::unwrap_used)]
+
+mod check;
+mod client;
+mod model;
+mod mutants;
+mod ops;
+mod owner;
+mod rng;
+mod store;
+mod world;
+
+use owner::Fault;
+use world::Seen;
+
+/// How many seeds a plain test run takes.
+const SEEDS: u64 = 3_000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a seed or a count is a number"))
+}
+
+fn add(total: &mut Seen, seen: Seen) {
+    total.accepted += seen.accepted;
+    total.duplicates += seen.duplicates;
+    total.conflicts += seen.conflicts;
+    total.broken += seen.broken;
+    total.void += seen.void;
+    total.refused += seen.refused;
+    total.evicted += seen.evicted;
+    total.zombies_stopped += seen.zombies_stopped;
+    total.replaced += seen.replaced;
+    total.renamed += seen.renamed;
+}
+
+#[test]
+fn whoever_owns_the_partition_says_what_the_replay_says() {
+    let seeds = match number("TIDEGATE_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TIDEGATE_SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    let mut total = Seen::default();
+    let whole = seeds.end - seeds.start >= 1_000;
+    for seed in seeds {
+        match world::run(seed, Fault::None) {
+            Ok(seen) => add(&mut total, seen),
+            Err(broken) => panic!(
+                "seed {seed}: {broken}\nreplay: TIDEGATE_SIM_SEED={seed} cargo test -p tidegate-protocol --test ledger_sim whoever"
+            ),
+        }
+    }
+    println!("{total:?}");
+    if whole {
+        let Seen { accepted, duplicates, conflicts, broken, void, refused, .. } = total;
+        let Seen { evicted, zombies_stopped, replaced, renamed, .. } = total;
+        let met = [
+            accepted,
+            duplicates,
+            conflicts,
+            broken,
+            void,
+            refused,
+            evicted,
+            zombies_stopped,
+            replaced,
+            renamed,
+        ];
+        assert!(met.iter().all(|count| *count > 100), "the simulation hardly meets some case: {total:?}");
+    }
+}

@@ -1,0 +1,289 @@
+//! The naive ledger: plain maps, nothing evicted, written from DESIGN 6.1 and 6.3 and not from the code under test.
+
+use std::collections::BTreeMap;
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
+    machine::ledger::{Device, Head, Member, Outcome, Row},
+    record::{Body, Hash16, MemberAction, MemberChange, Message, Recall, Record, Role, Rules},
+};
+
+pub(crate) type Id = (ConversationId, UserId, DeviceId, MsgId);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) seq: u64,
+    pub(crate) time: u64,
+    pub(crate) hash: Hash16,
+    pub(crate) offset: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) rules: Rules,
+    pub(crate) heads: BTreeMap<ConversationId, Head>,
+    pub(crate) members: BTreeMap<(ConversationId, UserId), Member>,
+    pub(crate) devices: BTreeMap<(ConversationId, UserId, DeviceId), Device>,
+    pub(crate) ids: BTreeMap<Id, Kept>,
+    pub(crate) requests: BTreeMap<(ConversationId, Option<UserId>, MsgId), (Kept, MemberChange)>,
+    pub(crate) rows: BTreeMap<(ConversationId, u64), Row>,
+    pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
+    /// The answer at each offset; none for what can't be decoded.
+    pub(crate) answers: Vec<Option<Outcome>>,
+}
+
+fn refused(code: Code) -> Outcome {
+    Outcome::Refused { code }
+}
+
+impl Model {
+    /// Appends the record that is next in the log.
+    pub(crate) fn push(&mut self, record: Option<&Record>) -> Option<Outcome> {
+        let offset = self.answers.len() as u64;
+        let answer = record.map(|record| self.answer(offset, record));
+        self.answers.push(answer);
+        answer
+    }
+
+    fn answer(&mut self, offset: u64, record: &Record) -> Outcome {
+        let time = record.received_at;
+        match &record.body {
+            Body::Message(it) => self.message(offset, time, it),
+            Body::Member(it) => self.member(offset, time, it),
+            Body::Recall(it) => self.recall(offset, time, it),
+            Body::Prune(it) => match self.heads.get_mut(&it.conversation) {
+                Some(head) => {
+                    head.pruned_to = head.pruned_to.max(it.up_to.min(head.last_seq));
+                    Outcome::Noted
+                }
+                None => refused(Code::NotFound),
+            },
+            Body::Rules(it) => {
+                let keys_from = self.rules.keys_from.max(it.keys_from.min(offset));
+                self.rules = Rules { keys_from, ..*it };
+                Outcome::Noted
+            }
+        }
+    }
+
+    fn append(&mut self, offset: u64, time: u64, body: Body, own: u64) -> Outcome {
+        let id = body.conversation().unwrap().clone();
+        let head = self.heads.entry(id.clone()).or_default();
+        head.last_seq += 1;
+        head.messages += u64::from(own > 0);
+        let (seq, ordinal) = (head.last_seq, head.messages);
+        assert!(self.rows.insert((id, seq), Row { seq, ordinal, own, time, offset, body }).is_none());
+        Outcome::Accepted { seq, ordinal, time }
+    }
+
+    fn message(&mut self, offset: u64, time: u64, it: &Message) -> Outcome {
+        let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
+        let place = (it.conversation.clone(), it.sender.clone(), it.device.clone());
+        let mut device =
+            self.devices.get(&place).copied().unwrap_or(Device { epoch: it.order.epoch, next_n: 0 });
+        let replaced = it.order.epoch < device.epoch;
+        if it.order.epoch > device.epoch {
+            device = Device { epoch: it.order.epoch, next_n: 0 };
+        }
+        let in_order = !it.order.chained || (!replaced && it.order.n == device.next_n);
+        if it.order.chained && in_order {
+            device.next_n += 1;
+        }
+        self.devices.insert(place, device);
+
+        if let Some(kept) = self.ids.get(&id) {
+            let window = if it.attempt == 0 { self.rules.dedup_window } else { 0 };
+            let near = window == 0 || kept.offset + window >= offset;
+            if near && kept.offset >= self.rules.keys_from {
+                return match kept.hash == it.body_hash {
+                    true => Outcome::Duplicate { seq: kept.seq, time: kept.time },
+                    false => refused(Code::Conflict),
+                };
+            }
+        }
+        if replaced {
+            return Outcome::Void { newest: device.epoch };
+        }
+        if !in_order {
+            return refused(Code::OrderBroken);
+        }
+        if let Err(code) = self.may_talk(it) {
+            return refused(code);
+        }
+        if let ConversationKind::Direct(a, b) = it.conversation.kind() {
+            for user in [a, b] {
+                let key = (it.conversation.clone(), UserId::new(user).unwrap());
+                let row = Member { role: Role::Member, joined_seq: 1, left_seq: 0, sent: 0 };
+                self.members.entry(key).or_insert(row);
+            }
+        }
+        let member = self.members.get_mut(&(it.conversation.clone(), it.sender.clone())).unwrap();
+        member.sent += 1;
+        let own = member.sent;
+        let answer = self.append(offset, time, Body::Message(it.clone()), own);
+        let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
+        self.ids.insert(id, Kept { seq, time, hash: it.body_hash, offset });
+        answer
+    }
+
+    fn role_of(&self, conversation: &ConversationId, user: &UserId) -> Option<Role> {
+        let row = self.members.get(&(conversation.clone(), user.clone()))?;
+        row.is_in().then_some(row.role)
+    }
+
+    fn may_talk(&self, it: &Message) -> Result<(), Code> {
+        if let ConversationKind::Direct(a, b) = it.conversation.kind() {
+            let user = it.sender.as_str();
+            return if user == a || user == b { Ok(()) } else { Err(Code::NotAMember) };
+        }
+        match self.heads.get(&it.conversation) {
+            Some(head) if head.deleted_seq == 0 => {
+                self.role_of(&it.conversation, &it.sender).map(|_| ()).ok_or(Code::NotAMember)
+            }
+            _ => Err(Code::NotFound),
+        }
+    }
+
+    fn member(&mut self, offset: u64, time: u64, it: &MemberChange) -> Outcome {
+        let request = (it.conversation.clone(), it.by.clone(), it.request_id.clone());
+        if let Some((kept, change)) = self.requests.get(&request)
+            && kept.offset >= self.rules.keys_from
+        {
+            return match change == it {
+                true => Outcome::Duplicate { seq: kept.seq, time: kept.time },
+                false => refused(Code::Conflict),
+            };
+        }
+        if let Err(code) = self.change(it) {
+            return refused(code);
+        }
+        let answer = self.append(offset, time, Body::Member(it.clone()), 0);
+        let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
+        let kept = Kept { seq, time, hash: it.body_hash(), offset };
+        self.requests.insert(request, (kept, it.clone()));
+        answer
+    }
+
+    /// Changes the members and the head, or nothing.
+    fn change(&mut self, it: &MemberChange) -> Result<(), Code> {
+        let id = &it.conversation;
+        if it.action == MemberAction::Create {
+            return self.create(it);
+        }
+        let mut head =
+            self.heads.get(id).filter(|head| head.deleted_seq == 0).cloned().ok_or(Code::NotFound)?;
+        let seq = head.last_seq + 1;
+        let mut rows: Vec<(UserId, Option<Member>)> = Vec::new();
+        for user in &it.users {
+            rows.push((user.clone(), self.members.get(&(id.clone(), user.clone())).copied()));
+        }
+        let present: Vec<_> =
+            rows.iter().filter_map(|(user, row)| Some((user.clone(), row.filter(Member::is_in)?))).collect();
+        self.may_change(it, &present)?;
+        let gives = it.role.unwrap_or(Role::Member);
+        match it.action {
+            MemberAction::Join => {
+                rows.retain(|(_, row)| !row.is_some_and(|row| row.is_in()));
+                for (user, row) in rows {
+                    let sent = row.map_or(0, |row| row.sent);
+                    let row = Member { role: gives, joined_seq: seq, left_seq: 0, sent };
+                    self.members.insert((id.clone(), user), row);
+                }
+            }
+            MemberAction::Leave | MemberAction::Kick => {
+                for (user, row) in present {
+                    self.members.insert((id.clone(), user), Member { left_seq: seq, ..row });
+                }
+            }
+            MemberAction::Role => {
+                for (user, row) in present {
+                    self.members.insert((id.clone(), user), Member { role: gives, ..row });
+                }
+            }
+            MemberAction::Delete => head.deleted_seq = seq,
+            MemberAction::Settings => {
+                let mut settings = (*head.settings).clone();
+                settings.extend(it.settings.clone());
+                settings.retain(|_, value| !value.is_empty());
+                head.settings = settings.into();
+            }
+            MemberAction::Create => unreachable!(),
+        }
+        self.heads.insert(id.clone(), head);
+        Ok(())
+    }
+
+    fn create(&mut self, it: &MemberChange) -> Result<(), Code> {
+        let id = &it.conversation;
+        if self.heads.contains_key(id) {
+            return Err(Code::AlreadyExists);
+        }
+        let role = if it.by.is_some() { None } else { it.role }.unwrap_or(Role::Member);
+        let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
+        new.extend(it.by.clone().map(|by| (by, Role::Owner)));
+        for (user, role) in new {
+            let row = Member { role, joined_seq: 1, left_seq: 0, sent: 0 };
+            self.members.insert((id.clone(), user), row);
+        }
+        let mut settings = it.settings.clone();
+        settings.retain(|_, value| !value.is_empty());
+        self.heads.insert(id.clone(), Head { settings: settings.into(), ..Head::default() });
+        Ok(())
+    }
+
+    fn may_change(&self, it: &MemberChange, present: &[(UserId, Member)]) -> Result<(), Code> {
+        // The admin API may do everything: as if above every owner.
+        let power = match &it.by {
+            Some(by) => self.role_of(&it.conversation, by).map(|role| role as u8).ok_or(Code::NotAMember)?,
+            None => u8::MAX,
+        };
+        if it.action != MemberAction::Leave && power < Role::Admin as u8 {
+            return Err(Code::Forbidden);
+        }
+        let gives = it.role.unwrap_or(Role::Member) as u8;
+        let others = |(user, row): &(UserId, Member)| it.by.as_ref() != Some(user) && row.role as u8 >= power;
+        match it.action {
+            MemberAction::Join if gives > power => Err(Code::Forbidden),
+            MemberAction::Leave
+                if it.by.is_some() && it.users.iter().any(|user| Some(user) != it.by.as_ref()) =>
+            {
+                Err(Code::Forbidden)
+            }
+            MemberAction::Leave | MemberAction::Kick | MemberAction::Role if present.is_empty() => {
+                Err(Code::NotAMember)
+            }
+            MemberAction::Kick | MemberAction::Role if present.iter().any(others) => Err(Code::Forbidden),
+            MemberAction::Role if gives > power => Err(Code::Forbidden),
+            MemberAction::Delete if power < Role::Owner as u8 => Err(Code::Forbidden),
+            _ => Ok(()),
+        }
+    }
+
+    fn recall(&mut self, offset: u64, time: u64, it: &Recall) -> Outcome {
+        let place = (it.conversation.clone(), it.seq);
+        if let Some((seq, time)) = self.recalled.get(&place) {
+            return Outcome::Duplicate { seq: *seq, time: *time };
+        }
+        let Some(head) = self.heads.get(&it.conversation).filter(|head| head.deleted_seq == 0) else {
+            return refused(Code::NotFound);
+        };
+        let role = it.by.as_ref().map(|by| self.role_of(&it.conversation, by));
+        if role == Some(None) {
+            return refused(Code::NotAMember);
+        }
+        let sender = match self.rows.get(&place).map(|row| &row.body) {
+            Some(Body::Message(message)) if it.seq > head.pruned_to => message.sender.clone(),
+            _ => return refused(Code::NotFound),
+        };
+        let group = matches!(it.conversation.kind(), ConversationKind::Group(_));
+        let admin = group && role.flatten() >= Some(Role::Admin);
+        if it.by.as_ref().is_some_and(|by| *by != sender) && !admin {
+            return refused(Code::Forbidden);
+        }
+        let answer = self.append(offset, time, Body::Recall(it.clone()), 0);
+        let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
+        self.recalled.insert(place, (seq, time));
+        answer
+    }
+}

@@ -1,0 +1,103 @@
+//! Random administration: creates, joins, kicks, roles, recalls, retention, rules.
+
+use std::collections::BTreeMap;
+
+use tidegate_protocol::{
+    id::{ConversationId, MsgId, UserId},
+    record::{Body, MemberAction, MemberChange, Prune, Recall, Role, Rules},
+};
+
+use crate::rng::Rng;
+
+pub(crate) const USERS: [&str; 4] = ["ann", "bob", "cy", "dee"];
+pub(crate) const GROUPS: [&str; 3] = ["g:a", "g:b", "g:c"];
+
+pub(crate) fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap()
+}
+
+fn name(rng: &mut Rng, from: &[&'static str]) -> &'static str {
+    from[rng.below(from.len())]
+}
+
+fn group(rng: &mut Rng) -> ConversationId {
+    let name = if rng.percent(60) { GROUPS[0] } else { name(rng, &GROUPS) };
+    ConversationId::parse(name).unwrap()
+}
+
+/// Where somebody might send to: mostly where they may.
+pub(crate) fn conversation(rng: &mut Rng, by: &str) -> ConversationId {
+    if rng.percent(60) {
+        return group(rng);
+    }
+    let one = if rng.percent(95) { by } else { name(rng, &USERS) };
+    ConversationId::direct(&user(one), &user(name(rng, &USERS)))
+}
+
+/// The group that is there from the start.
+pub(crate) fn first_group() -> Body {
+    Body::Member(MemberChange {
+        conversation: ConversationId::parse(GROUPS[0]).unwrap(),
+        action: MemberAction::Create,
+        users: USERS.map(user).to_vec(),
+        role: None,
+        by: Some(user(USERS[0])),
+        settings: BTreeMap::new(),
+        request_id: MsgId::new("first").unwrap(),
+    })
+}
+
+fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
+    if !past.is_empty() && rng.percent(25) {
+        let mut again = rng.pick(past).clone();
+        if rng.percent(20) {
+            again.settings.insert("name".to_owned(), "other".to_owned());
+        }
+        return again;
+    }
+    let action = match rng.below(20) {
+        0..3 => MemberAction::Create,
+        3..9 => MemberAction::Join,
+        9..11 => MemberAction::Leave,
+        11..16 => MemberAction::Kick,
+        16..18 => MemberAction::Role,
+        18 => MemberAction::Settings,
+        _ if rng.percent(10) => MemberAction::Delete,
+        _ => MemberAction::Settings,
+    };
+    let by = if rng.percent(50) { None } else { Some(user(name(rng, &USERS))) };
+    let mut users: Vec<_> = USERS.iter().filter(|_| rng.percent(40)).map(|name| user(name)).collect();
+    if users.is_empty() || action == MemberAction::Leave {
+        users = vec![by.clone().unwrap_or_else(|| user(USERS[1]))];
+    }
+    let roles = [None, Some(Role::Member), Some(Role::Admin), Some(Role::Owner)];
+    let role = if action == MemberAction::Role { *rng.pick(&roles[1..]) } else { *rng.pick(&roles) };
+    let value = ["", "x", "y"][rng.below(3)];
+    MemberChange {
+        conversation: group(rng),
+        action,
+        users,
+        role,
+        by,
+        settings: BTreeMap::from([("name".to_owned(), value.to_owned())]),
+        request_id: MsgId::new(&format!("q{}", rng.below(1_000_000))).unwrap(),
+    }
+}
+
+/// Some act of administration at a log of `length` records.
+pub(crate) fn random(rng: &mut Rng, past: &[MemberChange], length: usize) -> Body {
+    match rng.below(24) {
+        0..14 => Body::Member(member(rng, past)),
+        14..17 => Body::Recall(Recall {
+            conversation: conversation(rng, USERS[0]),
+            seq: rng.below(8) as u64,
+            by: if rng.percent(30) { None } else { Some(user(name(rng, &USERS))) },
+        }),
+        17 => Body::Prune(Prune { conversation: conversation(rng, USERS[0]), up_to: rng.below(6) as u64 }),
+        _ => Body::Rules(Rules {
+            ledger_version: 1,
+            dedup_window: [0, 4, 12, 1_000][rng.below(4)],
+            keys_from: if rng.percent(30) { length.saturating_sub(40 + rng.below(40)) as u64 } else { 0 },
+        }),
+    }
+}

@@ -1,0 +1,139 @@
+//! The store of the simulation: rows, fence and position in one transaction, and older versions for stale reads.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tidegate_protocol::{
+    id::{ConversationId, DeviceId, UserId},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Row, RowHead},
+    record::{Body, Hash16, Position, Rules},
+};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tables {
+    pub(crate) fence: u64,
+    pub(crate) position: Position,
+    pub(crate) rules: Rules,
+    pub(crate) heads: BTreeMap<ConversationId, Head>,
+    pub(crate) members: BTreeMap<(ConversationId, UserId), Member>,
+    pub(crate) devices: BTreeMap<(ConversationId, UserId, DeviceId), Device>,
+    pub(crate) keys: BTreeMap<Hash16, Key>,
+    pub(crate) rows: BTreeMap<(ConversationId, u64), Row>,
+    pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
+}
+
+/// What a transaction came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Commit {
+    Done,
+    /// The same delta is there already.
+    Already,
+    /// Fence or position are not as the writer believes.
+    Refused,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    pub(crate) now: Tables,
+    /// The log that the position is about.
+    pub(crate) topic_id: u64,
+    older: VecDeque<Tables>,
+    pub(crate) check_fence: bool,
+    pub(crate) check_position: bool,
+}
+
+impl Store {
+    pub(crate) fn new(check_fence: bool, check_position: bool) -> Self {
+        Self { check_fence, check_position, ..Self::default() }
+    }
+
+    pub(crate) fn older(&self, back: usize) -> &Tables {
+        self.older.get(back).unwrap_or(&self.now)
+    }
+
+    /// Comes back from a backup, as nobody's: whoever takes over replays the log from there.
+    pub(crate) fn restore(&mut self, fence: u64) {
+        if let Some(older) = self.older.pop_back() {
+            self.now = Tables { fence, ..older };
+            self.older.clear();
+        }
+    }
+
+    /// `UPDATE … WHERE fence = mine AND position = from`, with all rows. An error is a broken promise.
+    pub(crate) fn commit(&mut self, fence: u64, delta: &Delta) -> Result<Commit, String> {
+        if self.check_fence && self.now.fence != fence {
+            return Ok(Commit::Refused);
+        }
+        if self.check_position && self.now.position != delta.from {
+            return Ok(if self.now.position == delta.to { Commit::Already } else { Commit::Refused });
+        }
+        self.older.push_front(self.now.clone());
+        self.older.truncate(3);
+        let tables = &mut self.now;
+        for row in &delta.rows {
+            let id = row.body.conversation().unwrap().clone();
+            if let Some(there) = tables.rows.insert((id.clone(), row.seq), row.clone()) {
+                return Err(format!("{id} seq {} is in the store twice: {there:?} and {row:?}", row.seq));
+            }
+        }
+        tables.recalled.extend(delta.recalled.iter().map(|it| ((it.conversation.clone(), it.seq), it.by)));
+        tables.heads.extend(delta.heads.iter().cloned());
+        tables.members.extend(delta.members.iter().map(|(id, user, row)| ((id.clone(), user.clone()), *row)));
+        let devices = delta.devices.iter().cloned();
+        tables.devices.extend(devices.map(|(id, user, device, row)| ((id, user, device), row)));
+        tables.keys.extend(delta.keys.iter().copied());
+        tables.rules = delta.rules;
+        tables.position = delta.to;
+        Ok(Commit::Done)
+    }
+
+    /// Drops keys that the rules in the store no longer keep; a store may do that at any time.
+    pub(crate) fn drop_old_keys(&mut self, by_itself: bool) {
+        let from = if by_itself { self.now.position.offset / 2 } else { self.now.rules.keys_from };
+        self.now.keys.retain(|_, key| key.offset >= from);
+    }
+}
+
+impl Tables {
+    pub(crate) fn read(&self, needs: &BTreeSet<Need>) -> Vec<Loaded> {
+        needs.iter().cloned().map(|need| self.row(need)).collect()
+    }
+
+    fn row(&self, need: Need) -> Loaded {
+        match need {
+            Need::Head(id) => Loaded::Head(id.clone(), self.heads.get(&id).cloned()),
+            Need::Member(id, user) => {
+                let row = self.members.get(&(id.clone(), user.clone())).copied();
+                Loaded::Member(id, user, row)
+            }
+            Need::Device(id, user, device) => {
+                let row = self.devices.get(&(id.clone(), user.clone(), device.clone())).copied();
+                Loaded::Device(id, user, device, row)
+            }
+            Need::Key(hash) => Loaded::Key(hash, self.keys.get(&hash).copied()),
+            Need::Row(id, seq) => {
+                let place = (id.clone(), seq);
+                let recalled = self.recalled.get(&place).copied();
+                let row = self.rows.get(&place).map(|row| RowHead { sender: sender(&row.body), recalled });
+                Loaded::Row(id, seq, row)
+            }
+        }
+    }
+}
+
+fn sender(body: &Body) -> Option<UserId> {
+    match body {
+        Body::Message(it) => Some(it.sender.clone()),
+        _ => None,
+    }
+}
+
+/// "There is no such row", whatever the truth.
+pub(crate) fn absent(need: Need) -> Loaded {
+    match need {
+        Need::Head(id) => Loaded::Head(id, None),
+        Need::Member(id, user) => Loaded::Member(id, user, None),
+        Need::Device(id, user, device) => Loaded::Device(id, user, device, None),
+        Need::Key(hash) => Loaded::Key(hash, None),
+        Need::Row(id, seq) => Loaded::Row(id, seq, None),
+    }
+}
