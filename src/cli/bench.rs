@@ -29,8 +29,8 @@ pub struct BenchArgs {
     /// Which scenario.
     #[command(subcommand)]
     pub scenario: Scenario,
-    /// Rounds of each side; single rounds scatter by 15 %.
-    #[arg(long, global = true, default_value_t = 5)]
+    /// Rounds of each side; single rounds scatter by 15 %, so at least five for a figure.
+    #[arg(long, global = true, default_value_t = 7)]
     pub rounds: usize,
     /// Few and short rounds with few connections: shows that it works, its figures mean little.
     #[arg(long, global = true)]
@@ -138,6 +138,13 @@ pub enum Scenario {
     /// A load generator; started by the bench itself.
     #[command(hide = true)]
     Client,
+    /// Becomes the given program, which ends when the bench ends.
+    #[command(hide = true)]
+    Hold {
+        /// Program and arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
     /// Raw loop: each frame of the control connection to every client.
     #[command(hide = true)]
     RawFanout,
@@ -171,7 +178,19 @@ impl std::fmt::Display for Transport {
 
 /// Runs the scenario; an error means that something died or that a verification failed.
 pub fn run(args: BenchArgs) -> Result<()> {
+    let is_child = matches!(
+        args.scenario,
+        Scenario::Client
+            | Scenario::Hold { .. }
+            | Scenario::RawFanout
+            | Scenario::RawEcho { .. }
+            | Scenario::RawAccept { .. }
+    );
+    if is_child {
+        host::end_with_parent()?;
+    }
     match args.scenario {
+        Scenario::Hold { command } => child::become_program(&command),
         Scenario::Client => driver::run(),
         Scenario::RawFanout => raw::fanout(),
         Scenario::RawEcho { request, reply } => raw::echo(request, reply),
@@ -224,7 +243,8 @@ fn measure(mut args: BenchArgs) -> Result<()> {
     println!("Steal during the run: {:.2} %.", report.environment.steal_percent);
     // What was measured before a failure is worth keeping.
     if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&report)?).with_context(|| format!("{}", path.display()))?;
+        fs::write(path, serde_json::to_string_pretty(&report)?)
+            .with_context(|| format!("{}", path.display()))?;
     }
     if let Some(path) = &args.markdown {
         fs::write(path, report.markdown()).with_context(|| format!("{}", path.display()))?;

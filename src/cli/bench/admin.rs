@@ -31,7 +31,7 @@ pub(super) fn token(key: &[u8], user: &str) -> Result<String> {
 /// Bytes from hex.
 pub(super) fn hex(text: &str) -> Result<Vec<u8>> {
     let text = text.trim().as_bytes();
-    ensure!(text.len() % 2 == 0, "hex of odd length");
+    ensure!(text.len().is_multiple_of(2), "hex of odd length");
     text.chunks(2)
         .map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?))
         .collect::<Result<_>>()

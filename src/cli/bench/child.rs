@@ -9,8 +9,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     thread,
@@ -89,8 +91,9 @@ impl Launcher {
         let data = self.directory.join(label);
         fs::create_dir_all(&data)?;
         let log = self.directory.join(format!("{label}.log"));
-        let mut command = Command::new(&self.tidegate);
-        command.arg("serve").arg("--data").arg(&data);
+        // `bench hold` becomes the node, which ends with us however we end.
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "hold"]).arg(&self.tidegate).arg("serve").arg("--data").arg(&data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", &shards.to_string()]);
         for setting in &self.settings {
             command.arg("--set").arg(setting);
@@ -106,13 +109,20 @@ impl Launcher {
             key: String::new(),
         };
         let node = server.await_node(&data)?;
-        server.key = fs::read_to_string(data.join("token.key")).context("token.key of the node")?.trim().into();
+        server.key =
+            fs::read_to_string(data.join("token.key")).context("token.key of the node")?.trim().into();
         (server.address, server.second) = (node.client, node.admin);
         Ok(server)
     }
 
     /// Starts a load generator for `server`.
-    pub(super) fn client(&self, server: &Server, peer: Peer, transport: Transport, size: usize) -> Result<Client> {
+    pub(super) fn client(
+        &self,
+        server: &Server,
+        peer: Peer,
+        transport: Transport,
+        size: usize,
+    ) -> Result<Client> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "client"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = self.spawn(&mut command, &self.client_cpus)?;
@@ -127,6 +137,7 @@ impl Launcher {
             address: server.address.clone(),
             pid: server.child.id(),
             transport,
+            spin: !self.client_cpus.iter().any(|cpu| self.server_cpus.contains(cpu)),
             size,
             run: format!("{:x}", host::now_ns()),
         })?;
@@ -148,7 +159,9 @@ impl Server {
     pub(super) fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => Err(anyhow!("{} ended by itself: {status}\n{}", self.name, last_lines(&self.log))),
+            Some(status) => {
+                Err(anyhow!("{} ended by itself: {status}\n{}", self.name, last_lines(&self.log)))
+            }
         }
     }
 
@@ -176,6 +189,13 @@ impl Drop for Server {
         kill_process(pid, Signal::TERM).ok();
         end(&mut self.child, PATIENCE);
     }
+}
+
+/// Turns this process into `command`; only returns when that fails.
+pub(super) fn become_program(command: &[OsString]) -> Result<()> {
+    let (program, arguments) = command.split_first().context("no program")?;
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot become {}", program.display()))
 }
 
 /// Waits for a child that was asked to end, and ends it when it does not.
@@ -226,12 +246,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        child_gone(&mut self.child);
+        // It holds nothing worth saving.
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
-}
-
-/// A load generator holds nothing worth saving.
-fn child_gone(child: &mut Child) {
-    child.kill().ok();
-    child.wait().ok();
 }

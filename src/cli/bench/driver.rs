@@ -99,6 +99,7 @@ impl Driver {
     }
 
     fn logins(&mut self, count: usize, parallel: usize) -> Result<Outcome> {
+        ensure!(parallel < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
         let meter = self.meter()?;
         let plan = establish::Plan::leave("u", count, parallel);
         let mut outcome = establish::establish(&mut self.mesh, &self.setup, &plan)?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use rustix::{
-    process::{Resource, getrlimit},
+    process::{Resource, Signal, getrlimit, set_parent_process_death_signal},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
@@ -22,7 +22,8 @@ pub(super) fn wall_ms() -> u64 {
 
 /// CPU time of all threads of a process in ns: the scheduler's own count, not the sampled user/sys split.
 pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
+    let tasks =
+        fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
     let mut total = 0;
     for task in tasks {
         // A thread may end between the listing and the read; its time is then lost, which is small.
@@ -38,8 +39,8 @@ fn first_number(line: &str) -> u64 {
 
 /// Anonymous resident memory of a process in bytes: what user space itself holds, without mapped files.
 pub(super) fn rss_anon(pid: u32) -> Result<u64> {
-    let status =
-        fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("process {pid} is gone"))?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("process {pid} is gone"))?;
     Ok(status_kib(&status, "RssAnon:").context("no RssAnon in /proc/PID/status")? * 1024)
 }
 
@@ -60,6 +61,25 @@ pub(super) fn pin(cpus: &[usize]) -> Result<()> {
         set.set(cpu);
     }
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPUs {cpus:?}"))
+}
+
+/// Asks the kernel to end this process when the one that started it ends, however that comes about.
+pub(super) fn end_with_parent() -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("parent death signal")
+}
+
+/// The date of a time in seconds since 1970, UTC.
+pub(super) fn date(seconds: u64) -> String {
+    // Days from civil, in years that begin in March, so that a leap day is the last of its year.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month_of) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + u64::from(month_of <= 2);
+    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{year}-{month_of:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
 /// Ticks of all CPUs that the hypervisor gave to others, and all ticks.
@@ -120,7 +140,8 @@ pub struct Environment {
 impl Environment {
     /// As of now.
     pub(super) fn capture(server_cpus: &[usize], client_cpus: &[usize]) -> Self {
-        let read = |path: &str| fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
+        let read =
+            |path: &str| fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
         let cpu = read("/proc/cpuinfo")
             .lines()
             .find_map(|line| line.strip_prefix("model name"))
@@ -135,7 +156,9 @@ impl Environment {
             fd_limit: fd_limit(),
             memory_mib: status_kib(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0) / 1024,
             loopback_mtu: read("/sys/class/net/lo/mtu"),
-            version: format!("{} {}", env!("CARGO_PKG_VERSION"), commit().unwrap_or_default()).trim().to_owned(),
+            version: format!("{} {}", env!("CARGO_PKG_VERSION"), commit().unwrap_or_default())
+                .trim()
+                .to_owned(),
             build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
             steal_percent: 0.0,
         }
@@ -144,8 +167,7 @@ impl Environment {
 
 /// The commit of the tree that the bench is run in, if it is run in one.
 fn commit() -> Option<String> {
-    let output =
-        std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output().ok()?;
+    let output = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -165,6 +187,13 @@ mod tests {
         let before = Steal::parse("cpu  10 0 10 70 0 0 0 10 0 0\ncpu0 1");
         let after = Steal::parse("cpu  20 0 20 140 0 0 0 20 0 0\n");
         assert!((after.percent_since(before) - 10.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(date(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(date(1_763_712_060), "2025-11-21 08:01 UTC");
     }
 
     #[test]

@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Peer {
     /// The raw fan-out loop: connect and listen; messages go to `control`.
     Sink { control: String },
-    /// A raw loop that answers each request with so many bytes.
+    /// The raw accept loop, which answers a login with so many bytes.
     Reply { bytes: usize },
+    /// The raw echo loop, which answers each request with so many bytes.
+    Echo { bytes: usize },
     /// Tidegate; `key` is its HS256 key in hex.
     Tidegate { key: String },
 }
@@ -22,6 +24,8 @@ pub(super) struct Setup {
     /// Process whose CPU time is measured.
     pub(super) pid: u32,
     pub(super) transport: Transport,
+    /// May keep its CPU busy while it waits, because no server shares it.
+    pub(super) spin: bool,
     /// Content bytes of a message.
     pub(super) size: usize,
     /// Names the run, so that message ids of two runs differ.

@@ -6,8 +6,8 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     io::Errno,
     net::{
-        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, bind, getsockname, listen, recv,
-        send, socket_with, sockopt,
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, bind, getsockname, listen,
+        recv, send, socket_with, sockopt,
     },
 };
 use std::{

@@ -1,6 +1,6 @@
 //! What a run found: ratios first, then absolute figures, as Markdown and as JSON.
 
-use super::host::Environment;
+use super::host::{Environment, date};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
 
@@ -127,8 +127,14 @@ impl Section {
             let met = figure.met.map_or("", |met| if met { "met" } else { "**missed**" });
             let value = short(figure.value);
             // Writing to a string cannot fail.
-            writeln!(out, "| {} | {value} {} | {target} | {met} | {} |", figure.what, figure.unit, rounds.join(" "))
-                .ok();
+            writeln!(
+                out,
+                "| {} | {value} {} | {target} | {met} | {} |",
+                figure.what,
+                figure.unit,
+                rounds.join(" ")
+            )
+            .ok();
         }
         for note in &self.notes {
             writeln!(out, "\n- {note}").ok();
@@ -148,7 +154,7 @@ impl Report {
         let e = &self.environment;
         format!(
             "# tidegate bench\n\ntidegate {}, {} build · Linux {} · {} ({} cores, {} MiB) · servers on CPU {:?}, \
-             load on CPU {:?} · {} file descriptors a process · lo MTU {} · started {} (s since 1970)\n",
+             load on CPU {:?} · {} file descriptors a process · lo MTU {} · {}\n",
             e.version,
             e.build,
             e.kernel,
@@ -159,7 +165,7 @@ impl Report {
             e.client_cpus,
             e.fd_limit,
             e.loopback_mtu,
-            e.started,
+            date(e.started),
         )
     }
 

@@ -42,6 +42,7 @@ fn one(launcher: &Launcher, args: &BenchArgs, scenario: &Scenario, out: Sink<'_>
         Scenario::Client
         | Scenario::RawFanout
         | Scenario::RawEcho { .. }
+        | Scenario::Hold { .. }
         | Scenario::RawAccept { .. } => bail!("not a scenario"),
     }
 }
@@ -73,9 +74,9 @@ impl Side {
     }
 
     /// A raw loop that replies.
-    fn raw_reply(launcher: &Launcher, arguments: &[&str], bytes: usize, transport: Transport) -> Result<Self> {
+    fn raw_reply(launcher: &Launcher, arguments: &[&str], peer: Peer, transport: Transport) -> Result<Self> {
         let server = launcher.raw(arguments)?;
-        Self::of(launcher, server, Peer::Reply { bytes }, transport, 0)
+        Self::of(launcher, server, peer, transport, 0)
     }
 
     /// A node.
@@ -91,7 +92,13 @@ impl Side {
         Self::of(launcher, server, peer, transport, size)
     }
 
-    fn of(launcher: &Launcher, server: Server, peer: Peer, transport: Transport, size: usize) -> Result<Self> {
+    fn of(
+        launcher: &Launcher,
+        server: Server,
+        peer: Peer,
+        transport: Transport,
+        size: usize,
+    ) -> Result<Self> {
         let client = launcher.client(&server, peer, transport, size)?;
         Ok(Self { server, client })
     }
@@ -111,7 +118,8 @@ fn each(outcomes: &[Outcome], field: impl Fn(&Outcome) -> f64) -> Vec<f64> {
     outcomes.iter().map(field).collect()
 }
 
-/// Rounds of two sides in turns, which side goes first changing each time, after one round that does not count.
+/// Rounds of two sides in strict turns, after one of each that does not count: so both find their sockets equally
+/// cold, after the other's round.
 fn in_turns(
     rounds: usize,
     mut raw: impl FnMut() -> Result<Outcome>,
@@ -120,14 +128,9 @@ fn in_turns(
     raw()?;
     ours()?;
     let (mut left, mut right) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        if round % 2 == 0 {
-            left.push(raw()?);
-            right.push(ours()?);
-        } else {
-            right.push(ours()?);
-            left.push(raw()?);
-        }
+    for _ in 0..rounds {
+        left.push(raw()?);
+        right.push(ours()?);
     }
     Ok((left, right))
 }

@@ -18,7 +18,7 @@ const IDS: std::ops::Range<u32> = 128..16_000;
 impl Driver {
     pub(super) fn echo(&mut self, ms: u64) -> Result<Outcome> {
         let raw = match &self.setup.peer {
-            Peer::Reply { bytes } => Some(*bytes),
+            Peer::Echo { bytes } => Some(*bytes),
             _ => None,
         };
         let transport = self.setup.transport;
@@ -39,13 +39,20 @@ impl Driver {
             self.mesh.turn(Duration::from_millis(100), |slot, conn, heard| {
                 match &heard {
                     Heard::Frame(view) if view.kind == kind::PONG => {
-                        ensure!(view.id == u64::from(conn.number), "connection {slot}: answer to {}", view.id);
+                        ensure!(
+                            view.id == u64::from(conn.number),
+                            "connection {slot}: answer to {}",
+                            view.id
+                        );
                         *reply_bytes = wire::framed_len(transport, view);
                     }
                     Heard::Bytes(bytes) if raw.is_some() => {
                         let mut wanted = Vec::with_capacity(32);
                         wire::put_client(transport, &wire::ping(u64::from(conn.number)), &mut wanted);
-                        ensure!(bytes.starts_with(&wanted) && raw == Some(bytes.len()), "a reply that is no echo");
+                        ensure!(
+                            bytes.starts_with(&wanted) && raw == Some(bytes.len()),
+                            "a reply that is no echo"
+                        );
                         *reply_bytes = bytes.len();
                     }
                     other => return surprise(slot, other),

@@ -8,8 +8,8 @@ use crate::cli::bench::{
 };
 use anyhow::{Result, bail, ensure};
 use std::{
-    collections::{BinaryHeap, VecDeque},
     cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
     time::Duration,
 };
 
@@ -50,9 +50,21 @@ enum Todo {
     Retry(u64),
 }
 
+/// How a connection begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// The raw fan-out loop speaks first.
+    Listen,
+    /// The raw echo loop knows no beginning.
+    None,
+    /// Upgrade if it is WebSocket, then `Hello`.
+    Greet,
+}
+
 struct Work<'a> {
     plan: &'a Plan,
-    sink: bool,
+    /// What the other side expects first.
+    opening: Opening,
     transport: Transport,
     upgrade: Vec<u8>,
     greetings: Vec<Vec<u8>>,
@@ -151,13 +163,21 @@ fn retry_after(view: &View<'_>) -> Result<u64> {
 
 impl<'a> Work<'a> {
     fn new(base: usize, setup: &Setup, plan: &'a Plan) -> Result<Self> {
-        let sink = matches!(setup.peer, Peer::Sink { .. });
-        let greetings = if sink { Vec::new() } else { greetings(setup, plan)? };
+        let opening = match setup.peer {
+            Peer::Sink { .. } => Opening::Listen,
+            Peer::Echo { .. } => Opening::None,
+            Peer::Reply { .. } | Peer::Tidegate { .. } => Opening::Greet,
+        };
+        let greetings = if opening == Opening::Greet { greetings(setup, plan)? } else { Vec::new() };
         let request_bytes = greetings.first().map_or(0, Vec::len);
         Ok(Self {
             plan,
-            sink,
-            transport: if matches!(setup.peer, Peer::Tidegate { .. }) { setup.transport } else { Transport::Tcp },
+            opening,
+            transport: if matches!(setup.peer, Peer::Tidegate { .. }) {
+                setup.transport
+            } else {
+                Transport::Tcp
+            },
             upgrade: wire::upgrade(&setup.address),
             greetings,
             base,
@@ -194,7 +214,8 @@ impl<'a> Work<'a> {
         let Ok(conn) = mesh.conn(slot) else { return Ok(()) };
         let user = conn.user as usize;
         match todo {
-            Todo::Greet if self.sink => {}
+            Todo::Greet if self.opening == Opening::Listen => {}
+            Todo::Greet if self.opening == Opening::None => self.done(mesh, slot)?,
             Todo::Greet if self.transport == Transport::Ws => mesh.send(slot, &self.upgrade)?,
             Todo::Greet | Todo::Upgraded => {
                 conn.phase = Phase::Greeting;

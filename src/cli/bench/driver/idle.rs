@@ -25,7 +25,8 @@ impl Driver {
         loop {
             let now = host::now_ns();
             // Beat `sent` is due at its share of the heartbeat interval.
-            let due = ((now.min(end) - began) as u128 * u128::from(users) / u128::from(heartbeat_ms * 1_000_000)) as u64;
+            let due = ((now.min(end) - began) as u128 * u128::from(users)
+                / u128::from(heartbeat_ms * 1_000_000)) as u64;
             while sent < due {
                 self.mesh.send((sent % users) as usize, &beat)?;
                 sent += 1;

@@ -30,7 +30,7 @@ pub(super) struct Conn {
     /// Which user it is.
     pub(super) user: u32,
     /// The start of a frame whose end has not come.
-    tail: Option<Box<Vec<u8>>>,
+    tail: Option<Box<[u8]>>,
 }
 
 /// How far a connection is.
@@ -83,7 +83,7 @@ impl Mesh {
             unsent: HashMap::new(),
             source: Source::new(),
             address: setup.address.parse().context("server address")?,
-            framed: !matches!(setup.peer, Peer::Reply { .. }),
+            framed: !matches!(setup.peer, Peer::Reply { .. } | Peer::Echo { .. }),
             transport: setup.transport,
             reads: 0,
         })
@@ -246,14 +246,8 @@ fn frames(
     replies: &mut Vec<u8>,
     hear: &mut impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut tail = conn.tail.take();
-    let mut rest = match &mut tail {
-        Some(tail) => {
-            tail.extend_from_slice(bytes);
-            &tail[..]
-        }
-        None => bytes,
-    };
+    let joined = conn.tail.take().map(|tail| [&tail[..], bytes].concat());
+    let mut rest = joined.as_deref().unwrap_or(bytes);
     while let Some((unit, used)) = wire::next(transport, rest)? {
         rest = &rest[used..];
         match unit {
@@ -271,7 +265,7 @@ fn frames(
         }
     }
     if !rest.is_empty() {
-        conn.tail = Some(Box::new(rest.to_vec()));
+        conn.tail = Some(rest.into());
     }
     Ok(())
 }

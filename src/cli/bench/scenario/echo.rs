@@ -4,7 +4,7 @@ use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
     BenchArgs,
     child::Launcher,
-    orders::{Order, Outcome},
+    orders::{Order, Outcome, Peer},
     report::{Section, Target},
     wire::Transport,
 };
@@ -36,7 +36,7 @@ fn raw(
     (request, reply): (usize, usize),
 ) -> Result<Side> {
     let arguments = ["raw-echo", "--request", &request.to_string(), "--reply", &reply.to_string()];
-    let mut side = Side::raw_reply(launcher, &arguments, reply, transport)?;
+    let mut side = Side::raw_reply(launcher, &arguments, Peer::Echo { bytes: reply }, transport)?;
     side.connect(conns, 0, None)?;
     Ok(side)
 }

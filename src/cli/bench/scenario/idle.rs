@@ -60,8 +60,10 @@ fn watch(
     let outcome = side.ask(&Order::Idle { heartbeat_ms, ms: (seconds * 1000.0) as u64 })?;
     let rss_end = host::rss_anon(pid)?;
 
-    let mut section =
-        Section::new(format!("{conns} quiet connections, in {GROUPS_EACH} groups each, {}", transport.name()));
+    let mut section = Section::new(format!(
+        "{conns} quiet connections, in {GROUPS_EACH} groups each, {}",
+        transport.name()
+    ));
     let each = |after: u64| after.saturating_sub(rss) as f64 / conns as f64 / 1024.0;
     let bound = if transport == Transport::Tcp { 1.5 } else { 2.0 };
     section.one("anonymous RSS per connection", each(rss_in), "KiB", Some(Target::AtMost(bound)));

@@ -4,7 +4,7 @@ use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
     BenchArgs,
     child::Launcher,
-    orders::{Order, Outcome},
+    orders::{Order, Outcome, Peer},
     report::{Section, Target},
     wire::Transport,
 };
@@ -33,7 +33,8 @@ pub(super) fn run(
     let mut left = raw(launcher, reply)?;
     let (raw, ours) = in_turns(args.rounds, || left.ask(&order), || right.ask(&order))?;
     let storm = Order::Connect { users: conns, publishers: 0, parallel: conns, room: None };
-    let (raw_back, back) = in_turns(args.rounds.min(3), || back(&mut left, &storm), || back(&mut right, &storm))?;
+    let (raw_back, back) =
+        in_turns(args.rounds.min(3), || back(&mut left, &storm), || back(&mut right, &storm))?;
 
     let us = rival(args);
     let mut section = Section::new(format!("HS256 logins, {parallel} at a time, then {conns} at once, TCP"));
@@ -59,7 +60,7 @@ pub(super) fn run(
 
 fn raw(launcher: &Launcher, reply: usize) -> Result<Side> {
     let arguments = ["raw-accept", "--reply", &reply.to_string()];
-    Side::raw_reply(launcher, &arguments, reply, Transport::Tcp)
+    Side::raw_reply(launcher, &arguments, Peer::Reply { bytes: reply }, Transport::Tcp)
 }
 
 /// Everybody at once, then gone again.

@@ -79,7 +79,12 @@ fn compare(launcher: &Launcher, args: &BenchArgs, shape: Shape, transport: Trans
     let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
     section.ratio(&format!("deliveries/s, {us} / raw"), &our_rate, &raw_rate, Some(Target::AtLeast(4.0)));
     let per_cpu = |side: &[Outcome]| each(side, |o| 1e6 / o.cpu_us());
-    section.ratio(&format!("deliveries per server CPU second, {us} / raw"), &per_cpu(&ours), &per_cpu(&raw), None);
+    section.ratio(
+        &format!("deliveries per server CPU second, {us} / raw"),
+        &per_cpu(&ours),
+        &per_cpu(&raw),
+        None,
+    );
     section.rounds(&format!("deliveries, {us}"), our_rate, "/s", None);
     section.rounds("deliveries, raw flat out", raw_rate, "/s", None);
     let per_read = |o: &Outcome| o.count as f64 / o.reads.max(1) as f64;
