@@ -17,15 +17,15 @@ mod scenario;
 pub mod wire;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use std::{fs, path::PathBuf};
 
 use report::Report;
 use wire::Transport;
 
 /// What to measure and how.
-#[derive(Args, Clone, Debug)]
-pub struct BenchArgs {
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
     /// Which scenario.
     #[command(subcommand)]
     pub scenario: Scenario,
@@ -177,7 +177,7 @@ impl std::fmt::Display for Transport {
 }
 
 /// Runs the scenario; an error means that something died or that a verification failed.
-pub fn run(args: BenchArgs) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let is_child = matches!(
         args.scenario,
         Scenario::Client
@@ -189,13 +189,13 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if is_child {
         host::end_with_parent()?;
     }
-    match args.scenario {
-        Scenario::Hold { command } => child::become_program(&command),
+    match &args.scenario {
+        Scenario::Hold { command } => child::become_program(command),
         Scenario::Client => driver::run(),
         Scenario::RawFanout => raw::fanout(),
-        Scenario::RawEcho { request, reply } => raw::echo(request, reply),
-        Scenario::RawAccept { reply } => raw::accept_loop(reply),
-        _ => measure(args),
+        Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
+        Scenario::RawAccept { reply } => raw::accept_loop(*reply),
+        _ => measure(args.clone()),
     }
 }
 
@@ -208,7 +208,7 @@ impl Drop for Scratch {
     }
 }
 
-fn measure(mut args: BenchArgs) -> Result<()> {
+fn measure(mut args: Args) -> Result<()> {
     ensure!(args.rounds > 0, "at least one round");
     let allowed = host::cpus();
     let (Some(first), Some(last)) = (allowed.first(), allowed.last()) else { bail!("no CPU may be used") };

@@ -1,8 +1,6 @@
 //! What the bench asks of a server beside its load: tokens, groups, metrics.
 
 use anyhow::{Context, Result, bail, ensure};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use serde::Serialize;
 use std::{
     fmt::Write as _,
     io::{Read, Write},
@@ -11,21 +9,14 @@ use std::{
     time::Duration,
 };
 
-use super::host;
+use crate::auth;
 
 /// Members that one request may add.
 const MEMBERS_MAX: usize = 1000;
 
-#[derive(Serialize)]
-struct Claims<'a> {
-    sub: &'a str,
-    exp: u64,
-}
-
 /// An HS256 token of `user`, good for a day.
-pub(super) fn token(key: &[u8], user: &str) -> Result<String> {
-    let claims = Claims { sub: user, exp: host::wall_ms() / 1000 + 86_400 };
-    Ok(jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(key))?)
+pub(super) fn token(key: &[u8], user: &str) -> String {
+    auth::sign(key, user, None, Duration::from_secs(86_400))
 }
 
 /// Bytes from hex.
@@ -163,7 +154,7 @@ mod tests {
     fn keys_and_tokens() {
         assert_eq!(hex("00ff10\n").expect("hex"), [0, 255, 16]);
         assert!(hex("0g").is_err());
-        let token = token(&[7; 32], "u1").expect("signs");
+        let token = token(&[7; 32], "u1");
         assert_eq!(token.split('.').count(), 3);
     }
 }

@@ -7,7 +7,7 @@ mod login;
 mod room;
 
 use super::{
-    BenchArgs, Scenario,
+    Args, Scenario,
     child::{Client, Launcher, Server},
     orders::{Order, Outcome, Peer},
     report::Section,
@@ -22,11 +22,11 @@ const PARALLEL: usize = 128;
 type Sink<'a> = &'a mut dyn FnMut(Section);
 
 /// Runs what `args` asks for and hands out each section when it is done.
-pub(super) fn run(launcher: &Launcher, args: &BenchArgs, mut out: impl FnMut(Section)) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, mut out: impl FnMut(Section)) -> Result<()> {
     one(launcher, args, &args.scenario, &mut out)
 }
 
-fn one(launcher: &Launcher, args: &BenchArgs, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
+fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
     match scenario {
         Scenario::Fanout { members } => fanout::run(launcher, args, members, out).context("fanout"),
         Scenario::Room { .. } => room::run(launcher, args, scenario, out).context("room"),
@@ -47,7 +47,7 @@ fn one(launcher: &Launcher, args: &BenchArgs, scenario: &Scenario, out: Sink<'_>
     }
 }
 
-fn all(launcher: &Launcher, args: &BenchArgs, out: Sink<'_>) -> Result<()> {
+fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
     let scenarios = [
         Scenario::Fanout { members: vec![1000, 10_000] },
         Scenario::Room { members: 10_000, rate: 400.0, publishers: 4, seconds: 3.0 },
@@ -136,6 +136,6 @@ fn in_turns(
 }
 
 /// Names a side of a comparison.
-const fn rival(args: &BenchArgs) -> &'static str {
+const fn rival(args: &Args) -> &'static str {
     if args.raw_twice { "second raw loop" } else { "tidegate" }
 }

@@ -12,7 +12,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 const PORTS: std::ops::Range<u16> = 10_000..60_000;
 const HOSTS: u8 = 200;
 
-/// Walks 127.0.1.1…200 and their ports from a place that differs from run to run.
+/// Walks 127.0.1.1…200, and a port further each time round, from a place that differs from run to run: so no
+/// address has more connections than a server allows to one.
 pub(super) struct Source {
     host: u8,
     port: u16,
@@ -29,10 +30,9 @@ impl Source {
     }
 
     fn next(&mut self) -> SocketAddrV4 {
-        self.port += 1;
-        if self.port >= PORTS.end {
-            self.port = PORTS.start;
-            self.host = self.host % HOSTS + 1;
+        self.host = self.host % HOSTS + 1;
+        if self.host == 1 {
+            self.port = if self.port + 1 < PORTS.end { self.port + 1 } else { PORTS.start };
         }
         SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, self.host), self.port)
     }
@@ -58,4 +58,24 @@ pub(super) fn connecting(source: &mut Source, address: SocketAddrV4) -> Result<O
         }
     }
     bail!("no free source port in 1,000 tries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn sources_differ_and_no_address_has_many() {
+        let mut source = Source { host: 7, port: PORTS.end - 20 };
+        let mut by_host: HashMap<_, u32> = HashMap::new();
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..19_000 {
+            let address = source.next();
+            assert!(seen.insert(address), "{address} twice");
+            assert!(PORTS.contains(&address.port()));
+            *by_host.entry(*address.ip()).or_default() += 1;
+        }
+        assert!(by_host.values().all(|&count| count <= 96));
+    }
 }

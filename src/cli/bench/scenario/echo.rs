@@ -2,7 +2,7 @@
 
 use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
-    BenchArgs,
+    Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},
     report::{Section, Target},
@@ -14,13 +14,7 @@ use anyhow::Result;
 const SIZES: (usize, usize) = (6, 14);
 
 /// One section a transport.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &BenchArgs,
-    conns: usize,
-    seconds: f64,
-    out: Sink<'_>,
-) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, conns: usize, seconds: f64, out: Sink<'_>) -> Result<()> {
     let seconds = if args.quick { 0.3 } else { seconds };
     for &transport in &args.transport {
         let order = Order::Echo { ms: (seconds * 1000.0) as u64 };
@@ -43,7 +37,7 @@ fn raw(
 
 fn compare(
     launcher: &Launcher,
-    args: &BenchArgs,
+    args: &Args,
     conns: usize,
     transport: Transport,
     order: &Order,

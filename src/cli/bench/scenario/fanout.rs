@@ -2,7 +2,7 @@
 
 use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
-    BenchArgs,
+    Args,
     admin::Admin,
     child::Launcher,
     host,
@@ -20,7 +20,7 @@ const GROUP: &str = "bench";
 const QUICK_MEMBERS: usize = 600;
 
 /// One section a transport and number of members.
-pub(super) fn run(launcher: &Launcher, args: &BenchArgs, members: &[usize], out: Sink<'_>) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, members: &[usize], out: Sink<'_>) -> Result<()> {
     let quick = [QUICK_MEMBERS];
     for &members in if args.quick { &quick } else { members } {
         for &transport in &args.transport {
@@ -30,7 +30,7 @@ pub(super) fn run(launcher: &Launcher, args: &BenchArgs, members: &[usize], out:
     Ok(())
 }
 
-fn order(args: &BenchArgs, members: usize) -> Order {
+fn order(args: &Args, members: usize) -> Order {
     let messages = if args.quick { 20 } else { (DELIVERIES / members).max(10) as u32 };
     Order::Fanout { conversation: format!("g:{GROUP}"), messages }
 }
@@ -38,7 +38,7 @@ fn order(args: &BenchArgs, members: usize) -> Order {
 /// A node with a group of `members` who are connected, and a publisher who is a member too.
 fn node(
     launcher: &Launcher,
-    args: &BenchArgs,
+    args: &Args,
     shards: usize,
     members: usize,
     transport: Transport,
@@ -50,13 +50,13 @@ fn node(
     Ok(side)
 }
 
-fn raw(launcher: &Launcher, args: &BenchArgs, members: usize, transport: Transport) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, members: usize, transport: Transport) -> Result<Side> {
     let mut side = Side::raw_fanout(launcher, transport, args.size)?;
     side.connect(members, 1, None)?;
     Ok(side)
 }
 
-fn compare(launcher: &Launcher, args: &BenchArgs, members: usize, transport: Transport) -> Result<Section> {
+fn compare(launcher: &Launcher, args: &Args, members: usize, transport: Transport) -> Result<Section> {
     let mut left = raw(launcher, args, members, transport)?;
     let mut right = if args.raw_twice {
         raw(launcher, args, members, transport)?
@@ -82,7 +82,7 @@ fn compare(launcher: &Launcher, args: &BenchArgs, members: usize, transport: Tra
 }
 
 /// Both shards and the load generator share all CPUs, in both cases, so that only the number of shards differs.
-pub(super) fn shards(launcher: &Launcher, args: &BenchArgs, members: usize, out: Sink<'_>) -> Result<()> {
+pub(super) fn shards(launcher: &Launcher, args: &Args, members: usize, out: Sink<'_>) -> Result<()> {
     let members = if args.quick { QUICK_MEMBERS } else { members };
     let all = host::cpus();
     let launcher = Launcher { server_cpus: all.clone(), client_cpus: all, ..launcher.clone() };

@@ -2,7 +2,7 @@
 
 use super::{Side, Sink};
 use crate::cli::bench::{
-    BenchArgs,
+    Args,
     admin::Admin,
     child::Launcher,
     host,
@@ -22,7 +22,7 @@ const HEAP_METRIC: &str = "tidegate_heap_bytes";
 /// One section a transport.
 pub(super) fn run(
     launcher: &Launcher,
-    args: &BenchArgs,
+    args: &Args,
     conns: usize,
     seconds: f64,
     heartbeat: f64,

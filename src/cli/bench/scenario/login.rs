@@ -2,7 +2,7 @@
 
 use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
-    BenchArgs,
+    Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},
     report::{Section, Target},
@@ -17,7 +17,7 @@ const REPLY: usize = 96;
 /// One section: TCP, because the raw loop has no upgrade to compare with.
 pub(super) fn run(
     launcher: &Launcher,
-    args: &BenchArgs,
+    args: &Args,
     [conns, count, parallel]: [usize; 3],
     out: Sink<'_>,
 ) -> Result<()> {

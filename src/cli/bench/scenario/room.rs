@@ -2,7 +2,7 @@
 
 use super::{Side, Sink, each, in_turns, rival};
 use crate::cli::bench::{
-    BenchArgs, Scenario,
+    Args, Scenario,
     child::Launcher,
     orders::{Order, Outcome},
     report::{Section, Target},
@@ -38,7 +38,7 @@ impl Shape {
 }
 
 /// One section a transport.
-pub(super) fn run(launcher: &Launcher, args: &BenchArgs, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
     let Scenario::Room { members, rate, publishers, seconds } = scenario else { bail!("not a room") };
     let mut shape = Shape { members: *members, rate: *rate, publishers: *publishers, seconds: *seconds };
     if args.quick {
@@ -50,13 +50,13 @@ pub(super) fn run(launcher: &Launcher, args: &BenchArgs, scenario: &Scenario, ou
     Ok(())
 }
 
-fn raw(launcher: &Launcher, args: &BenchArgs, shape: Shape, transport: Transport) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport) -> Result<Side> {
     let mut side = Side::raw_fanout(launcher, transport, args.size)?;
     side.connect(shape.members, 1, None)?;
     Ok(side)
 }
 
-fn compare(launcher: &Launcher, args: &BenchArgs, shape: Shape, transport: Transport) -> Result<Section> {
+fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport) -> Result<Section> {
     let mut left = raw(launcher, args, shape, transport)?;
     let mut right = if args.raw_twice {
         raw(launcher, args, shape, transport)?
