@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+pub mod bench;
 pub mod client;
 pub mod send;
 pub mod serve;
@@ -37,6 +38,8 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// Measure against raw loops of system calls, in one run
+    Bench(bench::Args),
 }
 
 /// Where the data directory is, for commands that sign their own tokens.
@@ -55,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,255 @@
+//! `tidegate bench`: measures the figures that Tidegate promises, as ratios to raw baselines of the same run.
+//!
+//! Servers and load generators are processes of their own on different cores. A raw loop that makes only the system
+//! calls a scenario needs takes turns with Tidegate, round for round, and medians are compared. Every delivery is
+//! verified (content, order, count); CPU is the scheduler's own count.
+
+mod admin;
+mod child;
+mod driver;
+mod host;
+mod orders;
+mod pattern;
+mod poller;
+mod raw;
+pub mod report;
+mod scenario;
+pub mod wire;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Subcommand;
+use std::{fs, path::PathBuf};
+
+use report::Report;
+use wire::Transport;
+
+/// What to measure and how.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Which scenario.
+    #[command(subcommand)]
+    pub scenario: Scenario,
+    /// Rounds of each side; single rounds scatter by 15 %, so at least five for a figure.
+    #[arg(long, global = true, default_value_t = 7)]
+    pub rounds: usize,
+    /// Few and short rounds with few connections: shows that it works, its figures mean little.
+    #[arg(long, global = true)]
+    pub quick: bool,
+    /// Transports to measure, one after the other.
+    #[arg(long, global = true, value_delimiter = ',', default_values_t = [Transport::Tcp, Transport::Ws])]
+    pub transport: Vec<Transport>,
+    /// Content bytes of a message.
+    #[arg(long, global = true, default_value_t = 128)]
+    pub size: usize,
+    /// CPUs for servers; by default the first one allowed.
+    #[arg(long, global = true, value_delimiter = ',')]
+    pub server_cpus: Vec<usize>,
+    /// CPUs for load generators; by default the last one allowed.
+    #[arg(long, global = true, value_delimiter = ',')]
+    pub client_cpus: Vec<usize>,
+    /// Settings of the node, handed to `serve --set`.
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Program that is measured instead of this one.
+    #[arg(long, global = true)]
+    pub server_binary: Option<PathBuf>,
+    /// Compares a second raw server instead of Tidegate: shows how exact the bench is.
+    #[arg(long, global = true)]
+    pub raw_twice: bool,
+    /// Directory for the data of the nodes; by default a new one among the temporary files.
+    #[arg(long, global = true)]
+    pub directory: Option<PathBuf>,
+    /// File for the report as JSON.
+    #[arg(long, global = true)]
+    pub json: Option<PathBuf>,
+    /// File for the report as Markdown.
+    #[arg(long, global = true)]
+    pub markdown: Option<PathBuf>,
+    /// Fails when a target is missed, too.
+    #[arg(long, global = true)]
+    pub strict: bool,
+}
+
+/// The scenarios.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Scenario {
+    /// Group fan-out, one message at a time: server CPU per delivery against a loop of `send`.
+    Fanout {
+        /// Members of the group.
+        #[arg(long, value_delimiter = ',', default_values_t = [1000, 10_000])]
+        members: Vec<usize>,
+    },
+    /// A hot live room: deliveries per second against one `send` a message; latency at part load.
+    Room {
+        /// People in the room.
+        #[arg(long, default_value_t = 10_000)]
+        members: usize,
+        /// Messages a second that are offered.
+        #[arg(long, default_value_t = 400.0)]
+        rate: f64,
+        /// Connections that publish, in turns.
+        #[arg(long, default_value_t = 4)]
+        publishers: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 4.0)]
+        seconds: f64,
+    },
+    /// Request and reply, one outstanding a connection, against an epoll echo loop.
+    Echo {
+        /// Connections.
+        #[arg(long, default_value_t = 100)]
+        conns: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+    },
+    /// Logged-in quiet connections in three groups: memory and CPU of each.
+    Idle {
+        /// Connections.
+        #[arg(long, default_value_t = 10_000)]
+        conns: usize,
+        /// Seconds that are watched.
+        #[arg(long, default_value_t = 60.0)]
+        seconds: f64,
+        /// Seconds between two heartbeats of a client.
+        #[arg(long, default_value_t = 30.0)]
+        heartbeat: f64,
+    },
+    /// Logins per second against accept, read and write; and the time until all are back at once.
+    Login {
+        /// Connections that come back at once.
+        #[arg(long, default_value_t = 15_000)]
+        conns: usize,
+        /// Logins of a round.
+        #[arg(long, default_value_t = 10_000)]
+        count: usize,
+        /// Logins on their way at a time.
+        #[arg(long, default_value_t = 64)]
+        parallel: usize,
+    },
+    /// Fan-out CPU per delivery with two shards against one.
+    Shards {
+        /// Members of the group.
+        #[arg(long, default_value_t = 10_000)]
+        members: usize,
+    },
+    /// All of them, with their defaults.
+    All,
+    /// A load generator; started by the bench itself.
+    #[command(hide = true)]
+    Client,
+    /// Becomes the given program, which ends when the bench ends.
+    #[command(hide = true)]
+    Hold {
+        /// Program and arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<std::ffi::OsString>,
+    },
+    /// Raw loop: each frame of the control connection to every client.
+    #[command(hide = true)]
+    RawFanout,
+    /// Raw loop: echo.
+    #[command(hide = true)]
+    RawEcho {
+        /// Bytes of a request.
+        #[arg(long)]
+        request: usize,
+        /// Bytes of a reply.
+        #[arg(long)]
+        reply: usize,
+    },
+    /// Raw loop: accept, read, write.
+    #[command(hide = true)]
+    RawAccept {
+        /// Bytes of a reply.
+        #[arg(long)]
+        reply: usize,
+    },
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Ws => "ws",
+        })
+    }
+}
+
+/// Runs the scenario; an error means that something died or that a verification failed.
+pub fn run(args: &Args) -> Result<()> {
+    let is_child = matches!(
+        args.scenario,
+        Scenario::Client
+            | Scenario::Hold { .. }
+            | Scenario::RawFanout
+            | Scenario::RawEcho { .. }
+            | Scenario::RawAccept { .. }
+    );
+    if is_child {
+        host::end_with_parent()?;
+    }
+    match &args.scenario {
+        Scenario::Hold { command } => child::become_program(command),
+        Scenario::Client => driver::run(),
+        Scenario::RawFanout => raw::fanout(),
+        Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
+        Scenario::RawAccept { reply } => raw::accept_loop(*reply),
+        _ => measure(args.clone()),
+    }
+}
+
+/// A directory that goes when the run ends.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+fn measure(mut args: Args) -> Result<()> {
+    ensure!(args.rounds > 0, "at least one round");
+    let allowed = host::cpus();
+    let (Some(first), Some(last)) = (allowed.first(), allowed.last()) else { bail!("no CPU may be used") };
+    if args.server_cpus.is_empty() {
+        args.server_cpus = vec![*first];
+    }
+    if args.client_cpus.is_empty() {
+        args.client_cpus = vec![*last];
+    }
+    if args.quick {
+        args.rounds = args.rounds.min(2);
+    }
+    let parent = args.directory.clone().unwrap_or_else(std::env::temp_dir);
+    let scratch = Scratch(parent.join(format!("tidegate-bench-{}", std::process::id())));
+    fs::create_dir_all(&scratch.0).with_context(|| format!("{}", scratch.0.display()))?;
+    let launcher = child::Launcher {
+        tidegate: args.server_binary.clone().map_or_else(std::env::current_exe, Ok)?,
+        settings: args.settings.clone(),
+        server_cpus: args.server_cpus.clone(),
+        client_cpus: args.client_cpus.clone(),
+        directory: scratch.0.clone(),
+    };
+    let steal = host::Steal::read();
+    let environment = host::Environment::capture(&args.server_cpus, &args.client_cpus);
+    let mut report = Report { environment, sections: Vec::new() };
+    println!("{}", report.head());
+    let outcome = scenario::run(&launcher, &args, |section| {
+        println!("{}", section.markdown());
+        report.sections.push(section);
+    });
+    report.environment.steal_percent = host::Steal::read().percent_since(steal);
+    println!("Steal during the run: {:.2} %.", report.environment.steal_percent);
+    // What was measured before a failure is worth keeping.
+    if let Some(path) = &args.json {
+        fs::write(path, serde_json::to_string_pretty(&report)?)
+            .with_context(|| format!("{}", path.display()))?;
+    }
+    if let Some(path) = &args.markdown {
+        fs::write(path, report.markdown()).with_context(|| format!("{}", path.display()))?;
+    }
+    outcome?;
+    ensure!(!args.strict || report.all_met(), "a target was missed");
+    Ok(())
+}

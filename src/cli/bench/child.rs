@@ -1,0 +1,253 @@
+//! The processes of a run: servers and load generators, started here, ended here, and by their handles only.
+
+use super::{
+    host,
+    orders::{Answer, Order, Outcome, Peer, Setup},
+    wire::Transport,
+};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a server may take to be ready or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where and with which program processes are started.
+#[derive(Clone, Debug)]
+pub(super) struct Launcher {
+    pub(super) tidegate: PathBuf,
+    pub(super) settings: Vec<String>,
+    pub(super) server_cpus: Vec<usize>,
+    pub(super) client_cpus: Vec<usize>,
+    /// Directory of this run: data of servers, their logs.
+    pub(super) directory: PathBuf,
+}
+
+/// A server: raw or Tidegate.
+pub(super) struct Server {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    pub(super) address: String,
+    /// Raw fan-out: where messages go. Tidegate: the admin port.
+    pub(super) second: String,
+    /// Tidegate: its key.
+    key: String,
+}
+
+/// `node.json`, which a node writes when it is ready.
+#[derive(Deserialize)]
+struct NodeFile {
+    client: String,
+    admin: String,
+}
+
+impl Launcher {
+    /// Starts `command` on `cpus`: a child inherits the affinity of the thread that starts it.
+    fn spawn(&self, command: &mut Command, cpus: &[usize]) -> Result<Child> {
+        let own = host::cpus();
+        host::pin(cpus)?;
+        let child = command.spawn();
+        host::pin(&own)?;
+        child.with_context(|| format!("cannot start {}", command.get_program().display()))
+    }
+
+    /// Starts a raw loop: `raw-fanout`, `raw-echo` or `raw-accept` with its arguments.
+    pub(super) fn raw(&self, arguments: &[&str]) -> Result<Server> {
+        let name = arguments.first().copied().unwrap_or_default().to_owned();
+        let log = self.directory.join(format!("{name}.log"));
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("bench").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = self.spawn(command.stderr(File::create(&log)?), &self.server_cpus)?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        let mut ports = line.split_whitespace().map(|port| format!("127.0.0.1:{port}"));
+        let mut server = Server {
+            name,
+            child,
+            log,
+            address: ports.next().unwrap_or_default(),
+            second: ports.next().unwrap_or_default(),
+            key: String::new(),
+        };
+        server.check()?;
+        Ok(server)
+    }
+
+    /// Starts a node with `shards` shards on a directory of its own.
+    pub(super) fn tidegate(&self, label: &str, shards: usize) -> Result<Server> {
+        let data = self.directory.join(label);
+        fs::create_dir_all(&data)?;
+        let log = self.directory.join(format!("{label}.log"));
+        // `bench hold` becomes the node, which ends with us however we end.
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "hold"]).arg(&self.tidegate).arg("serve").arg("--data").arg(&data);
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", &shards.to_string()]);
+        for setting in &self.settings {
+            command.arg("--set").arg(setting);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = self.spawn(&mut command, &self.server_cpus)?;
+        let mut server = Server {
+            name: format!("tidegate ({label})"),
+            child,
+            log,
+            address: String::new(),
+            second: String::new(),
+            key: String::new(),
+        };
+        let node = server.await_node(&data)?;
+        server.key =
+            fs::read_to_string(data.join("token.key")).context("token.key of the node")?.trim().into();
+        (server.address, server.second) = (node.client, node.admin);
+        Ok(server)
+    }
+
+    /// Starts a load generator for `server`.
+    pub(super) fn client(
+        &self,
+        server: &Server,
+        peer: Peer,
+        transport: Transport,
+        size: usize,
+    ) -> Result<Client> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "client"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = self.spawn(&mut command, &self.client_cpus)?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let mut client = Client {
+            child,
+            input: input.context("no pipe to the load generator")?,
+            output: BufReader::new(output.context("no pipe from the load generator")?),
+        };
+        client.write(&Setup {
+            peer,
+            address: server.address.clone(),
+            pid: server.child.id(),
+            transport,
+            spin: !self.client_cpus.iter().any(|cpu| self.server_cpus.contains(cpu)),
+            size,
+            run: format!("{:x}", host::now_ns()),
+        })?;
+        Ok(client)
+    }
+}
+
+impl Server {
+    /// Who the load generator takes this node for.
+    pub(super) fn peer(&self) -> Peer {
+        Peer::Tidegate { key: self.key.clone() }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still runs.
+    pub(super) fn check(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => {
+                Err(anyhow!("{} ended by itself: {status}\n{}", self.name, last_lines(&self.log)))
+            }
+        }
+    }
+
+    fn await_node(&mut self, data: &Path) -> Result<NodeFile> {
+        let began = Instant::now();
+        loop {
+            self.check()?;
+            if let Ok(text) = fs::read_to_string(data.join("node.json"))
+                && let Ok(node) = serde_json::from_str(&text)
+            {
+                return Ok(node);
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("{} is not ready after {PATIENCE:?}\n{}", self.name, last_lines(&self.log));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = Pid::from_child(&self.child);
+        // It may have ended already; then there is nothing to ask for.
+        kill_process(pid, Signal::TERM).ok();
+        end(&mut self.child, PATIENCE);
+    }
+}
+
+/// Turns this process into `command`; only returns when that fails.
+pub(super) fn become_program(command: &[OsString]) -> Result<()> {
+    let (program, arguments) = command.split_first().context("no program")?;
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot become {}", program.display()))
+}
+
+/// Waits for a child that was asked to end, and ends it when it does not.
+fn end(child: &mut Child, patience: Duration) {
+    let began = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) {
+        if began.elapsed() > patience {
+            child.kill().ok();
+            child.wait().ok();
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+/// A load generator.
+pub(super) struct Client {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn write(&mut self, value: &impl serde::Serialize) -> Result<()> {
+        writeln!(self.input, "{}", serde_json::to_string(value)?)?;
+        Ok(self.input.flush()?)
+    }
+
+    /// Has `order` carried out against `server`; a failed verification is an error.
+    pub(super) fn ask(&mut self, server: &mut Server, order: &Order) -> Result<Outcome> {
+        self.write(order).context("the load generator is gone")?;
+        let mut line = String::new();
+        let count = self.output.read_line(&mut line)?;
+        server.check()?;
+        if count == 0 {
+            bail!("the load generator ended by itself: {:?}", self.child.try_wait()?);
+        }
+        let answer: Answer = serde_json::from_str(&line)?;
+        answer.map_err(|error| anyhow!("{}: {error}", server.name))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // It holds nothing worth saving.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

@@ -1,0 +1,124 @@
+//! The load generator: a process of its own, told what to do over its standard input.
+
+mod echo;
+mod establish;
+mod fanout;
+mod idle;
+mod mesh;
+mod publisher;
+mod room;
+mod tap;
+
+use super::{
+    host,
+    orders::{Answer, Order, Outcome, Peer, Setup},
+};
+use anyhow::{Context, Result, ensure};
+use mesh::Mesh;
+use publisher::Publisher;
+use std::{
+    io::{BufRead, Write, stdin, stdout},
+    time::Duration,
+};
+
+/// Sockets that one process may hold, with room for everything else under the usual limit of 20,000.
+const SOCKETS_MAX: usize = 19_000;
+
+/// A load generator with its connections.
+struct Driver {
+    setup: Setup,
+    mesh: Mesh,
+    users: usize,
+    publisher: Option<Publisher>,
+}
+
+/// Reads the setup, then orders, a line each; answers each with a line; ends when its input does.
+pub(super) fn run() -> Result<()> {
+    let mut lines = stdin().lock().lines();
+    let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
+    let mesh = Mesh::new(&setup)?;
+    let mut driver = Driver { setup, mesh, users: 0, publisher: None };
+    for line in lines {
+        let order: Order = serde_json::from_str(&line?)?;
+        let answer: Answer = driver.carry_out(&order).map_err(|error| format!("{error:#}"));
+        let mut out = stdout().lock();
+        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+impl Driver {
+    fn carry_out(&mut self, order: &Order) -> Result<Outcome> {
+        match order {
+            Order::Connect { users, publishers, parallel, room } => {
+                self.connect(*users, *publishers, *parallel, room.as_deref())
+            }
+            Order::Fanout { conversation, messages } => self.fanout(conversation, *messages),
+            Order::Room { conversation, rate, warm_ms, measure_ms } => {
+                self.room(conversation, *rate, *warm_ms, *measure_ms)
+            }
+            Order::Echo { ms } => self.echo(*ms),
+            Order::Idle { heartbeat_ms, ms } => self.idle(*heartbeat_ms, *ms),
+            Order::Logins { count, parallel } => self.logins(*count, *parallel),
+            Order::Hangup => {
+                self.mesh.hang_up();
+                (self.users, self.publisher) = (0, None);
+                Ok(Outcome::default())
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        users: usize,
+        publishers: usize,
+        parallel: usize,
+        room: Option<&str>,
+    ) -> Result<Outcome> {
+        ensure!(users + publishers < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
+        ensure!(self.mesh.is_empty(), "already connected");
+        let meter = self.meter()?;
+        let mut plan = establish::Plan::keep("u", users, parallel);
+        plan.room = room.map(ToOwned::to_owned);
+        let mut outcome = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        self.read_meter(meter, &mut outcome)?;
+        self.users = users;
+        if publishers > 0 {
+            let mut plan = establish::Plan::keep("p", publishers, publishers);
+            plan.room = room.map(ToOwned::to_owned);
+            self.publisher = Some(match &self.setup.peer {
+                Peer::Sink { control } => Publisher::raw(&mut self.mesh, &self.setup, control)?,
+                _ => {
+                    establish::establish(&mut self.mesh, &self.setup, &plan)?;
+                    Publisher::tidegate(&self.setup, users, publishers)
+                }
+            });
+        }
+        Ok(outcome)
+    }
+
+    fn logins(&mut self, count: usize, parallel: usize) -> Result<Outcome> {
+        ensure!(parallel < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
+        let meter = self.meter()?;
+        let plan = establish::Plan::leave("u", count, parallel);
+        let mut outcome = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        // The server's part in closing belongs to a login too.
+        self.mesh.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
+        self.read_meter(meter, &mut outcome)?;
+        self.mesh.hang_up();
+        Ok(outcome)
+    }
+
+    /// CPU of the server and of this process so far.
+    fn meter(&self) -> Result<(u64, u64)> {
+        Ok((host::cpu_ns(self.setup.pid)?, host::cpu_ns(std::process::id())?))
+    }
+
+    fn read_meter(&self, since: (u64, u64), outcome: &mut Outcome) -> Result<()> {
+        let now = self.meter()?;
+        outcome.server_cpu_ns = now.0.saturating_sub(since.0);
+        outcome.client_cpu_ns = now.1.saturating_sub(since.1);
+        Ok(())
+    }
+}

@@ -1,0 +1,284 @@
+//! Connecting and logging in, many at a time, to stay or to leave at once.
+
+use super::mesh::{Conn, Heard, Mesh, Phase};
+use crate::cli::bench::{
+    admin, host,
+    orders::{Outcome, Peer, Setup},
+    wire::{self, Transport, View, kind},
+};
+use anyhow::{Result, bail, ensure};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
+
+/// A run that has not ended by then has failed.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Wait before another try when the server names none.
+const RETRY_MS: u64 = 20;
+/// Tries in all, a user on average, before the server counts as unwilling.
+const TRIES_PER_USER: u64 = 50;
+
+/// Who is to log in, and how.
+pub(super) struct Plan {
+    prefix: &'static str,
+    count: usize,
+    parallel: usize,
+    keep: bool,
+    pub(super) room: Option<String>,
+}
+
+impl Plan {
+    /// Users `prefix0`… who stay.
+    pub(super) const fn keep(prefix: &'static str, count: usize, parallel: usize) -> Self {
+        Self { prefix, count, parallel, keep: true, room: None }
+    }
+
+    /// Users `prefix0`… who leave when they are in.
+    pub(super) const fn leave(prefix: &'static str, count: usize, parallel: usize) -> Self {
+        Self { prefix, count, parallel, keep: false, room: None }
+    }
+}
+
+/// What a connection needs next; done after the turn that heard it.
+enum Todo {
+    Greet,
+    Upgraded,
+    Join,
+    Done,
+    Retry(u64),
+}
+
+/// How a connection begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// The raw fan-out loop speaks first.
+    Listen,
+    /// The raw echo loop knows no beginning.
+    None,
+    /// Upgrade if it is WebSocket, then `Hello`.
+    Greet,
+}
+
+struct Work<'a> {
+    plan: &'a Plan,
+    /// What the other side expects first.
+    opening: Opening,
+    transport: Transport,
+    upgrade: Vec<u8>,
+    greetings: Vec<Vec<u8>>,
+    base: usize,
+    waiting: VecDeque<usize>,
+    /// Users to try again, by the time to do so.
+    later: BinaryHeap<Reverse<(u64, usize)>>,
+    free: Vec<usize>,
+    in_flight: usize,
+    outcome: Outcome,
+}
+
+/// Carries out `plan`; the outcome counts verified logins and says how long all of them took.
+pub(super) fn establish(mesh: &mut Mesh, setup: &Setup, plan: &Plan) -> Result<Outcome> {
+    ensure!(plan.count > 0 && plan.parallel > 0, "nobody to log in");
+    let mut work = Work::new(mesh.len(), setup, plan)?;
+    let reply = match &setup.peer {
+        Peer::Reply { bytes } => *bytes,
+        _ => 0,
+    };
+    let began = host::now_ns();
+    let mut todos = Vec::new();
+    while work.outcome.count < plan.count as u64 {
+        let now = host::now_ns();
+        if now - began > DEADLINE.as_nanos() as u64 {
+            bail!("{} of {} logins in {DEADLINE:?}", work.outcome.count, plan.count);
+        }
+        work.start(mesh, now)?;
+        let reply_bytes = &mut work.outcome.reply_bytes;
+        mesh.turn(Duration::from_millis(5), |slot, conn, heard| {
+            if let Some(todo) = step(conn, &heard, setup.transport, reply, reply_bytes)? {
+                todos.push((slot, todo));
+            }
+            Ok(())
+        })?;
+        for (slot, todo) in todos.drain(..) {
+            work.act(mesh, slot, todo)?;
+        }
+    }
+    work.outcome.wall_ns = host::now_ns() - began;
+    Ok(work.outcome)
+}
+
+/// What to do about what a connection on its way in has heard.
+fn step(
+    conn: &mut Conn,
+    heard: &Heard<'_>,
+    transport: Transport,
+    reply: usize,
+    reply_bytes: &mut usize,
+) -> Result<Option<Todo>> {
+    Ok(match (conn.phase, heard) {
+        (Phase::Connecting, Heard::Writable) => {
+            conn.phase = Phase::Upgrading;
+            Some(Todo::Greet)
+        }
+        // The raw fan-out loop says with one byte that it has accepted.
+        (Phase::Upgrading, Heard::Bytes(b"\0")) => Some(Todo::Done),
+        (Phase::Ready, Heard::Gone) => bail!("user {} was closed by the server", conn.user),
+        (_, Heard::Gone) => Some(Todo::Retry(RETRY_MS)),
+        (Phase::Upgrading, Heard::Bytes(bytes)) => {
+            if bytes.starts_with(b"HTTP/1.1 101") && bytes.ends_with(b"\r\n\r\n") {
+                Some(Todo::Upgraded)
+            } else if bytes.starts_with(b"HTTP/1.1 5") {
+                Some(Todo::Retry(RETRY_MS))
+            } else {
+                bail!("no upgrade: {}", String::from_utf8_lossy(&bytes[..bytes.len().min(80)]));
+            }
+        }
+        (Phase::Greeting, Heard::Bytes(bytes)) => {
+            conn.received += bytes.len() as u32;
+            ensure!(conn.received as usize <= reply, "more bytes than a reply has");
+            *reply_bytes = reply;
+            (conn.received as usize == reply).then_some(Todo::Done)
+        }
+        (phase, Heard::Frame(view)) => match (phase, view.kind) {
+            (Phase::Greeting, kind::WELCOME) => {
+                *reply_bytes = wire::framed_len(transport, view);
+                Some(Todo::Join)
+            }
+            (Phase::Joining, kind::DONE) => Some(Todo::Done),
+            (_, kind::ERROR | kind::CLOSE) => Some(Todo::Retry(retry_after(view)?)),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// When to come back, if the refusal says that coming back helps.
+fn retry_after(view: &View<'_>) -> Result<u64> {
+    let advice = wire::number_of(view.body, 4);
+    let may_retry = if view.kind == kind::ERROR { advice != 0 } else { matches!(advice, 1 | 2) };
+    ensure!(may_retry, "login refused: {}", wire::reason(view.body));
+    Ok(wire::number_of(view.body, 5).clamp(RETRY_MS, 5_000))
+}
+
+impl<'a> Work<'a> {
+    fn new(base: usize, setup: &Setup, plan: &'a Plan) -> Result<Self> {
+        let opening = match setup.peer {
+            Peer::Sink { .. } => Opening::Listen,
+            Peer::Echo { .. } => Opening::None,
+            Peer::Reply { .. } | Peer::Tidegate { .. } => Opening::Greet,
+        };
+        let greetings = if opening == Opening::Greet { greetings(setup, plan)? } else { Vec::new() };
+        let request_bytes = greetings.first().map_or(0, Vec::len);
+        Ok(Self {
+            plan,
+            opening,
+            transport: if matches!(setup.peer, Peer::Tidegate { .. }) {
+                setup.transport
+            } else {
+                Transport::Tcp
+            },
+            upgrade: wire::upgrade(&setup.address),
+            greetings,
+            base,
+            waiting: (0..plan.count).collect(),
+            later: BinaryHeap::new(),
+            free: (0..plan.parallel.min(plan.count)).map(|slot| base + slot).rev().collect(),
+            in_flight: 0,
+            outcome: Outcome { request_bytes, ..Outcome::default() },
+        })
+    }
+
+    /// Opens as many connections as may be on their way.
+    fn start(&mut self, mesh: &mut Mesh, now: u64) -> Result<()> {
+        while self.later.peek().is_some_and(|Reverse((due, _))| *due <= now) {
+            if let Some(Reverse((_, user))) = self.later.pop() {
+                self.waiting.push_back(user);
+            }
+        }
+        while self.in_flight < self.plan.parallel {
+            let Some(user) = self.waiting.pop_front() else { break };
+            let slot = if self.plan.keep {
+                self.base + user
+            } else {
+                let Some(slot) = self.free.pop() else { break };
+                slot
+            };
+            mesh.open(slot, user, None)?;
+            self.in_flight += 1;
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, mesh: &mut Mesh, slot: usize, todo: Todo) -> Result<()> {
+        let Ok(conn) = mesh.conn(slot) else { return Ok(()) };
+        let user = conn.user as usize;
+        match todo {
+            Todo::Greet if self.opening == Opening::Listen => {}
+            Todo::Greet if self.opening == Opening::None => self.done(mesh, slot)?,
+            Todo::Greet if self.transport == Transport::Ws => mesh.send(slot, &self.upgrade)?,
+            Todo::Greet | Todo::Upgraded => {
+                conn.phase = Phase::Greeting;
+                mesh.send(slot, &self.greetings[user])?;
+            }
+            Todo::Join => match &self.plan.room {
+                Some(room) => {
+                    conn.phase = Phase::Joining;
+                    mesh.send_frame(slot, &wire::join(2, room))?;
+                }
+                None => self.done(mesh, slot)?,
+            },
+            Todo::Done => self.done(mesh, slot)?,
+            Todo::Retry(after_ms) => {
+                self.outcome.retries += 1;
+                ensure!(
+                    self.outcome.retries < TRIES_PER_USER * self.plan.count as u64,
+                    "refused {} times: the server does not let the users in",
+                    self.outcome.retries
+                );
+                self.leave(mesh, slot);
+                self.later.push(Reverse((host::now_ns() + after_ms * 1_000_000, user)));
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, mesh: &mut Mesh, slot: usize) {
+        mesh.close(slot);
+        self.in_flight -= 1;
+        if !self.plan.keep {
+            self.free.push(slot);
+        }
+    }
+
+    fn done(&mut self, mesh: &mut Mesh, slot: usize) -> Result<()> {
+        self.outcome.count += 1;
+        if self.plan.keep {
+            let conn = mesh.conn(slot)?;
+            (conn.phase, conn.received) = (Phase::Ready, 0);
+            self.in_flight -= 1;
+        } else {
+            self.leave(mesh, slot);
+        }
+        Ok(())
+    }
+}
+
+/// The first bytes of each user, signed beforehand so that signing is not measured.
+fn greetings(setup: &Setup, plan: &Plan) -> Result<Vec<Vec<u8>>> {
+    let key = match &setup.peer {
+        Peer::Tidegate { key } => admin::hex(key)?,
+        // A raw loop does not look at the token; it only has to have the same length.
+        _ => vec![0; 32],
+    };
+    let tidegate_ws = setup.transport == Transport::Ws && matches!(setup.peer, Peer::Tidegate { .. });
+    (0..plan.count)
+        .map(|user| {
+            let token = admin::token(&key, &format!("{}{user}", plan.prefix));
+            let mut out = if tidegate_ws { Vec::new() } else { b"TG/1\n".to_vec() };
+            let transport = if tidegate_ws { Transport::Ws } else { Transport::Tcp };
+            wire::put_client(transport, &wire::hello(1, &token, "bench"), &mut out);
+            Ok(out)
+        })
+        .collect()
+}

@@ -1,0 +1,52 @@
+//! Quiet clients: nothing but a heartbeat now and then, evenly spread.
+
+use super::{
+    Driver,
+    mesh::{Heard, surprise},
+};
+use crate::cli::bench::{
+    host,
+    orders::Outcome,
+    wire::{self, kind},
+};
+use anyhow::{Result, ensure};
+use std::time::Duration;
+
+impl Driver {
+    pub(super) fn idle(&mut self, heartbeat_ms: u64, ms: u64) -> Result<Outcome> {
+        let mut beat = Vec::new();
+        wire::put_client(self.setup.transport, &[], &mut beat);
+        let users = self.users as u64;
+        let mut outcome = Outcome::default();
+        let meter = self.meter()?;
+        let began = host::now_ns();
+        let end = began + ms * 1_000_000;
+        let (mut sent, mut heard_back) = (0u64, 0u64);
+        loop {
+            let now = host::now_ns();
+            // Beat `sent` is due at its share of the heartbeat interval.
+            let due = ((now.min(end) - began) as u128 * u128::from(users)
+                / u128::from(heartbeat_ms * 1_000_000)) as u64;
+            while sent < due {
+                self.mesh.send((sent % users) as usize, &beat)?;
+                sent += 1;
+            }
+            if now >= end && heard_back >= sent {
+                break;
+            }
+            ensure!(now < end + 5_000_000_000, "{heard_back} answers to {sent} heartbeats");
+            self.mesh.turn(Duration::from_millis(1), |slot, _, heard| {
+                match &heard {
+                    Heard::Frame(view) if view.kind == kind::PONG => heard_back += 1,
+                    other => surprise(slot, other)?,
+                }
+                Ok(())
+            })?;
+        }
+        ensure!(heard_back == sent, "{heard_back} answers to {sent} heartbeats");
+        outcome.wall_ns = host::now_ns() - began;
+        outcome.count = sent;
+        self.read_meter(meter, &mut outcome)?;
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,296 @@
+//! All connections of a load generator: a few words a connection, one read buffer for all.
+
+use super::tap::{Source, connecting};
+use crate::cli::bench::{
+    orders::{Peer, Setup},
+    poller::{Poller, Ready},
+    wire::{self, Transport, Unit, View, kind},
+};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::{
+    fd::OwnedFd,
+    io::Errno,
+    net::{RecvFlags, SendFlags, recv, send},
+};
+use std::{collections::HashMap, net::SocketAddrV4, time::Duration};
+
+/// Bytes taken from the kernel at a time.
+const BUFFER: usize = 256 * 1024;
+
+/// One connection. A test holds it to 64 bytes.
+pub(super) struct Conn {
+    pub(super) fd: OwnedFd,
+    pub(super) phase: Phase,
+    /// Last seq seen, last message number seen.
+    pub(super) seq: u64,
+    pub(super) number: u32,
+    /// Messages received, and messages that the server said it left out.
+    pub(super) received: u32,
+    pub(super) shed: u32,
+    /// Which user it is.
+    pub(super) user: u32,
+    /// The start of a frame whose end has not come.
+    tail: Option<Box<[u8]>>,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The kernel is shaking hands.
+    Connecting,
+    /// Connected; the WebSocket upgrade or a raw loop's first byte is on its way.
+    Upgrading,
+    /// `Hello` is on its way.
+    Greeting,
+    /// `Join` is on its way.
+    Joining,
+    /// In use.
+    Ready,
+}
+
+/// What came on a connection.
+pub(super) enum Heard<'a> {
+    /// It can be written to; said at least once, after the handshake of the kernel.
+    Writable,
+    /// Bytes of a server that speaks no frames, or of an upgrade.
+    Bytes(&'a [u8]),
+    /// A frame.
+    Frame(View<'a>),
+    /// The other side is gone.
+    Gone,
+}
+
+/// The connections, by slot.
+pub(super) struct Mesh {
+    poller: Poller,
+    conns: Vec<Option<Conn>>,
+    buffer: Vec<u8>,
+    unsent: HashMap<usize, Vec<u8>>,
+    source: Source,
+    address: SocketAddrV4,
+    framed: bool,
+    transport: Transport,
+    /// `recv` calls that brought something.
+    pub(super) reads: u64,
+}
+
+impl Mesh {
+    pub(super) fn new(setup: &Setup) -> Result<Self> {
+        Ok(Self {
+            poller: Poller::new()?,
+            conns: Vec::new(),
+            buffer: vec![0; BUFFER],
+            unsent: HashMap::new(),
+            source: Source::new(),
+            address: setup.address.parse().context("server address")?,
+            framed: !matches!(setup.peer, Peer::Reply { .. } | Peer::Echo { .. }),
+            transport: setup.transport,
+            reads: 0,
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.conns.iter().all(Option::is_none)
+    }
+
+    /// Slots in use or used before.
+    pub(super) fn len(&self) -> usize {
+        self.conns.len()
+    }
+
+    pub(super) fn conn(&mut self, slot: usize) -> Result<&mut Conn> {
+        self.conns.get_mut(slot).and_then(Option::as_mut).with_context(|| format!("no connection {slot}"))
+    }
+
+    /// All connections with their slots.
+    pub(super) fn conns(&self) -> impl Iterator<Item = (usize, &Conn)> {
+        self.conns.iter().enumerate().filter_map(|(slot, conn)| conn.as_ref().map(|conn| (slot, conn)))
+    }
+
+    /// Starts connecting `slot` as `user`, to `address` or to the server.
+    pub(super) fn open(&mut self, slot: usize, user: usize, address: Option<SocketAddrV4>) -> Result<()> {
+        let fd = connecting(&mut self.source, address.unwrap_or(self.address))?;
+        self.poller.add_edge(&fd, slot)?;
+        if slot >= self.conns.len() {
+            self.conns.resize_with(slot + 1, || None);
+        }
+        self.unsent.remove(&slot);
+        self.conns[slot] = Some(Conn {
+            fd,
+            phase: Phase::Connecting,
+            seq: 0,
+            number: 0,
+            received: 0,
+            shed: 0,
+            user: user as u32,
+            tail: None,
+        });
+        Ok(())
+    }
+
+    pub(super) fn close(&mut self, slot: usize) {
+        self.unsent.remove(&slot);
+        if let Some(conn) = self.conns.get_mut(slot) {
+            *conn = None;
+        }
+    }
+
+    pub(super) fn hang_up(&mut self) {
+        self.conns.clear();
+        self.unsent.clear();
+    }
+
+    /// Sends `bytes`; what the kernel does not take now goes out when it does, in order.
+    pub(super) fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+        if let Some(unsent) = self.unsent.get_mut(&slot) {
+            unsent.extend_from_slice(bytes);
+            return Ok(());
+        }
+        let sent = self.try_send(slot, bytes)?;
+        if sent < bytes.len() {
+            self.unsent.insert(slot, bytes[sent..].to_vec());
+        }
+        Ok(())
+    }
+
+    /// Frames `payload` as a client does and sends it.
+    pub(super) fn send_frame(&mut self, slot: usize, payload: &[u8]) -> Result<()> {
+        let mut out = Vec::with_capacity(payload.len() + 14);
+        wire::put_client(self.transport, payload, &mut out);
+        self.send(slot, &out)
+    }
+
+    fn try_send(&mut self, slot: usize, bytes: &[u8]) -> Result<usize> {
+        match send(&self.conn(slot)?.fd, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => Ok(sent),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            // The hang-up is heard as an event of its own.
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(bytes.len()),
+            Err(error) => Err(anyhow!(error)).with_context(|| format!("send on connection {slot}")),
+        }
+    }
+
+    fn flush(&mut self, slot: usize) -> Result<()> {
+        let Some(mut unsent) = self.unsent.remove(&slot) else { return Ok(()) };
+        let sent = self.try_send(slot, &unsent)?;
+        if sent < unsent.len() {
+            unsent.drain(..sent);
+            self.unsent.insert(slot, unsent);
+        }
+        Ok(())
+    }
+
+    /// Waits at most `timeout` and tells `hear` what came. Pings of the server are answered here.
+    pub(super) fn turn(
+        &mut self,
+        timeout: Duration,
+        mut hear: impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+    ) -> Result<usize> {
+        let count = self.poller.wait(Some(timeout))?;
+        for at in 0..count {
+            let ready = self.poller.ready(at);
+            if self.conns.get(ready.slot).is_none_or(Option::is_none) {
+                continue;
+            }
+            if !self.unsent.is_empty() {
+                self.flush(ready.slot)?;
+            }
+            self.read(ready, &mut hear)?;
+        }
+        Ok(count)
+    }
+
+    fn read(
+        &mut self,
+        ready: Ready,
+        hear: &mut impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let slot = ready.slot;
+        let Some(conn) = self.conns[slot].as_mut() else { return Ok(()) };
+        if conn.phase == Phase::Connecting {
+            hear(slot, conn, Heard::Writable)?;
+        }
+        let mut replies = Vec::new();
+        loop {
+            let count = match recv(&conn.fd, &mut self.buffer[..], RecvFlags::empty()) {
+                Ok((0, _)) => return hear(slot, conn, Heard::Gone),
+                Ok((count, _)) => count,
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED) => {
+                    return hear(slot, conn, Heard::Gone);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            self.reads += 1;
+            let bytes = &self.buffer[..count];
+            if self.framed && conn.phase != Phase::Upgrading {
+                frames(self.transport, slot, conn, bytes, &mut replies, hear)?;
+            } else {
+                hear(slot, conn, Heard::Bytes(bytes))?;
+            }
+            // A short read empties the socket; what comes later is an edge of its own.
+            if count < self.buffer.len() && !ready.hangup {
+                break;
+            }
+        }
+        if replies.is_empty() { Ok(()) } else { self.send(slot, &replies) }
+    }
+}
+
+/// Cuts `bytes` into frames, with what was kept of the last ones in front.
+fn frames(
+    transport: Transport,
+    slot: usize,
+    conn: &mut Conn,
+    bytes: &[u8],
+    replies: &mut Vec<u8>,
+    hear: &mut impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+) -> Result<()> {
+    let joined = conn.tail.take().map(|tail| [&tail[..], bytes].concat());
+    let mut rest = joined.as_deref().unwrap_or(bytes);
+    while let Some((unit, used)) = wire::next(transport, rest)? {
+        rest = &rest[used..];
+        match unit {
+            Unit::Frame(frame) => {
+                let view = wire::view(frame).context("a frame that is no protobuf")?;
+                if view.kind == kind::PING {
+                    wire::put_client(transport, &wire::pong(), replies);
+                } else {
+                    hear(slot, conn, Heard::Frame(view))?;
+                }
+            }
+            Unit::WsPing(payload) => wire::put_ws_pong(payload, replies),
+            Unit::WsPong => {}
+            Unit::WsClose => return hear(slot, conn, Heard::Gone),
+        }
+    }
+    if !rest.is_empty() {
+        conn.tail = Some(rest.into());
+    }
+    Ok(())
+}
+
+/// What a connection that ought to stay quiet and open said instead.
+pub(super) fn surprise(slot: usize, heard: &Heard<'_>) -> Result<()> {
+    match heard {
+        Heard::Writable | Heard::Bytes(_) => Ok(()),
+        Heard::Gone => bail!("connection {slot} was closed by the server"),
+        Heard::Frame(view) => match view.kind {
+            kind::ERROR => bail!("connection {slot}: error {}", wire::reason(view.body)),
+            kind::CLOSE => bail!("connection {slot}: close {}", wire::reason(view.body)),
+            kind::BEHIND => bail!("connection {slot}: the server left messages out"),
+            kind::GO_AWAY => bail!("connection {slot}: the server is leaving"),
+            _ => Ok(()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_takes_no_more_than_a_cache_line() {
+        assert!(size_of::<Option<Conn>>() <= 64, "{}", size_of::<Option<Conn>>());
+    }
+}

@@ -1,0 +1,206 @@
+//! What the kernel says: clocks, CPU accounting, memory, affinity, and the environment of a run.
+
+use anyhow::{Context, Result};
+use rustix::{
+    process::{Resource, Signal, getrlimit, set_parent_process_death_signal},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, clock_gettime},
+};
+use serde::{Deserialize, Serialize};
+use std::{fs, time::SystemTime};
+
+/// Monotonic nanoseconds, the same clock in every process of the machine.
+pub(super) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// Milliseconds since 1970.
+pub(super) fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// CPU time of all threads of a process in ns: the scheduler's own count, not the sampled user/sys split.
+pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
+    let tasks =
+        fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
+    let mut total = 0;
+    for task in tasks {
+        // A thread may end between the listing and the read; its time is then lost, which is small.
+        let Ok(stat) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        total += first_number(&stat);
+    }
+    Ok(total)
+}
+
+fn first_number(line: &str) -> u64 {
+    line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Anonymous resident memory of a process in bytes: what user space itself holds, without mapped files.
+pub(super) fn rss_anon(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("process {pid} is gone"))?;
+    Ok(status_kib(&status, "RssAnon:").context("no RssAnon in /proc/PID/status")? * 1024)
+}
+
+fn status_kib(status: &str, key: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix(key)).map(first_number)
+}
+
+/// The CPUs that this thread may use.
+pub(super) fn cpus() -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// Binds this thread, and the children that it starts from now on, to `cpus`.
+pub(super) fn pin(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        set.set(cpu);
+    }
+    sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPUs {cpus:?}"))
+}
+
+/// Asks the kernel to end this process when the one that started it ends, however that comes about.
+pub(super) fn end_with_parent() -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("parent death signal")
+}
+
+/// The date of a time in seconds since 1970, UTC.
+pub(super) fn date(seconds: u64) -> String {
+    // Days from civil, in years that begin in March, so that a leap day is the last of its year.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month_of) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + u64::from(month_of <= 2);
+    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{year}-{month_of:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
+/// Ticks of all CPUs that the hypervisor gave to others, and all ticks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Steal {
+    stolen: u64,
+    total: u64,
+}
+
+impl Steal {
+    /// As of now.
+    pub(super) fn read() -> Self {
+        fs::read_to_string("/proc/stat").map(|stat| Self::parse(&stat)).unwrap_or_default()
+    }
+
+    fn parse(stat: &str) -> Self {
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        Self { stolen: ticks.get(7).copied().unwrap_or(0), total: ticks.iter().take(8).sum() }
+    }
+
+    /// Share of the time since `before` that was stolen, in percent.
+    pub(super) fn percent_since(self, before: Self) -> f64 {
+        let total = self.total.saturating_sub(before.total).max(1);
+        100.0 * self.stolen.saturating_sub(before.stolen) as f64 / total as f64
+    }
+}
+
+/// Where a run took place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Environment {
+    /// Seconds since 1970 at the start.
+    pub started: u64,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model as the kernel names it.
+    pub cpu: String,
+    /// CPUs this process may use.
+    pub cores: usize,
+    /// Where servers ran.
+    pub server_cpus: Vec<usize>,
+    /// Where the load generator ran.
+    pub client_cpus: Vec<usize>,
+    /// File descriptors one process may hold.
+    pub fd_limit: u64,
+    /// Memory of the machine in MiB.
+    pub memory_mib: u64,
+    /// MTU of the loopback device.
+    pub loopback_mtu: String,
+    /// Version and, if it can be told, commit of the program.
+    pub version: String,
+    /// Optimised or not: figures of a debug build mean nothing.
+    pub build: String,
+    /// CPU time that the hypervisor took away during the run, in percent.
+    pub steal_percent: f64,
+}
+
+impl Environment {
+    /// As of now.
+    pub(super) fn capture(server_cpus: &[usize], client_cpus: &[usize]) -> Self {
+        let read =
+            |path: &str| fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
+        let cpu = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"))
+            .map_or("unknown".into(), |rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
+        Self {
+            started: wall_ms() / 1000,
+            kernel: read("/proc/sys/kernel/osrelease"),
+            cpu,
+            cores: cpus().len(),
+            server_cpus: server_cpus.to_vec(),
+            client_cpus: client_cpus.to_vec(),
+            fd_limit: fd_limit(),
+            memory_mib: status_kib(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0) / 1024,
+            loopback_mtu: read("/sys/class/net/lo/mtu"),
+            version: format!("{} {}", env!("CARGO_PKG_VERSION"), commit().unwrap_or_default())
+                .trim()
+                .to_owned(),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" }.into(),
+            steal_percent: 0.0,
+        }
+    }
+}
+
+/// The commit of the tree that the bench is run in, if it is run in one.
+fn commit() -> Option<String> {
+    let output = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// File descriptors that one process may hold.
+pub(super) fn fd_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_files_are_read() {
+        assert_eq!(first_number("123456 77 8\n"), 123_456);
+        assert_eq!(status_kib("Name:\tx\nRssAnon:\t    5120 kB\n", "RssAnon:"), Some(5120));
+        let before = Steal::parse("cpu  10 0 10 70 0 0 0 10 0 0\ncpu0 1");
+        let after = Steal::parse("cpu  20 0 20 140 0 0 0 20 0 0\n");
+        assert!((after.percent_since(before) - 10.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(date(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(date(1_763_712_060), "2025-11-21 08:01 UTC");
+    }
+
+    #[test]
+    fn own_process_has_used_cpu_and_memory() {
+        let pid = std::process::id();
+        assert!(cpu_ns(pid).expect("own process") > 0);
+        assert!(rss_anon(pid).expect("own process") > 0);
+        assert!(now_ns() <= now_ns());
+    }
+}

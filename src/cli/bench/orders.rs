@@ -1,0 +1,102 @@
+//! What the parent asks of a load generator and what it answers: one JSON line each way.
+
+use super::wire::Transport;
+use serde::{Deserialize, Serialize};
+
+/// Whom the load generator talks to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Peer {
+    /// The raw fan-out loop: connect and listen; messages go to `control`.
+    Sink { control: String },
+    /// The raw accept loop, which answers a login with so many bytes.
+    Reply { bytes: usize },
+    /// The raw echo loop, which answers each request with so many bytes.
+    Echo { bytes: usize },
+    /// Tidegate; `key` is its HS256 key in hex.
+    Tidegate { key: String },
+}
+
+/// How the load generator was started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Setup {
+    pub(super) peer: Peer,
+    pub(super) address: String,
+    /// Process whose CPU time is measured.
+    pub(super) pid: u32,
+    pub(super) transport: Transport,
+    /// May keep its CPU busy while it waits, because no server shares it.
+    pub(super) spin: bool,
+    /// Content bytes of a message.
+    pub(super) size: usize,
+    /// Names the run, so that message ids of two runs differ.
+    pub(super) run: String,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Log in users `u0`… and keep them; then `publishers` more, `p0`….
+    Connect { users: usize, publishers: usize, parallel: usize, room: Option<String> },
+    /// Publish one message after the other, each when all copies of the last were read.
+    Fanout { conversation: String, messages: u32 },
+    /// Publish at `rate` messages a second, or as fast as all copies are read when there is no rate.
+    Room { conversation: String, rate: Option<f64>, warm_ms: u64, measure_ms: u64 },
+    /// Ping and wait for the answer on every connection, over and over.
+    Echo { ms: u64 },
+    /// Beat as a quiet client does.
+    Idle { heartbeat_ms: u64, ms: u64 },
+    /// Log in and leave, `count` times, `parallel` at a time.
+    Logins { count: usize, parallel: usize },
+    /// Close everything.
+    Hangup,
+}
+
+/// What was seen while an order was carried out. Fields that an order does not measure are zero.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    /// Deliveries, answers or logins, each of them verified.
+    pub(super) count: u64,
+    /// `recv` calls that brought something.
+    pub(super) reads: u64,
+    pub(super) wall_ns: u64,
+    pub(super) server_cpu_ns: u64,
+    pub(super) client_cpu_ns: u64,
+    pub(super) p50_us: u64,
+    pub(super) p99_us: u64,
+    pub(super) max_us: u64,
+    /// Messages published, and of these refused by the server.
+    pub(super) offered: u64,
+    pub(super) refused: u64,
+    /// Messages that the server said it left out.
+    pub(super) shed: u64,
+    /// Logins that had to be tried again.
+    pub(super) retries: u64,
+    /// Bytes of a request and of a reply on the wire.
+    pub(super) request_bytes: usize,
+    pub(super) reply_bytes: usize,
+}
+
+impl Outcome {
+    /// Server CPU of one delivery, answer or login, in µs.
+    pub(super) fn cpu_us(&self) -> f64 {
+        self.server_cpu_ns as f64 / 1e3 / self.count.max(1) as f64
+    }
+
+    /// Deliveries, answers or logins a second of wall time.
+    pub(super) fn rate(&self) -> f64 {
+        self.count as f64 * 1e9 / self.wall_ns.max(1) as f64
+    }
+
+    /// Share of the wall time that the server was busy, in percent of one CPU.
+    pub(super) fn server_busy(&self) -> f64 {
+        100.0 * self.server_cpu_ns as f64 / self.wall_ns.max(1) as f64
+    }
+
+    /// Share of the wall time that the load generator was busy.
+    pub(super) fn client_busy(&self) -> f64 {
+        100.0 * self.client_cpu_ns as f64 / self.wall_ns.max(1) as f64
+    }
+}
+
+/// The answer to an order.
+pub(super) type Answer = Result<Outcome, String>;

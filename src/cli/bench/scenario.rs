@@ -1,0 +1,141 @@
+//! The scenarios: which servers, which rounds, which figures.
+
+mod echo;
+mod fanout;
+mod idle;
+mod login;
+mod room;
+
+use super::{
+    Args, Scenario,
+    child::{Client, Launcher, Server},
+    orders::{Order, Outcome, Peer},
+    report::Section,
+    wire::Transport,
+};
+use anyhow::{Context, Result, bail};
+
+/// Connections on their way at a time where the pace of logging in is not what is measured.
+const PARALLEL: usize = 128;
+
+/// Where a scenario puts its sections.
+type Sink<'a> = &'a mut dyn FnMut(Section);
+
+/// Runs what `args` asks for and hands out each section when it is done.
+pub(super) fn run(launcher: &Launcher, args: &Args, mut out: impl FnMut(Section)) -> Result<()> {
+    one(launcher, args, &args.scenario, &mut out)
+}
+
+fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
+    match scenario {
+        Scenario::Fanout { members } => fanout::run(launcher, args, members, out).context("fanout"),
+        Scenario::Room { .. } => room::run(launcher, args, scenario, out).context("room"),
+        Scenario::Echo { conns, seconds } => echo::run(launcher, args, *conns, *seconds, out).context("echo"),
+        Scenario::Idle { conns, seconds, heartbeat } => {
+            idle::run(launcher, args, *conns, *seconds, *heartbeat, out).context("idle")
+        }
+        Scenario::Login { conns, count, parallel } => {
+            login::run(launcher, args, [*conns, *count, *parallel], out).context("login")
+        }
+        Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
+        Scenario::All => all(launcher, args, out),
+        Scenario::Client
+        | Scenario::RawFanout
+        | Scenario::RawEcho { .. }
+        | Scenario::Hold { .. }
+        | Scenario::RawAccept { .. } => bail!("not a scenario"),
+    }
+}
+
+fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
+    let scenarios = [
+        Scenario::Fanout { members: vec![1000, 10_000] },
+        Scenario::Room { members: 10_000, rate: 400.0, publishers: 4, seconds: 3.0 },
+        Scenario::Echo { conns: 100, seconds: 1.0 },
+        Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0 },
+        Scenario::Login { conns: 15_000, count: 5_000, parallel: 64 },
+        Scenario::Shards { members: 10_000 },
+    ];
+    scenarios.iter().try_for_each(|scenario| one(launcher, args, scenario, out))
+}
+
+/// A server and the load generator that talks to it.
+struct Side {
+    server: Server,
+    client: Client,
+}
+
+impl Side {
+    /// The raw fan-out loop.
+    fn raw_fanout(launcher: &Launcher, transport: Transport, size: usize) -> Result<Self> {
+        let server = launcher.raw(&["raw-fanout"])?;
+        let peer = Peer::Sink { control: server.second.clone() };
+        Self::of(launcher, server, peer, transport, size)
+    }
+
+    /// A raw loop that replies.
+    fn raw_reply(launcher: &Launcher, arguments: &[&str], peer: Peer, transport: Transport) -> Result<Self> {
+        let server = launcher.raw(arguments)?;
+        Self::of(launcher, server, peer, transport, 0)
+    }
+
+    /// A node.
+    fn tidegate(
+        launcher: &Launcher,
+        label: &str,
+        shards: usize,
+        transport: Transport,
+        size: usize,
+    ) -> Result<Self> {
+        let server = launcher.tidegate(&format!("{label}-{}", transport.name()), shards)?;
+        let peer = server.peer();
+        Self::of(launcher, server, peer, transport, size)
+    }
+
+    fn of(
+        launcher: &Launcher,
+        server: Server,
+        peer: Peer,
+        transport: Transport,
+        size: usize,
+    ) -> Result<Self> {
+        let client = launcher.client(&server, peer, transport, size)?;
+        Ok(Self { server, client })
+    }
+
+    fn ask(&mut self, order: &Order) -> Result<Outcome> {
+        self.client.ask(&mut self.server, order)
+    }
+
+    fn connect(&mut self, users: usize, publishers: usize, room: Option<&str>) -> Result<Outcome> {
+        let room = room.map(ToOwned::to_owned);
+        self.ask(&Order::Connect { users, publishers, parallel: PARALLEL, room })
+    }
+}
+
+/// One field of each round.
+fn each(outcomes: &[Outcome], field: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+    outcomes.iter().map(field).collect()
+}
+
+/// Rounds of two sides in strict turns, after one of each that does not count: so both find their sockets equally
+/// cold, after the other's round.
+fn in_turns(
+    rounds: usize,
+    mut raw: impl FnMut() -> Result<Outcome>,
+    mut ours: impl FnMut() -> Result<Outcome>,
+) -> Result<(Vec<Outcome>, Vec<Outcome>)> {
+    raw()?;
+    ours()?;
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        left.push(raw()?);
+        right.push(ours()?);
+    }
+    Ok((left, right))
+}
+
+/// Names a side of a comparison.
+const fn rival(args: &Args) -> &'static str {
+    if args.raw_twice { "second raw loop" } else { "tidegate" }
+}

@@ -1,0 +1,75 @@
+//! Ping and pong against an epoll echo loop that moves as many bytes.
+
+use super::{Side, Sink, each, in_turns, rival};
+use crate::cli::bench::{
+    Args,
+    child::Launcher,
+    orders::{Order, Outcome, Peer},
+    report::{Section, Target},
+    wire::Transport,
+};
+use anyhow::Result;
+
+/// Sizes of request and reply when there is no node to learn them from.
+const SIZES: (usize, usize) = (6, 14);
+
+/// One section a transport.
+pub(super) fn run(launcher: &Launcher, args: &Args, conns: usize, seconds: f64, out: Sink<'_>) -> Result<()> {
+    let seconds = if args.quick { 0.3 } else { seconds };
+    for &transport in &args.transport {
+        let order = Order::Echo { ms: (seconds * 1000.0) as u64 };
+        out(compare(launcher, args, conns, transport, &order)?);
+    }
+    Ok(())
+}
+
+fn raw(
+    launcher: &Launcher,
+    conns: usize,
+    transport: Transport,
+    (request, reply): (usize, usize),
+) -> Result<Side> {
+    let arguments = ["raw-echo", "--request", &request.to_string(), "--reply", &reply.to_string()];
+    let mut side = Side::raw_reply(launcher, &arguments, Peer::Echo { bytes: reply }, transport)?;
+    side.connect(conns, 0, None)?;
+    Ok(side)
+}
+
+fn compare(
+    launcher: &Launcher,
+    args: &Args,
+    conns: usize,
+    transport: Transport,
+    order: &Order,
+) -> Result<Section> {
+    let (mut right, sizes) = if args.raw_twice {
+        let sizes = if transport == Transport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
+        (raw(launcher, conns, transport, sizes)?, sizes)
+    } else {
+        let mut side = Side::tidegate(launcher, "echo", 1, transport, 0)?;
+        side.connect(conns, 0, None)?;
+        let probe = side.ask(&Order::Echo { ms: 50 })?;
+        (side, (probe.request_bytes, probe.reply_bytes.max(probe.request_bytes)))
+    };
+    let mut left = raw(launcher, conns, transport, sizes)?;
+    let (raw, ours) = in_turns(args.rounds, || left.ask(order), || right.ask(order))?;
+    let mut section = Section::new(format!(
+        "Ping and pong, {conns} connections, {} B and {} B, {}",
+        sizes.0,
+        sizes.1,
+        transport.name()
+    ));
+    let us = rival(args);
+    let (raw_us, our_us) = (each(&raw, Outcome::cpu_us), each(&ours, Outcome::cpu_us));
+    let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
+    let target = Some(Target::AtLeast(0.9));
+    section.ratio(&format!("requests/s, {us} / raw"), &our_rate, &raw_rate, target);
+    section.ratio("requests per server CPU second, the same", &raw_us, &our_us, target);
+    section.rounds(&format!("requests, {us}"), our_rate, "/s", None);
+    section.rounds("requests, raw", raw_rate, "/s", None);
+    section.rounds(&format!("server CPU per request, {us}"), our_us, "µs", None);
+    section.rounds("server CPU per request, raw", raw_us, "µs", None);
+    section.rounds("server busy", each(&ours, Outcome::server_busy), "%", None);
+    section.rounds("load generator busy", each(&ours, Outcome::client_busy), "%", None);
+    Ok(section)
+}

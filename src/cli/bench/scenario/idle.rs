@@ -1,0 +1,88 @@
+//! Quiet connections: what each costs in memory, and in CPU with a heartbeat now and then.
+
+use super::{Side, Sink};
+use crate::cli::bench::{
+    Args,
+    admin::Admin,
+    child::Launcher,
+    host,
+    orders::Order,
+    report::{Section, Target},
+    wire::Transport,
+};
+use anyhow::Result;
+use std::{thread, time::Duration};
+
+/// Members of a group; everybody is in three.
+const GROUP_SIZE: usize = 100;
+const GROUPS_EACH: usize = 3;
+/// The node's own count of the bytes it has allocated.
+const HEAP_METRIC: &str = "tidegate_heap_bytes";
+
+/// One section a transport.
+pub(super) fn run(
+    launcher: &Launcher,
+    args: &Args,
+    conns: usize,
+    seconds: f64,
+    heartbeat: f64,
+    out: Sink<'_>,
+) -> Result<()> {
+    let (conns, seconds, heartbeat) = if args.quick { (300, 1.0, 1.0) } else { (conns, seconds, heartbeat) };
+    for &transport in &args.transport {
+        out(watch(launcher, conns, seconds, heartbeat, transport)?);
+    }
+    Ok(())
+}
+
+fn watch(
+    launcher: &Launcher,
+    conns: usize,
+    seconds: f64,
+    heartbeat: f64,
+    transport: Transport,
+) -> Result<Section> {
+    let mut side = Side::tidegate(launcher, "idle", 1, transport, 0)?;
+    let mut admin = Admin::connect(&side.server.second)?;
+    for at in 0..conns.div_ceil(GROUP_SIZE) {
+        let users = at * GROUP_SIZE..((at + 1) * GROUP_SIZE).min(conns);
+        for copy in 0..GROUPS_EACH {
+            admin.group(&format!("idle{copy}-{at}"), &[], users.clone())?;
+        }
+    }
+    settle();
+    let pid = side.server.pid();
+    let (rss, heap) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
+    side.connect(conns, 0, None)?;
+    settle();
+    let (rss_in, heap_in) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
+    let heartbeat_ms = (heartbeat * 1000.0).max(1.0) as u64;
+    let outcome = side.ask(&Order::Idle { heartbeat_ms, ms: (seconds * 1000.0) as u64 })?;
+    let rss_end = host::rss_anon(pid)?;
+
+    let mut section = Section::new(format!(
+        "{conns} quiet connections, in {GROUPS_EACH} groups each, {}",
+        transport.name()
+    ));
+    let each = |after: u64| after.saturating_sub(rss) as f64 / conns as f64 / 1024.0;
+    let bound = if transport == Transport::Tcp { 1.5 } else { 2.0 };
+    section.one("anonymous RSS per connection", each(rss_in), "KiB", Some(Target::AtMost(bound)));
+    let cpu = outcome.server_cpu_ns as f64 / 1e3 / (outcome.wall_ns as f64 / 1e9) / conns as f64;
+    let what = format!("CPU per connection, heartbeat every {heartbeat} s");
+    section.one(&what, cpu, "µs/s", Some(Target::AtMost(0.5)));
+    section.one("anonymous RSS per connection after that", each(rss_end), "KiB", None);
+    match (heap, heap_in) {
+        (Some(before), Some(after)) => {
+            section.one("heap per connection", (after - before) / conns as f64 / 1024.0, "KiB", None);
+        }
+        _ => section.note("The node does not tell its heap."),
+    }
+    section.one("anonymous RSS before the logins", rss as f64 / 1024.0 / 1024.0, "MiB", None);
+    section.one("heartbeats, each answered", outcome.count as f64, "", None);
+    Ok(section)
+}
+
+/// Lets the node finish what it does behind the answers.
+fn settle() {
+    thread::sleep(Duration::from_millis(500));
+}

@@ -1,0 +1,381 @@
+//! The wire as the bench sees it: builds what it sends, checks what comes, without allocation where it is hot.
+
+use serde::{Deserialize, Serialize};
+
+/// How a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// `TG/1`, then protobuf frames with a varint length.
+    Tcp,
+    /// WebSocket, one protobuf frame a binary message.
+    Ws,
+}
+
+impl Transport {
+    /// As people read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Ws => "WebSocket",
+        }
+    }
+}
+
+/// Field numbers of `ServerFrame.body` that the bench acts on.
+pub(super) mod kind {
+    pub(in crate::cli::bench) const PUSH: u32 = 2;
+    pub(in crate::cli::bench) const SEND_ACK: u32 = 3;
+    pub(in crate::cli::bench) const ERROR: u32 = 4;
+    pub(in crate::cli::bench) const PONG: u32 = 5;
+    pub(in crate::cli::bench) const WELCOME: u32 = 6;
+    pub(in crate::cli::bench) const DONE: u32 = 7;
+    pub(in crate::cli::bench) const BEHIND: u32 = 8;
+    pub(in crate::cli::bench) const SHED: u32 = 9;
+    pub(in crate::cli::bench) const GO_AWAY: u32 = 11;
+    pub(in crate::cli::bench) const CLOSE: u32 = 12;
+    pub(in crate::cli::bench) const PING: u32 = 18;
+}
+
+/// The key every client frame is masked with: the cost of unmasking does not depend on it.
+const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
+
+/// A frame longer than this means that the parser lost its place.
+const FRAME_MAX: usize = 1 << 20;
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn put_number(out: &mut Vec<u8>, field: u32, value: u64) {
+    put_varint(out, u64::from(field << 3));
+    put_varint(out, value);
+}
+
+fn put_bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
+    put_varint(out, u64::from(field << 3 | 2));
+    put_varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+fn request(id: u64, field: u32, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(body.len() + 16);
+    if id != 0 {
+        put_number(&mut out, 1, id);
+    }
+    put_bytes(&mut out, field, body);
+    out
+}
+
+/// `Hello{version: 1, token, device}`.
+pub(super) fn hello(id: u64, token: &str, device: &str) -> Vec<u8> {
+    let mut body = Vec::with_capacity(token.len() + 24);
+    put_number(&mut body, 1, 1);
+    put_bytes(&mut body, 2, token.as_bytes());
+    put_bytes(&mut body, 3, device.as_bytes());
+    request(id, 2, &body)
+}
+
+fn content(data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(data.len() + 4);
+    put_bytes(&mut out, 2, data);
+    out
+}
+
+/// `Send{conversation, msg_id, content.data}`.
+pub(super) fn send(id: u64, conversation: &str, msg_id: &str, data: &[u8]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(data.len() + 96);
+    put_bytes(&mut body, 1, conversation.as_bytes());
+    put_bytes(&mut body, 3, msg_id.as_bytes());
+    put_bytes(&mut body, 6, &content(data));
+    request(id, 3, &body)
+}
+
+/// `Join{room}`.
+pub(super) fn join(id: u64, room: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    put_bytes(&mut body, 1, room.as_bytes());
+    request(id, 10, &body)
+}
+
+/// `Ping{}`.
+pub(super) fn ping(id: u64) -> Vec<u8> {
+    request(id, 5, &[])
+}
+
+/// `Pong{}`: the answer to a ping of the server.
+pub(super) fn pong() -> Vec<u8> {
+    request(0, 13, &[])
+}
+
+/// A message as the broker would push it, for the raw servers to replay.
+pub(super) struct PushParts<'a> {
+    pub(super) conversation: &'a str,
+    pub(super) seq: u64,
+    pub(super) sender: &'a str,
+    pub(super) msg_id: &'a str,
+    pub(super) time: u64,
+    pub(super) data: &'a [u8],
+}
+
+/// `ServerFrame{push}`.
+pub(super) fn push(parts: &PushParts<'_>) -> Vec<u8> {
+    let mut body = Vec::with_capacity(parts.data.len() + 96);
+    put_bytes(&mut body, 1, parts.conversation.as_bytes());
+    put_number(&mut body, 2, parts.seq);
+    put_bytes(&mut body, 3, parts.sender.as_bytes());
+    put_bytes(&mut body, 4, parts.msg_id.as_bytes());
+    put_number(&mut body, 5, parts.time);
+    put_bytes(&mut body, 6, &content(parts.data));
+    request(0, kind::PUSH, &body)
+}
+
+fn ws_header(out: &mut Vec<u8>, opcode: u8, len: usize, masked: bool) {
+    let bit = if masked { 0x80 } else { 0 };
+    out.push(0x80 | opcode);
+    match len {
+        0..=125 => out.push(bit | len as u8),
+        126..=0xffff => {
+            out.push(bit | 126);
+            out.extend_from_slice(&(len as u16).to_be_bytes());
+        }
+        _ => {
+            out.push(bit | 127);
+            out.extend_from_slice(&(len as u64).to_be_bytes());
+        }
+    }
+}
+
+fn ws_masked(out: &mut Vec<u8>, opcode: u8, payload: &[u8]) {
+    ws_header(out, opcode, payload.len(), true);
+    out.extend_from_slice(&MASK);
+    out.extend(payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+}
+
+/// Appends a frame as a client sends it.
+pub(super) fn put_client(transport: Transport, payload: &[u8], out: &mut Vec<u8>) {
+    match transport {
+        Transport::Tcp => {
+            put_varint(out, payload.len() as u64);
+            out.extend_from_slice(payload);
+        }
+        Transport::Ws => ws_masked(out, 2, payload),
+    }
+}
+
+/// Appends the answer to a WebSocket ping.
+pub(super) fn put_ws_pong(payload: &[u8], out: &mut Vec<u8>) {
+    ws_masked(out, 10, payload);
+}
+
+/// Appends a frame as the server sends it.
+pub(super) fn put_server(transport: Transport, payload: &[u8], out: &mut Vec<u8>) {
+    match transport {
+        Transport::Tcp => put_varint(out, payload.len() as u64),
+        Transport::Ws => ws_header(out, 2, payload.len(), false),
+    }
+    out.extend_from_slice(payload);
+}
+
+/// The WebSocket upgrade of a client; the key is fixed because nothing depends on it.
+pub(super) fn upgrade(address: &str) -> Vec<u8> {
+    format!(
+        "GET / HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\
+         Sec-WebSocket-Protocol: tidegate.v1.proto\r\n\r\n"
+    )
+    .into_bytes()
+}
+
+/// What the server sent is not what the wire allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed: {0}")]
+pub(super) struct Malformed(pub(super) &'static str);
+
+/// One unit of the stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unit<'a> {
+    /// A protobuf frame.
+    Frame(&'a [u8]),
+    /// A WebSocket ping.
+    WsPing(&'a [u8]),
+    /// A WebSocket pong, which nobody asked for.
+    WsPong,
+    /// A WebSocket close.
+    WsClose,
+}
+
+fn get_varint(buf: &[u8]) -> Result<Option<(u64, usize)>, Malformed> {
+    let mut value = 0u64;
+    for (at, byte) in buf.iter().enumerate().take(10) {
+        value |= u64::from(byte & 0x7f) << (7 * at).min(63);
+        if byte & 0x80 == 0 {
+            return Ok(Some((value, at + 1)));
+        }
+    }
+    if buf.len() >= 10 { Err(Malformed("a varint of more than ten bytes")) } else { Ok(None) }
+}
+
+/// Takes the next unit off `buf`: it and how many bytes it took, or `None` when it is not complete.
+pub(super) fn next(transport: Transport, buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
+    match transport {
+        Transport::Tcp => {
+            let Some((len, head)) = get_varint(buf)? else { return Ok(None) };
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            if len > FRAME_MAX {
+                return Err(Malformed("a frame of more than 1 MiB"));
+            }
+            Ok(buf.get(head..head + len).map(|payload| (Unit::Frame(payload), head + len)))
+        }
+        Transport::Ws => next_ws(buf),
+    }
+}
+
+fn next_ws(buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
+    let [first, second, rest @ ..] = buf else { return Ok(None) };
+    if second & 0x80 != 0 {
+        return Err(Malformed("a masked frame from the server"));
+    }
+    let (len, head) = match (second & 0x7f, rest) {
+        (126, [a, b, ..]) => (usize::from(u16::from_be_bytes([*a, *b])), 4),
+        (127, [_, _, _, _, a, b, c, d, ..]) => (u32::from_be_bytes([*a, *b, *c, *d]) as usize, 10),
+        (126 | 127, _) => return Ok(None),
+        (short, _) => (usize::from(short), 2),
+    };
+    if len > FRAME_MAX {
+        return Err(Malformed("a frame of more than 1 MiB"));
+    }
+    let Some(payload) = buf.get(head..head + len) else { return Ok(None) };
+    let unit = match first {
+        0x82 => Unit::Frame(payload),
+        0x88 => Unit::WsClose,
+        0x89 => Unit::WsPing(payload),
+        0x8a => Unit::WsPong,
+        _ => return Err(Malformed("a WebSocket frame that is no whole binary message")),
+    };
+    Ok(Some((unit, head + len)))
+}
+
+/// A protobuf field: its number and what it holds.
+enum Field<'a> {
+    Number(u32, u64),
+    Bytes(u32, &'a [u8]),
+}
+
+/// Takes one field off `buf`. Fixed-width fields do not occur in the schema.
+fn field<'a>(buf: &mut &'a [u8]) -> Option<Field<'a>> {
+    let (tag, used) = get_varint(buf).ok()??;
+    *buf = &buf[used..];
+    let (value, used) = get_varint(buf).ok()??;
+    *buf = &buf[used..];
+    let number = u32::try_from(tag >> 3).ok()?;
+    match tag & 7 {
+        0 => Some(Field::Number(number, value)),
+        2 => {
+            let (bytes, rest) = buf.split_at_checked(usize::try_from(value).ok()?)?;
+            *buf = rest;
+            Some(Field::Bytes(number, bytes))
+        }
+        _ => None,
+    }
+}
+
+/// A `ServerFrame`: which body it has, and that body's bytes. An empty frame has kind 0.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct View<'a> {
+    pub(super) id: u64,
+    pub(super) kind: u32,
+    pub(super) body: &'a [u8],
+}
+
+/// Reads a `ServerFrame`.
+pub(super) fn view(mut frame: &[u8]) -> Option<View<'_>> {
+    let mut view = View::default();
+    while !frame.is_empty() {
+        match field(&mut frame)? {
+            Field::Number(1, id) => view.id = id,
+            Field::Number(..) => {}
+            Field::Bytes(kind, body) => (view.kind, view.body) = (kind, body),
+        }
+    }
+    Some(view)
+}
+
+fn varint_len(value: u64) -> usize {
+    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+/// Bytes that a frame with this id and body takes on the wire.
+pub(super) fn framed_len(transport: Transport, view: &View<'_>) -> usize {
+    let id = if view.id == 0 { 0 } else { 1 + varint_len(view.id) };
+    let body = varint_len(u64::from(view.kind) << 3) + varint_len(view.body.len() as u64) + view.body.len();
+    let frame = id + body;
+    frame
+        + match (transport, frame) {
+            (Transport::Tcp, _) => varint_len(frame as u64),
+            (Transport::Ws, 0..=125) => 2,
+            (Transport::Ws, _) => 4,
+        }
+}
+
+/// The parts of a `Push` that are verified. `data` is empty when there is no `content.data`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct PushView<'a> {
+    pub(super) seq: u64,
+    pub(super) data: &'a [u8],
+}
+
+/// Reads a `Push`.
+pub(super) fn push_view(mut body: &[u8]) -> Option<PushView<'_>> {
+    let mut view = PushView::default();
+    while !body.is_empty() {
+        match field(&mut body)? {
+            Field::Number(2, seq) => view.seq = seq,
+            Field::Bytes(6, mut content) => {
+                while !content.is_empty() {
+                    if let Field::Bytes(2, data) = field(&mut content)? {
+                        view.data = data;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(view)
+}
+
+/// A number field of a small message, 0 when absent: `Shed.count`, `Error.temporary`, `Close.after_ms`.
+pub(super) fn number_of(mut body: &[u8], wanted: u32) -> u64 {
+    while let Some(found) = field(&mut body) {
+        if let Field::Number(number, value) = found
+            && number == wanted
+        {
+            return value;
+        }
+    }
+    0
+}
+
+/// Code and texts of an `Error` or a `Close`, for a message to a person.
+pub(super) fn reason(mut body: &[u8]) -> String {
+    let (mut code, mut text) = (0, String::new());
+    while let Some(found) = field(&mut body) {
+        match found {
+            Field::Number(1, value) => code = value,
+            Field::Bytes(2 | 3, bytes) => {
+                text.push(' ');
+                text.push_str(&String::from_utf8_lossy(bytes));
+            }
+            _ => {}
+        }
+    }
+    format!("{code}{text}")
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

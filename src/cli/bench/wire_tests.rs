@@ -1,0 +1,121 @@
+//! The hand-written wire against the generated one.
+
+use super::*;
+use prost::Message as _;
+use tidegate_protocol::{
+    content::{Body as ContentBody, Content},
+    pb::{self, client_frame::Body as Client, server_frame::Body as Server},
+};
+
+fn client(bytes: &[u8]) -> (u64, Client) {
+    let frame = pb::ClientFrame::decode(bytes).expect("decodes");
+    (frame.id, frame.body.expect("has a body"))
+}
+
+#[test]
+fn requests_are_what_the_schema_says() {
+    let (id, Client::Hello(hello)) = client(&hello(1, "tok", "dev")) else { panic!("no hello") };
+    assert_eq!((id, hello.version, &*hello.token, &*hello.device), (1, 1, "tok", "dev"));
+    let data = vec![7u8; 300];
+    let (id, Client::Send(send)) = client(&send(300, "g:x", "m-1", &data)) else { panic!("no send") };
+    assert_eq!((id, &*send.conversation, &*send.msg_id), (300, "g:x", "m-1"));
+    assert_eq!(send.content.and_then(|c| c.body), Some(ContentBody::Data(data.into())));
+    let (_, Client::Join(join)) = client(&join(2, "hot")) else { panic!("no join") };
+    assert_eq!(&*join.room, "hot");
+    assert!(matches!(client(&ping(200)), (200, Client::Ping(_))));
+    assert!(matches!(client(&pong()), (0, Client::Pong(_))));
+}
+
+#[test]
+fn a_generated_push_is_read_and_a_built_one_is_the_same() {
+    let data = vec![5u8; 128];
+    let frame = pb::ServerFrame {
+        id: 0,
+        body: Some(Server::Push(pb::Push {
+            conversation: "g:bench".into(),
+            seq: 70_000,
+            sender: "p0".into(),
+            msg_id: "m-1".into(),
+            time: 1_763_712_000_000,
+            content: Some(Content::data(data.clone())),
+            event: None,
+        })),
+    };
+    let bytes = frame.encode_to_vec();
+    let seen = view(&bytes).expect("a frame");
+    assert_eq!((seen.id, seen.kind), (0, kind::PUSH));
+    assert_eq!(push_view(seen.body), Some(PushView { seq: 70_000, data: &data }));
+    let built = push(&PushParts {
+        conversation: "g:bench",
+        seq: 70_000,
+        sender: "p0",
+        msg_id: "m-1",
+        time: 1_763_712_000_000,
+        data: &data,
+    });
+    assert_eq!(built, bytes);
+}
+
+#[test]
+fn kinds_are_the_field_numbers() {
+    let bodies = [
+        (Server::SendAck(pb::SendAck::default()), kind::SEND_ACK),
+        (Server::Error(pb::Error::default()), kind::ERROR),
+        (Server::Pong(pb::Pong::default()), kind::PONG),
+        (Server::Welcome(pb::Welcome::default()), kind::WELCOME),
+        (Server::Done(pb::Done::default()), kind::DONE),
+        (Server::Behind(pb::Behind::default()), kind::BEHIND),
+        (Server::Shed(pb::Shed::default()), kind::SHED),
+        (Server::GoAway(pb::GoAway::default()), kind::GO_AWAY),
+        (Server::Close(pb::Close::default()), kind::CLOSE),
+        (Server::Ping(pb::Ping::default()), kind::PING),
+    ];
+    for (body, wanted) in bodies {
+        let bytes = pb::ServerFrame { id: 9, body: Some(body) }.encode_to_vec();
+        let seen = view(&bytes).expect("a frame");
+        assert_eq!((seen.id, seen.kind), (9, wanted));
+    }
+    let shed = pb::Shed { room: "r".into(), count: 77 }.encode_to_vec();
+    assert_eq!(number_of(&shed, 2), 77);
+    let error = pb::Error { code: 2001, name: "BAD".into(), message: "no".into(), ..Default::default() };
+    assert_eq!(reason(&error.encode_to_vec()), "2001 BAD no");
+}
+
+#[test]
+fn units_come_out_of_any_split() {
+    for transport in [Transport::Tcp, Transport::Ws] {
+        for size in [0, 1, 125, 126, 127, 128, 300, 70_000] {
+            let payload = vec![3u8; size];
+            let mut bytes = Vec::new();
+            put_server(transport, &payload, &mut bytes);
+            for cut in [0, 1, 2, 3, bytes.len() - 1] {
+                if cut < bytes.len() {
+                    assert_eq!(next(transport, &bytes[..cut]), Ok(None), "{transport:?} {size} {cut}");
+                }
+            }
+            let total = bytes.len();
+            bytes.extend_from_slice(b"more");
+            assert_eq!(next(transport, &bytes), Ok(Some((Unit::Frame(&payload), total))));
+        }
+    }
+}
+
+#[test]
+fn a_client_frame_unmasks_to_itself() {
+    let mut bytes = Vec::new();
+    put_client(Transport::Ws, b"hello", &mut bytes);
+    assert_eq!(bytes[..2], [0x82, 0x85]);
+    let key = &bytes[2..6];
+    let plain: Vec<u8> = bytes[6..].iter().zip(key.iter().cycle()).map(|(b, m)| b ^ m).collect();
+    assert_eq!(plain, b"hello");
+}
+
+#[test]
+fn nonsense_is_malformed_not_awaited() {
+    assert!(next(Transport::Tcp, &[0xff; 12]).is_err());
+    assert!(next(Transport::Tcp, &[0xff, 0xff, 0xff, 0x7f]).is_err());
+    assert!(next(Transport::Ws, &[0x82, 0x85, 0, 0]).is_err());
+    assert!(next(Transport::Ws, &[0x02, 0x01, 0]).is_err());
+    assert_eq!(next(Transport::Ws, &[0x89, 0x01, 7]), Ok(Some((Unit::WsPing(&[7]), 3))));
+    assert_eq!(view(&[0x12, 0x05, 0]), None);
+}
