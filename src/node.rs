@@ -108,26 +108,9 @@ impl Node {
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let base = shard::Context {
-            index: 0,
-            node: ports.me.node.clone(),
-            boot: ports.me.boot,
-            limits: session_limits(config),
-            caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
-            frame_deadline: Duration::from_millis(config.timing.frame_ms),
-            write_deadline: Duration::from_millis(config.timing.write_ms),
-            linger: Duration::from_millis(config.timing.linger_ms),
-            upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
-            verifier: Arc::new(Verifier::hs256(&token_key)),
-            directory: Arc::clone(&directory),
-            handles: Arc::clone(&handles),
-            intake: Arc::clone(&intake),
-            ports: Arc::clone(&ports),
-            rooms: Arc::new(Rooms::default()),
-            runtime: services.handle().clone(),
-            metrics: metrics.clone(),
-            panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
-        };
+        let base =
+            Shared { config, ports: &ports, intake: &intake, directory: &directory, handles: &handles }
+                .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
             Outbound::new(
@@ -197,6 +180,41 @@ impl Node {
             }
         }
         self.services.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// What all shards of a node share.
+struct Shared<'a> {
+    config: &'a Config,
+    ports: &'a Arc<Ports>,
+    intake: &'a Arc<Intake>,
+    directory: &'a Arc<Directory>,
+    handles: &'a ShardHandles,
+}
+
+impl Shared<'_> {
+    fn context(&self, token_key: &[u8], runtime: tokio::runtime::Handle, metrics: Metrics) -> shard::Context {
+        let config = self.config;
+        shard::Context {
+            index: 0,
+            node: self.ports.me.node.clone(),
+            boot: self.ports.me.boot,
+            limits: session_limits(config),
+            caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
+            frame_deadline: Duration::from_millis(config.timing.frame_ms),
+            write_deadline: Duration::from_millis(config.timing.write_ms),
+            linger: Duration::from_millis(config.timing.linger_ms),
+            upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
+            verifier: Arc::new(Verifier::hs256(token_key)),
+            directory: Arc::clone(self.directory),
+            handles: Arc::clone(self.handles),
+            intake: Arc::clone(self.intake),
+            ports: Arc::clone(self.ports),
+            rooms: Arc::new(Rooms::default()),
+            runtime,
+            metrics,
+            panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
+        }
     }
 }
 

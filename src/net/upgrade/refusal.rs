@@ -47,75 +47,70 @@ pub(super) enum Why {
 const OFFER: &str =
     "Send a WebSocket upgrade to / or /v1/ws with sub-protocol tidegate.v1.json or tidegate.v1.proto.";
 
+/// The phrase that RFC 9110 gives a status.
+const fn phrase(status: u16) -> &'static str {
+    match status {
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        426 => "Upgrade Required",
+        431 => "Request Header Fields Too Large",
+        505 => "HTTP Version Not Supported",
+        _ => "Bad Request",
+    }
+}
+
 impl Why {
     /// Status, its phrase, what is wrong, the cure.
     const fn words(self) -> (u16, &'static str, &'static str, &'static str) {
-        const BAD: &str = "Bad Request";
+        let (status, what, cure) = self.says();
+        (status, phrase(status), what, cure)
+    }
+
+    const fn says(self) -> (u16, &'static str, &'static str) {
         match self {
-            Self::NotHttp => (400, BAD, "This is not an HTTP request.", OFFER),
-            Self::HttpVersion => (
-                505,
-                "HTTP Version Not Supported",
-                "Only HTTP/1.1 is spoken here.",
-                "Upgrade to a WebSocket over HTTP/1.1.",
-            ),
+            Self::NotHttp => (400, "This is not an HTTP request.", OFFER),
+            Self::HttpVersion => {
+                (505, "Only HTTP/1.1 is spoken here.", "Upgrade to a WebSocket over HTTP/1.1.")
+            }
             Self::TooLarge => (
                 431,
-                "Request Header Fields Too Large",
                 "The request head is longer than 8 KiB.",
                 "Send fewer and shorter headers; no cookies are needed.",
             ),
-            Self::TooManyHeaders => (
-                431,
-                "Request Header Fields Too Large",
-                "The request has more than 64 headers.",
-                "Send fewer headers; no cookies are needed.",
-            ),
-            Self::Method => (405, "Method Not Allowed", "A WebSocket upgrade is a GET request.", OFFER),
+            Self::TooManyHeaders => {
+                (431, "The request has more than 64 headers.", "Send fewer headers; no cookies are needed.")
+            }
+            Self::Method => (405, "A WebSocket upgrade is a GET request.", OFFER),
             Self::TokenInUrl => (
                 400,
-                BAD,
                 "A token must not be in the URL, where proxies and logs keep it.",
                 "Connect without it and send the token in Hello; treat this one as leaked.",
             ),
-            Self::NotAnUpgrade => (
-                426,
-                "Upgrade Required",
-                "This port speaks WebSocket; the request does not ask for an upgrade.",
-                OFFER,
-            ),
-            Self::WebSocketVersion => (
-                426,
-                "Upgrade Required",
-                "Only WebSocket version 13 is spoken here.",
-                "Send Sec-WebSocket-Version: 13.",
-            ),
-            Self::Path => {
-                (404, "Not Found", "No WebSocket is served at this path.", "Connect to / or /v1/ws.")
+            Self::NotAnUpgrade => {
+                (426, "This port speaks WebSocket; the request does not ask for an upgrade.", OFFER)
             }
-            Self::Host => (400, BAD, "The request needs exactly one Host header.", "Send one Host header."),
+            Self::WebSocketVersion => {
+                (426, "Only WebSocket version 13 is spoken here.", "Send Sec-WebSocket-Version: 13.")
+            }
+            Self::Path => (404, "No WebSocket is served at this path.", "Connect to / or /v1/ws."),
+            Self::Host => (400, "The request needs exactly one Host header.", "Send one Host header."),
             Self::Repeated => (
                 400,
-                BAD,
                 "Sec-WebSocket-Key, Sec-WebSocket-Version or Origin is sent more than once.",
                 "Send each of them once.",
             ),
-            Self::Body => (
-                400,
-                BAD,
-                "An upgrade request has no body.",
-                "Send no Content-Length and no Transfer-Encoding.",
-            ),
+            Self::Body => {
+                (400, "An upgrade request has no body.", "Send no Content-Length and no Transfer-Encoding.")
+            }
             Self::Key => (
                 400,
-                BAD,
                 "Sec-WebSocket-Key is missing or is not 16 bytes in base64.",
                 "Send 16 random bytes in base64 (24 characters).",
             ),
-            Self::Origin => (403, "Forbidden", Code::OriginRefused.what(), Code::OriginRefused.cure()),
+            Self::Origin => (403, Code::OriginRefused.what(), Code::OriginRefused.cure()),
             Self::SubProtocol => (
                 400,
-                BAD,
                 "None of the offered sub-protocols is spoken here.",
                 "Offer tidegate.v1.json or tidegate.v1.proto, or none for JSON.",
             ),
