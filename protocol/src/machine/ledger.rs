@@ -22,6 +22,9 @@
 //! are forgotten by a `Rules` record (`keys_from`) only: a store that dropped them by its own clock would make two
 //! owners answer differently. A deleted group's id stays taken, so none of its seqs can come twice.
 //!
+//! **Limits.** A refusal is not remembered: who misses it and asks again is judged anew, under the membership of then.
+//! W must be longer than a producer can hold a first attempt back, or a late copy of it counts as a new message.
+//!
 //! **Defeats** S6-S12 (seqs from a counter, a lock, a stale allocator), S20-S22 (dedup keys evicted, claimed before
 //! the append, too short), S16 and S32 (clocks that decide), S23-S24 (counts that drift), S29 (a producer that
 //! reorders or loses within a chain), S37 (forks of the chain: epoch and n).

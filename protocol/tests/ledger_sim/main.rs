@@ -17,7 +17,7 @@ use owner::Fault;
 use world::Seen;
 
 /// How many seeds a plain test run takes.
-const SEEDS: u64 = 3_000;
+const SEEDS: u64 = 2_400;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a seed or a count is a number"))
