@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{BuildHasher, RandomState},
+    hash::BuildHasher,
 };
 
 use bytes::Bytes;
@@ -216,8 +216,10 @@ fn history(ops: &[Op]) {
 }
 
 fn check<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
-    let seed = std::env::var("TIDEGATE_PROP_SEED")
-        .map_or_else(|_| RandomState::new().hash_one(0), |text| text.parse().expect("a seed is a number"));
+    let seed = std::env::var("TIDEGATE_PROP_SEED").map_or_else(
+        |_| foldhash::quality::RandomState::default().hash_one(0),
+        |text| text.parse().expect("a seed is a number"),
+    );
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
