@@ -36,8 +36,6 @@ enum Command {
     Send(send::Args),
     /// Show what a user receives, one JSON line a frame
     Tail(tail::Args),
-    /// Measure this build beside the raw kernel
-    Bench(bench::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
     /// Measure against raw loops of system calls, in one run
@@ -59,7 +57,6 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
-        Command::Bench(args) => bench::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
