@@ -274,7 +274,7 @@ mod tests {
             }
             assert_eq!(counted(&port), while_held);
             gate.open();
-            assert_eq!(held.await.unwrap(), Ok(1));
+            assert_eq!(held.await.expect("it does not panic"), Ok(1));
         }
     }
 

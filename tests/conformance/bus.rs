@@ -56,6 +56,7 @@ suite! {
         s26_a_node_topic_starts_at_its_end
         s26_s28_another_run_of_the_node_hears_no_replays
         what_is_published_arrives_in_order
+        a_second_feed_and_a_second_join_end_the_first
         s30_closing_confirms_what_was_appended_and_ends_everything
     }
 }
@@ -291,6 +292,22 @@ async fn what_is_published_arrives_in_order(world: &World) {
     tokio::task::yield_now().await;
     world.publish(&world.me, &["4"]).await;
     assert_eq!(waiting.await.unwrap(), ["4"]);
+}
+
+async fn a_second_feed_and_a_second_join_end_the_first(world: &World) {
+    let mut first = world.bus.consume_node(&world.me).await.unwrap();
+    let mut second = world.bus.consume_node(&world.me).await.unwrap();
+    assert_eq!(first.next().await, None);
+    drop(first);
+    world.publish(&world.me, &["1"]).await;
+    assert_eq!(heard(&mut second, 1).await, ["1"], "the end of the first is not the end of the second");
+    let mut former = world.own_all().await;
+    let _mine = world.own_all().await;
+    assert_eq!(former.next().await, None);
+    former.release(0).await;
+    drop(former);
+    world.append(0, &["a"]).await;
+    assert_eq!(world.read(0, 0).await.len(), 1, "nor does a former owner take anything along");
 }
 
 async fn s30_closing_confirms_what_was_appended_and_ends_everything(world: &World) {

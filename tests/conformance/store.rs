@@ -257,6 +257,7 @@ async fn s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive(store
     }
     let (mut cursor, mut seen) = (u64::MAX, Vec::new());
     loop {
+        assert!(seen.len() <= 50, "a page that repeats never ends: {seen:?}");
         let page = store.page(&direct(), PageQuery { cursor, ..back(7) }).await.unwrap();
         let Some(last) = page.rows.last() else { break };
         cursor = last.row.seq;
