@@ -111,14 +111,15 @@ impl Driver {
     }
 
     /// CPU of the server and of this process so far.
-    fn meter(&self) -> Result<(u64, u64)> {
-        Ok((host::cpu_ns(self.setup.pid)?, host::cpu_ns(std::process::id())?))
+    fn meter(&self) -> Result<(host::Cpu, host::Cpu)> {
+        Ok((host::cpu(self.setup.pid)?, host::cpu(std::process::id())?))
     }
 
-    fn read_meter(&self, since: (u64, u64), outcome: &mut Outcome) -> Result<()> {
+    fn read_meter(&self, since: (host::Cpu, host::Cpu), outcome: &mut Outcome) -> Result<()> {
         let now = self.meter()?;
-        outcome.server_cpu_ns = now.0.saturating_sub(since.0);
-        outcome.client_cpu_ns = now.1.saturating_sub(since.1);
+        outcome.server_cpu_ns = now.0.ran.saturating_sub(since.0.ran);
+        outcome.server_wait_ns = now.0.waited.saturating_sub(since.0.waited);
+        outcome.client_cpu_ns = now.1.ran.saturating_sub(since.1.ran);
         Ok(())
     }
 }

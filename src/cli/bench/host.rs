@@ -20,15 +20,26 @@ pub(super) fn wall_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// CPU time of all threads of a process in ns: the scheduler's own count, not the sampled user/sys split.
-pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
+/// What the scheduler counted for all threads of a process, in ns; exact, where the user/sys split is sampled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cpu {
+    /// Running.
+    pub(super) ran: u64,
+    /// Ready to run, while something else had the CPU.
+    pub(super) waited: u64,
+}
+
+/// CPU time of a process so far.
+pub(super) fn cpu(pid: u32) -> Result<Cpu> {
     let tasks =
         fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
-    let mut total = 0;
+    let mut total = Cpu::default();
     for task in tasks {
         // A thread may end between the listing and the read; its time is then lost, which is small.
         let Ok(stat) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
-        total += first_number(&stat);
+        let mut numbers = stat.split_whitespace().map(first_number);
+        total.ran += numbers.next().unwrap_or(0);
+        total.waited += numbers.next().unwrap_or(0);
     }
     Ok(total)
 }
@@ -199,7 +210,7 @@ mod tests {
     #[test]
     fn own_process_has_used_cpu_and_memory() {
         let pid = std::process::id();
-        assert!(cpu_ns(pid).expect("own process") > 0);
+        assert!(cpu(pid).expect("own process").ran > 0);
         assert!(rss_anon(pid).expect("own process") > 0);
         assert!(now_ns() <= now_ns());
     }

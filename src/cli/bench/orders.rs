@@ -60,6 +60,8 @@ pub(super) struct Outcome {
     pub(super) reads: u64,
     pub(super) wall_ns: u64,
     pub(super) server_cpu_ns: u64,
+    /// How long the server was ready to run while something else had its CPU.
+    pub(super) server_wait_ns: u64,
     pub(super) client_cpu_ns: u64,
     pub(super) p50_us: u64,
     pub(super) p99_us: u64,
@@ -90,6 +92,11 @@ impl Outcome {
     /// Share of the wall time that the server was busy, in percent of one CPU.
     pub(super) fn server_busy(&self) -> f64 {
         100.0 * self.server_cpu_ns as f64 / self.wall_ns.max(1) as f64
+    }
+
+    /// Share of the wall time that the server waited for its CPU: more than a little means a machine that is not quiet.
+    pub(super) fn server_waits(&self) -> f64 {
+        100.0 * self.server_wait_ns as f64 / self.wall_ns.max(1) as f64
     }
 
     /// Share of the wall time that the load generator was busy.

@@ -10,7 +10,7 @@ use super::{
     Args, Scenario,
     child::{Client, Launcher, Server},
     orders::{Order, Outcome, Peer},
-    report::Section,
+    report::{Section, median},
     wire::Transport,
 };
 use anyhow::{Context, Result, bail};
@@ -133,6 +133,22 @@ fn in_turns(
         right.push(ours()?);
     }
     Ok((left, right))
+}
+
+/// Share of the time that servers may wait for their CPU before their figures are to be doubted, in percent.
+const WAITS_MAX: f64 = 10.0;
+
+/// How busy server and load generator were, and whether anything else took their CPU.
+fn load(section: &mut Section, ours: &[Outcome]) {
+    section.rounds("server busy", each(ours, Outcome::server_busy), "%", None);
+    let waits = each(ours, Outcome::server_waits);
+    if median(&waits) > WAITS_MAX {
+        section.note(
+            "Something else used the server's CPU: repeat this on a quiet machine before you believe it.",
+        );
+    }
+    section.rounds("server waiting for its CPU", waits, "%", None);
+    section.rounds("load generator busy", each(ours, Outcome::client_busy), "%", None);
 }
 
 /// Names a side of a comparison.

@@ -1,6 +1,6 @@
 //! Ping and pong against an epoll echo loop that moves as many bytes.
 
-use super::{Side, Sink, each, in_turns, rival};
+use super::{Side, Sink, each, in_turns, load, rival};
 use crate::cli::bench::{
     Args,
     child::Launcher,
@@ -69,7 +69,6 @@ fn compare(
     section.rounds("requests, raw", raw_rate, "/s", None);
     section.rounds(&format!("server CPU per request, {us}"), our_us, "µs", None);
     section.rounds("server CPU per request, raw", raw_us, "µs", None);
-    section.rounds("server busy", each(&ours, Outcome::server_busy), "%", None);
-    section.rounds("load generator busy", each(&ours, Outcome::client_busy), "%", None);
+    load(&mut section, &ours);
     Ok(section)
 }

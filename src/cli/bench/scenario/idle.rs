@@ -52,6 +52,7 @@ fn watch(
     }
     settle();
     let pid = side.server.pid();
+    let empty = empty_us(pid)?;
     let (rss, heap) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
     side.connect(conns, 0, None)?;
     settle();
@@ -78,8 +79,18 @@ fn watch(
         _ => section.note("The node does not tell its heap."),
     }
     section.one("anonymous RSS before the logins", rss as f64 / 1024.0 / 1024.0, "MiB", None);
+    section.one("CPU of the node before the logins", empty, "µs/s", None);
+    section.one("server waiting for its CPU", outcome.server_waits(), "%", None);
     section.one("heartbeats, each answered", outcome.count as f64, "", None);
     Ok(section)
+}
+
+/// CPU that the node takes with nobody in it, in µs a second.
+fn empty_us(pid: u32) -> Result<f64> {
+    let (began, before) = (host::now_ns(), host::cpu(pid)?.ran);
+    thread::sleep(Duration::from_secs(1));
+    let used = host::cpu(pid)?.ran.saturating_sub(before) as f64 / 1e3;
+    Ok(used * 1e9 / (host::now_ns() - began) as f64)
 }
 
 /// Lets the node finish what it does behind the answers.

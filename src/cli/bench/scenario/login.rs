@@ -1,6 +1,6 @@
 //! Logins against accept, read and write; and everybody at once.
 
-use super::{Side, Sink, each, in_turns, rival};
+use super::{Side, Sink, each, in_turns, load, rival};
 use crate::cli::bench::{
     Args,
     child::Launcher,
@@ -52,8 +52,7 @@ pub(super) fn run(
     section.rounds("logins, raw", raw_rate, "/s", None);
     section.rounds(&format!("server CPU per login, {us}"), our_us, "µs", None);
     section.rounds("server CPU per login, raw", raw_us, "µs", None);
-    section.rounds("server busy", each(&ours, Outcome::server_busy), "%", None);
-    section.rounds("load generator busy", each(&ours, Outcome::client_busy), "%", None);
+    load(&mut section, &ours);
     out(section);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A hot room against one `send` a message, then the same room at part load.
 
-use super::{Side, Sink, each, in_turns, rival};
+use super::{Side, Sink, each, in_turns, load, rival};
 use crate::cli::bench::{
     Args, Scenario,
     child::Launcher,
@@ -89,9 +89,8 @@ fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport)
     section.rounds("deliveries, raw flat out", raw_rate, "/s", None);
     let per_read = |o: &Outcome| o.count as f64 / o.reads.max(1) as f64;
     section.rounds(&format!("messages per read, {us}"), each(&ours, per_read), "", None);
-    section.rounds("server busy", each(&ours, Outcome::server_busy), "%", None);
+    load(&mut section, &ours);
     section.rounds("raw server busy", each(&raw, Outcome::server_busy), "%", None);
-    section.rounds("load generator busy", each(&ours, Outcome::client_busy), "%", None);
     section.rounds("latency p50 when hot", each(&ours, |o| o.p50_us as f64 / 1e3), "ms", None);
     section.rounds("latency p99 when hot", each(&ours, |o| o.p99_us as f64 / 1e3), "ms", None);
     section.rounds("shed, and told", each(&ours, shed_share), "% of offered", None);
@@ -109,11 +108,12 @@ fn shed_share(outcome: &Outcome) -> f64 {
 
 /// Lowers the rate until the server has time to spare, and looks at the latency there.
 fn part_load(side: &mut Side, shape: Shape, hot: &[Outcome], section: &mut Section) -> Result<()> {
-    let busy = super::super::report::median(&each(hot, Outcome::server_busy)).max(1.0);
+    let busy = super::super::report::median(&each(hot, |o| o.server_busy() + o.server_waits())).max(1.0);
     let mut rate = shape.rate * (0.9 * PART_LOAD / busy).min(1.0);
     for _ in 0..STEPS {
         let outcome = side.ask(&shape.order(Some(rate), shape.seconds))?;
-        let load = outcome.server_busy();
+        // Work that had to wait for the CPU is load, too.
+        let load = outcome.server_busy() + outcome.server_waits();
         if load < PART_LOAD {
             let p99 = outcome.p99_us as f64 / 1e3;
             let what = format!("latency p99 at {rate:.0} messages/s, server {load:.0} % busy");
