@@ -158,7 +158,7 @@ async fn s9_a_conflicting_row_stops_the_archive_and_changes_nothing(store: &Arc<
     created.rows.append(&mut stale.rows);
     let refused = store.archive(0, owner.fence, &created).await;
     assert_eq!(refused, Err(StoreError::Conflict(direct(), 2)));
-    assert_eq!(history(store, &group("g")).await, [], "the rows before the conflict, too");
+    assert_eq!(history(store, &group("g")).await, Vec::<u64>::new(), "the rows before the conflict, too");
     assert_eq!(store.summary(&group("g"), None).await, Ok(None));
     assert_eq!(store.load(0, owner.fence, &[]).await.unwrap().position, delta.from);
     store.archive(0, owner.fence, &delta).await.unwrap();
