@@ -127,7 +127,8 @@ impl TestNode {
     fn create_group(&self, id: &str, members: &[String]) {
         let body = serde_json::json!({"id": id, "members": members}).to_string();
         let mut stream = TcpStream::connect(self.node().addresses.admin).expect("the admin port");
-        let head = "POST /v1/groups HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
+        let head =
+            "POST /v1/groups HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
         write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("it is read");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");

@@ -134,6 +134,8 @@ impl Shard {
         }
     }
 
+    /// Never inlined: the instruction counts are taken inside it (`benches/counts.toml`).
+    #[inline(never)]
     fn turn(&mut self, events: &Events) {
         // 1. What the sockets say.
         for event in events {

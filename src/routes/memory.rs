@@ -93,7 +93,7 @@ impl State {
 
     fn set(&mut self, user: UserId, device: DeviceId, token: Token) -> Option<Token> {
         let devices = self.users.entry(user.clone()).or_default();
-        let replaced = match devices.iter_mut().find(|(id, _)| id == device) {
+        let replaced = match devices.iter_mut().find(|(id, _)| *id == device) {
             Some((_, present)) => Some(std::mem::replace(present, token.clone())),
             None => {
                 devices.push((device.clone(), token.clone()));
