@@ -126,6 +126,7 @@ impl Shard {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
                 _ => {}
             }
+            self.mailbox.awoke();
             self.now = Time::from_millis(start.elapsed().as_millis() as u64);
             self.turn(&events);
             if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
