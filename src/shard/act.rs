@@ -269,9 +269,6 @@ impl Shard {
             conn.session.answered(ticket, answer, limits, self.now, &mut self.scratch.actions);
         }
         self.act(conn);
-        if conn.half_closed && conn.is_open() && conn.session.in_flight() == 0 {
-            self.finish(conn, Code::Bye);
-        }
         self.resume(conn);
         self.flush(conn);
     }
