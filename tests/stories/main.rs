@@ -1,5 +1,9 @@
 //! Stories: what people and their devices live through with a whole node, over real sockets and all four framings.
 
+mod devices;
+mod groups;
+mod leaving;
 mod login;
 #[path = "../support/mod.rs"]
 mod support;
+mod talk;

@@ -175,6 +175,8 @@ impl Link {
                     Incoming::WsClose(close.map(|CloseFrame { code, .. }| u16::from(code)))
                 }
                 Ok(other) => panic!("a message that the wire does not have: {other:?}"),
+                // Its answer to a close frame, after we said that we send nothing more.
+                Err(tungstenite::Error::Io(error)) if error.kind() == ErrorKind::BrokenPipe => Incoming::End,
                 Err(tungstenite::Error::Io(error)) => failed(&error),
                 Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed) => {
                     Incoming::End
