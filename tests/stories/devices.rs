@@ -1,6 +1,9 @@
 //! One connection a user and device: the newest wins; several devices of one user all hear everything.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Barrier,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::{Code, codec::Wire};
 
@@ -49,18 +52,23 @@ fn each_of_many_logins_in_a_row_replaces_the_one_before_exactly_once() {
 
 #[test]
 fn logins_of_one_device_at_the_same_time_leave_one_connection() {
-    let node = TestNode::start(|config| config.node.shards = 3);
+    let node = TestNode::start(|config| {
+        config.node.shards = 3;
+        config.timing.linger_ms = 20;
+    });
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
-    for round in 0..10 {
+    for round in 0..20 {
+        let clients: Vec<Client> = (0..3).map(|n| node.connect(Wire::ALL[(n + round) % 4])).collect();
+        let together = Barrier::new(clients.len());
+        let login = |mut client: Client| {
+            together.wait();
+            client.say(ask::hello(hello(&node.token("alice"), "phone")));
+            // A Welcome, or the Close of one that was replaced before it.
+            client.pump(Instant::now() + PATIENCE);
+            client
+        };
         let clients: Vec<Client> = std::thread::scope(|scope| {
-            let login = |n: usize| {
-                let mut client = node.connect(Wire::ALL[n % 4]);
-                client.say(ask::hello(hello(&node.token("alice"), "phone")));
-                // A Welcome, or the Close of one that was replaced before it.
-                client.pump(Instant::now() + PATIENCE);
-                client
-            };
-            let threads: Vec<_> = (0..6).map(|n| scope.spawn(move || login(n))).collect();
+            let threads: Vec<_> = clients.into_iter().map(|client| scope.spawn(|| login(client))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a login")).collect()
         });
         eventually("bob and one more", || (node.conns() == 2).then_some(()));
