@@ -78,7 +78,7 @@ fn no_hole(client: &mut Client, group: &str, from: u64, until: u64) {
     while next <= until {
         let push = client.expect_push();
         assert_eq!(push.seq, next, "a hole, or an old push, in {group}");
-        if next % 16 == 0 || next == until {
+        if next.is_multiple_of(16) || next == until {
             client.ack(group, next);
         }
         next += 1;
