@@ -214,7 +214,11 @@ impl Shard {
             Pushed::Queued => {}
             Pushed::Behind => self.context.metrics.behind.increment(1),
             Pushed::Shed => self.context.metrics.shed.increment(1),
-            Pushed::Overflow => return self.slow(conn),
+            Pushed::Overflow => {
+                self.slow(conn);
+                // Its last word leaves now: the replies at hand belong to whoever is flushed next.
+                return self.flush(conn);
+            }
         }
         self.mark_dirty(conn);
     }

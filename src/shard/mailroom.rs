@@ -11,9 +11,13 @@ use crate::mail::{ConnKey, Mail};
 const SHED_CONNS: usize = 16;
 
 impl Shard {
-    /// Handles at most `budget` mails of other threads, and all of its own.
+    /// Handles at most `budget` mails of other threads, and all of its own. While the fan-out is behind, mail waits in
+    /// the mailbox, which is bounded, so that those who push wait as well.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         for _ in 0..budget {
+            if self.hub.is_full() {
+                break;
+            }
             let Some(mail) = self.mailbox.take() else { break };
             self.handle(mail);
         }

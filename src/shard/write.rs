@@ -27,11 +27,14 @@ impl Shard {
     pub(super) fn flush(&mut self, conn: &mut Conn) {
         let reply = std::mem::take(&mut self.scratch.reply);
         let result = self.try_flush(conn, &reply);
-        self.scratch.reply = reply;
-        self.scratch.reply.clear();
         if result.is_err() {
             self.peer_gone(conn);
+        } else if !self.scratch.reply.is_empty() {
+            // The connection was found slow on the way: the replies are given up, its last word is not.
+            return self.flush(conn);
         }
+        self.scratch.reply = reply;
+        self.scratch.reply.clear();
         self.after_flush(conn);
     }
 
@@ -101,6 +104,10 @@ impl Shard {
         self.begin_close(conn, Code::Slow, "");
     }
 }
+
+/// Replies to one connection that are gathered before they are written: what one read asks for in small frames can be
+/// thirty times its size, and the caps of the outbox are only asked when something is written.
+pub(super) const REPLY_CHUNK: usize = 16 * 1024;
 
 /// Writes slices, by plain `write` when there is one.
 pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {

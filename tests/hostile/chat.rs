@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -51,6 +51,8 @@ impl Chat {
 
 /// Two honest clients.
 pub(crate) struct Pair {
+    /// Their devices replace nobody, and no message id was used before.
+    name: String,
     alice: Client,
     bob: Client,
     rounds: usize,
@@ -58,9 +60,11 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn login(node: &Process) -> Self {
-        let alice = node.login(Wire::JsonLine, "honest-alice", "phone");
-        let bob = node.login(Wire::WsBinary, "honest-bob", "laptop");
-        Self { alice, bob, rounds: 0 }
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("honest-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let alice = node.login(Wire::JsonLine, &format!("{name}-alice"), "phone");
+        let bob = node.login(Wire::WsBinary, &format!("{name}-bob"), "laptop");
+        Self { name, alice, bob, rounds: 0 }
     }
 
     /// A message and its answer.
@@ -68,8 +72,8 @@ impl Pair {
         let began = Instant::now();
         self.rounds += 1;
         let (ping, pong) = (format!("ping-{}", self.rounds), format!("pong-{}", self.rounds));
-        exchange(&mut self.alice, &mut self.bob, "honest-bob", &ping);
-        exchange(&mut self.bob, &mut self.alice, "honest-alice", &pong);
+        exchange(&mut self.alice, &mut self.bob, &format!("{}-bob", self.name), &ping);
+        exchange(&mut self.bob, &mut self.alice, &format!("{}-alice", self.name), &pong);
         let took = began.elapsed();
         assert!(took < SLOWEST, "round {} took {took:?}", self.rounds);
     }

@@ -13,13 +13,14 @@ fn two_thousand_logins_and_logouts_leave_nothing_behind() {
     let chat = Chat::begin(&node);
     let round = |from: usize| {
         for n in (from..from + 1_000).step_by(20) {
-            let mut clients: Vec<Client> =
-                (n..n + 20).map(|n| node.login(Wire::ALL[n % 4], &format!("visitor-{n}"), "d")).collect();
-            for (n, client) in clients.iter_mut().enumerate() {
-                client.ask(ask::join(&format!("room-{n}")));
-                client.text("honest-nobody", &format!("m{n}"), "hi");
+            let mut clients: Vec<Client> = (n..n + 20)
+                .map(|n| node.login(Wire::ALL[n % 4], &format!("visitor-{}", n % 1_000), "d"))
+                .collect();
+            for (at, client) in clients.iter_mut().enumerate() {
+                client.ask(ask::join(&format!("room-{at}")));
+                client.text("absent", &format!("m{}", n + at), "hi");
                 // Half of them leave in order, the others hang up.
-                if n % 2 == 0 {
+                if at % 2 == 0 {
                     client.say(ask::bye());
                     assert_eq!(client.expect_close(), Code::Bye);
                 }

@@ -6,7 +6,7 @@ use crate::support::{Client, Process, Said, ask, text_of};
 
 const MEMBERS: usize = 200;
 const STALLED: usize = 20;
-const MESSAGES: usize = 60;
+const MESSAGES: usize = 32;
 const TEXT_BYTES: usize = 8_000;
 
 fn text(n: usize) -> String {
