@@ -144,10 +144,13 @@ impl Shard {
                 continue;
             }
             let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
+            let ended = event.is_read_closed();
             self.with_conn(slot as u32, |shard, conn| {
                 if writable && conn.outbox.is_some() {
                     shard.flush(conn);
                 }
+                // The end is told once; reading goes on until it is met.
+                conn.peer_ended |= ended;
                 if readable {
                     shard.read(conn);
                 }

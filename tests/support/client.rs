@@ -207,7 +207,7 @@ impl Client {
             return false;
         }
         match self.link.receive(deadline) {
-            Incoming::Frame(frame) => self.inbox.push_back(frame),
+            Incoming::Frame(frame) => self.inbox.push_back(*frame),
             Incoming::Pong(payload) => self.pongs.push(payload),
             Incoming::WsClose(status) => self.ws_close = status,
             Incoming::End => self.ended = Some(None),

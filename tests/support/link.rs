@@ -23,7 +23,7 @@ use super::PATIENCE;
 #[derive(Debug)]
 pub enum Incoming {
     /// A frame.
-    Frame(pb::ServerFrame),
+    Frame(Box<pb::ServerFrame>),
     /// A WebSocket pong.
     Pong(Vec<u8>),
     /// A WebSocket close frame, with its status.
@@ -148,7 +148,7 @@ impl Link {
         match self {
             Self::Stream { stream, buffer, framing } => {
                 if let Some(frame) = cut(buffer, *framing) {
-                    return Incoming::Frame(frame);
+                    return Incoming::Frame(Box::new(frame));
                 }
                 let mut more = [0; 16 * 1024];
                 match stream.read(&mut more) {
@@ -165,16 +165,18 @@ impl Link {
             }
             Self::Ws { socket, framing } => match socket.read() {
                 Ok(Message::Text(text)) if *framing == Framing::Json => {
-                    Incoming::Frame(decode(text.as_bytes(), *framing))
+                    Incoming::Frame(Box::new(decode(text.as_bytes(), *framing)))
                 }
                 Ok(Message::Binary(bytes)) if *framing == Framing::Proto => {
-                    Incoming::Frame(decode(&bytes, *framing))
+                    Incoming::Frame(Box::new(decode(&bytes, *framing)))
                 }
                 Ok(Message::Pong(payload)) => Incoming::Pong(payload.to_vec()),
                 Ok(Message::Close(close)) => {
                     Incoming::WsClose(close.map(|CloseFrame { code, .. }| u16::from(code)))
                 }
                 Ok(other) => panic!("a message that the wire does not have: {other:?}"),
+                // Its answer to a close frame, after we said that we send nothing more.
+                Err(tungstenite::Error::Io(error)) if error.kind() == ErrorKind::BrokenPipe => Incoming::End,
                 Err(tungstenite::Error::Io(error)) => failed(&error),
                 Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed) => {
                     Incoming::End
