@@ -86,6 +86,7 @@ impl Node {
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let start = Instant::now();
+        let admission = admission(config)?;
         let services = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("tidegate-services")
@@ -150,7 +151,6 @@ impl Node {
             owner::Settings { small_group_max: config.limits.small_group_max },
             metrics.clone(),
         ));
-        let admission = admission(config)?;
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
         services.spawn(watch_memory(Arc::clone(&admission), handle_list.clone(), metrics.clone(), limit));

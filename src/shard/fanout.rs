@@ -198,6 +198,9 @@ impl Shard {
 
     /// Puts a frame into the outbox; the turn's end flushes it.
     pub(super) fn queue(&mut self, conn: &mut Conn, delivery: &Delivery, frame: Bytes) {
+        if !conn.is_open() {
+            return;
+        }
         let outbox = conn.outbox.get_or_insert_with(Box::default);
         let caps = self.context.caps;
         let pushed = match delivery.conversation.kind() {

@@ -32,7 +32,7 @@ impl Chat {
         let talk = move || {
             while !told.load(Ordering::Relaxed) {
                 pair.round();
-                thread::park_timeout(Duration::from_millis(2));
+                thread::park_timeout(Duration::from_millis(20));
             }
             pair.round();
             pair.rounds

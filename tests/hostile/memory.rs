@@ -1,11 +1,13 @@
 //! The memory budget: newcomers are refused first, then the fullest outboxes end; who is served stays served.
 
+use std::time::{Duration, Instant};
+
 use tidegate_protocol::{Code, codec::Wire};
 
 use crate::{
     chat::{Chat, Pair},
     raw::Raw,
-    support::{Client, Process, Said, ask, eventually, send},
+    support::{Client, PATIENCE, Process, Said, ask, eventually, send},
 };
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +40,15 @@ fn a_node_that_runs_full_refuses_newcomers_then_ends_the_fullest() {
     });
     talker.settle();
     drop(readers);
+    let fine = node.metric("memory_limit_bytes") * 0.8;
+    let mut lowest = f64::MAX;
+    let deadline = Instant::now() + PATIENCE - Duration::from_secs(1);
     eventually("newcomers are let in again", || {
+        lowest = lowest.min(node.metric("memory_used_bytes"));
+        assert!(
+            Instant::now() < deadline,
+            "memory stays at {lowest}, {fine} would be fine, {base} was the base"
+        );
         let mut raw = Raw::connect(node.address(), Wire::JsonLine);
         raw.send(b"{}\n").ok();
         (raw.until_end().close() == Some(Code::BadState)).then_some(())
