@@ -101,7 +101,8 @@ impl Shard {
 
     fn shed_memory(&mut self) {
         let weight = |slot: &u32| {
-            let conn = self.conns.peek(*slot);
+            // What was queued this turn and not offered to the socket yet is nobody's fault.
+            let conn = self.conns.peek(*slot).filter(|conn| conn.blocked_since.is_some());
             conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
         };
         let mut heavy: Vec<(usize, u32)> = self

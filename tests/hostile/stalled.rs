@@ -6,7 +6,7 @@ use crate::support::{Client, Process, Said, ask, text_of};
 
 const MEMBERS: usize = 200;
 const STALLED: usize = 20;
-const MESSAGES: usize = 32;
+const MESSAGES: usize = 56;
 const TEXT_BYTES: usize = 4_000;
 
 fn text(n: usize) -> String {
@@ -20,9 +20,9 @@ fn small_receive_buffer(client: &Client) {
 }
 
 const CAPS: [&str; 4] = [
-    "limits.outbox_bytes_max=12288",
+    "limits.outbox_bytes_max=24576",
     "limits.small_group_max=10",
-    "socket.send_buffer_bytes=8192",
+    "socket.send_buffer_bytes=32768",
     "timing.write_ms=8000",
 ];
 
