@@ -137,7 +137,11 @@ fn what_a_closed_client_still_sends_does_not_destroy_its_last_words() {
 #[test]
 fn a_room_that_is_flooded_by_a_member_costs_no_memory() {
     const MEMBERS: usize = 300;
-    let node = Process::start(&["node.shards=1", "limits.outbox_bytes_max=8192"]);
+    let node = Process::start(&[
+        "node.shards=1",
+        "limits.outbox_bytes_max=8192",
+        "limits.control_bytes_max=8388608",
+    ]);
     let mut members: Vec<Raw> = (0..MEMBERS)
         .map(|n| {
             let mut raw = logged_in(&node, Wire::Tcp, &format!("member-{n}"));
