@@ -14,7 +14,7 @@ use foldhash::quality::RandomState;
 use tidegate_protocol::Code;
 
 /// Files, sockets to services and the like that need descriptors besides client connections.
-const DESCRIPTORS_RESERVED: usize = 200;
+pub const DESCRIPTORS_RESERVED: usize = 200;
 
 /// From this share of the budget on newcomers are refused.
 const REFUSE_PERCENT: u64 = 80;

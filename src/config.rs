@@ -325,17 +325,23 @@ fn parse_value(text: &str) -> config::Value {
 }
 
 fn nearest(unknown: &str) -> String {
-    let tail = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let score = |key: &String| {
-        let (a, b) = (tail(key), tail(unknown));
-        let same = a.chars().zip(b.chars()).filter(|(x, y)| x == y).count();
-        (same * 2).saturating_sub(a.len().abs_diff(b.len()))
-    };
-    Config::keys()
-        .into_iter()
-        .max_by_key(score)
-        .map(|key| format!("; did you mean {key}?"))
-        .unwrap_or_default()
+    let keys = Config::keys().into_iter();
+    let nearest = keys.min_by_key(|key| edits(key.as_bytes(), unknown.as_bytes()));
+    nearest.map(|key| format!("; did you mean {key}?")).unwrap_or_default()
+}
+
+/// How many letters have to be added, removed or changed to make one of the other.
+fn edits(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (at, from) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != to);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 #[cfg(test)]

@@ -86,6 +86,7 @@ impl Node {
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let start = Instant::now();
+        let admission = admission(config)?;
         let services = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("tidegate-services")
@@ -133,7 +134,6 @@ impl Node {
             owner::Settings { small_group_max: config.limits.small_group_max },
             metrics.clone(),
         ));
-        let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
         services.spawn(watch_memory(Arc::clone(&admission), handle_list.clone(), metrics.clone(), limit));
@@ -216,6 +216,19 @@ impl Shared<'_> {
             panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
         }
     }
+}
+
+/// Refuses to start a node that could never let anybody in.
+fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
+    let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
+    if admission.conns_max() == 0 {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        anyhow::bail!(
+            "the limit of open files is {files}, which leaves none for clients beside the {} of the node itself: raise `ulimit -n`",
+            budget::DESCRIPTORS_RESERVED
+        );
+    }
+    Ok(admission)
 }
 
 /// Profile `single`: all five ports in this process. Messages live in memory only until the embedded store exists.

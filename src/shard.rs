@@ -22,7 +22,7 @@ use std::{
 };
 
 use mio::{Events, Poll, Token};
-use tidegate_protocol::{Time, machine::session::Action, record::Record};
+use tidegate_protocol::{Code, Time, machine::session::Action, record::Record};
 
 use self::{
     conn::{Conn, Conns},
@@ -75,6 +75,8 @@ struct Scratch {
     read: Vec<u8>,
     reply: Vec<u8>,
     actions: Vec<Action>,
+    /// The status that a breach of WebSocket framing asks for, on its way to the close frame.
+    ws_status: Option<u16>,
 }
 
 /// A shard that is ready to run, and the handle to reach it.
@@ -108,7 +110,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
 
 impl Scratch {
     fn new(context: &Context) -> Self {
-        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new() }
+        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
     }
 }
 
@@ -199,8 +201,14 @@ impl Shard {
             self.context.metrics.panics.increment(1);
             tracing::error!(address = %conn.address, "a panic ended one connection; please report it");
             self.scratch = Scratch::new(&self.context);
-            conn.ending = Some(conn::Ending::Gone);
-            self.unindex(&mut conn);
+            let said = catch_unwind(AssertUnwindSafe(|| {
+                self.begin_close(&mut conn, Code::Internal, "");
+                self.flush(&mut conn);
+            }));
+            if said.is_err() {
+                self.scratch = Scratch::new(&self.context);
+                self.peer_gone(&mut conn);
+            }
         }
         if conn.is_gone() {
             self.free(conn);

@@ -203,6 +203,17 @@ impl Shard {
     /// A message to a live room: numbered and fanned out here and now, never logged.
     fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let (ticket, conversation) = (submit.ticket, submit.conversation.clone());
+        if self.hub.is_full() {
+            let limits = &self.context.limits;
+            return conn.session.submit_refused(
+                ticket,
+                Code::Busy,
+                "",
+                limits,
+                self.now,
+                &mut self.scratch.actions,
+            );
+        }
         let answer = match &conn.who {
             Some(who) if self.hub.is_in(&conversation, conn.key.slot) => {
                 let time = wall_ms();

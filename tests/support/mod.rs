@@ -5,6 +5,7 @@ mod client;
 mod frames;
 mod link;
 mod node;
+mod process;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
@@ -12,6 +13,7 @@ pub use self::{
     frames::{Said, ask, code, hello, send, text_of},
     link::{Incoming, Link},
     node::TestNode,
+    process::{Process, command, fresh_data},
 };
 
 use std::time::{Duration, Instant};
