@@ -47,10 +47,13 @@ pub(crate) struct Conn {
 
 impl Conn {
     pub(crate) fn new() -> Self {
-        let now = Time::from_millis(1_000);
+        Self::with(limits(), Time::from_millis(1_000))
+    }
+
+    pub(crate) fn with(limits: Limits, now: Time) -> Self {
         Self {
             session: Session::new(now),
-            limits: limits(),
+            limits,
             now,
             said: Vec::new(),
             submits: VecDeque::new(),
