@@ -43,7 +43,7 @@ mod requests;
 mod send;
 mod types;
 
-pub use self::types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, Submit};
+pub use self::types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit};
 
 use self::{
     flights::Flights,

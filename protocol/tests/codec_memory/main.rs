@@ -10,7 +10,10 @@ use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::vectors;
-use tidegate_protocol::codec::{Framing, decode_client, detect, json::split_line, tcp};
+use tidegate_protocol::{
+    Code,
+    codec::{Framing, decode_client, detect, json::split_line, tcp},
+};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -28,6 +31,8 @@ fn allocated<T>(work: impl FnOnce() -> T) -> usize {
 const PER_BYTE: usize = 64;
 /// What an error or the first element of a list takes.
 const AT_LEAST: usize = 2_048;
+/// What a list that is too long takes until it is refused: the longest one, and the shorter ones it has grown from.
+const LISTS: usize = 2 << 20;
 
 #[test]
 fn decoding_allocates_in_proportion_to_what_is_there() {
@@ -41,20 +46,28 @@ fn decoding_allocates_in_proportion_to_what_is_there() {
             check(&format!("{file}: {}", vector.name), &input, framing);
         }
     }
-    // Lists of the smallest elements there are.
+    // Lists of the smallest elements there are, refused before they have grown.
+    let refused = |what: &str, payload: &[u8], framing| {
+        let bytes =
+            allocated(|| assert_eq!(decode_client(payload, framing).unwrap_err().code(), Code::Malformed));
+        assert!(bytes <= LISTS, "{what}: {bytes} for {}", payload.len());
+    };
     let mut positions = vec![0x3a];
     prost::encoding::encode_varint(200_000, &mut positions);
     positions.extend([0x0a, 0x00].repeat(100_000));
-    check("empty positions", &positions, Framing::Proto);
+    refused("empty positions", &positions, Framing::Proto);
+    positions.push(0xff);
+    refused("positions before what is malformed", &positions, Framing::Proto);
+    refused("a sync in many pieces", &[0x3a, 2, 0x0a, 0].repeat(100_000), Framing::Proto);
     let positions = format!("{{\"sync\":{{\"positions\":[{}{{}}]}}}}", "{},".repeat(65_000));
-    check("empty positions in JSON", positions.as_bytes(), Framing::Json);
+    refused("empty positions in JSON", positions.as_bytes(), Framing::Json);
     let seqs = format!("{{\"pull\":{{\"seqs\":[{}0]}}}}", "0,".repeat(100_000));
-    check("seqs in JSON", seqs.as_bytes(), Framing::Json);
+    refused("seqs in JSON", seqs.as_bytes(), Framing::Json);
     let mut seqs = vec![0x42];
     prost::encoding::encode_varint(100_004, &mut seqs);
     seqs.extend([0x1a, 0xa0, 0x8d, 0x06]);
     seqs.extend([0].repeat(100_000));
-    check("seqs", &seqs, Framing::Proto);
+    refused("seqs", &seqs, Framing::Proto);
 
     // A fixed seed, so that a failure comes back.
     let mut state = 0x2545_f491_4f6c_dd1du64;

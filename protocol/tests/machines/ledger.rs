@@ -7,4 +7,4 @@ mod properties;
 mod rules;
 #[allow(dead_code)]
 #[path = "../ledger_sim/store.rs"]
-mod store;
+pub(crate) mod store;

@@ -5,4 +5,4 @@ mod login;
 mod order;
 mod property;
 mod requests;
-mod support;
+pub(crate) mod support;

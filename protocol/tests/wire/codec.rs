@@ -10,11 +10,12 @@ use prost::Message;
 use tidegate_protocol::{
     Code,
     codec::{
-        Decoded, Detect, Framing, PushFrame, Split, Wire, WireError, decode_client, decode_server, detect,
-        encode_frame, json::split_line, push::WS_HEADER_BYTES_MAX, push::put_ws_header, tcp, write_client,
+        Decoded, Detect, Framing, LIST_MAX, PushFrame, Split, Wire, WireError, decode_client, decode_server,
+        detect, encode_client, encode_frame, json::split_line, push::put_ws_header, tcp, write_client,
     },
     content::{Body, Content},
     pb,
+    ws::SERVER_HEADER_MAX,
 };
 
 fn any_frame() -> impl Strategy<Value = (Direction, AnyFrame)> {
@@ -180,11 +181,31 @@ fn ws_payload(bytes: &[u8]) -> &[u8] {
 }
 
 #[test]
+fn a_list_has_ten_thousand_entries_at_most_in_both_forms() {
+    for (entries, fits) in [(LIST_MAX, true), (LIST_MAX + 1, false)] {
+        let position = pb::Position { conversation: "g:a".to_owned(), seq: 1 };
+        let sync = pb::Sync { positions: vec![position; entries] };
+        let pull = pb::Pull { seqs: vec![7; entries], ..Default::default() };
+        for body in [pb::client_frame::Body::Sync(sync), pb::client_frame::Body::Pull(pull)] {
+            let frame = pb::ClientFrame { id: 1, body: Some(body) };
+            for framing in [Framing::Proto, Framing::Json] {
+                let mut payload = Vec::new();
+                encode_client(&frame, framing, &mut payload);
+                match decode_client(&payload, framing) {
+                    Ok(decoded) => assert!(fits && decoded == Decoded::Frame(frame.clone())),
+                    Err(error) => assert!(!fits && error.code() == Code::Malformed, "{error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_websocket_header_is_as_short_as_it_can_be() {
     let header = |len| {
         let mut out = Vec::new();
         put_ws_header(Wire::WsBinary, len, &mut out);
-        assert!(out.len() <= WS_HEADER_BYTES_MAX);
+        assert!(out.len() <= SERVER_HEADER_MAX);
         out
     };
     assert_eq!(header(0), [0x82, 0]);

@@ -6,5 +6,7 @@ mod corpus;
 mod frames;
 mod json;
 mod support;
+#[allow(dead_code)]
+mod transcript;
 mod vectors;
 mod ws;

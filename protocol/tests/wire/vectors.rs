@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::{AnyFrame, Direction, End, KINDS, Vector, cut, json_files, vectors};
-use serde::Deserialize;
+use crate::{
+    support::{AnyFrame, Direction, End, KINDS, Vector, cut, vectors},
+    transcript::transcripts,
+};
 use serde_json::value::RawValue;
 use tidegate_protocol::{
     Code,
@@ -179,34 +181,11 @@ fn every_kind_of_frame_and_every_code_of_the_codec_has_a_vector() {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Transcript {
-    name: String,
-    about: String,
-    #[allow(dead_code)]
-    settings: serde_json::Value,
-    lines: Vec<Line>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    at: u64,
-    conn: String,
-    open: Option<bool>,
-    client: Option<Box<RawValue>>,
-    server: Option<Box<RawValue>>,
-    closed: Option<Direction>,
-}
-
 #[test]
 fn every_line_of_a_transcript_is_a_canonical_frame_on_an_open_connection() {
-    let files = json_files("vectors/transcripts");
-    assert!(files.len() >= 5);
-    for (file, text) in files {
-        let transcript: Transcript =
-            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let all = transcripts();
+    assert!(all.len() >= 5);
+    for (file, transcript) in all {
         assert!(!transcript.name.is_empty() && !transcript.about.is_empty());
         let (mut now, mut open) = (0, BTreeSet::new());
         for line in &transcript.lines {

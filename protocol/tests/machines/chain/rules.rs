@@ -64,7 +64,7 @@ fn the_retry_of_a_released_id_is_done_and_never_held() {
     assert_eq!(release(&mut chain, T0), [0]);
     assert_eq!(offer(&mut chain, 0, T0), Offer::Done(0));
     assert_eq!((chain.held(), chain.expected()), (0, &id(1)));
-    let mut later = Chain::resume(id(1), chain.done().cloned(), LIMITS);
+    let mut later = Chain::resume(id(1), [id(0)], LIMITS);
     assert_eq!(offer(&mut later, 0, T0), Offer::Done(0), "also at the next login");
 }
 
@@ -81,6 +81,26 @@ fn lost_state_and_reordered_frames_do_not_get_stuck() {
     wrong.handle_timeout(at(100));
     assert!(matches!(wrong.handle_timeout(at(200)), Some(ChainAlarm::Skipped { .. })));
     assert_eq!(release(&mut wrong, at(200)), [5, 6], "nobody declared it, the skip finds it");
+}
+
+#[test]
+fn a_declared_id_that_is_not_saved_as_done_is_adopted() {
+    let mut chain = Chain::adopt(id(7), id(3), [id(1), id(2)], LIMITS);
+    assert_eq!(offer(&mut chain, 8, T0), Offer::Held);
+    assert_eq!(offer(&mut chain, 2, T0), Offer::Done(2), "what was done stays so");
+    assert_eq!(offer(&mut chain, 7, T0), Offer::Ready);
+    assert_eq!(release(&mut chain, T0), [7, 8]);
+}
+
+#[test]
+fn an_adopted_id_that_a_skip_gave_up_unheard_yields_to_the_saved_one() {
+    let mut chain = Chain::adopt(id(1), id(4), [id(0), id(2), id(3)], LIMITS);
+    assert_eq!(offer(&mut chain, 4, T0), Offer::Held);
+    assert_eq!(offer(&mut chain, 1, T0), Offer::Skipped(1), "m2, its successor, is done");
+    assert_eq!(release(&mut chain, T0), [4]);
+    assert_eq!(offer(&mut chain, 1, T0), Offer::Skipped(1), "for good");
+    assert_eq!(chain.expected(), &id(5));
+    assert_eq!(chain.offer(id(5), id(2), 5, 1, T0), Offer::BadLink(5), "it yields once");
 }
 
 #[test]
@@ -195,6 +215,7 @@ fn the_memory_of_done_ids_is_bounded() {
         offer(&mut chain, n, T0);
         assert_eq!(release(&mut chain, T0), [n]);
     }
-    assert_eq!(chain.done().count(), 256);
-    assert_eq!(chain.done().last(), Some(&id(999)));
+    assert_eq!(offer(&mut chain, 999, T0), Offer::Done(999));
+    assert_eq!(offer(&mut chain, 744, T0), Offer::Done(744));
+    assert_eq!(offer(&mut chain, 742, T0), Offer::Held, "forgotten, and what it leads to as well");
 }

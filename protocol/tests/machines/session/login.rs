@@ -123,7 +123,7 @@ fn start(declared: &str, chain: bool, saved: Option<&str>) -> (String, Option<St
 }
 
 #[test]
-fn the_chain_starts_at_the_saved_id_or_the_declared_one_or_a_fresh_one() {
+fn the_chain_starts_at_the_declared_id_unless_it_is_done_then_at_the_saved_one_or_a_fresh_one() {
     let told = |next: &str| format!("1 welcome {next}");
     let some = |next: &str| Some(next.to_owned());
     assert_eq!(start("", false, None), (told("fresh"), None), "no chain was asked for");
@@ -131,6 +131,7 @@ fn the_chain_starts_at_the_saved_id_or_the_declared_one_or_a_fresh_one() {
     assert_eq!(start("", true, None), (told("fresh"), some("fresh")));
     assert_eq!(start("c", false, None), (told("c"), some("c")), "adopted");
     assert_eq!(start("c", false, Some("c")), (told("c"), some("c")));
-    assert_eq!(start("c", false, Some("s")), (told("s"), some("s")), "the server's stands, and is told");
+    assert_eq!(start("old", false, Some("s")), (told("s"), some("s")), "done: the client missed the acks");
+    assert_eq!(start("c", false, Some("s")), (told("c"), some("c")), "not done: the last saves were lost");
     assert_eq!(start("", true, Some("s")), (told("s"), some("s")));
 }

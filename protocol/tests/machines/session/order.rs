@@ -107,6 +107,34 @@ fn ids_done_before_the_login_are_acked_and_never_held() {
 }
 
 #[test]
+fn wherever_the_saves_ended_a_client_that_goes_on_waits_for_nothing() {
+    for (saved, declared) in (0..8).flat_map(|saved| (0..8).map(move |declared| (saved, declared))) {
+        let what = format!("saved m{saved}, declared m{declared}");
+        let mut conn = Conn::new();
+        conn.frame(1, Asked::Hello(hello(&format!("m{declared}"))));
+        let done = (0..saved).map(|n| id(&format!("m{n}"))).collect();
+        let state = Some((id(&format!("m{saved}")), done));
+        conn.input(|s, l, now, out| s.logged_in(logged_in(state), l, now, out));
+        // On the way every other message overtakes the one before it.
+        let mut links: Vec<u64> = (declared..10).collect();
+        links.chunks_mut(2).for_each(<[u64]>::reverse);
+        let mut submitted = Vec::new();
+        for n in links {
+            conn.link(n);
+            for submit in std::mem::take(&mut conn.submits) {
+                submitted.push(submit.msg_id.to_string());
+                conn.answer(submit.ticket, accepted(1));
+            }
+        }
+        let all: std::collections::BTreeSet<_> = submitted.iter().cloned().collect();
+        let due = (declared..10).map(|n| format!("m{n}")).collect();
+        assert_eq!(all, due, "{what}");
+        assert_eq!(conn.session.held(), 0, "{what}");
+        assert_eq!(conn.session.expected(), Some(&id("m10")), "{what}");
+    }
+}
+
+#[test]
 fn a_bad_link_a_skipped_id_and_a_waiting_id_are_told_apart() {
     let mut conn = Conn::chained();
     conn.frame(1, Asked::Send(chained_send("g:a", "m0", "m0")));

@@ -106,6 +106,16 @@ fn what_is_not_built_yet_or_not_known_is_unsupported() {
 }
 
 #[test]
+fn a_frame_names_a_thousand_positions_at_most() {
+    let positions = |n| vec![pb::Position::default(); n];
+    let mut conn = Conn::plain();
+    conn.frame(1, Asked::Ping(pb::Ping { positions: positions(1_000) }));
+    conn.frame(2, Asked::Ping(pb::Ping { positions: positions(1_001) }));
+    conn.frame(3, Asked::Sync(pb::Sync { positions: positions(1_001) }));
+    assert_eq!(conn.heard(), ["1 pong", "2 MALFORMED", "3 MALFORMED"]);
+}
+
+#[test]
 fn rooms_are_joined_once_and_up_to_a_bound() {
     let join = |room: &str| Asked::Join(pb::Join { room: room.to_owned() });
     let mut conn = Conn::plain();

@@ -47,10 +47,13 @@ pub(crate) struct Conn {
 
 impl Conn {
     pub(crate) fn new() -> Self {
-        let now = Time::from_millis(1_000);
+        Self::with(limits(), Time::from_millis(1_000))
+    }
+
+    pub(crate) fn with(limits: Limits, now: Time) -> Self {
         Self {
             session: Session::new(now),
-            limits: limits(),
+            limits,
             now,
             said: Vec::new(),
             submits: VecDeque::new(),
@@ -60,17 +63,17 @@ impl Conn {
 
     /// Live, without a chain.
     pub(crate) fn plain() -> Self {
-        let mut conn = Self::new();
-        conn.frame(1, Asked::Hello(hello("")));
-        conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
-        conn.said.clear();
-        conn
+        Self::live("")
     }
 
     /// Live, expecting m0.
     pub(crate) fn chained() -> Self {
+        Self::live("m0")
+    }
+
+    fn live(next_id: &str) -> Self {
         let mut conn = Self::new();
-        conn.frame(1, Asked::Hello(hello("m0")));
+        conn.frame(1, Asked::Hello(hello(next_id)));
         conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
         conn.said.clear();
         conn

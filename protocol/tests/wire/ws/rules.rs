@@ -79,11 +79,13 @@ fn the_examples_of_rfc_6455_section_5_7_encode() {
     assert_eq!(out, b"\x81\x05Hello");
     assert_eq!(client(Opcode::Text, b"Hello"), b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58");
     assert_eq!(client(Opcode::Pong, b"Hello"), b"\x8a\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58");
-    let mut head = [0; 10];
-    assert_eq!(server_header(Opcode::Binary, 256, &mut head), 4);
-    assert_eq!(head[..4], *b"\x82\x7e\x01\x00");
-    assert_eq!(server_header(Opcode::Binary, 65_536, &mut head), 10);
-    assert_eq!(head, *b"\x82\x7f\x00\x00\x00\x00\x00\x01\x00\x00");
+    let header = |len| {
+        let mut out = Vec::new();
+        server_header(Opcode::Binary, len, &mut out);
+        out
+    };
+    assert_eq!(header(256), b"\x82\x7e\x01\x00");
+    assert_eq!(header(65_536), b"\x82\x7f\x00\x00\x00\x00\x00\x01\x00\x00");
 }
 
 #[test]
