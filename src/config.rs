@@ -83,7 +83,7 @@ pub struct Limits {
     pub rooms_max: u32,
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
-    /// Refused frames in a row before the connection closes TOO_MANY_ERRORS.
+    /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
@@ -212,8 +212,8 @@ impl Config {
         if let Some(file) = file {
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
-        builder = builder
-            .add_source(config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true));
+        let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
+        builder = builder.add_source(environment.list_separator(",").with_list_parse_key("listen.origins"));
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
                 return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));
