@@ -127,6 +127,7 @@ impl Shard {
             ending: None,
             blocked_since: None,
             paused: false,
+            peer_ended: false,
             half_closed: false,
             address: address.ip(),
             _seat: seat,

@@ -45,7 +45,7 @@ impl Shard {
                         self.consume(conn, end);
                     }
                     budget = budget.saturating_sub(received);
-                    if !whole_buffer || conn.is_gone() {
+                    if (!whole_buffer && !conn.peer_ended) || conn.is_gone() {
                         break;
                     }
                     if budget == 0 {
@@ -272,12 +272,14 @@ impl Shard {
         self.act(conn);
     }
 
-    /// A half-closed client still gets its answers; then the connection ends.
+    /// A half-closed client still gets its answers, as if it had said Bye; then the connection ends.
     fn on_end_of_input(&mut self, conn: &mut Conn) {
         conn.half_closed = true;
         match conn.ending {
-            None if conn.session.in_flight() == 0 => self.finish(conn, Code::Bye),
-            None => {}
+            None => {
+                conn.session.leave(Code::Bye, "", &mut self.scratch.actions);
+                self.act(conn);
+            }
             Some(Ending::Flushing(_)) => {}
             Some(Ending::Lingering(_) | Ending::Gone) => conn.ending = Some(Ending::Gone),
         }

@@ -1,19 +1,11 @@
 //! The nextId chain: the failures of S37, each by name, and the bounds and promises around them.
 
-use std::time::Duration;
+use super::{LIMITS, T0, id, release};
 use tidegate_protocol::{
     Time,
     id::MsgId,
-    machine::chain::{Chain, ChainAlarm, ChainLimits, Offer},
+    machine::chain::{Chain, ChainAlarm, Offer},
 };
-
-const LIMITS: ChainLimits =
-    ChainLimits { hold_max: 8, hold_bytes_max: 1_000, order_timeout: Duration::from_millis(100) };
-const T0: Time = Time::ZERO;
-
-fn id(n: u32) -> MsgId {
-    MsgId::new(&format!("m{n}")).expect("well formed")
-}
 
 fn at(ms: u64) -> Time {
     Time::from_millis(ms)
@@ -26,10 +18,6 @@ fn chain(first: u32) -> Chain<u32> {
 /// Offers message `n` of the chain m0 → m1 → m2 …
 fn offer(chain: &mut Chain<u32>, n: u32, now: Time) -> Offer<u32> {
     chain.offer(id(n), id(n + 1), n, 10, now)
-}
-
-fn release(chain: &mut Chain<u32>, now: Time) -> Vec<u32> {
-    std::iter::from_fn(|| chain.poll_release(now)).collect()
 }
 
 #[test]

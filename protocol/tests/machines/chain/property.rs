@@ -1,24 +1,12 @@
 //! The nextId chain under any input: promises of order and ending, and agreement with a naive model.
 
+use super::{LIMITS, T0, id, release};
 use proptest::prelude::*;
 use std::{collections::BTreeSet, time::Duration};
 use tidegate_protocol::{
     Time,
-    id::MsgId,
-    machine::chain::{Chain, ChainAlarm, ChainLimits, Offer},
+    machine::chain::{Chain, ChainAlarm, Offer},
 };
-
-const LIMITS: ChainLimits =
-    ChainLimits { hold_max: 8, hold_bytes_max: 1_000, order_timeout: Duration::from_millis(100) };
-const T0: Time = Time::ZERO;
-
-fn id(n: u32) -> MsgId {
-    MsgId::new(&format!("m{n}")).expect("well formed")
-}
-
-fn release(chain: &mut Chain<u32>, now: Time) -> Vec<u32> {
-    std::iter::from_fn(|| chain.poll_release(now)).collect()
-}
 
 /// The chain as one would write it without a thought for speed.
 #[derive(Default)]

@@ -1,7 +1,5 @@
 //! What the tests of the codec share: golden files as values, kinds by name, streams read to their end.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
-
-pub mod frames;
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::{fs, ops::Range, path::PathBuf};
 
@@ -15,7 +13,7 @@ use tidegate_protocol::{
 /// Who says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Direction {
+pub(crate) enum Direction {
     Client,
     Server,
 }
@@ -23,19 +21,19 @@ pub enum Direction {
 /// A line of `vectors/*.json`; `vectors/README.md` explains the fields.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Vector {
-    pub name: String,
-    pub framing: String,
-    pub direction: Direction,
-    pub hex: Option<String>,
-    pub text: Option<String>,
-    pub limit: Option<usize>,
-    pub json: Option<Box<RawValue>>,
-    pub expect: String,
+pub(crate) struct Vector {
+    pub(crate) name: String,
+    pub(crate) framing: String,
+    pub(crate) direction: Direction,
+    pub(crate) hex: Option<String>,
+    pub(crate) text: Option<String>,
+    pub(crate) limit: Option<usize>,
+    pub(crate) json: Option<Box<RawValue>>,
+    pub(crate) expect: String,
 }
 
 impl Vector {
-    pub fn input(&self) -> Vec<u8> {
+    pub(crate) fn input(&self) -> Vec<u8> {
         match (&self.hex, &self.text) {
             (Some(hex), None) => unhex(hex),
             (None, Some(text)) => text.clone().into_bytes(),
@@ -43,7 +41,7 @@ impl Vector {
         }
     }
 
-    pub fn payload_framing(&self) -> Option<Framing> {
+    pub(crate) fn payload_framing(&self) -> Option<Framing> {
         match self.framing.as_str() {
             "proto" => Some(Framing::Proto),
             "json" => Some(Framing::Json),
@@ -58,12 +56,12 @@ fn unhex(hex: &str) -> Vec<u8> {
 }
 
 /// The folder of a kind of golden files.
-pub fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
 /// The JSON files of a folder as (name, text), in order of their names.
-pub fn json_files(name: &str) -> Vec<(String, String)> {
+pub(crate) fn json_files(name: &str) -> Vec<(String, String)> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = entries
         .filter(|path| path.extension().is_some_and(|end| end == "json"))
@@ -76,7 +74,7 @@ pub fn json_files(name: &str) -> Vec<(String, String)> {
 }
 
 /// All vectors of `vectors/*.json`, each with its file's name.
-pub fn vectors() -> Vec<(String, Vector)> {
+pub(crate) fn vectors() -> Vec<(String, Vector)> {
     let mut all = Vec::new();
     for (file, text) in json_files("vectors") {
         let vectors: Vec<Vector> =
@@ -89,13 +87,13 @@ pub fn vectors() -> Vec<(String, Vector)> {
 
 /// A frame of either side.
 #[derive(Clone, Debug, PartialEq)]
-pub enum AnyFrame {
+pub(crate) enum AnyFrame {
     Client(pb::ClientFrame),
     Server(pb::ServerFrame),
 }
 
 impl AnyFrame {
-    pub fn decode(
+    pub(crate) fn decode(
         payload: &[u8],
         framing: Framing,
         direction: Direction,
@@ -116,7 +114,7 @@ impl AnyFrame {
         }
     }
 
-    pub fn encode(&self, framing: Framing) -> Vec<u8> {
+    pub(crate) fn encode(&self, framing: Framing) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
             Self::Client(frame) => codec::encode_client(frame, framing, &mut out),
@@ -125,7 +123,7 @@ impl AnyFrame {
         out
     }
 
-    pub fn has_body(&self) -> bool {
+    pub(crate) fn has_body(&self) -> bool {
         match self {
             Self::Client(frame) => frame.body.is_some(),
             Self::Server(frame) => frame.body.is_some(),
@@ -133,7 +131,7 @@ impl AnyFrame {
     }
 
     /// The name of its kind, with the side before it.
-    pub fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Client(frame) => frame.body.as_ref().map_or("client none", client_kind),
             Self::Server(frame) => frame.body.as_ref().map_or("server none", server_kind),
@@ -142,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below keep it honest about what exists.
-pub const KINDS: [&str; 29] = [
+pub(crate) const KINDS: [&str; 29] = [
     "client hello",
     "client send",
     "client ack",
@@ -174,7 +172,7 @@ pub const KINDS: [&str; 29] = [
     "server ping",
 ];
 
-pub fn client_kind(body: &client_frame::Body) -> &'static str {
+pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
     use client_frame::Body;
     match body {
         Body::Hello(_) => "client hello",
@@ -192,7 +190,7 @@ pub fn client_kind(body: &client_frame::Body) -> &'static str {
     }
 }
 
-pub fn server_kind(body: &server_frame::Body) -> &'static str {
+pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
     use server_frame::Body;
     match body {
         Body::Push(_) => "server push",
@@ -217,7 +215,7 @@ pub fn server_kind(body: &server_frame::Body) -> &'static str {
 
 /// How a stream ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum End {
+pub(crate) enum End {
     /// With the last frame.
     Whole,
     /// In the middle of a frame.
@@ -227,7 +225,11 @@ pub enum End {
 }
 
 /// Cuts a stream that arrives in `pieces` as a driver does, and returns the payloads.
-pub fn cut(framing: Framing, limit: usize, pieces: impl Iterator<Item = Vec<u8>>) -> (Vec<Vec<u8>>, End) {
+pub(crate) fn cut(
+    framing: Framing,
+    limit: usize,
+    pieces: impl Iterator<Item = Vec<u8>>,
+) -> (Vec<Vec<u8>>, End) {
     let (mut buffer, mut scanned, mut payloads) = (Vec::new(), 0, Vec::new());
     for piece in pieces {
         buffer.extend_from_slice(&piece);

@@ -1,4 +1,4 @@
-//! What must hold for any bytes, one function a target: fuzzed by `fuzz_targets/`, replayed by `protocol/tests/corpus.rs`.
+//! What must hold for any bytes, one function a target: fuzzed by `fuzz_targets/`, replayed by `protocol/tests/wire/corpus.rs`.
 //!
 //! To add one: a function here, its line in [`ALL`], a file in `fuzz_targets/`, a `[[bin]]`, a folder in `corpus/`.
 

@@ -1,6 +1,6 @@
 //! What a live client may ask for, what is refused, and how a session ends.
 
-use crate::support::{Conn, chained_send, hello, key, send};
+use super::support::{Conn, chained_send, hello, key, send};
 use tidegate_protocol::{
     Code,
     content::Content,

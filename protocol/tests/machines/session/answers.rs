@@ -1,6 +1,6 @@
 //! Each submission has one answer: accepted, duplicate, refused or unknown; a failed append ends the conn.
 
-use crate::support::{Conn, send};
+use super::support::{Conn, send};
 use tidegate_protocol::{
     Code,
     machine::session::Answer,

@@ -91,7 +91,7 @@ fn pong() -> impl Strategy<Value = pb::Pong> {
 }
 
 /// Any frame of a client.
-pub fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
+pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
     use client_frame::Body;
     let body = prop_oneof![
         hello().prop_map(Body::Hello),
@@ -115,7 +115,7 @@ fn event() -> impl Strategy<Value = pb::MemberEvent> {
 }
 
 /// Any push.
-pub fn push() -> impl Strategy<Value = pb::Push> {
+pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
     (text(), number(), text(), text(), number(), option::of(content()), option::weighted(0.2, event()))
         .prop_map(|(conversation, seq, sender, msg_id, time, content, event)| pb::Push {
             conversation,
@@ -224,7 +224,7 @@ fn state() -> impl Strategy<Value = pb::ConversationState> {
 }
 
 /// Any frame of the broker.
-pub fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
+pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
     use server_frame::Body;
     let receipt = (text(), text(), number());
     let body = prop_oneof![

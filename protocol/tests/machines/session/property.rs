@@ -1,6 +1,6 @@
 //! Any input in any state: defined, bounded, and true to what the session promises.
 
-use crate::support::{Conn, chained_send, hello, id, logged_in, send};
+use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},

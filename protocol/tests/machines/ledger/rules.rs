@@ -1,5 +1,4 @@
 //! The rules of the ledger by example, one promise a test.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +13,7 @@ use tidegate_protocol::{
     },
 };
 
-#[allow(dead_code)]
-#[path = "ledger_sim/store.rs"]
-mod store;
+use super::store;
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()

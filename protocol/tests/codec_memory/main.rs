@@ -1,14 +1,15 @@
 //! What decoding allocates is bounded by the bytes that are there, never by a length that they claim.
 //!
-//! One test in a file of its own: it counts what the whole process allocates.
+//! One test in a target of its own: it counts what the whole process allocates.
 #![allow(clippy::unwrap_used)]
 
-mod codec_support;
+#[path = "../wire/support.rs"]
+mod support;
 
 use std::alloc::System;
 
-use codec_support::vectors;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use support::vectors;
 use tidegate_protocol::codec::{Framing, decode_client, detect, json::split_line, tcp};
 
 #[global_allocator]

@@ -1,5 +1,4 @@
 //! The JSON of frames: what is written to the byte, and what is read besides.
-#![allow(clippy::unwrap_used)]
 
 use tidegate_protocol::{
     Code,

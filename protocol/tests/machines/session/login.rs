@@ -1,6 +1,6 @@
 //! From the first byte to Welcome: who may say what, how long it may take, and where the chain starts.
 
-use crate::support::{Conn, hello, id, logged_in, send};
+use super::support::{Conn, hello, id, logged_in, send};
 use std::time::Duration;
 use tidegate_protocol::{
     Code, Time,

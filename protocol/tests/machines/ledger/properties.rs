@@ -1,7 +1,6 @@
 //! The ledger against the naive model, over random histories with evictions, archives and take-overs between.
 //!
 //! A failure prints the seed; `TIDEGATE_PROP_SEED=n` runs it again.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,12 +22,7 @@ use tidegate_protocol::{
     },
 };
 
-#[allow(dead_code)]
-#[path = "ledger_sim/model.rs"]
-mod model;
-#[allow(dead_code)]
-#[path = "ledger_sim/store.rs"]
-mod store;
+use super::{model, store};
 
 const USERS: [&str; 3] = ["ann", "bob", "cy"];
 const CONVERSATIONS: [&str; 5] = ["g:a", "g:b", "d:ann:bob", "d:ann:cy", "d:bob:bob"];

@@ -1,15 +1,12 @@
 //! Replays `fuzz/corpus/` through the fuzz targets, and the golden vectors too, without a fuzzer.
-#![allow(clippy::unwrap_used)]
 
-mod codec_support;
-
-#[path = "../../fuzz/src/targets.rs"]
+#[path = "../../../fuzz/src/targets/mod.rs"]
 #[allow(unreachable_pub)]
 mod targets;
 
 use std::{collections::BTreeSet, fs};
 
-use codec_support::{folder, vectors};
+use crate::support::{folder, vectors};
 
 #[test]
 fn every_input_of_the_corpus_passes_its_target() {

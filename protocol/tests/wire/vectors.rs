@@ -1,11 +1,8 @@
 //! The golden files of `vectors/`: every kind of frame and every code of the codec, for this and other languages.
-#![allow(clippy::unwrap_used)]
-
-mod codec_support;
 
 use std::collections::BTreeSet;
 
-use codec_support::{AnyFrame, Direction, End, KINDS, Vector, cut, json_files, vectors};
+use crate::support::{AnyFrame, Direction, End, KINDS, Vector, cut, json_files, vectors};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidegate_protocol::{

@@ -1,13 +1,10 @@
 //! The codec on any frames and any bytes: what is written is read back, however it is cut, and nothing panics.
-#![allow(clippy::unwrap_used)]
 
-mod codec_support;
-
-use bytes::Bytes;
-use codec_support::{
-    AnyFrame, Direction, End, cut,
+use crate::{
     frames::{client_frame, push, server_frame},
+    support::{AnyFrame, Direction, End, cut},
 };
+use bytes::Bytes;
 use proptest::{collection::vec, prelude::*};
 use prost::Message;
 use tidegate_protocol::{

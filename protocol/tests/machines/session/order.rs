@@ -1,6 +1,6 @@
 //! A sender's own order through the session: numbers, refusals on the way, a full hold, and what is saved (S37).
 
-use crate::support::{Conn, chained_send, hello, id, logged_in, send};
+use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use tidegate_protocol::{
     Code,
     machine::session::Answer,
