@@ -2,6 +2,9 @@
 //!
 //! To add one: a function here, its line in [`ALL`], a file in `fuzz_targets/`, a `[[bin]]`, a folder in `corpus/`.
 
+pub mod session;
+pub mod ws;
+
 use tidegate_protocol::{
     Code,
     codec::{
@@ -9,14 +12,24 @@ use tidegate_protocol::{
         tcp::split,
     },
     pb,
+    record::Record,
 };
+
+use self::{session::session, ws::ws};
 
 /// A target: it panics when something doesn't hold.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const ALL: &[(&str, Target)] =
-    &[("tcp", tcp), ("json", json), ("client_proto", client_proto), ("preface", preface)];
+pub const ALL: &[(&str, Target)] = &[
+    ("tcp", tcp),
+    ("json", json),
+    ("client_proto", client_proto),
+    ("preface", preface),
+    ("ws", ws),
+    ("record", record),
+    ("session", session),
+];
 
 /// The limit of frames here; small, so that a fuzzer reaches it.
 const FRAME_BYTES_MAX: usize = 300;
@@ -59,6 +72,13 @@ pub fn preface(data: &[u8]) {
     }
     if let Ok(Some(preface)) = detect(data).found() {
         assert!(preface.skip() <= data.len());
+    }
+}
+
+/// Bytes of the log are no record, or one that can be written and read again.
+pub fn record(data: &[u8]) {
+    if let Ok(record) = Record::decode(data.to_vec().into()) {
+        assert_eq!(Record::decode(record.encode()), Ok(record));
     }
 }
 

@@ -2,7 +2,7 @@
 
 #[path = "../../../fuzz/src/targets/mod.rs"]
 #[allow(unreachable_pub)]
-mod targets;
+pub(crate) mod targets;
 
 use std::{collections::BTreeSet, fs};
 

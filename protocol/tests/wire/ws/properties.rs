@@ -1,65 +1,9 @@
 //! WebSocket framing under arbitrary bytes, cuts and characters.
 
 use proptest::{collection::vec, prelude::*};
-use tidegate_protocol::ws::{Decoder, Event, Kind, Limits, Opcode, Step, Violation, encode_fragment};
+use tidegate_protocol::ws::{Decoder, Kind, Limits, Opcode, Violation, encode_fragment};
 
-const LIMITS: Limits = Limits { message_bytes_max: 300, fragments_max: 6 };
-
-/// An event that outlives its input.
-#[derive(Clone, Debug, PartialEq)]
-enum Seen {
-    Message(Kind, Vec<u8>),
-    Part,
-    Ping(Vec<u8>),
-    Pong(Vec<u8>),
-    Close(Option<u16>, String),
-    Refused(Violation),
-    /// Bytes left over that are no whole frame.
-    Rest(usize),
-}
-
-impl From<Event<'_>> for Seen {
-    fn from(event: Event<'_>) -> Self {
-        match event {
-            Event::Message { kind, payload } => Self::Message(kind, payload.into_owned()),
-            Event::Part => Self::Part,
-            Event::Ping(payload) => Self::Ping(payload.to_vec()),
-            Event::Pong(payload) => Self::Pong(payload.to_vec()),
-            Event::Close { code, reason } => Self::Close(code, reason.to_owned()),
-        }
-    }
-}
-
-/// Feeds `bytes` in the given cuts, as a connection would, and checks what every caller relies on.
-fn feed<'a>(bytes: impl IntoIterator<Item = &'a [u8]>, mut decoder: Decoder) -> Vec<Seen> {
-    let (mut input, mut seen) = (Vec::new(), Vec::new());
-    for part in bytes {
-        input.extend_from_slice(part);
-        loop {
-            let before = input.clone();
-            let consumed = match decoder.next(&mut input, &LIMITS) {
-                Ok(Step::Need { at_least }) => {
-                    assert!(at_least > before.len(), "a need that is met already would loop forever");
-                    assert!(at_least <= LIMITS.message_bytes_max + 14, "{at_least}");
-                    assert_eq!(input, before, "input must be left alone until the frame is whole");
-                    break;
-                }
-                Ok(Step::Frame { consumed, event }) => {
-                    seen.push(event.into());
-                    consumed
-                }
-                Err(violation) => {
-                    seen.push(Seen::Refused(violation));
-                    return seen;
-                }
-            };
-            input.drain(..consumed);
-            assert!(decoder.held() <= 2 * LIMITS.message_bytes_max + 64, "{}", decoder.held());
-        }
-    }
-    seen.push(Seen::Rest(input.len()));
-    seen
-}
+use crate::corpus::targets::ws::{Seen, feed};
 
 /// Mostly lawful frames, so that sequences get far; now and then a broken one.
 fn frame(masked: bool) -> impl Strategy<Value = Vec<u8>> {

@@ -1,0 +1,191 @@
+//! A session under any frames, answers and times, with a driver that does what it must and no more.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tidegate_protocol::{
+    Code, Time,
+    codec::{Decoded, Framing, decode_client},
+    id::{DeviceId, MsgId, NodeId, RoomId, UserId},
+    machine::{
+        chain::ChainLimits,
+        session::{Action, Answer, Limits, LoggedIn, Phase, Session},
+    },
+    pb,
+};
+
+/// Steps of a kind byte and its arguments, until one is cut off; see [`Driver::step`].
+pub fn session(data: &[u8]) {
+    let limits = Limits {
+        in_flight_max: 4,
+        chain: ChainLimits { hold_max: 3, hold_bytes_max: 300, order_timeout: Duration::from_secs(2) },
+        content_bytes_max: 100,
+        errors_max: 12,
+        rooms_max: 2,
+        chained_conversations_max: 3,
+        ..Limits::default()
+    };
+    let mut driver = Driver {
+        session: Session::new(Time::ZERO),
+        limits,
+        now: Time::ZERO,
+        open: VecDeque::new(),
+        joins: VecDeque::new(),
+        refusal: None,
+        tickets: 0,
+        closed: false,
+    };
+    let mut input = data;
+    while driver.step(&mut input).is_some() {
+        driver.check();
+    }
+}
+
+struct Driver {
+    session: Session,
+    limits: Limits,
+    now: Time,
+    /// Submissions without an answer.
+    open: VecDeque<u64>,
+    joins: VecDeque<(u64, RoomId)>,
+    /// How the next submission is refused at once.
+    refusal: Option<Code>,
+    tickets: u64,
+    closed: bool,
+}
+
+fn take<'a>(input: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
+    let (head, rest) = input.split_at_checked(bytes)?;
+    *input = rest;
+    Some(head)
+}
+
+fn byte(input: &mut &[u8]) -> Option<u8> {
+    take(input, 1)?.first().copied()
+}
+
+fn id(text: &str) -> MsgId {
+    MsgId::new(text).expect("well formed")
+}
+
+impl Driver {
+    /// One input to the session; none when the data is at its end.
+    fn step(&mut self, input: &mut &[u8]) -> Option<()> {
+        let now = self.now;
+        match byte(input)? % 10 {
+            kind @ (0 | 1) => {
+                let len = byte(input)?;
+                let framing = if kind == 0 { Framing::Json } else { Framing::Proto };
+                self.frame(take(input, len.into())?, framing);
+            }
+            2 => {
+                let ms = u64::from(byte(input)?) * 50;
+                self.now = now + Duration::from_millis(ms);
+                self.input(|s, l, now, out| s.handle_timeout(l, now, out));
+                let due = self.session.poll_timeout(&self.limits);
+                assert!(due.is_none_or(|due| due > self.now), "{due:?} at {}", self.now);
+            }
+            3 => {
+                let login = login(byte(input)? & 1 == 1);
+                self.input(|s, l, now, out| s.logged_in(login, l, now, out));
+            }
+            4 => {
+                let (which, how) = (byte(input)?, byte(input)?);
+                let ticket = self.open.remove(usize::from(which) % self.open.len().max(1));
+                // One that was never given, or not any more, must do no harm either.
+                let ticket = ticket.unwrap_or(which.into());
+                self.input(|s, l, now, out| s.answered(ticket, answer(how), l, now, out));
+            }
+            5 => self.refusal = Some(if byte(input)? & 1 == 1 { Code::Busy } else { Code::Forbidden }),
+            6 => {
+                let outcome = if byte(input)? & 1 == 1 { Ok(()) } else { Err(Code::Forbidden) };
+                if let Some((id, room)) = self.joins.pop_front() {
+                    self.input(|s, l, _, out| s.joined(id, &room, outcome, l, out));
+                }
+            }
+            7 => match byte(input)? % 5 {
+                0 => self.input(|s, _, _, out| {
+                    s.begin_drain(pb::GoAway::default(), out);
+                }),
+                1 => self.input(|s, _, _, out| s.leave(Code::Draining, "", out)),
+                2 => self.input(|s, _, _, out| s.close(Code::Kicked, "", out)),
+                3 => self.input(|s, _, _, out| s.login_refused(Code::TokenInvalid, "", out)),
+                _ => self.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
+            },
+            8 => self.input(|s, _, now, out| s.handle_empty(now, out)),
+            _ => self.input(|s, _, now, _| s.handle_heard(now)),
+        }
+        Some(())
+    }
+
+    fn frame(&mut self, payload: &[u8], framing: Framing) {
+        match decode_client(payload, framing) {
+            Ok(Decoded::Frame(frame)) => self.input(|s, l, now, out| s.handle_frame(frame, l, now, out)),
+            Ok(Decoded::Empty) => self.input(|s, _, now, out| s.handle_empty(now, out)),
+            Err(error) => self.input(|s, _, _, out| s.handle_violation(error.code(), "", out)),
+        }
+    }
+
+    /// One input and the loop that the session's module asks for.
+    fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
+        let mut out = Vec::new();
+        input(&mut self.session, &self.limits, self.now, &mut out);
+        loop {
+            out.drain(..).for_each(|action| self.apply(action));
+            let Some(submit) = self.session.poll_submit(&self.limits, self.now, &mut out) else { break };
+            assert!(!self.closed, "a submission after Close");
+            assert_eq!(submit.ticket, self.tickets, "tickets count up");
+            self.tickets += 1;
+            match self.refusal.take() {
+                Some(code) => {
+                    self.session.submit_refused(submit.ticket, code, "", &self.limits, self.now, &mut out);
+                }
+                None => self.open.push_back(submit.ticket),
+            }
+        }
+        out.into_iter().for_each(|action| self.apply(action));
+    }
+
+    fn apply(&mut self, action: Action) {
+        assert!(!self.closed, "after Close: {action:?}");
+        match action {
+            Action::Close { .. } => self.closed = true,
+            Action::Join { id, room } => self.joins.push_back((id, room)),
+            _ => {}
+        }
+    }
+
+    fn check(&self) {
+        let (session, limits) = (&self.session, &self.limits);
+        assert_eq!(session.phase() == Phase::Closed, self.closed);
+        assert!(session.in_flight() <= limits.in_flight_max);
+        assert!(session.rooms().len() <= limits.rooms_max);
+        // What is ready finds room in a full hold, and one message is parked.
+        assert!(session.held() <= limits.chain.hold_max + 2, "{}", session.held());
+        assert!(!self.closed || (session.held() == 0 && session.poll_timeout(limits).is_none()));
+    }
+}
+
+fn login(saved: bool) -> LoggedIn {
+    LoggedIn {
+        user: UserId::new("ann").expect("well formed"),
+        device: DeviceId::new("phone").expect("well formed"),
+        epoch: 7,
+        session: "s".to_owned(),
+        node: NodeId::new("n1").expect("well formed"),
+        chain_saved: saved.then(|| (id("m3"), vec![id("m1"), id("m2")])),
+        resumed: false,
+        server_time_ms: 1_763_712_000_000,
+        fresh_next_id: id("fresh"),
+    }
+}
+
+fn answer(how: u8) -> Answer {
+    match how % 6 {
+        0 => Answer::Duplicate { seq: 1, time: 1 },
+        1 => Answer::Refused { code: Code::NotAMember, message: "".into() },
+        2 => Answer::Refused { code: Code::OrderBroken, message: "".into() },
+        3 => Answer::Unknown,
+        4 => Answer::AppendFailed,
+        _ => Answer::Accepted { seq: 1, time: 1 },
+    }
+}
