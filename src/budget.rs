@@ -4,7 +4,7 @@ use std::{
     fs,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU8, AtomicUsize, Ordering},
     },
 };
@@ -14,7 +14,7 @@ use foldhash::quality::RandomState;
 use tidegate_protocol::Code;
 
 /// Files, sockets to services and the like that need descriptors besides client connections.
-const DESCRIPTORS_RESERVED: usize = 200;
+pub const DESCRIPTORS_RESERVED: usize = 200;
 
 /// From this share of the budget on newcomers are refused.
 const REFUSE_PERCENT: u64 = 80;
@@ -144,14 +144,18 @@ pub fn memory_limit(configured: u64) -> u64 {
 
 /// Resident memory of this process plus the kernel's memory for TCP sockets in this network namespace, in bytes.
 pub fn memory_used() -> u64 {
-    let pages =
-        |text: &str, index: usize| text.split_whitespace().nth(index).and_then(|n| n.parse::<u64>().ok());
-    let resident = pages(&read("/proc/self/statm"), 1).unwrap_or(0);
+    let resident = field(&read("/proc/self/status"), "VmRSS:").unwrap_or(0) * 1024;
     let sockets = read("/proc/net/sockstat");
     let kernel = sockets.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
         line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok()
     });
-    (resident + kernel.unwrap_or(0)) * rustix::param::page_size() as u64
+    resident + kernel.unwrap_or(0) * page_bytes()
+}
+
+/// The kernel's page, in which it counts socket memory.
+fn page_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| field(&read("/proc/self/smaps"), "KernelPageSize:").map_or(4_096, |kib| kib * 1024))
 }
 
 fn cgroup_limit() -> Option<u64> {

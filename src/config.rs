@@ -37,6 +37,8 @@ pub struct Node {
     pub shards: usize,
     /// `single`: one node on its own. `cluster` comes later.
     pub profile: String,
+    /// Where messages are kept: `embedded` = on disk under node.data; `memory` = nowhere after a restart, for tests.
+    pub store: String,
 }
 
 /// Addresses and who may connect.
@@ -87,6 +89,8 @@ pub struct Limits {
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
+    /// With fewer bytes than this free on the disk, sends are refused until there is more; leaves room to compact.
+    pub disk_free_min_bytes: u64,
     /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
     pub memory_bytes: u64,
 }
@@ -137,7 +141,13 @@ pub struct Fault {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { id: "n1".into(), data: "tidegate-data".into(), shards: 0, profile: "single".into() }
+        Self {
+            id: "n1".into(),
+            data: "tidegate-data".into(),
+            shards: 0,
+            profile: "single".into(),
+            store: "embedded".into(),
+        }
     }
 }
 
@@ -170,6 +180,7 @@ impl Default for Limits {
             small_group_max: 500,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
+            disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
         }
     }
@@ -263,6 +274,7 @@ impl Config {
             self.node.profile == "single",
             "node.profile: only `single` is built so far; `cluster` needs Redis, Kafka and Postgres and comes later",
         );
+        need(matches!(self.node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
         need(
             self.listen.admin.ip().is_loopback(),
@@ -325,17 +337,23 @@ fn parse_value(text: &str) -> config::Value {
 }
 
 fn nearest(unknown: &str) -> String {
-    let tail = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let score = |key: &String| {
-        let (a, b) = (tail(key), tail(unknown));
-        let same = a.chars().zip(b.chars()).filter(|(x, y)| x == y).count();
-        (same * 2).saturating_sub(a.len().abs_diff(b.len()))
-    };
-    Config::keys()
-        .into_iter()
-        .max_by_key(score)
-        .map(|key| format!("; did you mean {key}?"))
-        .unwrap_or_default()
+    let keys = Config::keys().into_iter();
+    let nearest = keys.min_by_key(|key| edits(key.as_bytes(), unknown.as_bytes()));
+    nearest.map(|key| format!("; did you mean {key}?")).unwrap_or_default()
+}
+
+/// How many letters have to be added, removed or changed to make one of the other.
+fn edits(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (at, from) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != to);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 #[cfg(test)]

@@ -210,6 +210,11 @@ impl Mailbox {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
 
+    /// From here to [`Self::about_to_sleep`] posting needs no system call.
+    pub fn awoke(&self) {
+        self.awake.store(true, Ordering::Release);
+    }
+
     /// Whether mail waits.
     pub fn is_empty(&self) -> bool {
         self.mails.is_empty()

@@ -22,7 +22,7 @@ use std::{
 };
 
 use mio::{Events, Poll, Token};
-use tidegate_protocol::{Time, machine::session::Action, record::Record};
+use tidegate_protocol::{Code, Time, machine::session::Action, record::Record};
 
 use self::{
     conn::{Conn, Conns},
@@ -75,6 +75,8 @@ struct Scratch {
     read: Vec<u8>,
     reply: Vec<u8>,
     actions: Vec<Action>,
+    /// The status that a breach of WebSocket framing asks for, on its way to the close frame.
+    ws_status: Option<u16>,
 }
 
 /// A shard that is ready to run, and the handle to reach it.
@@ -108,7 +110,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
 
 impl Scratch {
     fn new(context: &Context) -> Self {
-        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new() }
+        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
     }
 }
 
@@ -126,6 +128,7 @@ impl Shard {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
                 _ => {}
             }
+            self.mailbox.awoke();
             self.now = Time::from_millis(start.elapsed().as_millis() as u64);
             self.turn(&events);
             if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
@@ -134,6 +137,8 @@ impl Shard {
         }
     }
 
+    /// Never inlined: the instruction counts are taken inside it (`benches/counts.toml`).
+    #[inline(never)]
     fn turn(&mut self, events: &Events) {
         // 1. What the sockets say.
         for event in events {
@@ -142,10 +147,13 @@ impl Shard {
                 continue;
             }
             let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
+            let ended = event.is_read_closed();
             self.with_conn(slot as u32, |shard, conn| {
                 if writable && conn.outbox.is_some() {
                     shard.flush(conn);
                 }
+                // The end is told once; reading goes on until it is met.
+                conn.peer_ended |= ended;
                 if readable {
                     shard.read(conn);
                 }
@@ -193,8 +201,14 @@ impl Shard {
             self.context.metrics.panics.increment(1);
             tracing::error!(address = %conn.address, "a panic ended one connection; please report it");
             self.scratch = Scratch::new(&self.context);
-            conn.ending = Some(conn::Ending::Gone);
-            self.unindex(&mut conn);
+            let said = catch_unwind(AssertUnwindSafe(|| {
+                self.begin_close(&mut conn, Code::Internal, "");
+                self.flush(&mut conn);
+            }));
+            if said.is_err() {
+                self.scratch = Scratch::new(&self.context);
+                self.peer_gone(&mut conn);
+            }
         }
         if conn.is_gone() {
             self.free(conn);

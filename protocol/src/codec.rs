@@ -13,6 +13,7 @@
 mod envelope;
 pub(crate) mod fields;
 pub mod json;
+mod lists;
 pub mod preface;
 pub mod push;
 pub mod tcp;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{code::Code, pb};
 
+pub use lists::LIST_MAX;
 pub use preface::{Detect, Preface, detect};
 pub use push::{PushFrame, encode_frame};
 
@@ -107,6 +109,9 @@ pub enum WireError {
     /// Not a protobuf message of our schema.
     #[error("{0}")]
     Proto(prost::DecodeError),
+    /// A list that would take many times its bytes.
+    #[error("a list of more than {LIST_MAX} entries")]
+    List,
     /// A JSON payload is not UTF-8.
     #[error("not UTF-8 after {0} bytes")]
     Utf8(usize),
@@ -127,15 +132,21 @@ impl WireError {
         match self {
             Self::TooLarge { .. } => Code::FrameTooLarge,
             Self::Preface => Code::UnknownFraming,
-            Self::Length | Self::Proto(_) | Self::Utf8(_) | Self::JsonSyntax(_) | Self::JsonShape(_) => {
-                Code::Malformed
-            }
+            Self::Length
+            | Self::Proto(_)
+            | Self::List
+            | Self::Utf8(_)
+            | Self::JsonSyntax(_)
+            | Self::JsonShape(_) => Code::Malformed,
         }
     }
 }
 
 /// Reads the payload of a frame from a client.
 pub fn decode_client(payload: &[u8], framing: Framing) -> Result<Decoded<pb::ClientFrame>, WireError> {
+    if framing == Framing::Proto && !lists::are_short(payload) {
+        return Err(WireError::List);
+    }
     decode(payload, framing)
 }
 

@@ -34,8 +34,8 @@ use std::borrow::Cow;
 
 pub use decode::Decoder;
 pub use encode::{
-    CLOSE_REASON_MAX, encode_client, encode_close, encode_close_reply, encode_fragment, encode_server,
-    server_header,
+    CLOSE_REASON_MAX, SERVER_HEADER_MAX, encode_client, encode_close, encode_close_reply, encode_fragment,
+    encode_server, server_header,
 };
 pub use mask::mask;
 pub use violation::Violation;

@@ -8,7 +8,10 @@ use tidegate_protocol::{
     machine::ledger::{Delta, Head, Member},
 };
 
-use super::{Database, Trouble, codec};
+use super::{
+    Database, Trouble,
+    codec::{self, Pair},
+};
 use crate::store::StoreError;
 
 /// Entries that [`Known`] may hold before it starts anew.
@@ -34,7 +37,7 @@ impl Known {
         if let Some(known) = self.heads.get(id) {
             return Ok(*known);
         }
-        let value = database.heads.get(id.as_str()).map_err(Trouble::from)?;
+        let value = database.state.get(codec::head_key(id)).map_err(Trouble::from)?;
         let known = value.map(|value| codec::head(&value)).transpose()?;
         let known = known.map(|(head, members)| (head.last_seq, members));
         self.heads.insert(id.clone(), known);
@@ -51,7 +54,10 @@ impl Known {
         if let Some(known) = self.members.get(&name) {
             return Ok(*known);
         }
-        let value = database.members.get(codec::pair(id.as_str(), user.as_str())).map_err(Trouble::from)?;
+        let value = database
+            .state
+            .get(codec::pair(Pair::Member, id.as_str(), user.as_str()))
+            .map_err(Trouble::from)?;
         let known = value.map(|value| codec::member(&value)).transpose()?.map(|member| member.is_in());
         self.members.insert(name, known);
         Ok(known)
@@ -80,7 +86,7 @@ pub(super) fn stage(
         put_head(database, known, (id, head, members), batch);
     }
     for (id, change) in counts {
-        let value = database.heads.get(id.as_str()).map_err(Trouble::from)?;
+        let value = database.state.get(codec::head_key(&id)).map_err(Trouble::from)?;
         if let Some((head, _)) = value.map(|value| codec::head(&value)).transpose()? {
             let members = count(database, known, &id, Some(change))?;
             put_head(database, known, (&id, &head, members), batch);
@@ -88,7 +94,7 @@ pub(super) fn stage(
     }
     for (id, user, device, row) in &delta.devices {
         let key = codec::device_key(id.as_str(), user.as_str(), device.as_str());
-        batch.insert(&database.devices, key, codec::put_device(row));
+        batch.insert(&database.state, key, codec::put_device(row));
     }
     for (hash, key) in &delta.keys {
         batch.insert(&database.keys, codec::key_key(partition, hash), codec::put_key(key));
@@ -151,14 +157,18 @@ fn put_member(
 ) -> Result<(), Trouble> {
     let before = known.member(id, user, database)?;
     if before.is_none() {
-        batch.insert(&database.of_user, codec::pair(user.as_str(), id.as_str()), []);
+        batch.insert(&database.state, codec::pair(Pair::OfUser, user.as_str(), id.as_str()), []);
     }
     let change = i64::from(member.is_in()) - i64::from(before.unwrap_or(false));
     if change != 0 {
         *counts.entry(id.clone()).or_default() += change;
     }
     known.members.insert((id.clone(), user.clone()), Some(member.is_in()));
-    batch.insert(&database.members, codec::pair(id.as_str(), user.as_str()), codec::put_member(member));
+    batch.insert(
+        &database.state,
+        codec::pair(Pair::Member, id.as_str(), user.as_str()),
+        codec::put_member(member),
+    );
     Ok(())
 }
 
@@ -179,5 +189,5 @@ fn put_head(
     batch: &mut WriteBatch,
 ) {
     known.heads.insert(id.clone(), Some((head.last_seq, members)));
-    batch.insert(&database.heads, id.as_str(), codec::put_head(head, members));
+    batch.insert(&database.state, codec::head_key(id), codec::put_head(head, members));
 }

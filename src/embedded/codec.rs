@@ -25,20 +25,35 @@ pub(crate) struct Standing {
     pub(crate) rules: Rules,
 }
 
-/// `first` 0 `second`.
-pub(crate) fn pair(first: &str, second: &str) -> Vec<u8> {
-    [first.as_bytes(), b"\0", second.as_bytes()].concat()
+/// The name of the log.
+pub(crate) const TOPIC: &[u8] = b"t";
+
+/// A kind of pair in the keyspace `state`: its first byte.
+#[derive(Clone, Copy)]
+pub(crate) enum Pair {
+    /// conversation, user → member.
+    Member = b'm' as isize,
+    /// user, conversation → nothing.
+    OfUser = b'u' as isize,
 }
 
-/// Everything that begins with `first` 0.
-pub(crate) fn under(first: &str) -> Vec<u8> {
-    pair(first, "")
+/// kind `first` 0 `second`.
+pub(crate) fn pair(kind: Pair, first: &str, second: &str) -> Vec<u8> {
+    [&[kind as u8], first.as_bytes(), b"\0", second.as_bytes()].concat()
 }
 
-/// The second part of a [`pair`] whose first part is as long as `first`.
-pub(crate) fn second<'a>(key: &'a [u8], first: &str) -> Result<&'a str, Trouble> {
-    let second = key.get(first.len() + 1..).ok_or_else(damaged)?;
-    std::str::from_utf8(second).map_err(|_| damaged())
+/// The second part of a [`pair`] that begins with `first`; none when it does not.
+pub(crate) fn second<'a>(key: &'a [u8], kind: Pair, first: &str) -> Result<Option<&'a str>, Trouble> {
+    let Some(second) = key.strip_prefix(&pair(kind, first, "")[..]) else { return Ok(None) };
+    std::str::from_utf8(second).map(Some).map_err(|_| damaged())
+}
+
+pub(crate) fn head_key(conversation: &ConversationId) -> Vec<u8> {
+    [b"h", conversation.as_str().as_bytes()].concat()
+}
+
+pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
+    [&b"p"[..], &partition.to_be_bytes()].concat()
 }
 
 pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
@@ -46,14 +61,16 @@ pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
 }
 
 pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8> {
-    [conversation, user, device].join("\0").into_bytes()
+    ["d", conversation, "\0", user, "\0", device].concat().into_bytes()
 }
 
-pub(crate) fn log_key(partition: u32, offset: u64) -> [u8; 12] {
-    let mut key = [0; 12];
-    key[..4].copy_from_slice(&partition.to_be_bytes());
-    key[4..].copy_from_slice(&offset.to_be_bytes());
-    key
+pub(crate) fn log_key(partition: u32, offset: u64) -> Vec<u8> {
+    [&log_of(partition)[..], &offset.to_be_bytes()].concat()
+}
+
+/// What the keys of a partition's log begin with.
+pub(crate) fn log_of(partition: u32) -> Vec<u8> {
+    [&b"l"[..], &partition.to_be_bytes()].concat()
 }
 
 pub(crate) fn key_key(partition: u32, hash: &Hash16) -> [u8; 20] {
@@ -68,8 +85,8 @@ pub(crate) fn key_hash(key: &[u8]) -> Result<Hash16, Trouble> {
 }
 
 pub(crate) fn log_offset(key: &[u8]) -> Result<u64, Trouble> {
-    let offset = key.get(4..12).and_then(|part| part.try_into().ok()).ok_or_else(damaged)?;
-    Ok(u64::from_be_bytes(offset))
+    let offset = key.last_chunk::<8>().ok_or_else(damaged)?;
+    Ok(u64::from_be_bytes(*offset))
 }
 
 /// Bytes that are not what was written.

@@ -17,25 +17,13 @@ const JOURNAL_BYTES: u64 = 128 << 20;
 /// For blocks read from the disk.
 const CACHE_BYTES: u64 = 32 << 20;
 
-const TOPIC: &[u8] = b"topic";
-
 /// The open database. Values are described in [`codec`].
 pub(crate) struct Database {
     pub(super) fjall: fjall::Database,
-    /// `topic`, and `p<partition>` → [`Standing`].
-    meta: Keyspace,
-    /// partition, offset → log record.
-    pub(super) log: Keyspace,
+    /// What is small and changes: topic, standings, log, heads, members, devices.
+    pub(crate) state: Keyspace,
     /// conversation, seq → row.
     pub(crate) rows: Keyspace,
-    /// conversation → head, count of members.
-    pub(crate) heads: Keyspace,
-    /// conversation, user → member.
-    pub(crate) members: Keyspace,
-    /// user, conversation → nothing.
-    pub(crate) of_user: Keyspace,
-    /// conversation, user, device → device.
-    pub(crate) devices: Keyspace,
     /// partition, hash → key.
     pub(crate) keys: Keyspace,
 }
@@ -45,20 +33,19 @@ impl Database {
     pub(super) fn open(directory: &Directory) -> Result<Result<(Self, TopicId), OpenError>, Trouble> {
         let path = directory.database();
         let io = |error: std::io::Error| Trouble::Io(error.to_string());
-        if !path.try_exists().map_err(io)? {
-            let draft = directory.draft().map_err(io)?;
+        if let Some(draft) = directory.draft().map_err(io)? {
             let made = Self::open_at(&draft)?;
             let topic: u128 = rand::random();
-            made.meta.insert(TOPIC, topic.to_be_bytes())?;
+            made.state.insert(codec::TOPIC, topic.to_be_bytes())?;
             made.fjall.persist(PersistMode::SyncAll)?;
             drop(made);
-            directory.made(&draft).map_err(io)?;
+            directory.made().map_err(io)?;
         }
         if let Err(damage) = directory.check() {
             return Ok(Err(damage));
         }
         let database = Self::open_at(&path)?;
-        let topic = database.meta.get(TOPIC)?.and_then(|value| value[..].try_into().ok());
+        let topic = database.state.get(codec::TOPIC)?.and_then(|value| value[..].try_into().ok());
         let topic = topic.ok_or_else(|| Trouble::Damaged("the log has no name".to_owned()))?;
         Ok(Ok((database, TopicId(u128::from_be_bytes(topic)))))
     }
@@ -71,17 +58,7 @@ impl Database {
             .open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         let keyspace = |name| fjall.keyspace(name, options);
-        Ok(Self {
-            meta: keyspace("meta")?,
-            log: keyspace("log")?,
-            rows: keyspace("rows")?,
-            heads: keyspace("heads")?,
-            members: keyspace("members")?,
-            of_user: keyspace("of_user")?,
-            devices: keyspace("devices")?,
-            keys: keyspace("keys")?,
-            fjall,
-        })
+        Ok(Self { state: keyspace("state")?, rows: keyspace("rows")?, keys: keyspace("keys")?, fjall })
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -94,7 +71,10 @@ impl Database {
         snapshot: &Snapshot,
         partition: u32,
     ) -> Result<Option<Standing>, Trouble> {
-        snapshot.get(&self.meta, standing_key(partition))?.map(|value| codec::standing(&value)).transpose()
+        snapshot
+            .get(&self.state, codec::standing_key(partition))?
+            .map(|value| codec::standing(&value))
+            .transpose()
     }
 
     pub(super) fn standing(&self, partition: u32) -> Result<Option<Standing>, Trouble> {
@@ -102,21 +82,16 @@ impl Database {
     }
 
     pub(super) fn put_standing(&self, batch: &mut fjall::OwnedWriteBatch, partition: u32, it: &Standing) {
-        batch.insert(&self.meta, standing_key(partition), codec::put_standing(it));
+        batch.insert(&self.state, codec::standing_key(partition), codec::put_standing(it));
     }
 
     /// What the log of a partition holds.
     pub(super) fn log(&self, partition: u32) -> Result<Kept, Trouble> {
         let mut kept = Vec::new();
-        for entry in self.log.prefix(partition.to_be_bytes()) {
+        for entry in self.state.prefix(codec::log_of(partition)) {
             let (key, value) = entry.into_inner()?;
             kept.push((codec::log_offset(&key)?, Bytes::copy_from_slice(&value)));
         }
         Ok(kept)
     }
-}
-
-fn standing_key(partition: u32) -> [u8; 5] {
-    let [a, b, c, d] = partition.to_be_bytes();
-    [b'p', a, b, c, d]
 }

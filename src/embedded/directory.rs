@@ -1,7 +1,8 @@
 //! The store's directory: whose it is, which version it has, and that only one process is in it.
 //!
 //! `format.json` says what this is; `lock` is locked while a node runs; `db` is fjall's. The database is made under
-//! another name and moved into place whole, so that a crash while it is made leaves nothing half made.
+//! another name, then the marker is written, then the database moved into place: so a crash leaves nothing half made,
+//! and a database that is gone later is missed.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -17,6 +18,7 @@ use super::{OpenError, journal};
 pub const FORMAT: u32 = 1;
 
 const FORMAT_FILE: &str = "format.json";
+const DRAFT: &str = "db.new";
 
 #[derive(Serialize, Deserialize)]
 struct Marker {
@@ -56,9 +58,8 @@ impl Directory {
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
         let directory = Self { path: path.to_owned(), _lock: lock };
-        match marker {
-            None => directory.write_marker().map_err(at)?,
-            Some(found) => directory.upgrade(found)?,
+        if let Some(found) = marker {
+            directory.upgrade(found)?;
         }
         Ok(directory)
     }
@@ -68,22 +69,35 @@ impl Directory {
         self.path.join("db")
     }
 
-    /// Where a new database is made, empty; [`Directory::made`] moves it into place.
-    pub(super) fn draft(&self) -> io::Result<PathBuf> {
-        let draft = self.path.join("db.new");
+    /// Where a new database is to be made, if there never was one; [`Directory::made`] moves it into place.
+    pub(super) fn draft(&self) -> io::Result<Option<PathBuf>> {
+        let (marked, draft) = (self.path.join(FORMAT_FILE).try_exists()?, self.path.join(DRAFT));
+        if marked {
+            if draft.try_exists()? {
+                self.made()?;
+            }
+            return Ok(None);
+        }
         if draft.try_exists()? {
             fs::remove_dir_all(&draft)?;
         }
-        Ok(draft)
+        Ok(Some(draft))
     }
 
-    pub(super) fn made(&self, draft: &Path) -> io::Result<()> {
-        fs::rename(draft, self.database())?;
+    pub(super) fn made(&self) -> io::Result<()> {
+        self.write_marker()?;
+        fs::rename(self.path.join(DRAFT), self.database())?;
         File::open(&self.path)?.sync_all()
     }
 
     /// Cuts a torn end off; refuses damage in the middle.
     pub(super) fn check(&self) -> Result<(), OpenError> {
+        if !self.database().is_dir() {
+            return Err(OpenError::Damaged {
+                path: self.path.clone(),
+                what: "its database is gone".to_owned(),
+            });
+        }
         let found = journal::check(&self.database())
             .map_err(|error| OpenError::Io { path: self.path.clone(), error })?;
         found.map_err(|damage| OpenError::Damaged {
@@ -110,11 +124,11 @@ impl Directory {
     }
 }
 
-/// Anything but what a crash between the lock and the marker leaves.
+/// Anything but what a crash before the marker leaves.
 fn holds_anything(path: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
-        if name != "lock" && name != "format.tmp" {
+        if !["lock", "format.tmp", DRAFT].iter().any(|ours| name == *ours) {
             return Ok(true);
         }
     }

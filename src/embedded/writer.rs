@@ -161,11 +161,11 @@ impl Writer {
                 database.put_standing(batch, partition, &standing);
                 if let Some(tail) = core.tail(partition) {
                     for offset in tail.needless(delta.to.offset) {
-                        batch.remove(&database.log, codec::log_key(partition, offset));
+                        batch.remove(&database.state, codec::log_key(partition, offset));
                     }
                     let end = delta.to.offset.checked_sub(1);
                     if let Some((end, bytes)) = end.and_then(|end| Some((end, tail.at(end)?))) {
-                        batch.insert(&database.log, codec::log_key(partition, end), &bytes[..]);
+                        batch.insert(&database.state, codec::log_key(partition, end), &bytes[..]);
                         last = true;
                     }
                 }
@@ -196,7 +196,7 @@ impl Writer {
             let written = self.usable().and_then(|()| {
                 self.write(|database, _, batch| {
                     for (offset, bytes) in &waiting {
-                        batch.insert(&database.log, codec::log_key(partition, *offset), &bytes[..]);
+                        batch.insert(&database.state, codec::log_key(partition, *offset), &bytes[..]);
                     }
                     Ok(())
                 })

@@ -8,6 +8,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use smallvec::SmallVec;
 use tidegate_protocol::{
     Time,
     id::{ConversationId, DeviceId, UserId},
@@ -43,11 +44,14 @@ impl Default for Leases {
     }
 }
 
+type Devices = SmallVec<[(DeviceId, Token); 1]>;
+
 #[derive(Default)]
 struct State {
     /// The last epoch given: one counter for all devices rises for each of them.
     epoch: u64,
-    users: HashMap<UserId, BTreeMap<DeviceId, Token>>,
+    /// A device or two a user, so a list takes a tenth of what a map would.
+    users: HashMap<UserId, Devices>,
     runs: HashMap<NodeBoot, Run>,
     retired: HashSet<NodeBoot>,
     retired_order: VecDeque<NodeBoot>,
@@ -84,11 +88,18 @@ impl State {
     }
 
     fn current(&self, user: &UserId, device: &DeviceId) -> Option<&Token> {
-        self.users.get(user)?.get(device)
+        self.users.get(user)?.iter().find_map(|(id, token)| (id == device).then_some(token))
     }
 
     fn set(&mut self, user: UserId, device: DeviceId, token: Token) -> Option<Token> {
-        let replaced = self.users.entry(user.clone()).or_default().insert(device.clone(), token.clone());
+        let devices = self.users.entry(user.clone()).or_default();
+        let replaced = match devices.iter_mut().find(|(id, _)| *id == device) {
+            Some((_, present)) => Some(std::mem::replace(present, token.clone())),
+            None => {
+                devices.push((device.clone(), token.clone()));
+                None
+            }
+        };
         if let Some(old) = &replaced
             && old.at != token.at
         {
@@ -112,7 +123,7 @@ impl State {
             return false;
         }
         if let Some(devices) = self.users.get_mut(&row.user) {
-            devices.remove(&row.device);
+            devices.retain(|(id, _)| *id != row.device);
             if devices.is_empty() {
                 self.users.remove(&row.user);
             }

@@ -143,16 +143,20 @@ impl Shard {
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
         self.act(conn);
+        self.resume(conn);
         self.flush(conn);
     }
 
     fn replace_others(&mut self, done: &LoginDone) {
         let route = &done.route;
         let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch);
-        for shard in self.context.directory.user(&route.user).iter() {
+        // All shards: one where the old connection has its route, but is not indexed yet, is in no directory. It
+        // reads its mail after it has indexed it.
+        for (shard, handle) in self.context.shards().iter().enumerate() {
             if shard == self.context.index {
                 self.own.push(mail());
-            } else if let Some(handle) = self.context.shards().get(shard).cloned() {
+            } else {
+                let handle = handle.clone();
                 let mail = mail();
                 // A shard is gone only when the node stops, and then its clients are told so.
                 self.context.runtime.spawn(async move { handle.post(mail).await.ok() });
@@ -199,6 +203,17 @@ impl Shard {
     /// A message to a live room: numbered and fanned out here and now, never logged.
     fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let (ticket, conversation) = (submit.ticket, submit.conversation.clone());
+        if self.hub.is_full() {
+            let limits = &self.context.limits;
+            return conn.session.submit_refused(
+                ticket,
+                Code::Busy,
+                "",
+                limits,
+                self.now,
+                &mut self.scratch.actions,
+            );
+        }
         let answer = match &conn.who {
             Some(who) if self.hub.is_in(&conversation, conn.key.slot) => {
                 let time = wall_ms();
@@ -268,9 +283,6 @@ impl Shard {
             conn.session.answered(ticket, answer, limits, self.now, &mut self.scratch.actions);
         }
         self.act(conn);
-        if conn.half_closed && conn.is_open() && conn.session.in_flight() == 0 {
-            self.finish(conn, Code::Bye);
-        }
         self.resume(conn);
         self.flush(conn);
     }

@@ -82,7 +82,9 @@ pub(super) struct Conn {
     pub(super) blocked_since: Option<Time>,
     /// Reading stopped while bytes may wait in the socket.
     pub(super) paused: bool,
-    /// The peer will send nothing more.
+    /// The poll said that the peer will send nothing more; what it sent may still be unread.
+    pub(super) peer_ended: bool,
+    /// The end of what the peer sent was met.
     pub(super) half_closed: bool,
     pub(super) address: IpAddr,
     pub(super) _seat: Seat,

@@ -36,7 +36,8 @@ impl Shard {
         }
         if let Stage::Ws(_) = conn.stage {
             let reason = if reason.is_empty() { code.name() } else { reason };
-            ws::encode_close(code.ws_close(), reason, &mut self.scratch.reply);
+            let status = self.scratch.ws_status.take().unwrap_or(code.ws_close());
+            ws::encode_close(status, reason, &mut self.scratch.reply);
         }
         self.finish(conn, code);
     }
@@ -127,6 +128,7 @@ impl Shard {
             ending: None,
             blocked_since: None,
             paused: false,
+            peer_ended: false,
             half_closed: false,
             address: address.ip(),
             _seat: seat,

@@ -198,6 +198,9 @@ impl Shard {
 
     /// Puts a frame into the outbox; the turn's end flushes it.
     pub(super) fn queue(&mut self, conn: &mut Conn, delivery: &Delivery, frame: Bytes) {
+        if !conn.is_open() {
+            return;
+        }
         let outbox = conn.outbox.get_or_insert_with(Box::default);
         let caps = self.context.caps;
         let pushed = match delivery.conversation.kind() {
@@ -214,7 +217,11 @@ impl Shard {
             Pushed::Queued => {}
             Pushed::Behind => self.context.metrics.behind.increment(1),
             Pushed::Shed => self.context.metrics.shed.increment(1),
-            Pushed::Overflow => return self.slow(conn),
+            Pushed::Overflow => {
+                self.slow(conn);
+                // Its last word leaves now: the replies at hand belong to whoever is flushed next.
+                return self.flush(conn);
+            }
         }
         self.mark_dirty(conn);
     }

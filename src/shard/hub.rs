@@ -23,6 +23,9 @@ use crate::{
 /// Most pushes of one group written together.
 const RUN_MAX: usize = 64;
 
+/// Bytes of pushes that may wait for their fan-out; above it mail stays in the mailbox and room sends are refused.
+const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
+
 /// Marks a member that left while a fan-out was walking the array.
 const LEFT: u32 = u32::MAX;
 
@@ -37,6 +40,8 @@ pub(super) struct Hub {
     links: Vec<SmallVec<[Link; 3]>>,
     /// Groups with work in hand, each once.
     ready: VecDeque<u32>,
+    /// Bytes of all pushes and changes that wait for their fan-out.
+    waiting: usize,
 }
 
 struct Group {
@@ -89,7 +94,13 @@ impl Hub {
             groups: Slab::new(),
             links: Vec::new(),
             ready: VecDeque::new(),
+            waiting: 0,
         }
+    }
+
+    /// Whether so much waits for fan-out that nothing may be added which can wait elsewhere.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting >= WAITING_BYTES_MAX
     }
 
     /// The connection `slot` belongs to `user`.
@@ -195,8 +206,10 @@ impl Hub {
             let group = &mut self.groups[index as usize];
             if group.job.is_none() {
                 let run = take_run(&mut group.pending);
+                self.waiting -= run.iter().map(push_weight).sum::<usize>();
                 if run.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
+                        self.waiting -= weight(&change);
                         self.ready.push_front(index);
                         return Some(Work::Change(change));
                     }
@@ -231,6 +244,7 @@ impl Hub {
     }
 
     fn enqueue(&mut self, index: u32, item: Item) {
+        self.waiting += weight(&item);
         let group = &mut self.groups[index as usize];
         group.pending.push_back(item);
         if !group.queued {
@@ -285,6 +299,17 @@ impl Hub {
             self.directory.release_conversation(&group.id, self.shard);
         }
     }
+}
+
+fn weight(item: &Item) -> usize {
+    match item {
+        Item::Push(delivery) => push_weight(delivery),
+        Item::Join(_, users) | Item::Part(_, users) => 256 + users.len() * 32,
+    }
+}
+
+fn push_weight(delivery: &Delivery) -> usize {
+    256 + delivery.frame.proto().len()
 }
 
 fn take_run(pending: &mut VecDeque<Item>) -> Arc<[Delivery]> {

@@ -11,9 +11,13 @@ use crate::mail::{ConnKey, Mail};
 const SHED_CONNS: usize = 16;
 
 impl Shard {
-    /// Handles at most `budget` mails of other threads, and all of its own.
+    /// Handles at most `budget` mails of other threads, and all of its own. While the fan-out is behind, mail waits in
+    /// the mailbox, which is bounded, so that those who push wait as well.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         for _ in 0..budget {
+            if self.hub.is_full() {
+                break;
+            }
             let Some(mail) = self.mailbox.take() else { break };
             self.handle(mail);
         }
@@ -97,7 +101,8 @@ impl Shard {
 
     fn shed_memory(&mut self) {
         let weight = |slot: &u32| {
-            let conn = self.conns.peek(*slot);
+            // What was queued this turn and not offered to the socket yet is nobody's fault.
+            let conn = self.conns.peek(*slot).filter(|conn| conn.blocked_since.is_some());
             conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
         };
         let mut heavy: Vec<(usize, u32)> = self

@@ -81,6 +81,12 @@ impl Outbox {
         Pushed::Queued
     }
 
+    /// The last words of a connection that closes: behind everything that waits, never before it.
+    pub(super) fn push_last(&mut self, frame: Bytes) {
+        self.data_bytes += frame.len();
+        self.bulk.push_back(frame);
+    }
+
     /// The rest of a frame of which `done` bytes are written; only while nothing else is under way.
     pub(super) fn push_rest(&mut self, frame: Bytes, done: usize) {
         debug_assert!(self.current.is_none());
@@ -140,7 +146,12 @@ impl Outbox {
     /// What is to be told once there is room: (behind, shed). Empty unless the queues are.
     pub(super) fn take_hints(&mut self) -> Option<Hints> {
         let idle = self.current.is_none() && self.normal.is_empty() && self.bulk.is_empty();
-        (idle && (!self.behind.is_empty() || !self.shed.is_empty()))
+        if idle { self.take_hints_now() } else { None }
+    }
+
+    /// The same, without waiting for room: the connection closes.
+    pub(super) fn take_hints_now(&mut self) -> Option<Hints> {
+        (!self.behind.is_empty() || !self.shed.is_empty())
             .then(|| (std::mem::take(&mut self.behind), std::mem::take(&mut self.shed)))
     }
 
@@ -270,6 +281,15 @@ mod tests {
         assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), Pushed::Shed);
         drain(&mut outbox, 100, 100);
         assert_eq!(outbox.take_hints(), Some((vec![], vec![(r, 2)])));
+    }
+
+    #[test]
+    fn last_words_come_behind_all_that_waits() {
+        let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
+        outbox.push_normal(Bytes::from_static(b"message"), &g, 1, CAPS);
+        outbox.push_last(Bytes::from_static(b"close"));
+        assert_eq!(drain(&mut outbox, 100, 100), b"messageclose");
+        assert_eq!(outbox.bytes(), 0);
     }
 
     #[test]

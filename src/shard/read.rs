@@ -11,6 +11,7 @@ use tidegate_protocol::{
 use super::{
     READ_BUDGET_BYTES, Shard,
     conn::{Conn, Ending, Partial, Stage},
+    write::REPLY_CHUNK,
 };
 use crate::net::upgrade::{self, Progress};
 
@@ -45,7 +46,7 @@ impl Shard {
                         self.consume(conn, end);
                     }
                     budget = budget.saturating_sub(received);
-                    if !whole_buffer || conn.is_gone() {
+                    if (!whole_buffer && !conn.peer_ended) || conn.is_gone() {
                         break;
                     }
                     if budget == 0 {
@@ -103,14 +104,16 @@ impl Shard {
     }
 
     fn keep_partial(&mut self, conn: &mut Conn, from: usize, to: usize, scanned: usize) {
-        if from == to || !conn.is_open() {
+        // A fragmented message that is open is a frame that was begun, whatever comes between its fragments.
+        let open = matches!(&conn.stage, Stage::Ws(decoder) if decoder.is_open());
+        if (from == to && !open) || !conn.is_open() {
             conn.partial = None;
             return;
         }
         let bytes = &self.scratch.read[from..to];
         match &mut conn.partial {
             Some(partial) => {
-                let fresh = from > 0;
+                let fresh = from > 0 && !open;
                 partial.bytes.clear();
                 partial.bytes.extend_from_slice(bytes);
                 partial.scanned = scanned;
@@ -139,6 +142,9 @@ impl Shard {
                 Ok(Cut::Consumed(bytes)) => {
                     at += bytes;
                     scanned = 0;
+                    if self.scratch.reply.len() >= REPLY_CHUNK {
+                        self.flush(conn);
+                    }
                 }
                 Ok(Cut::Need(looked)) => {
                     scanned = looked;
@@ -230,11 +236,16 @@ impl Shard {
             fragments_max: FRAGMENTS_MAX,
         };
         let Stage::Ws(decoder) = &mut conn.stage else { return Ok(Cut::Need(0)) };
-        let step =
-            decoder.next(input, &limits).map_err(|violation| (violation.code(), violation.to_string()))?;
+        let step = decoder.next(input, &limits).map_err(|violation| {
+            self.scratch.ws_status = Some(violation.close_code());
+            (violation.code(), violation.to_string())
+        })?;
         let ws::Step::Frame { consumed, event } = step else { return Ok(Cut::Need(0)) };
         match event {
             ws::Event::Message { kind, payload } => {
+                if let Some(partial) = &mut conn.partial {
+                    partial.since = self.now;
+                }
                 let framing = self.conns.hot[conn.key.slot as usize].wire.framing();
                 if (kind == ws::Kind::Text) != (framing == Framing::Json) {
                     return Err((Code::Malformed, "text messages are JSON, binary ones protobuf".into()));
@@ -272,12 +283,14 @@ impl Shard {
         self.act(conn);
     }
 
-    /// A half-closed client still gets its answers; then the connection ends.
+    /// A half-closed client still gets its answers, as if it had said Bye; then the connection ends.
     fn on_end_of_input(&mut self, conn: &mut Conn) {
         conn.half_closed = true;
         match conn.ending {
-            None if conn.session.in_flight() == 0 => self.finish(conn, Code::Bye),
-            None => {}
+            None => {
+                conn.session.leave(Code::Bye, "", &mut self.scratch.actions);
+                self.act(conn);
+            }
             Some(Ending::Flushing(_)) => {}
             Some(Ending::Lingering(_) | Ending::Gone) => conn.ending = Some(Ending::Gone),
         }

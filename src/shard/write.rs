@@ -27,11 +27,14 @@ impl Shard {
     pub(super) fn flush(&mut self, conn: &mut Conn) {
         let reply = std::mem::take(&mut self.scratch.reply);
         let result = self.try_flush(conn, &reply);
-        self.scratch.reply = reply;
-        self.scratch.reply.clear();
         if result.is_err() {
             self.peer_gone(conn);
+        } else if !self.scratch.reply.is_empty() {
+            // The connection was found slow on the way: the replies are given up, its last word is not.
+            return self.flush(conn);
         }
+        self.scratch.reply = reply;
+        self.scratch.reply.clear();
         self.after_flush(conn);
     }
 
@@ -48,8 +51,11 @@ impl Shard {
         }
         if !rest.is_empty() {
             let caps = self.context.caps;
+            let closing = !conn.is_open();
             let outbox = conn.outbox.get_or_insert_with(Box::default);
-            if rest.len() < reply.len() {
+            if closing && rest.len() == reply.len() {
+                say_last(outbox, Bytes::copy_from_slice(rest), self.conns.hot[conn.key.slot as usize].wire);
+            } else if rest.len() < reply.len() {
                 outbox.push_rest(Bytes::copy_from_slice(rest), 0);
             } else if outbox.push_control(Bytes::copy_from_slice(rest), caps) == Pushed::Overflow {
                 self.slow(conn);
@@ -102,6 +108,10 @@ impl Shard {
     }
 }
 
+/// Replies to one connection that are gathered before they are written: what one read asks for in small frames can be
+/// thirty times its size, and the caps of the outbox are only asked when something is written.
+pub(super) const REPLY_CHUNK: usize = 16 * 1024;
+
 /// Writes slices, by plain `write` when there is one.
 pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     match slices {
@@ -110,18 +120,31 @@ pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'
     }
 }
 
-fn tell(outbox: &mut Outbox, (behind, shed): Hints, wire: Wire, caps: Caps) {
+fn tell(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) {
+    for frame in hint_frames(hints, wire) {
+        // At most one hint a conversation, so an overflow here is met by the next full control queue.
+        outbox.push_control(frame, caps);
+    }
+}
+
+/// Puts the final frames of a connection behind what waits for it, and behind the hints about what does not.
+fn say_last(outbox: &mut Outbox, words: Bytes, wire: Wire) {
+    if let Some(hints) = outbox.take_hints_now() {
+        hint_frames(hints, wire).for_each(|frame| outbox.push_last(frame));
+    }
+    outbox.push_last(words);
+}
+
+fn hint_frames((behind, shed): Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
     let behind = behind.into_iter().map(|(conversation, max_seq)| {
         Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
     });
     let shed = shed.into_iter().map(|(room, count)| {
         Body::Shed(pb::Shed { room: room.as_str().trim_start_matches("r:").to_owned(), count })
     });
-    for body in behind.chain(shed) {
-        let frame = codec::encode_frame(&pb::ServerFrame { id: 0, body: Some(body) }, wire);
-        // At most one hint a conversation, so an overflow here is met by the next full control queue.
-        outbox.push_control(frame, caps);
-    }
+    behind
+        .chain(shed)
+        .map(move |body| codec::encode_frame(&pb::ServerFrame { id: 0, body: Some(body) }, wire))
 }
 
 /// Appends a frame as it goes out on `wire`.

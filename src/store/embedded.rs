@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    embedded::{self, Database, Engine, Trouble},
+    embedded::{self, Database, Engine, Pair, Trouble},
 };
 
 /// What is archived, in the database that the log is in, too.
@@ -49,12 +49,13 @@ impl<'a> Reading<'a> {
     }
 
     fn head(&self, id: &ConversationId) -> Result<Option<(Head, u64)>, Trouble> {
-        let value = self.view.get(&self.database.heads, id.as_str())?;
+        let value = self.view.get(&self.database.state, embedded::head_key(id))?;
         value.map(|value| embedded::head(&value)).transpose()
     }
 
     fn member(&self, id: &ConversationId, user: &UserId) -> Result<Option<Member>, Trouble> {
-        let value = self.view.get(&self.database.members, embedded::pair(id.as_str(), user.as_str()))?;
+        let value =
+            self.view.get(&self.database.state, embedded::pair(Pair::Member, id.as_str(), user.as_str()))?;
         value.map(|value| embedded::member(&value)).transpose()
     }
 
@@ -75,7 +76,7 @@ impl<'a> Reading<'a> {
             }
             Need::Device(id, user, device) => {
                 let key = embedded::device_key(id.as_str(), user.as_str(), device.as_str());
-                let value = self.view.get(&self.database.devices, key)?;
+                let value = self.view.get(&self.database.state, key)?;
                 let row = value.map(|value| embedded::device(&value)).transpose()?;
                 Loaded::Device(id, user, device, row)
             }
@@ -109,13 +110,14 @@ impl<'a> Reading<'a> {
         limit: usize,
     ) -> Result<Vec<Membership>, Trouble> {
         let mut found = Vec::new();
-        let start = embedded::pair(user.as_str(), after.map_or("", |id| id.as_str()));
-        for entry in self.view.range(&self.database.of_user, (Bound::Excluded(start), Bound::Unbounded)) {
+        let start = embedded::pair(Pair::OfUser, user.as_str(), after.map_or("", |id| id.as_str()));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
             let key = entry.key()?;
-            if found.len() == limit || !key.starts_with(&embedded::under(user.as_str())) {
+            let Some(id) = embedded::second(&key, Pair::OfUser, user.as_str())? else { break };
+            if found.len() == limit {
                 break;
             }
-            let id = embedded::conversation_id(embedded::second(&key, user.as_str())?)?;
+            let id = embedded::conversation_id(id)?;
             if let (Some(member), Some((head, _))) = (self.member(&id, user)?, self.head(&id)?) {
                 found.push(Membership { conversation: id, member, head });
             }
@@ -130,15 +132,16 @@ impl<'a> Reading<'a> {
         limit: usize,
     ) -> Result<Vec<(UserId, Member)>, Trouble> {
         let mut found = Vec::new();
-        let start = embedded::pair(id.as_str(), after.map_or("", UserId::as_str));
-        for entry in self.view.range(&self.database.members, (Bound::Excluded(start), Bound::Unbounded)) {
+        let start = embedded::pair(Pair::Member, id.as_str(), after.map_or("", UserId::as_str));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
             let (key, value) = entry.into_inner()?;
-            if found.len() == limit || !key.starts_with(&embedded::under(id.as_str())) {
+            let Some(user) = embedded::second(&key, Pair::Member, id.as_str())? else { break };
+            if found.len() == limit {
                 break;
             }
             let member = embedded::member(&value)?;
             if member.is_in() {
-                found.push((embedded::user_id(embedded::second(&key, id.as_str())?)?, member));
+                found.push((embedded::user_id(user)?, member));
             }
         }
         Ok(found)

@@ -24,15 +24,15 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let (names, _) = shell::output(&mut shell.command(&program))
         .context("examples/counts is built by `cargo xtask test build`")?;
     for name in names.lines() {
-        if !limits.iter().any(|(limited, _)| limited == name) {
+        if !limits.iter().any(|limit| limit.name == name) {
             bail!("`{name}` has no limit in benches/counts.toml");
         }
     }
     let mut broken = Vec::new();
     println!("{:<28} {:>12} {:>12}", "function", "instructions", "limit");
-    for (name, limit) in &limits {
-        let once = measure(shell, &program, name, ITERATIONS)?;
-        let twice = measure(shell, &program, name, 2 * ITERATIONS)?;
+    for Limit { name, limit, within } in &limits {
+        let once = measure(shell, &program, name, ITERATIONS, *within)?;
+        let twice = measure(shell, &program, name, 2 * ITERATIONS, *within)?;
         let each = twice.saturating_sub(once) as f64 / ITERATIONS as f64;
         let verdict = match each {
             each if each > *limit as f64 => "OVER",
@@ -54,21 +54,43 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `name = limit` lines of the table `[instructions]`.
-fn read_limits(text: &str) -> anyhow::Result<Vec<(String, u64)>> {
-    let table: toml::Table = text.parse()?;
-    let limits = table.get("instructions").and_then(|value| value.as_table());
-    let limits = limits.context("benches/counts.toml has a table [instructions]")?;
-    let limit = |(name, value): (&String, &toml::Value)| {
-        let limit = value.as_integer().and_then(|limit| u64::try_from(limit).ok());
-        Ok((name.clone(), limit.with_context(|| format!("the limit of `{name}` is a whole number"))?))
-    };
-    limits.iter().map(limit).collect()
+struct Limit {
+    name: String,
+    limit: u64,
+    /// Only what happens inside this function counts; none = everything.
+    within: Option<&'static str>,
 }
 
-fn measure(shell: &Shell, program: &Path, name: &str, iterations: u64) -> anyhow::Result<u64> {
+/// The tables of `benches/counts.toml`, and what is counted for each.
+const TABLES: &[(&str, Option<&str>)] =
+    &[("instructions", None), ("shard", Some("tidegate::shard::Shard::turn"))];
+
+fn read_limits(text: &str) -> anyhow::Result<Vec<Limit>> {
+    let file: toml::Table = text.parse()?;
+    let mut limits = Vec::new();
+    for (table, within) in TABLES {
+        let entries = file.get(*table).and_then(|value| value.as_table());
+        for (name, value) in entries.with_context(|| format!("benches/counts.toml has a table [{table}]"))? {
+            let limit = value.as_integer().and_then(|limit| u64::try_from(limit).ok());
+            let limit = limit.with_context(|| format!("the limit of `{name}` is a whole number"))?;
+            limits.push(Limit { name: name.clone(), limit, within: *within });
+        }
+    }
+    Ok(limits)
+}
+
+fn measure(
+    shell: &Shell,
+    program: &Path,
+    name: &str,
+    iterations: u64,
+    within: Option<&str>,
+) -> anyhow::Result<u64> {
     let mut command = shell.command("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    if let Some(within) = within {
+        command.args(["--collect-atstart=no".to_owned(), format!("--toggle-collect={within}")]);
+    }
     let (_, told) = shell::output(command.arg(program).args([name, &iterations.to_string()]))?;
     collected(&told).with_context(|| format!("callgrind said nothing of what it collected:\n{told}"))
 }
@@ -84,10 +106,15 @@ mod tests {
 
     #[test]
     fn limits_and_counts_are_read() {
-        let limits = read_limits("# why\n[instructions]\nencode = 400\n").expect("a table");
-        assert_eq!(limits, [("encode".to_owned(), 400)]);
-        assert!(read_limits("encode = 400").is_err());
-        assert!(read_limits("[instructions]\nencode = -1").is_err());
+        let limits =
+            read_limits("# why\n[instructions]\nencode = 400\n[shard]\nfan = 7\n").expect("two tables");
+        assert_eq!(
+            limits.iter().map(|it| (it.name.as_str(), it.limit)).collect::<Vec<_>>(),
+            [("encode", 400), ("fan", 7)]
+        );
+        assert!(limits[0].within.is_none() && limits[1].within.is_some());
+        assert!(read_limits("[instructions]\nencode = 400").is_err());
+        assert!(read_limits("[shard]\n[instructions]\nencode = -1").is_err());
         assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 215377\n"), Some(215_377));
         assert_eq!(collected("==7== nothing"), None);
     }

@@ -19,6 +19,7 @@ const STEPS: &[(&str, &str, Run)] = &[
         "licences, bans, sources (told, not failed, where cargo-deny is missing)",
         tools::deny_if_present,
     ),
+    ("schema", "buf lint of the wire and record schema", third_party::schema),
     ("tests", "cargo test --workspace", |shell| shell.cargo(&["test", "--workspace"])),
     ("build", "release build and examples", |shell| {
         shell.cargo(&["build", "--release", "--package", "tidegate", "--bins", "--examples"])

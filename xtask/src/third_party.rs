@@ -19,6 +19,12 @@ enum Program {
     Python,
 }
 
+/// Lints `protocol/tidegate` by the rules in `protocol/buf.yaml`.
+pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
+    let buf = tools::buf(shell)?;
+    shell::run(Command::new(buf).arg("lint").current_dir(shell.root.join("protocol")))
+}
+
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;

@@ -88,6 +88,26 @@ pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
+/// Pinned apart from the lock file, because npm can't lock its per-platform parts without naming where they lie.
+const BUF: &str = "@bufbuild/buf@1.75.0";
+
+/// The schema linter, installed below the target folder.
+pub(crate) fn buf(shell: &Shell) -> anyhow::Result<PathBuf> {
+    ensure_program(shell, "node", "nodejs")?;
+    ensure_program(shell, "npm", "npm")?;
+    let folder = shell.target.join("tools").join("buf");
+    let program = folder.join("node_modules/.bin/buf");
+    let stamp = folder.join("tidegate-packages");
+    if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == BUF) {
+        let options = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"];
+        let mut npm = shell.command("npm");
+        npm.args(["install", "--prefix"]).arg(&folder).args(options).arg(BUF);
+        shell::run(&mut npm).with_context(|| format!("installing {BUF} with npm"))?;
+        fs::write(stamp, BUF)?;
+    }
+    Ok(program)
+}
+
 const DENY_HOW: &str =
     "cargo-deny is not installed: `cargo install --locked cargo-deny` (it compiles for minutes)";
 

@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer, Serializer,
-    de::{self, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+    de::{self, MapAccess, SeqAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
 
+use super::LIST_MAX;
 use crate::pb;
 
 /// Whether a field is left out when written.
@@ -43,8 +44,8 @@ where
 
 /// A list of unsigned integers.
 pub(crate) fn integers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
-    let list = Option::<Vec<Integer<u64>>>::deserialize(from)?.unwrap_or_default();
-    Ok(list.into_iter().map(|integer| integer.0).collect())
+    let list = Option::<List<Integer<u64>>>::deserialize(from)?;
+    Ok(list.map(|list| list.0.into_iter().map(|integer| integer.0).collect()).unwrap_or_default())
 }
 
 /// A message.
@@ -62,8 +63,8 @@ where
     T: Deserialize<'de>,
     D: Deserializer<'de>,
 {
-    let list = Option::<Vec<Object<T>>>::deserialize(from)?.unwrap_or_default();
-    Ok(list.into_iter().map(|object| object.0).collect())
+    let list = Option::<List<Object<T>>>::deserialize(from)?;
+    Ok(list.map(|list| list.0.into_iter().map(|object| object.0).collect()).unwrap_or_default())
 }
 
 /// A map from text to text.
@@ -169,6 +170,36 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
+
+/// A list of at most [`LIST_MAX`] entries.
+struct List<T>(Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(ListVisitor(PhantomData))
+    }
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = List<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(entry) = seq.next_element()? {
+            if list.len() >= LIST_MAX {
+                return Err(de::Error::custom("a list that is too long"));
+            }
+            list.push(entry);
+        }
+        Ok(List(list))
     }
 }
 

@@ -9,7 +9,7 @@ use prost::{
 };
 
 use super::{Framing, Wire, encode_server, tcp};
-use crate::pb;
+use crate::{pb, ws};
 
 /// The field of `ServerFrame` that is a `Push`.
 const FRAME_PUSH: u32 = 2;
@@ -123,7 +123,7 @@ pub fn encode_frame(frame: &pb::ServerFrame, wire: Wire) -> Bytes {
         }
         Wire::WsBinary => {
             let len = frame.encoded_len();
-            payload.reserve_exact(WS_HEADER_BYTES_MAX + len);
+            payload.reserve_exact(ws::SERVER_HEADER_MAX + len);
             put_ws_header(wire, len, &mut payload);
             frame.encode_raw(&mut payload);
             payload.into()
@@ -139,39 +139,25 @@ pub fn encode_frame(frame: &pb::ServerFrame, wire: Wire) -> Bytes {
     }
 }
 
-/// The longest header of a WebSocket frame that is not masked.
-pub const WS_HEADER_BYTES_MAX: usize = 10;
-
 /// Appends the WebSocket header of a whole message that is not masked: text for JSON, binary for protobuf.
 pub fn put_ws_header(wire: Wire, payload_bytes: usize, out: &mut Vec<u8>) {
-    const FIN: u8 = 0x80;
-    out.push(match wire.framing() {
-        Framing::Json => FIN | 0x1,
-        Framing::Proto => FIN | 0x2,
-    });
-    if let Ok(short) = u8::try_from(payload_bytes)
-        && short < 126
-    {
-        out.push(short);
-    } else if let Ok(middle) = u16::try_from(payload_bytes) {
-        out.push(126);
-        out.put_u16(middle);
-    } else {
-        out.push(127);
-        out.put_u64(payload_bytes as u64);
-    }
+    let opcode = match wire.framing() {
+        Framing::Json => ws::Opcode::Text,
+        Framing::Proto => ws::Opcode::Binary,
+    };
+    ws::server_header(opcode, payload_bytes, out);
 }
 
 fn ws_header_len_of(message: &[u8]) -> usize {
     match message[1] {
         126 => 4,
-        127 => WS_HEADER_BYTES_MAX,
+        127 => ws::SERVER_HEADER_MAX,
         _ => 2,
     }
 }
 
 fn with_ws_header(wire: Wire, payload: &[u8]) -> Bytes {
-    let mut out = Vec::with_capacity(WS_HEADER_BYTES_MAX + payload.len());
+    let mut out = Vec::with_capacity(ws::SERVER_HEADER_MAX + payload.len());
     put_ws_header(wire, payload.len(), &mut out);
     out.extend_from_slice(payload);
     out.into()

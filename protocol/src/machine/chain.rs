@@ -8,7 +8,7 @@
 //! | one lost frame blocks everything behind it | after `order_timeout` an alarm, after a second one an explicit skip |
 //! | two devices fork one chain | a chain belongs to one (user, device); a successor claimed twice is [`Offer::BadLink`] |
 //! | the retry of a delivered id is stuck | [`Offer::Done`]: sent on unchained, never held |
-//! | state lost and frames reordered: stuck | the client's declared id is adopted; otherwise the skip resumes |
+//! | state lost and frames reordered: stuck | the client's declared id is adopted: [`Chain::adopt`]; else the skip resumes |
 //! | `id == next_id` walks for ever | [`Offer::BadLink`]; so are longer circles, and each release consumes a held item |
 //! | a withheld id buffers without bound | [`Offer::Full`] past `hold_max` items or `hold_bytes_max` bytes |
 //!
@@ -19,7 +19,7 @@
 
 mod ring;
 
-use self::ring::Ring;
+use self::ring::{Mark, Ring};
 use crate::{Time, id::MsgId};
 use foldhash::{HashMap, HashMapExt};
 use std::time::Duration;
@@ -105,6 +105,8 @@ pub struct Chain<T> {
     arrivals: u64,
     done: Ring,
     skipped: Ring,
+    /// The saved id that the declared one was taken instead of.
+    overtaken: Option<MsgId>,
     /// Where the last skip resumed: what still links to it is part of what was skipped.
     resumed_at: Option<MsgId>,
     /// Whether the last thing that moved `expected` was a release.
@@ -128,11 +130,11 @@ impl<T> Chain<T> {
         Self::resume(expected, [], limits)
     }
 
-    /// A chain that goes on where a saved one stood; `done` are its last released ids, oldest first.
+    /// A chain that goes on where a saved one stood, for a client that is there too or behind; `done` are its last released ids, oldest first.
     pub fn resume(expected: MsgId, done: impl IntoIterator<Item = MsgId>, limits: ChainLimits) -> Self {
         let mut ring = Ring::default();
         // A saved state that lists the expected id as done would refuse the one message that can move it.
-        done.into_iter().filter(|id| *id != expected).for_each(|id| ring.push(id));
+        done.into_iter().filter(|id| *id != expected).for_each(|id| ring.push(&id));
         Self {
             limits,
             expected,
@@ -142,6 +144,7 @@ impl<T> Chain<T> {
             arrivals: 0,
             done: ring,
             skipped: Ring::default(),
+            overtaken: None,
             resumed_at: None,
             retractable: false,
             deadline: Time::ZERO,
@@ -149,14 +152,24 @@ impl<T> Chain<T> {
         }
     }
 
+    /// A chain that expects what its client declares and not what was saved, because the declared id is none of those
+    /// saved as done: then it is not the state of the client that is too old, but the saved one. The last saves were
+    /// lost, or the client began anew; the saved id may never come, and nobody should wait for it.
+    ///
+    /// One case looks the same: a skip gave the declared id up, and the client did not hear of it. Its message then
+    /// leads to an id that is done; it is refused as skipped, and the chain goes on at the saved id.
+    pub fn adopt(
+        declared: MsgId,
+        saved: MsgId,
+        done: impl IntoIterator<Item = MsgId>,
+        limits: ChainLimits,
+    ) -> Self {
+        Self { overtaken: Some(saved), ..Self::resume(declared, done, limits) }
+    }
+
     /// The id that moves the chain.
     pub fn expected(&self) -> &MsgId {
         &self.expected
-    }
-
-    /// The last released ids, oldest first, at most [`REMEMBERED_MAX`].
-    pub fn done(&self) -> impl Iterator<Item = &MsgId> {
-        self.done.iter()
     }
 
     /// How many messages are held: at most `hold_max`, and besides the one that was ready when it came.
@@ -180,20 +193,27 @@ impl<T> Chain<T> {
             return Offer::Waiting(item);
         }
         let due = id == self.expected;
-        if !due && self.done.contains(&id) {
-            return Offer::Done(item);
-        }
-        if !due && self.skipped.contains(&id) {
+        let next_mark = Mark::of(&next_id);
+        if due && self.done.contains(next_mark) && self.yield_to_saved(now) {
             return Offer::Skipped(item);
         }
-        if !due && self.resumed_at.as_ref() == Some(&next_id) {
-            // What a held message names as its successor may still become expected, and is not refused for good.
-            if !self.claims.contains_key(&id) {
-                self.skipped.push(id);
+        if !due {
+            let mark = Mark::of(&id);
+            if self.done.contains(mark) {
+                return Offer::Done(item);
             }
-            return Offer::Skipped(item);
+            if self.skipped.contains(mark) {
+                return Offer::Skipped(item);
+            }
+            if self.resumed_at.as_ref() == Some(&next_id) {
+                // What a held message names as its successor may still become expected, and is not refused for good.
+                if !self.claims.contains_key(&id) {
+                    self.skipped.push(&id);
+                }
+                return Offer::Skipped(item);
+            }
         }
-        if self.is_bad_link(&id, &next_id) {
+        if self.is_bad_link(&id, &next_id, next_mark) {
             return Offer::BadLink(item);
         }
         if !due && !self.has_room(bytes) {
@@ -219,7 +239,7 @@ impl<T> Chain<T> {
             self.claims = HashMap::new();
         }
         let released = std::mem::replace(&mut self.expected, held.next_id);
-        self.done.push(released);
+        self.done.push(&released);
         self.retractable = true;
         self.restart_timer(now);
         Some(held.item)
@@ -228,7 +248,7 @@ impl<T> Chain<T> {
     /// Takes back the release of `id`, which was refused for now before it reached the log: it is expected again and
     /// what follows it stays held. Only the last release can be taken back; says whether it was.
     pub fn retract(&mut self, id: &MsgId, now: Time) -> bool {
-        if !self.retractable || self.done.last() != Some(id) {
+        if !self.retractable || self.done.last() != Some(Mark::of(id)) {
             return false;
         }
         self.retractable = false;
@@ -256,7 +276,7 @@ impl<T> Chain<T> {
         let (oldest, _) = self.held.iter().min_by_key(|(_, held)| held.arrival)?;
         let resumed_at = self.first_before(oldest).clone();
         let expected = std::mem::replace(&mut self.expected, resumed_at.clone());
-        self.skipped.push(expected.clone());
+        self.skipped.push(&expected);
         self.resumed_at = Some(resumed_at.clone());
         self.retractable = false;
         self.restart_timer(now);
@@ -271,6 +291,19 @@ impl<T> Chain<T> {
         id
     }
 
+    /// The adopted id leads to what is done, so the saved one was right: expects that. False when it can't be.
+    fn yield_to_saved(&mut self, now: Time) -> bool {
+        let Some(saved) = self.overtaken.take() else { return false };
+        if self.claims.contains_key(&saved) || self.done.contains(Mark::of(&saved)) {
+            return false;
+        }
+        let declared = std::mem::replace(&mut self.expected, saved);
+        self.skipped.push(&declared);
+        self.retractable = false;
+        self.restart_timer(now);
+        true
+    }
+
     fn has_room(&self, bytes: usize) -> bool {
         self.held.is_empty()
             || (self.held.len() < self.limits.hold_max && self.bytes + bytes <= self.limits.hold_bytes_max)
@@ -283,12 +316,12 @@ impl<T> Chain<T> {
     }
 
     /// Whether `next_id` was used, is claimed by another message, or leads back to `id` through what is held.
-    fn is_bad_link(&self, id: &MsgId, next_id: &MsgId) -> bool {
+    fn is_bad_link(&self, id: &MsgId, next_id: &MsgId, next_mark: Mark) -> bool {
         if next_id == id
             || *next_id == self.expected
             || self.claims.contains_key(next_id)
-            || self.done.contains(next_id)
-            || self.skipped.contains(next_id)
+            || self.done.contains(next_mark)
+            || self.skipped.contains(next_mark)
         {
             return true;
         }

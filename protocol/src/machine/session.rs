@@ -20,7 +20,8 @@
 //! **Refusals before the append.** One submission is out at a time, so a temporary refusal puts the chain back to that
 //! id: what follows stays held, and `n` is not used up. A permanent one is an answer, and the chain goes on.
 //!
-//! **Stopped reading.** [`Session::wants_read`] is false while `in_flight_max` submissions have no answer (answers or
+//! **Stopped reading.** [`Session::wants_read`] is false while a login is undecided (what was written behind Hello waits),
+//! while `in_flight_max` submissions have no answer (answers or
 //! the reply deadline relieve that) and while the hold is full. The frame that found the hold full is parked in here,
 //! one at most, so nothing is lost: the driver keeps the bytes behind it undecoded. The expected id may be among those
 //! bytes or may never come; nobody can know without reading on without bound. So the order timeout relieves a full
@@ -42,7 +43,7 @@ mod requests;
 mod send;
 mod types;
 
-pub use self::types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, Submit};
+pub use self::types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit};
 
 use self::{
     flights::Flights,
@@ -178,13 +179,14 @@ impl Session {
     /// Whether the driver may decode and read on. See the module for what ends a stop.
     pub fn wants_read(&self, limits: &Limits) -> bool {
         match self.state {
-            State::Greeting { .. } | State::LoggingIn { .. } => true,
+            State::Greeting { .. } => true,
             State::Live => {
                 self.flights.len() < limits.in_flight_max
                     && self.pending.is_none()
                     && self.ordered.as_ref().is_none_or(|o| o.parked.is_none())
             }
-            State::Leaving { .. } | State::Closed => false,
+            // What comes behind Hello waits for Welcome, so that a client may write it all at once.
+            State::LoggingIn { .. } | State::Leaving { .. } | State::Closed => false,
         }
     }
 

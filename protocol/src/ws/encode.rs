@@ -10,16 +10,19 @@ pub const CLOSE_REASON_MAX: usize = CONTROL_MAX - 2;
 const FIN: u8 = 0x80;
 const MASKED: u8 = 0x80;
 
-/// Writes the header of a whole server frame of `len` bytes to the start of `out`; returns the header's length.
-pub fn server_header(opcode: Opcode, len: usize, out: &mut [u8; 10]) -> usize {
-    header(FIN | opcode as u8, 0, len, out)
+/// The longest header of a server frame: two bytes and a 64-bit length, for there is no masking key.
+pub const SERVER_HEADER_MAX: usize = 10;
+
+/// Appends the header of a whole server frame of `len` bytes.
+pub fn server_header(opcode: Opcode, len: usize, out: &mut impl BufMut) {
+    let mut head = [0; SERVER_HEADER_MAX];
+    let n = header(FIN | opcode as u8, 0, len, &mut head);
+    out.put_slice(&head[..n]);
 }
 
 /// Appends a whole server frame: unmasked, in one piece.
 pub fn encode_server(opcode: Opcode, payload: &[u8], out: &mut impl BufMut) {
-    let mut head = [0; 10];
-    let n = server_header(opcode, payload.len(), &mut head);
-    out.put_slice(&head[..n]);
+    server_header(opcode, payload.len(), out);
     out.put_slice(payload);
 }
 
@@ -50,7 +53,7 @@ pub fn encode_client(opcode: Opcode, payload: &[u8], key: [u8; 4], out: &mut Vec
 
 /// Appends any frame: `last` = no further fragment follows, `key` = masked, as a client must and a server must not.
 pub fn encode_fragment(last: bool, opcode: Opcode, payload: &[u8], key: Option<[u8; 4]>, out: &mut Vec<u8>) {
-    let mut head = [0; 10];
+    let mut head = [0; SERVER_HEADER_MAX];
     let first = if last { FIN } else { 0 } | opcode as u8;
     let n = header(first, if key.is_some() { MASKED } else { 0 }, payload.len(), &mut head);
     out.extend_from_slice(&head[..n]);
@@ -62,7 +65,7 @@ pub fn encode_fragment(last: bool, opcode: Opcode, payload: &[u8], key: Option<[
     }
 }
 
-fn header(first: u8, masked: u8, len: usize, out: &mut [u8; 10]) -> usize {
+fn header(first: u8, masked: u8, len: usize, out: &mut [u8; SERVER_HEADER_MAX]) -> usize {
     out[0] = first;
     match len {
         0..=125 => {

@@ -23,8 +23,9 @@ pub(super) struct Hello {
 impl Session {
     /// The login holds: says Welcome. Ignored unless a login was asked for and is undecided.
     ///
-    /// The chain starts at the saved id if there is one, else at the declared one, else at a fresh one. Where saved and
-    /// declared ids differ the saved one stands, Welcome tells it, and the client sends again from there.
+    /// The chain starts at the declared id, if there is one, unless that is saved as done: then the client has missed
+    /// acks, Welcome tells the saved id, and the client sends again what has no ack. Without a declared id it starts at
+    /// the saved one, else at a fresh one. See [`Chain::adopt`] for a declared id that the saved state does not know.
     pub fn logged_in(&mut self, login: LoggedIn, limits: &Limits, now: Time, out: &mut Vec<Action>) {
         let hello = match std::mem::replace(&mut self.state, State::Live) {
             State::LoggingIn { hello, .. } => hello,
@@ -35,10 +36,15 @@ impl Session {
         };
         let Hello { id, next_id, chain } = *hello;
         let chained = chain || next_id.is_some();
-        let (saved, done) = login.chain_saved.map_or((None, Vec::new()), |(id, done)| (Some(id), done));
-        let next_id = saved.or(next_id).unwrap_or(login.fresh_next_id);
+        let chain = match (login.chain_saved, next_id) {
+            (Some((saved, done)), Some(declared)) if declared != saved && !done.contains(&declared) => {
+                Chain::adopt(declared, saved, done, limits.chain)
+            }
+            (Some((saved, done)), _) => Chain::resume(saved, done, limits.chain),
+            (None, declared) => Chain::new(declared.unwrap_or(login.fresh_next_id), limits.chain),
+        };
+        let next_id = chain.expected().clone();
         if chained {
-            let chain = Chain::resume(next_id.clone(), done, limits.chain);
             self.ordered = Some(Box::new(Ordered::new(chain)));
         }
         self.identity = Some(Identity { user: login.user, device: login.device, epoch: login.epoch });

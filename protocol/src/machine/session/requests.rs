@@ -1,6 +1,6 @@
 //! The requests of a live session other than Send: acks, pings, rooms, and the way out.
 
-use super::{Action, Limits, Session, State};
+use super::{Action, Limits, POSITIONS_MAX, Session, State};
 use crate::{
     Code, Time,
     id::{ConversationId, RoomId},
@@ -37,6 +37,15 @@ impl Session {
         now: Time,
         out: &mut Vec<Action>,
     ) {
+        let positions = match &body {
+            Asked::Ping(ping) => ping.positions.len(),
+            Asked::Sync(sync) => sync.positions.len(),
+            _ => 0,
+        };
+        if positions > POSITIONS_MAX {
+            let cure = format!("at most {POSITIONS_MAX} positions in one frame: send several");
+            return self.refuse(id, Code::Malformed, &cure, limits, out);
+        }
         match body {
             Asked::Send(send) => self.handle_send(id, send, limits, now, out),
             Asked::Ack(ack) => match ConversationId::parse(&ack.conversation) {

@@ -9,6 +9,9 @@ use crate::{
 use bytes::Bytes;
 use std::{borrow::Cow, time::Duration};
 
+/// The most positions in one Ping or Sync; a client that has more sends several.
+pub const POSITIONS_MAX: usize = 1_000;
+
 /// The bounds of every session of a node; shared, never copied into a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

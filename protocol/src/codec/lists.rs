@@ -1,0 +1,61 @@
+//! How long the lists of a client's frame may be: told before anything is allocated for them.
+//!
+//! An empty position is two bytes on the wire and thirty-two in memory, so a frame within its own limit could claim
+//! many times its size.
+
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// The most entries of one list. A request may have a lower bound, which is answered; over this one is `MALFORMED`.
+pub const LIST_MAX: usize = 10_000;
+
+/// The fields of `ClientFrame` that hold lists, and the lists in them.
+const PING: u32 = 5;
+const SYNC: u32 = 7;
+const PULL: u32 = 8;
+const PONG: u32 = 13;
+const POSITIONS: u32 = 1;
+const SEQS: u32 = 3;
+
+/// Whether the lists of a client's protobuf payload stay within [`LIST_MAX`]. Where the payload breaks, the decoder
+/// breaks too and has allocated no more than was counted up to there.
+pub(super) fn are_short(payload: &[u8]) -> bool {
+    // An entry takes a byte at least.
+    if payload.len() <= LIST_MAX {
+        return true;
+    }
+    let mut count = 0;
+    let mut add = |entries: usize| {
+        count += entries;
+        count <= LIST_MAX
+    };
+    each_field(payload, |tag, body| match (tag, body) {
+        (PING | SYNC | PONG, Some(body)) => each_field(body, |tag, _| tag != POSITIONS || add(1)),
+        (PULL, Some(body)) => each_field(body, |tag, packed| {
+            tag != SEQS
+                || add(packed.map_or(1, |numbers| numbers.iter().filter(|byte| **byte < 0x80).count()))
+        }),
+        _ => true,
+    })
+}
+
+/// Shows each field of a message, with its bytes if it has a length, until one is not liked; says whether all were.
+fn each_field(mut message: &[u8], mut like: impl FnMut(u32, Option<&[u8]>) -> bool) -> bool {
+    while let Ok((tag, wire_type)) = decode_key(&mut message) {
+        let mut bytes = None;
+        if wire_type == WireType::LengthDelimited {
+            let Some((body, rest)) = decode_varint(&mut message)
+                .ok()
+                .and_then(|len| message.split_at_checked(usize::try_from(len).ok()?))
+            else {
+                return true;
+            };
+            (bytes, message) = (Some(body), rest);
+        } else if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
+            return true;
+        }
+        if !like(tag, bytes) {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,10 @@
+//! The ledger on one owner: its rules by example, and random histories against the naive model.
+
+#[allow(dead_code)]
+#[path = "../ledger_sim/model.rs"]
+mod model;
+mod properties;
+mod rules;
+#[allow(dead_code)]
+#[path = "../ledger_sim/store.rs"]
+pub(crate) mod store;

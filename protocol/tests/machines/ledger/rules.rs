@@ -1,0 +1,382 @@
+//! The rules of the ledger by example, one promise a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
+    machine::ledger::{Device, Ledger, Loaded, Need, Outcome, Stop},
+    record::{
+        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, RecordError,
+        Role, Rules, SenderOrder, body_hash,
+    },
+};
+
+use super::store;
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap()
+}
+
+fn conversation(text: &str) -> ConversationId {
+    ConversationId::parse(text).unwrap()
+}
+
+fn record(body: Body) -> Record {
+    let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 7, conn: 8, request: 9 };
+    Record { origin, received_at: 1_000, body }
+}
+
+fn message(to: &str, sender: &str, id: &str) -> Message {
+    Message {
+        conversation: conversation(to),
+        sender: user(sender),
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new(id).unwrap(),
+        attempt: 0,
+        content: Bytes::from_static(b"hi"),
+        order: SenderOrder { epoch: 5, n: 0, chained: false },
+        flags: 0,
+        body_hash: body_hash(b"hi"),
+    }
+}
+
+fn chained(id: &str, epoch: u64, n: u64) -> Message {
+    Message { order: SenderOrder { epoch, n, chained: true }, ..message("d:ann:bob", "ann", id) }
+}
+
+fn change(action: MemberAction, users: &[&str], by: &str, request: &str) -> MemberChange {
+    MemberChange {
+        conversation: conversation("g:a"),
+        action,
+        users: users.iter().map(|name| user(name)).collect(),
+        role: None,
+        by: (!by.is_empty()).then(|| user(by)),
+        settings: BTreeMap::new(),
+        request_id: MsgId::new(request).unwrap(),
+    }
+}
+
+/// A ledger over a store that has nothing but what it archived.
+struct Partition {
+    ledger: Ledger,
+    store: store::Store,
+}
+
+impl Partition {
+    fn new() -> Self {
+        let ledger = Ledger::resume(Position::START, Rules::default(), 1);
+        Self { ledger, store: store::Store::new(true, true) }
+    }
+
+    fn put(&mut self, body: Body) -> Outcome {
+        let record = record(body);
+        let mut needs = BTreeSet::new();
+        self.ledger.needs(&record, &mut needs);
+        self.ledger.load(self.store.now.position, self.store.now.read(&needs)).unwrap();
+        self.ledger.apply(self.ledger.next_offset(), &record).unwrap()
+    }
+
+    fn say(&mut self, message: Message) -> Outcome {
+        self.put(Body::Message(message))
+    }
+
+    fn member(&mut self, change: MemberChange) -> Outcome {
+        self.put(Body::Member(change))
+    }
+
+    fn end(&self) -> Position {
+        Position::behind(self.ledger.next_offset() - 1, b"any")
+    }
+}
+
+fn seq(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Accepted { seq, .. } => seq,
+        other => panic!("{other:?}"),
+    }
+}
+
+const fn refused(code: Code) -> Outcome {
+    Outcome::Refused { code }
+}
+
+fn group() -> Partition {
+    let mut it = Partition::new();
+    assert_eq!(seq(it.member(change(MemberAction::Create, &["bob", "cy"], "ann", "q1"))), 1);
+    it
+}
+
+#[test]
+fn a_retry_gets_the_same_seq_and_time_whatever_the_clock_says() {
+    let mut it = Partition::new();
+    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 1);
+    let mut again = record(Body::Message(Message { attempt: 1, ..message("d:ann:bob", "ann", "m1") }));
+    again.received_at = 9_999_999;
+    assert_eq!(it.ledger.apply(5, &again), Ok(Outcome::Duplicate { seq: 1, time: 1_000 }));
+}
+
+#[test]
+fn the_same_id_with_another_body_is_a_conflict_and_takes_no_seq() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let other = Message { body_hash: body_hash(b"ho"), ..message("d:ann:bob", "ann", "m1") };
+    assert_eq!(it.say(other), refused(Code::Conflict));
+    assert_eq!(seq(it.say(message("d:ann:bob", "bob", "m1"))), 2, "another sender, another id");
+}
+
+#[test]
+fn a_record_of_a_replaced_conn_is_void_unless_it_is_known_already() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let newer = Message {
+        order: SenderOrder { epoch: 6, n: 0, chained: false },
+        ..message("d:ann:bob", "ann", "m2")
+    };
+    it.say(newer);
+    assert_eq!(it.say(message("d:ann:bob", "ann", "m3")), Outcome::Void { newest: 6 });
+    assert_eq!(it.say(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, time: 1_000 });
+}
+
+#[test]
+fn s37_a_lost_append_stops_the_chain_until_it_begins_anew() {
+    let mut it = Partition::new();
+    assert_eq!(seq(it.say(chained("m0", 1, 0))), 1);
+    assert_eq!(it.say(chained("m2", 1, 2)), refused(Code::OrderBroken));
+    assert_eq!(it.say(chained("m3", 1, 3)), refused(Code::OrderBroken));
+    assert_eq!(seq(it.say(chained("m1", 2, 0))), 2);
+    assert_eq!(seq(it.say(chained("m2", 2, 1))), 3);
+}
+
+#[test]
+fn a_retry_in_a_new_epoch_takes_its_number_so_that_the_chain_goes_on() {
+    let mut it = Partition::new();
+    it.say(chained("m0", 1, 0));
+    let again = Message { attempt: 1, ..chained("m0", 2, 0) };
+    assert_eq!(it.say(again), Outcome::Duplicate { seq: 1, time: 1_000 });
+    assert_eq!(seq(it.say(chained("m1", 2, 1))), 2);
+}
+
+#[test]
+fn a_refusal_by_membership_takes_its_number() {
+    let mut it = group();
+    it.member(change(MemberAction::Kick, &["bob"], "ann", "q2"));
+    let by_bob = |id: &str, n| Message {
+        order: SenderOrder { epoch: 1, n, chained: true },
+        ..message("g:a", "bob", id)
+    };
+    assert_eq!(it.say(by_bob("m0", 0)), refused(Code::NotAMember));
+    it.member(change(MemberAction::Join, &["bob"], "ann", "q3"));
+    assert_eq!(seq(it.say(by_bob("m1", 1))), 4);
+}
+
+#[test]
+fn a_first_attempt_is_compared_with_the_window_and_a_retry_with_everything() {
+    let mut it = Partition::new();
+    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 2, keys_from: 0 }));
+    it.say(message("d:ann:bob", "ann", "m1"));
+    it.say(message("d:ann:bob", "ann", "m2"));
+    assert!(matches!(it.say(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, .. }));
+    let retry = Message { attempt: 1, ..message("d:ann:bob", "ann", "m1") };
+    assert!(matches!(it.say(retry.clone()), Outcome::Duplicate { seq: 1, .. }));
+    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 3, "past the window it is a new message");
+    assert!(matches!(it.say(retry), Outcome::Duplicate { seq: 3, .. }), "which has the id from now on");
+}
+
+#[test]
+fn only_a_record_makes_the_ledger_forget() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    it.say(message("d:ann:bob", "ann", "m2"));
+    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 0, keys_from: 1 }));
+    let retry = |id: &str| Message { attempt: 1, ..message("d:ann:bob", "ann", id) };
+    assert!(matches!(it.say(retry("m2")), Outcome::Duplicate { seq: 2, .. }));
+    assert_eq!(seq(it.say(retry("m1"))), 3);
+    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 0, keys_from: 0 }));
+    assert_eq!(it.ledger.rules().keys_from, 1, "what is forgotten does not come back");
+}
+
+#[test]
+fn rules_of_another_ledger_stop_the_partition_where_it_is() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let newer = record(Body::Rules(Rules { ledger_version: 2, dedup_window: 0, keys_from: 0 }));
+    assert_eq!(it.ledger.apply(1, &newer), Err(Stop::UnknownRules(2)));
+    assert_eq!(it.ledger.next_offset(), 1);
+}
+
+#[test]
+fn a_kick_is_exact_and_a_retry_from_before_it_is_still_acked() {
+    let mut it = group();
+    assert_eq!(seq(it.say(message("g:a", "bob", "m1"))), 2);
+    assert_eq!(seq(it.member(change(MemberAction::Kick, &["bob"], "ann", "q2"))), 3);
+    assert_eq!(it.say(message("g:a", "bob", "m2")), refused(Code::NotAMember));
+    assert!(matches!(it.say(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
+    let row = it.ledger.member(&conversation("g:a"), &user("bob")).unwrap().unwrap();
+    assert_eq!((row.joined_seq, row.left_seq, row.sent), (1, 3, 1));
+}
+
+#[test]
+fn a_group_is_created_once_and_its_request_may_be_repeated() {
+    let mut it = group();
+    let create = |users: &[&str], request: &str| change(MemberAction::Create, users, "ann", request);
+    assert!(matches!(it.member(create(&["bob", "cy"], "q1")), Outcome::Duplicate { seq: 1, .. }));
+    assert_eq!(it.member(create(&["bob"], "q1")), refused(Code::Conflict));
+    assert_eq!(it.member(create(&["bob", "cy"], "q2")), refused(Code::AlreadyExists));
+}
+
+#[test]
+fn a_group_that_ended_stays_taken() {
+    let mut it = group();
+    assert_eq!(it.member(change(MemberAction::Delete, &[], "bob", "q2")), refused(Code::Forbidden));
+    assert_eq!(seq(it.member(change(MemberAction::Delete, &[], "ann", "q3"))), 2);
+    assert_eq!(it.say(message("g:a", "bob", "m1")), refused(Code::NotFound));
+    assert_eq!(it.member(change(MemberAction::Create, &["bob"], "ann", "q4")), refused(Code::AlreadyExists));
+}
+
+#[test]
+fn members_act_on_those_below_them_and_the_admin_api_on_everybody() {
+    let mut it = group();
+    assert_eq!(it.member(change(MemberAction::Kick, &["cy"], "bob", "q2")), refused(Code::Forbidden));
+    let mut raise = change(MemberAction::Role, &["bob"], "ann", "q3");
+    raise.role = Some(Role::Admin);
+    seq(it.member(raise));
+    assert_eq!(it.member(change(MemberAction::Kick, &["ann"], "bob", "q4")), refused(Code::Forbidden));
+    seq(it.member(change(MemberAction::Kick, &["cy"], "bob", "q5")));
+    assert_eq!(it.member(change(MemberAction::Leave, &["ann"], "bob", "q6")), refused(Code::Forbidden));
+    seq(it.member(change(MemberAction::Kick, &["ann"], "", "q7")));
+}
+
+#[test]
+fn a_direct_conversation_appears_by_itself_and_only_for_its_two() {
+    let mut it = Partition::new();
+    assert_eq!(it.say(message("d:ann:bob", "cy", "m1")), refused(Code::NotAMember));
+    assert_eq!(seq(it.say(message("d:ann:bob", "bob", "m1"))), 1);
+    let row = it.ledger.member(&conversation("d:ann:bob"), &user("ann")).unwrap().unwrap();
+    assert!(row.is_in() && row.sent == 0);
+    assert_eq!(seq(it.say(message("d:bob:bob", "bob", "m1"))), 1);
+}
+
+#[test]
+fn a_recall_takes_a_seq_once_and_is_for_the_sender_or_an_admin() {
+    let mut it = group();
+    it.say(message("g:a", "bob", "m1"));
+    let recall =
+        |by: &str| Body::Recall(Recall { conversation: conversation("g:a"), seq: 2, by: Some(user(by)) });
+    assert_eq!(it.put(recall("cy")), refused(Code::Forbidden));
+    assert_eq!(seq(it.put(recall("bob"))), 3);
+    assert_eq!(it.put(recall("ann")), Outcome::Duplicate { seq: 3, time: 1_000 });
+    assert_eq!(it.ledger.head(&conversation("g:a")).unwrap().unwrap().messages, 1);
+}
+
+#[test]
+fn pruning_takes_no_seq_and_never_gives_back() {
+    let mut it = group();
+    it.say(message("g:a", "bob", "m1"));
+    for (up_to, gone) in [(2, 2), (1, 2), (99, 2)] {
+        let prune = Body::Prune(Prune { conversation: conversation("g:a"), up_to });
+        assert_eq!(it.put(prune), Outcome::Noted);
+        assert_eq!(it.ledger.head(&conversation("g:a")).unwrap().unwrap().pruned_to, gone);
+    }
+    assert_eq!(seq(it.say(message("g:a", "bob", "m2"))), 3);
+}
+
+#[test]
+fn what_memory_does_not_know_is_asked_for_and_never_taken_as_absent() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
+    assert_eq!(it.ledger.evict(u64::MAX, 9), 0, "nothing is archived yet");
+    it.store.commit(0, &delta).unwrap();
+    it.ledger.archived(end).unwrap();
+    assert_eq!(it.ledger.evict(u64::MAX, 9), 5, "head, two members, device, key");
+    assert_eq!(it.ledger.cached(), (0, 0));
+    let next = record(Body::Message(message("d:ann:bob", "ann", "m2")));
+    assert_eq!(it.ledger.apply(1, &next), Err(Stop::Missing));
+    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m2"))), 2);
+}
+
+#[test]
+fn archives_may_follow_each_other_before_the_first_is_known_to_be_done() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let first = it.ledger.take_delta(it.end()).unwrap();
+    it.say(message("d:ann:bob", "ann", "m2"));
+    let second = it.ledger.take_delta(it.end()).unwrap();
+    assert_eq!((first.from, first.to), (Position::START, second.from));
+    assert_eq!((first.heads[0].1.last_seq, second.heads[0].1.last_seq), (1, 2));
+    it.ledger.archived(first.to).unwrap();
+    it.ledger.evict(u64::MAX, 9);
+    assert!(it.ledger.head(&conversation("d:ann:bob")).is_ok(), "the second is not archived");
+    it.ledger.archived(second.to).unwrap();
+    assert_eq!(it.ledger.archived(first.to), Err(Stop::NotMine));
+}
+
+#[test]
+fn rows_of_a_store_that_is_somewhere_else_are_not_taken() {
+    let mut it = Partition::new();
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let key = [3; 16];
+    for position in [Position { offset: 9, hash: key }, Position { offset: 0, hash: key }] {
+        assert_eq!(it.ledger.load(position, [Loaded::Key(key, None)]), Err(Stop::NotMine));
+    }
+    let (id, phone) = (conversation("d:ann:bob"), DeviceId::new("phone").unwrap());
+    let stale = Loaded::Device(id.clone(), user("ann"), phone, Some(Device { epoch: 99, next_n: 0 }));
+    it.ledger.load(Position::START, [stale, Loaded::Head(id, None)]).unwrap();
+    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m2"))), 2, "what is known is newer");
+}
+
+#[test]
+fn a_first_attempt_needs_no_read_when_memory_has_the_window() {
+    let mut it = Partition::new();
+    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 3, keys_from: 0 }));
+    it.say(message("d:ann:bob", "ann", "m1"));
+    let mut needs = BTreeSet::new();
+    it.ledger.needs(&record(Body::Message(message("d:ann:bob", "ann", "m2"))), &mut needs);
+    assert_eq!(needs, BTreeSet::new());
+    let retry = Message { attempt: 1, ..message("d:ann:bob", "ann", "m2") };
+    it.ledger.needs(&record(Body::Message(retry)), &mut needs);
+    assert!(matches!(needs.first(), Some(Need::Key(_))));
+}
+
+#[test]
+fn a_position_knows_its_log() {
+    let bytes = record(Body::Message(message("d:ann:bob", "ann", "m1"))).encode();
+    let position = Position::behind(4, &bytes);
+    assert!(position.matches(Some(&bytes)));
+    assert!(!position.matches(Some(b"another")));
+    assert!(!position.matches(None));
+    assert!(Position::START.matches(None));
+}
+
+#[test]
+fn offsets_only_rise_and_poison_voids_only_itself() {
+    let mut it = Partition::new();
+    it.ledger.skip(3).unwrap();
+    assert_eq!(it.ledger.skip(3), Err(Stop::OutOfOrder { next: 4, got: 3 }));
+    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 1);
+}
+
+#[test]
+fn records_that_the_ledger_could_not_rely_on_do_not_decode() {
+    let decoded = |body: Body| Record::decode(record(body).encode());
+    let to_room = Message { conversation: conversation("r:a"), ..message("g:a", "ann", "m1") };
+    assert!(matches!(decoded(Body::Message(to_room)), Err(RecordError::Kind(_))));
+    let direct = MemberChange {
+        conversation: conversation("d:ann:bob"),
+        ..change(MemberAction::Join, &["bob"], "", "q1")
+    };
+    assert!(matches!(decoded(Body::Member(direct)), Err(RecordError::Kind(_))));
+    let twice = change(MemberAction::Join, &["bob", "bob"], "", "q1");
+    assert!(matches!(decoded(Body::Member(twice)), Err(RecordError::Twice(_))));
+    let nobody = change(MemberAction::Kick, &[], "", "q1");
+    assert_eq!(decoded(Body::Member(nobody)), Err(RecordError::Missing("users")));
+    let names: Vec<_> = (0..1_001).map(|n| format!("u{n}")).collect();
+    let many: Vec<_> = names.iter().map(String::as_str).collect();
+    let crowd = |n: usize| decoded(Body::Member(change(MemberAction::Join, &many[..n], "", "q1")));
+    assert_eq!(crowd(1_001), Err(RecordError::TooMany { field: "users", got: 1_001 }));
+    assert!(crowd(1_000).is_ok());
+    let leave = decoded(Body::Member(change(MemberAction::Leave, &[], "bob", "q1"))).unwrap();
+    assert!(matches!(leave.body, Body::Member(it) if it.users == [user("bob")]));
+}

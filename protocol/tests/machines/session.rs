@@ -1,0 +1,8 @@
+//! The session machine, driven as a shard drives it.
+
+mod answers;
+mod login;
+mod order;
+mod property;
+mod requests;
+pub(crate) mod support;

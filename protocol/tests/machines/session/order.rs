@@ -1,0 +1,289 @@
+//! A sender's own order through the session: numbers, refusals on the way, a full hold, and what is saved (S37).
+
+use super::support::{Conn, chained_send, hello, id, logged_in, send};
+use tidegate_protocol::{
+    Code,
+    machine::session::Answer,
+    pb::{self, client_frame::Body as Asked},
+};
+
+fn accepted(seq: u64) -> Answer {
+    Answer::Accepted { seq, time: 1 }
+}
+
+/// (id, n) of what was submitted since the last call.
+fn numbered(conn: &mut Conn) -> Vec<(String, u64)> {
+    conn.submits
+        .drain(..)
+        .map(|submit| {
+            assert!(submit.order.chained && submit.order.epoch == 7);
+            (submit.msg_id.to_string(), submit.order.n)
+        })
+        .collect()
+}
+
+fn pairs(pairs: &[(&str, u64)]) -> Vec<(String, u64)> {
+    pairs.iter().map(|(id, n)| ((*id).to_owned(), *n)).collect()
+}
+
+#[test]
+fn reordered_messages_are_submitted_in_chain_order_and_numbered_per_conversation() {
+    let mut conn = Conn::chained();
+    conn.frame(1, Asked::Send(chained_send("g:a", "m2", "m3")));
+    conn.frame(2, Asked::Send(chained_send("g:b", "m1", "m2")));
+    assert!(conn.submits.is_empty());
+    conn.frame(3, Asked::Send(chained_send("g:a", "m0", "m1")));
+    assert_eq!(numbered(&mut conn), pairs(&[("m0", 0), ("m1", 0), ("m2", 1)]));
+    assert!(conn.heard().is_empty(), "a held message is answered when it is decided");
+}
+
+#[test]
+fn a_temporary_refusal_keeps_the_expected_id_the_followers_and_the_number() {
+    let mut conn = Conn::chained();
+    conn.link(1);
+    conn.link(2);
+    conn.refusals.push_back(Code::RateLimited);
+    conn.link(0);
+    assert_eq!(conn.heard(), ["100 RATE_LIMITED"]);
+    assert!(conn.submits.is_empty());
+    assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m0")), 2));
+    conn.link(0);
+    assert_eq!(numbered(&mut conn), pairs(&[("m0", 0), ("m1", 1), ("m2", 2)]));
+}
+
+#[test]
+fn a_temporary_refusal_in_the_middle_of_a_walk_holds_the_rest() {
+    let mut conn = Conn::chained();
+    conn.link(1);
+    conn.link(2);
+    conn.limits.in_flight_max = 1;
+    conn.link(0);
+    assert_eq!(numbered(&mut conn), pairs(&[("m0", 0)]));
+    conn.refusals.push_back(Code::BusUnavailable);
+    conn.answer(0, accepted(1));
+    assert_eq!(conn.heard(), ["save m0 then m1", "100 ack m0 1", "101 BUS_UNAVAILABLE"]);
+    assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m1")), 1));
+    conn.limits.in_flight_max = 4;
+    conn.link(1);
+    assert_eq!(numbered(&mut conn), pairs(&[("m1", 1), ("m2", 2)]));
+}
+
+#[test]
+fn a_permanent_refusal_is_an_answer_and_the_chain_goes_on_without_a_hole() {
+    let mut conn = Conn::chained();
+    conn.link(1);
+    conn.refusals.push_back(Code::Forbidden);
+    conn.link(0);
+    assert_eq!(conn.heard(), ["save m0 then m1", "100 FORBIDDEN"]);
+    assert_eq!(numbered(&mut conn), pairs(&[("m1", 0)]));
+}
+
+#[test]
+fn the_retry_of_a_done_id_goes_on_unchained_and_as_a_retry() {
+    let mut conn = Conn::chained();
+    conn.link(0);
+    conn.answer(0, accepted(1));
+    conn.submits.clear();
+    conn.link(0);
+    let submit = conn.submits.pop_front().expect("a submission");
+    assert_eq!((submit.order.chained, submit.attempt), (false, 1));
+    conn.answer(submit.ticket, Answer::Duplicate { seq: 1, time: 1 });
+    assert_eq!(conn.heard(), ["save m0 then m1", "100 ack m0 1", "100 dup m0 1"]);
+    assert_eq!(conn.session.expected(), Some(&id("m1")));
+}
+
+#[test]
+fn ids_done_before_the_login_are_acked_and_never_held() {
+    let mut conn = Conn::new();
+    conn.frame(1, Asked::Hello(hello("m0")));
+    let saved = Some((id("m2"), vec![id("m0"), id("m1")]));
+    conn.input(|s, l, now, out| s.logged_in(logged_in(saved), l, now, out));
+    assert_eq!(conn.heard(), ["login", "1 welcome m2"]);
+    conn.link(0);
+    conn.link(1);
+    conn.link(2);
+    assert_eq!(conn.submitted(), ["m0", "m1", "m2"]);
+    assert_eq!(conn.session.held(), 0);
+}
+
+#[test]
+fn wherever_the_saves_ended_a_client_that_goes_on_waits_for_nothing() {
+    for (saved, declared) in (0..8).flat_map(|saved| (0..8).map(move |declared| (saved, declared))) {
+        let what = format!("saved m{saved}, declared m{declared}");
+        let mut conn = Conn::new();
+        conn.frame(1, Asked::Hello(hello(&format!("m{declared}"))));
+        let done = (0..saved).map(|n| id(&format!("m{n}"))).collect();
+        let state = Some((id(&format!("m{saved}")), done));
+        conn.input(|s, l, now, out| s.logged_in(logged_in(state), l, now, out));
+        // On the way every other message overtakes the one before it.
+        let mut links: Vec<u64> = (declared..10).collect();
+        links.chunks_mut(2).for_each(<[u64]>::reverse);
+        let mut submitted = Vec::new();
+        for n in links {
+            conn.link(n);
+            for submit in std::mem::take(&mut conn.submits) {
+                submitted.push(submit.msg_id.to_string());
+                conn.answer(submit.ticket, accepted(1));
+            }
+        }
+        let all: std::collections::BTreeSet<_> = submitted.iter().cloned().collect();
+        let due = (declared..10).map(|n| format!("m{n}")).collect();
+        assert_eq!(all, due, "{what}");
+        assert_eq!(conn.session.held(), 0, "{what}");
+        assert_eq!(conn.session.expected(), Some(&id("m10")), "{what}");
+    }
+}
+
+#[test]
+fn a_bad_link_a_skipped_id_and_a_waiting_id_are_told_apart() {
+    let mut conn = Conn::chained();
+    conn.frame(1, Asked::Send(chained_send("g:a", "m0", "m0")));
+    conn.link(2);
+    conn.link(2);
+    conn.pass(2.0);
+    conn.pass(2.0);
+    conn.link(0);
+    let heard = conn.heard();
+    assert_eq!(heard[..2], ["1 BAD_LINK", "102 NOT_YET"]);
+    assert!(heard[2].starts_with("alarm OrderBlocked"), "{heard:?}");
+    assert_eq!(heard[3], "0 ORDER_BLOCKED m0");
+    assert!(heard[4].starts_with("alarm OrderSkipped"), "{heard:?}");
+    assert_eq!(heard[5..], ["0 ORDER_SKIPPED m0 m2", "100 ORDER_SKIPPED"]);
+    assert_eq!(numbered(&mut conn), pairs(&[("m2", 0)]));
+}
+
+#[test]
+fn a_full_hold_stops_reading_and_parks_the_frame_that_did_not_fit() {
+    let mut conn = Conn::chained();
+    for n in 1..=4 {
+        assert!(conn.wants_read());
+        conn.link(n);
+    }
+    assert!(!conn.wants_read());
+    let heard = conn.heard();
+    assert!(heard[0].starts_with("alarm OrderWindowFull"), "{heard:?}");
+    assert_eq!(heard[1..], ["0 ORDER_WINDOW_FULL m0"]);
+    assert_eq!(conn.session.held(), 4);
+    conn.link(5);
+    assert_eq!(conn.heard(), ["105 BUSY"], "one frame is parked, and no second one is lost");
+}
+
+#[test]
+fn the_order_timeout_relieves_a_full_hold_whose_expected_id_is_behind_it() {
+    let mut conn = Conn::chained();
+    for n in 1..=4 {
+        conn.link(n);
+    }
+    // m0 is the next frame in the socket, and nobody reads it.
+    conn.heard();
+    conn.limits.heartbeat = std::time::Duration::from_secs(1);
+    conn.pass(2.0);
+    assert!(!conn.wants_read());
+    conn.pass(2.0);
+    assert_eq!(numbered(&mut conn), pairs(&[("m1", 0), ("m2", 1), ("m3", 2), ("m4", 3)]));
+    for n in 0..4 {
+        conn.answer(n, accepted(n + 1));
+    }
+    assert!(conn.wants_read());
+    conn.link(0);
+    assert_eq!(conn.heard().last().map(String::as_str), Some("100 ORDER_SKIPPED"));
+}
+
+#[test]
+fn a_hold_full_of_strangers_empties_one_skip_at_a_time() {
+    let mut conn = Conn::chained();
+    for n in [10, 20, 30, 40] {
+        conn.link(n);
+    }
+    assert!(!conn.wants_read());
+    let mut skips = 0;
+    while conn.session.held() > 0 {
+        let due = conn.session.poll_timeout(&conn.limits).expect("a full hold has a timer");
+        conn.now = due;
+        conn.pass(0.0);
+        let tickets: Vec<u64> = conn.submits.iter().map(|submit| submit.ticket).collect();
+        for ticket in tickets {
+            conn.answer(ticket, accepted(1));
+        }
+        skips += 1;
+        assert!(skips <= 8, "an alarm and a skip each, at most");
+    }
+    assert_eq!(conn.submitted(), ["m10", "m20", "m30", "m40"]);
+    assert!(conn.wants_read());
+}
+
+#[test]
+fn a_message_larger_than_the_hold_does_not_block_for_ever() {
+    let mut conn = Conn::chained();
+    conn.limits.content_bytes_max = 10_000;
+    let large = |n: u64| {
+        let content = Some(tidegate_protocol::content::Content::text("a".repeat(2_000)));
+        Asked::Send(pb::Send { content, ..chained_send("g:a", &format!("m{n}"), &format!("m{}", n + 1)) })
+    };
+    conn.frame(1, large(5));
+    assert!(conn.wants_read());
+    conn.frame(2, large(9));
+    assert!(!conn.wants_read());
+    for _ in 0..4 {
+        conn.pass(2.0);
+    }
+    assert_eq!(conn.submitted(), ["m5", "m9"]);
+}
+
+#[test]
+fn what_is_saved_is_the_prefix_that_has_its_answers() {
+    let mut conn = Conn::chained();
+    for n in 0..3 {
+        conn.link(n);
+    }
+    conn.answer(1, accepted(2));
+    assert_eq!(conn.heard(), ["101 ack m1 2"], "m0 has no answer yet");
+    conn.answer(0, accepted(1));
+    assert_eq!(conn.heard(), ["save m0 then m1", "save m1 then m2", "100 ack m0 1"]);
+    conn.pass(5.0);
+    assert_eq!(
+        conn.heard(),
+        ["save m2 then m3", "102 UNKNOWN"],
+        "the client retries an unknown one by its id"
+    );
+}
+
+#[test]
+fn a_broken_order_starts_a_new_epoch() {
+    let mut conn = Conn::chained();
+    conn.link(0);
+    conn.answer(0, Answer::Refused { code: Code::OrderBroken, message: "".into() });
+    assert_eq!(conn.heard(), ["100 ORDER_BROKEN", "close RESYNC"]);
+}
+
+#[test]
+fn too_many_conversations_for_one_chain_start_a_new_epoch() {
+    let mut conn = Conn::chained();
+    for n in 0..4 {
+        let (msg_id, next_id) = (format!("m{n}"), format!("m{}", n + 1));
+        conn.frame(n, Asked::Send(chained_send(&format!("g:a{n}"), &msg_id, &next_id)));
+        for submit in std::mem::take(&mut conn.submits) {
+            conn.answer(submit.ticket, accepted(1));
+        }
+    }
+    assert_eq!(conn.heard().last().map(String::as_str), Some("close RESYNC"));
+}
+
+#[test]
+fn the_expected_id_can_be_asked_for() {
+    let mut conn = Conn::chained();
+    conn.link(0);
+    conn.frame(2, Asked::NextId(pb::NextId {}));
+    assert_eq!(conn.heard(), ["2 next m1"]);
+    let mut plain = Conn::plain();
+    plain.frame(2, Asked::NextId(pb::NextId {}));
+    assert_eq!(plain.heard(), ["2 next"], "empty: this session has no chain");
+}
+
+#[test]
+fn unchained_sends_pass_a_blocked_chain() {
+    let mut conn = Conn::chained();
+    conn.link(5);
+    conn.frame(1, Asked::Send(send("g:a", "x")));
+    assert_eq!(conn.submitted(), ["x"]);
+}

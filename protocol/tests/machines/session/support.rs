@@ -1,0 +1,198 @@
+//! A session with the driver's loop around it, and frames in short.
+
+use std::{collections::VecDeque, time::Duration};
+use tidegate_protocol::{
+    Code, Time,
+    content::Content,
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
+    machine::{
+        chain::ChainLimits,
+        session::{Action, Answer, Limits, LoggedIn, Phase, Session, Submit},
+    },
+    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+};
+
+pub(crate) fn id(text: &str) -> MsgId {
+    MsgId::new(text).expect("well formed")
+}
+
+pub(crate) fn key(text: &str) -> ConversationId {
+    ConversationId::parse(text).expect("well formed")
+}
+
+/// Small bounds, so that tests reach them.
+pub(crate) fn limits() -> Limits {
+    Limits {
+        in_flight_max: 4,
+        chain: ChainLimits { hold_max: 3, hold_bytes_max: 1_000, order_timeout: Duration::from_secs(2) },
+        content_bytes_max: 100,
+        errors_max: 5,
+        rooms_max: 2,
+        chained_conversations_max: 3,
+        ..Limits::default()
+    }
+}
+
+/// A conn as its driver sees it: `said` and `submits` collect what came out.
+pub(crate) struct Conn {
+    pub(crate) session: Session,
+    pub(crate) limits: Limits,
+    pub(crate) now: Time,
+    /// Everything that came out but submissions, in order.
+    pub(crate) said: Vec<Action>,
+    pub(crate) submits: VecDeque<Submit>,
+    /// What the shard answers to submissions at once, the next one first.
+    pub(crate) refusals: VecDeque<Code>,
+}
+
+impl Conn {
+    pub(crate) fn new() -> Self {
+        Self::with(limits(), Time::from_millis(1_000))
+    }
+
+    pub(crate) fn with(limits: Limits, now: Time) -> Self {
+        Self {
+            session: Session::new(now),
+            limits,
+            now,
+            said: Vec::new(),
+            submits: VecDeque::new(),
+            refusals: VecDeque::new(),
+        }
+    }
+
+    /// Live, without a chain.
+    pub(crate) fn plain() -> Self {
+        Self::live("")
+    }
+
+    /// Live, expecting m0.
+    pub(crate) fn chained() -> Self {
+        Self::live("m0")
+    }
+
+    fn live(next_id: &str) -> Self {
+        let mut conn = Self::new();
+        conn.frame(1, Asked::Hello(hello(next_id)));
+        conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
+        conn.said.clear();
+        conn
+    }
+
+    /// One input and the loop that the session's module asks for.
+    pub(crate) fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
+        let mut out = Vec::new();
+        input(&mut self.session, &self.limits, self.now, &mut out);
+        loop {
+            self.said.append(&mut out);
+            let Some(submit) = self.session.poll_submit(&self.limits, self.now, &mut out) else { break };
+            match self.refusals.pop_front() {
+                Some(code) => {
+                    self.session.submit_refused(submit.ticket, code, "", &self.limits, self.now, &mut out);
+                }
+                None => self.submits.push_back(*submit),
+            }
+        }
+        self.said.append(&mut out);
+    }
+
+    pub(crate) fn frame(&mut self, id: u64, body: Asked) {
+        self.input(|s, l, now, out| s.handle_frame(pb::ClientFrame { id, body: Some(body) }, l, now, out));
+    }
+
+    /// Sends m`n` → m`n + 1` to bob, as frame 100 + n.
+    pub(crate) fn link(&mut self, n: u64) {
+        self.frame(100 + n, Asked::Send(chained_send("d:ann:bob", &format!("m{n}"), &format!("m{}", n + 1))));
+    }
+
+    pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
+        self.input(|s, l, now, out| s.answered(ticket, answer, l, now, out));
+    }
+
+    pub(crate) fn pass(&mut self, seconds: f64) {
+        self.now = self.now + Duration::from_secs_f64(seconds);
+        self.input(|s, l, now, out| s.handle_timeout(l, now, out));
+    }
+
+    pub(crate) fn wants_read(&self) -> bool {
+        self.session.wants_read(&self.limits)
+    }
+
+    /// What came out since the last call, in short: see [`brief`].
+    pub(crate) fn heard(&mut self) -> Vec<String> {
+        self.said.drain(..).map(|action| brief(&action)).collect()
+    }
+
+    /// The ids submitted since the last call.
+    pub(crate) fn submitted(&mut self) -> Vec<String> {
+        self.submits.drain(..).map(|submit| submit.msg_id.to_string()).collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.session.phase() == Phase::Closed
+    }
+}
+
+pub(crate) fn hello(next_id: &str) -> pb::Hello {
+    pb::Hello { version: 1, device: "phone".to_owned(), next_id: next_id.to_owned(), ..Default::default() }
+}
+
+pub(crate) fn logged_in(chain_saved: Option<(MsgId, Vec<MsgId>)>) -> LoggedIn {
+    LoggedIn {
+        user: UserId::new("ann").expect("well formed"),
+        device: DeviceId::new("phone").expect("well formed"),
+        epoch: 7,
+        session: "s1".to_owned(),
+        node: NodeId::new("n1").expect("well formed"),
+        chain_saved,
+        resumed: false,
+        server_time_ms: 1_763_712_000_000,
+        fresh_next_id: id("fresh"),
+    }
+}
+
+pub(crate) fn send(conversation: &str, msg_id: &str) -> pb::Send {
+    pb::Send {
+        conversation: conversation.to_owned(),
+        msg_id: msg_id.to_owned(),
+        content: Some(Content::text("hi")),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn chained_send(conversation: &str, msg_id: &str, next_id: &str) -> pb::Send {
+    pb::Send { next_id: next_id.to_owned(), ..send(conversation, msg_id) }
+}
+
+/// An action in a word and its essentials.
+pub(crate) fn brief(action: &Action) -> String {
+    match action {
+        Action::Login(_) => "login".to_owned(),
+        Action::Join { id, room } => format!("{id} join {room}"),
+        Action::Leave { room } => format!("leave {room}"),
+        Action::Acked { conversation, seq } => format!("acked {conversation} {seq}"),
+        Action::SaveChain { done, expected } => format!("save {done} then {expected}"),
+        Action::Alarm(alarm) => format!("alarm {alarm:?}"),
+        Action::Close { code, .. } => format!("close {}", code.name()),
+        Action::Reply(frame) => brief_frame(frame),
+    }
+}
+
+fn brief_frame(frame: &pb::ServerFrame) -> String {
+    let said = match frame.body.as_ref().expect("a reply has a body") {
+        Said::SendAck(ack) if ack.duplicate => format!("dup {} {}", ack.msg_id, ack.seq),
+        Said::SendAck(ack) => format!("ack {} {}", ack.msg_id, ack.seq),
+        Said::Error(error) => error.name.clone(),
+        Said::Pong(_) => "pong".to_owned(),
+        Said::Welcome(welcome) => format!("welcome {}", welcome.next_id),
+        Said::Done(_) => "done".to_owned(),
+        Said::Notice(notice) => {
+            let kind = pb::NoticeKind::try_from(notice.kind).expect("known").as_str_name();
+            format!("{} {} {}", kind.trim_start_matches("NOTICE_KIND_"), notice.expected, notice.msg_id)
+        }
+        Said::GoAway(_) => "goaway".to_owned(),
+        Said::NextIdIs(next) => format!("next {}", next.next_id),
+        other => format!("{other:?}"),
+    };
+    format!("{} {}", frame.id, said.trim_end())
+}

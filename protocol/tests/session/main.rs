@@ -1,8 +1,0 @@
-//! The session machine, driven as a shard drives it.
-
-mod answers;
-mod login;
-mod order;
-mod property;
-mod requests;
-mod support;

@@ -1,0 +1,4 @@
+//! WebSocket framing: the rules by example, and arbitrary bytes.
+
+mod properties;
+mod rules;

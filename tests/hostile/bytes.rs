@@ -1,0 +1,114 @@
+//! The same conversation however its bytes are cut: one by one, in two at each position, all in one write.
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::{
+    chat::Chat,
+    raw::{Raw, frame, preface},
+    support::{Process, Said, ask, hello, send, text_of},
+};
+
+fn is_ack(frame: &pb::ServerFrame) -> bool {
+    matches!(frame.body, Some(Said::SendAck(_)))
+}
+
+#[test]
+fn a_client_that_sends_byte_by_byte_talks_like_any_other() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    for wire in Wire::ALL {
+        let user = format!("slow-{}", wire as u8);
+        let mut friend = node.login(Wire::Tcp, "friend", &user);
+        let mut raw = Raw::connect(node.address(), wire);
+        raw.dribble(&preface(wire));
+        raw.dribble(&frame(wire, 1, ask::hello(hello(&node.token(&user), "d"))));
+        raw.dribble(&frame(wire, 2, ask::send(send("friend", "m1", "päckchen"))));
+        let push = friend.expect_push();
+        assert_eq!(text_of(&push), "päckchen", "{wire:?}");
+        friend.text(&push.conversation, "answer", "back");
+        let frames = raw.until("ack and push", |frames| frames.len() >= 3);
+        assert!(matches!(frames[0].body, Some(Said::Welcome(_))), "{wire:?}: {frames:?}");
+        assert!(is_ack(&frames[1]), "{wire:?}: {frames:?}");
+        assert!(
+            matches!(&frames[2].body, Some(Said::Push(push)) if text_of(push) == "back"),
+            "{wire:?}: {frames:?}"
+        );
+        raw.dribble(&frame(wire, 3, ask::ack(&push.conversation, 2)));
+        raw.dribble(&frame(wire, 4, ask::bye()));
+        raw.until_end().assert_closed(wire, Code::Bye, "byte by byte");
+    }
+    chat.end();
+}
+
+/// On one shard a round of the honest pair proves that the first part was read before the second is sent.
+#[test]
+fn a_transcript_may_be_cut_at_every_position() {
+    let node = Process::start(&["node.shards=1"]);
+    let mut honest = node.login(Wire::Tcp, "honest", "d");
+    let token = node.token("cutter");
+    for wire in Wire::ALL {
+        let transcript = |device: usize| {
+            let mut bytes = preface(wire);
+            bytes.extend(frame(wire, 1, ask::hello(hello(&token, &format!("{}-{device:04}", wire as u8)))));
+            bytes.extend(frame(wire, 2, ask::send(send("absent", "m1", "cut"))));
+            bytes.extend(frame(wire, 3, ask::bye()));
+            bytes
+        };
+        let length = transcript(0).len();
+        let mut cut: Vec<(Raw, Vec<u8>)> = (1..length)
+            .map(|at| {
+                let mut first = transcript(at);
+                let second = first.split_off(at);
+                let mut raw = Raw::connect(node.address(), wire);
+                raw.send(&first).expect("the node reads");
+                (raw, second)
+            })
+            .collect();
+        honest.settle();
+        for (raw, second) in &mut cut {
+            raw.send(second).expect("the node reads");
+        }
+        for (at, (raw, _)) in cut.iter_mut().enumerate() {
+            let what = format!("{wire:?} cut at {}", at + 1);
+            let heard = raw.until_end();
+            heard.assert_closed(wire, Code::Bye, &what);
+            assert_eq!(heard.frames.iter().filter(|frame| is_ack(frame)).count(), 1, "{what}: {heard:?}");
+        }
+    }
+    honest.settle();
+}
+
+/// More sends than may be unanswered, so that reading has to stop and go on.
+#[test]
+fn many_frames_in_one_write_are_answered_one_by_one_in_order() {
+    const SENDS: u64 = 300;
+    let node = Process::start(&["limits.in_flight_max=16"]);
+    let chat = Chat::begin(&node);
+    for wire in Wire::ALL {
+        let mut bytes = preface(wire);
+        let user = format!("bulk-{}", wire as u8);
+        bytes.extend(frame(wire, 1, ask::hello(hello(&node.token(&user), "d"))));
+        for n in 0..SENDS {
+            bytes.extend(frame(wire, 2 + n, ask::send(send("absent", &format!("m{n}"), "x"))));
+            bytes.extend(frame(wire, 10_000 + n, ask::ping()));
+        }
+        bytes.extend(frame(wire, 9_999, ask::bye()));
+        let mut raw = Raw::connect(node.address(), wire);
+        raw.send(&bytes).expect("the node reads");
+        let heard = raw.until_end();
+        heard.assert_closed(wire, Code::Bye, "coalesced");
+        let seqs: Vec<(u64, u64)> = heard
+            .frames
+            .iter()
+            .filter_map(|frame| match &frame.body {
+                Some(Said::SendAck(ack)) => Some((frame.id, ack.seq)),
+                _ => None,
+            })
+            .collect();
+        let expected: Vec<(u64, u64)> = (0..SENDS).map(|n| (2 + n, 1 + n)).collect();
+        assert_eq!(seqs, expected, "{wire:?}");
+        let pongs = heard.frames.iter().filter(|frame| matches!(frame.body, Some(Said::Pong(_)))).count();
+        assert_eq!(pongs as u64, SENDS, "{wire:?}");
+    }
+    chat.end();
+}

@@ -1,0 +1,135 @@
+//! What is full: connections, connections of one address, open files.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use socket2::{Domain, Socket, Type};
+use tidegate_protocol::{Code, codec::Wire};
+
+use crate::{
+    chat::{Chat, Pair},
+    raw::{Raw, frame},
+    support::{Process, ask, command, eventually, fresh_data, hello},
+};
+
+fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.bind(&SocketAddr::from((from, 0)).into()).expect("a loopback address");
+    socket.connect(&to.into()).expect("the node accepts");
+    socket.into()
+}
+
+#[test]
+fn a_full_node_refuses_with_a_code_and_takes_again_what_is_given_back() {
+    let node = Process::start(&["limits.conns_max=4"]);
+    let chat = Chat::begin(&node);
+    let third = node.login(Wire::Tcp, "third", "d");
+    let fourth = Raw::connect(node.address(), Wire::Tcp);
+    eventually("four places are taken", || (node.conns() == 4).then_some(()));
+    for n in 1..=20 {
+        let mut raw = Raw::connect(node.address(), Wire::JsonLine);
+        raw.until_end().assert_closed(Wire::JsonLine, Code::Overloaded, "a full node");
+        node.metric_becomes("connections_refused_total", f64::from(n));
+    }
+    drop((third, fourth));
+    eventually("the places are given back", || (node.conns() == 2).then_some(()));
+    let _fresh = [node.login(Wire::Tcp, "fresh", "a"), node.login(Wire::WsText, "fresh", "b")];
+    assert_eq!(node.conns(), 4);
+    chat.end();
+}
+
+/// A client that says Hello before it hears the refusal has unread input on the node's side.
+#[test]
+fn a_refused_client_that_speaks_first_hears_why() {
+    let node = Process::start(&["limits.conns_max=2"]);
+    let chat = Chat::begin(&node);
+    let greeting = frame(Wire::JsonLine, 1, ask::hello(hello(&node.token("late"), "d")));
+    for _ in 0..50 {
+        let mut raw = Raw::connect(node.address(), Wire::JsonLine);
+        raw.send(&greeting).ok();
+        let heard = raw.until_end();
+        assert_eq!(heard.close(), Some(Code::Overloaded), "{heard:?}");
+    }
+    chat.end();
+}
+
+#[test]
+fn one_address_gets_its_share_and_others_are_not_kept_out() {
+    let node = Process::start(&["limits.conns_per_ip=2"]);
+    let chat = Chat::begin(&node);
+    for _ in 0..5 {
+        let mut raw = Raw::connect(node.address(), Wire::JsonLine);
+        raw.until_end().assert_closed(Wire::JsonLine, Code::TooManyFromAddress, "a third connection");
+    }
+    assert_eq!(node.metric("connections_refused_total"), 5.0);
+    let other = connect_from(Ipv4Addr::new(127, 0, 0, 2), node.address());
+    let mut other = Raw::over(other, Wire::JsonLine);
+    other
+        .send(&frame(Wire::JsonLine, 1, ask::hello(hello(&node.token("other"), "d"))))
+        .expect("the node reads");
+    other.until("a welcome", |frames| !frames.is_empty());
+    assert_eq!(node.conns(), 3, "a refusal takes no place");
+    chat.end();
+    eventually("the places are given back", || (node.conns() == 1).then_some(()));
+    Pair::login(&node).round();
+}
+
+#[test]
+fn without_file_descriptors_accepting_pauses_and_goes_on_later() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    node.metric_becomes("accept_pauses_total", 0.0);
+    let held: Vec<Raw> = (0..10).map(|_| Raw::connect(node.address(), Wire::Tcp)).collect();
+    eventually("they are accepted", || (node.conns() == 12).then_some(()));
+    // One descriptor stays free, for the admin port that this test asks.
+    node.limit_files(node.files() as u64 + 1);
+    let greeting =
+        [b"TG/1\n".to_vec(), frame(Wire::Tcp, 1, ask::hello(hello(&node.token("waits"), "d")))].concat();
+    let mut waiting: Vec<Raw> = (0..10)
+        .map(|_| {
+            let mut raw = Raw::connect(node.address(), Wire::Tcp);
+            raw.send(&greeting).expect("the kernel keeps it");
+            raw
+        })
+        .collect();
+    let (began, cpu) = (Instant::now(), node.cpu());
+    // The admin port shares the descriptors, so the counter can only be asked for afterwards; the log tells meanwhile.
+    eventually("accepting pauses, again and again", || {
+        (node.said().matches("no file descriptor left").count() >= 10).then_some(())
+    });
+    let (took, used) = (began.elapsed(), node.cpu().saturating_sub(cpu));
+    assert!(took >= Duration::from_millis(800), "ten pauses took {took:?}");
+    assert!(used < took / 2, "{used:?} of CPU in {took:?}: the node spins");
+    drop(held);
+    for raw in &mut waiting {
+        raw.until("a welcome at last", |frames| !frames.is_empty());
+    }
+    node.limit_files(4_096);
+    eventually("pauses are counted", || (node.metric("accept_pauses_total") >= 10.0).then_some(()));
+    chat.end();
+}
+
+/// With fewer files than the node reserves for itself nobody could ever connect.
+#[test]
+fn a_limit_of_open_files_that_leaves_no_place_is_refused_at_start() {
+    let data = fresh_data();
+    let serve = command(&data, &[]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    let errors = std::fs::File::create(data.join("stderr")).expect("a file");
+    let mut child = shell.stdout(Stdio::null()).stderr(errors).spawn().expect("a shell");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let ended = eventually("the node ends or runs on", || {
+        let ended = child.try_wait().expect("a child");
+        ended.map(Some).or((Instant::now() > deadline).then_some(None))
+    });
+    child.kill().ok();
+    child.wait().ok();
+    let said = std::fs::read_to_string(data.join("stderr")).unwrap_or_default();
+    std::fs::remove_dir_all(&data).ok();
+    assert_eq!(ended.and_then(|status| status.code()), Some(1), "{said}");
+    assert!(said.contains("open files") && said.contains("64"), "{said}");
+}

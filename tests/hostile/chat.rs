@@ -1,0 +1,87 @@
+//! Two honest clients that keep chatting while something hostile goes on beside them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::codec::Wire;
+
+use crate::support::{Client, Process, ask, text_of};
+
+/// The longest that one message and its answer may take; generous, because the tests share two cores.
+const SLOWEST: Duration = Duration::from_secs(3);
+
+/// A pair in a thread of its own.
+pub(crate) struct Chat {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<usize>>,
+}
+
+impl Chat {
+    /// Logs both in and lets them talk.
+    pub(crate) fn begin(node: &Process) -> Self {
+        let mut pair = Pair::login(node);
+        pair.round();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let talk = move || {
+            while !told.load(Ordering::Relaxed) {
+                pair.round();
+                thread::park_timeout(Duration::from_millis(20));
+            }
+            pair.round();
+            pair.rounds
+        };
+        Self { stop, thread: Some(thread::spawn(talk)) }
+    }
+
+    /// Ends it: every message came, in order, once, and in time.
+    pub(crate) fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let rounds =
+            self.thread.take().expect("ended once").join().expect("the honest pair is not disturbed");
+        assert!(rounds >= 2, "they talked");
+    }
+}
+
+/// Two honest clients.
+pub(crate) struct Pair {
+    /// Their devices replace nobody, and no message id was used before.
+    name: String,
+    alice: Client,
+    bob: Client,
+    rounds: usize,
+}
+
+impl Pair {
+    pub(crate) fn login(node: &Process) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("honest-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let alice = node.login(Wire::JsonLine, &format!("{name}-alice"), "phone");
+        let bob = node.login(Wire::WsBinary, &format!("{name}-bob"), "laptop");
+        Self { name, alice, bob, rounds: 0 }
+    }
+
+    /// A message and its answer.
+    pub(crate) fn round(&mut self) {
+        let began = Instant::now();
+        self.rounds += 1;
+        let (ping, pong) = (format!("ping-{}", self.rounds), format!("pong-{}", self.rounds));
+        exchange(&mut self.alice, &mut self.bob, &format!("{}-bob", self.name), &ping);
+        exchange(&mut self.bob, &mut self.alice, &format!("{}-alice", self.name), &pong);
+        let took = began.elapsed();
+        assert!(took < SLOWEST, "round {} took {took:?}", self.rounds);
+    }
+}
+
+fn exchange(from: &mut Client, to: &mut Client, user: &str, text: &str) {
+    let seq = from.text(user, text, text);
+    let push = to.expect_push();
+    assert_eq!((text_of(&push), push.seq), (text, seq));
+    to.say_as(0, ask::ack(&push.conversation, push.seq));
+}

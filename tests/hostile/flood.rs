@@ -1,0 +1,176 @@
+//! Clients that send without reading: what is owed to them stays bounded, and they end `SLOW`.
+
+use std::time::{Duration, Instant};
+
+use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
+
+use crate::{
+    chat::Chat,
+    raw::{Raw, frame, preface, ws_frame},
+    support::{PATIENCE, Process, Said, ask, eventually, hello, send},
+};
+
+const CHUNK: usize = 64 * 1024;
+
+fn logged_in(node: &Process, wire: Wire, user: &str) -> Raw {
+    let mut raw = Raw::connect(node.address(), wire);
+    let mut bytes = preface(wire);
+    bytes.extend(frame(wire, 1, ask::hello(hello(&node.token(user), "d"))));
+    raw.send(&bytes).expect("the node reads");
+    raw.until("a welcome", |frames| !frames.is_empty());
+    raw
+}
+
+/// Whole frames, about a chunk of them.
+fn chunk(one: &[u8]) -> Vec<u8> {
+    one.repeat(CHUNK / one.len())
+}
+
+/// Sends until the node ends the connection, after it has discarded what it does not want for a while.
+fn flood(raw: &mut Raw, one: &[u8]) {
+    let chunk = chunk(one);
+    let began = Instant::now();
+    while raw.send(&chunk).is_ok() {
+        assert!(began.elapsed() < PATIENCE, "the node goes on and on");
+    }
+}
+
+#[test]
+fn pings_without_reading_end_slow_and_cost_no_memory() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    let floods = [
+        (Wire::WsText, ws_frame(Opcode::Ping, &[b'p'; 125])),
+        (Wire::WsBinary, ws_frame(Opcode::Ping, b"")),
+        (Wire::Tcp, frame(Wire::Tcp, 1 << 40, ask::ping())),
+        (Wire::Tcp, vec![0]),
+        (Wire::JsonLine, frame(Wire::JsonLine, 7, ask::ping())),
+        (Wire::JsonLine, b"\n".to_vec()),
+        (Wire::WsText, ws_frame(Opcode::Text, b"")),
+        (Wire::WsText, frame(Wire::WsText, 7, ask::next_id())),
+    ];
+    // What the first flood takes belongs to the buffers that all connections share.
+    flood(&mut logged_in(&node, floods[0].0, "flooder"), &floods[0].1);
+    let before = node.rss();
+    for (n, (wire, one)) in floods.iter().enumerate() {
+        flood(&mut logged_in(&node, *wire, "flooder"), one);
+        let grown = node.rss().saturating_sub(before);
+        assert!(grown < 8 << 20, "flood {n}: memory grew by {grown} bytes");
+    }
+    node.metric_becomes("slow_closes_total", floods.len() as f64 + 1.0);
+    node.metric_becomes("connections", 2.0);
+    chat.end();
+}
+
+/// An empty frame is one byte and its answer thirty: what is read in one turn must not be answered in one piece.
+#[test]
+fn many_flooders_at_once_stay_within_their_caps() {
+    const FLOODERS: usize = 60;
+    let node = Process::start(&["timing.write_ms=8000", "limits.control_bytes_max=65536"]);
+    let chat = Chat::begin(&node);
+    let mut flooders: Vec<Raw> =
+        (0..FLOODERS).map(|n| logged_in(&node, Wire::JsonLine, &format!("flooder-{n}"))).collect();
+    let before = node.rss();
+    let blank_lines = vec![b'\n'; 256 * 1024];
+    for raw in &mut flooders {
+        raw.stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a socket takes options");
+        raw.send(&blank_lines).ok();
+    }
+    let mut most = 0;
+    eventually("all end slow", || {
+        most = most.max(node.rss().saturating_sub(before));
+        (node.metric("slow_closes_total") == FLOODERS as f64).then_some(())
+    });
+    // Kernel buffers aside: a reply of a chunk each, and what the shards read into.
+    assert!(most < 16 << 20, "memory grew by {most} bytes");
+    chat.end();
+}
+
+#[test]
+fn a_flooder_that_reads_at_last_is_told_why() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    for wire in [Wire::WsText, Wire::WsBinary, Wire::Tcp, Wire::JsonLine] {
+        let mut raw = logged_in(&node, wire, "flooder");
+        let one = match wire {
+            Wire::WsText | Wire::WsBinary => ws_frame(Opcode::Ping, &[b'p'; 125]),
+            Wire::Tcp | Wire::JsonLine => frame(wire, 7, ask::ping()),
+        };
+        let slow = node.metric("slow_closes_total") + 1.0;
+        let chunk = chunk(&one);
+        eventually("the node has enough", || {
+            raw.send(&chunk).expect("it discards what it does not want");
+            (node.metric("slow_closes_total") == slow).then_some(())
+        });
+        raw.until_end().assert_closed(wire, Code::Slow, "a flood");
+    }
+    chat.end();
+}
+
+/// A plain close with unread input would send a reset, which destroys the last words.
+#[test]
+fn what_a_closed_client_still_sends_does_not_destroy_its_last_words() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    let rest = vec![b'x'; 4 << 20];
+    for wire in Wire::ALL {
+        let mut raw = logged_in(&node, wire, "breaker");
+        let breach: &[u8] = match wire {
+            Wire::Tcp => b"\xff\xff\xff\xff\xff",
+            Wire::JsonLine => b"no json\n",
+            Wire::WsBinary | Wire::WsText => b"\x81\x00",
+        };
+        raw.send(breach).expect("the node reads");
+        raw.send(&rest).expect("the node discards");
+        let code = if wire == Wire::Tcp { Code::FrameTooLarge } else { Code::Malformed };
+        raw.until_end().assert_closed(wire, code, "a breach and much input");
+    }
+    let mut http = Raw::connect(node.address(), Wire::WsText);
+    http.send(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n").expect("the node reads");
+    http.send(&rest).expect("the node discards");
+    let heard = http.until_end();
+    assert!(heard.orderly && heard.head.starts_with("HTTP/1.1 426 "), "{heard:?}");
+    chat.end();
+}
+
+/// A member who talks faster than a room can be served is refused; what waits for the room stays bounded.
+#[test]
+fn a_room_that_is_flooded_by_a_member_costs_no_memory() {
+    const MEMBERS: usize = 300;
+    let node = Process::start(&[
+        "node.shards=1",
+        "limits.outbox_bytes_max=8192",
+        "limits.control_bytes_max=8388608",
+    ]);
+    let mut members: Vec<Raw> = (0..MEMBERS)
+        .map(|n| {
+            let mut raw = logged_in(&node, Wire::Tcp, &format!("member-{n}"));
+            raw.send(&frame(Wire::Tcp, 2, ask::join("hall"))).expect("the node reads");
+            raw
+        })
+        .collect();
+    for raw in &mut members {
+        raw.until("joined", |frames| frames.iter().any(|frame| matches!(frame.body, Some(Said::Done(_)))));
+    }
+    let mut talker = node.login(Wire::Tcp, "talker", "d");
+    talker.ask(ask::join("hall"));
+    let before = node.rss();
+    let text = "a".repeat(400);
+    let said: Vec<u8> = frame(Wire::Tcp, 0, ask::send(send("r:hall", "m", &text))).repeat(40_000);
+    let writer = talker.link.stream().try_clone().expect("a socket");
+    let thread = std::thread::spawn(move || Raw::over(writer, Wire::Tcp).send(&said));
+    let mut most = 0;
+    let mut heard = 0;
+    while heard < 40_000 {
+        match talker.take("an answer", |_| true).body {
+            Some(Said::SendAck(_) | Said::Error(_)) => heard += 1,
+            other => panic!("no answer: {other:?}"),
+        }
+        if heard % 500 == 0 {
+            most = most.max(node.rss().saturating_sub(before));
+        }
+    }
+    thread.join().expect("a writer").expect("the node reads");
+    // Outboxes of 8 KiB and the shared frames in them; not the 20 MB that were said.
+    assert!(most < 12 << 20, "memory grew by {most} bytes");
+}

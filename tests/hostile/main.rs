@@ -1,0 +1,17 @@
+//! Hostile, broken and stalled clients on real sockets against the real binary: bounded memory, a coded close, and
+//! the others unaffected.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bytes;
+mod caps;
+mod chat;
+mod churn;
+mod faults;
+mod flood;
+mod framing;
+mod handshake;
+mod memory;
+mod raw;
+mod stalled;

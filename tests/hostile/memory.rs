@@ -1,0 +1,92 @@
+//! The memory budget: newcomers are refused first, then the fullest outboxes end; who is served stays served.
+
+use std::time::{Duration, Instant};
+
+use tidegate_protocol::{Code, codec::Wire};
+
+use crate::{
+    chat::{Chat, Pair},
+    raw::Raw,
+    support::{Client, PATIENCE, Process, Said, ask, eventually, send},
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Memory is filled with room frames for members who do not read; each has a room of its own.
+#[test]
+fn a_node_that_runs_full_refuses_newcomers_then_ends_the_fullest() {
+    let probe = Process::start(&[]);
+    Pair::login(&probe).round();
+    let base = eventually("memory was looked at", || {
+        Some(probe.metric("memory_used_bytes")).filter(|used| *used > 0.0)
+    });
+    drop(probe);
+    // Full at about 32 MiB over the base; other users of this machine's sockets may take a little of it.
+    let budget = (base as u64 + 32 * MIB) * 100 / 85;
+    let sets = [
+        format!("limits.memory_bytes={budget}"),
+        "limits.outbox_bytes_max=67108864".to_owned(),
+        "timing.write_ms=60000".to_owned(),
+    ];
+    let node = Process::start(&sets.each_ref().map(String::as_str));
+    let chat = Chat::begin(&node);
+    let mut talker = node.login(Wire::Tcp, "talker", "d");
+    let mut readers = Vec::new();
+    let refused = fill(&node, &mut talker, &mut readers);
+    assert!(refused, "newcomers are refused while memory is short");
+    eventually("the fullest end", || {
+        say(&mut talker, 0, 20);
+        (node.metric("slow_closes_total") >= 1.0).then_some(())
+    });
+    talker.settle();
+    drop(readers);
+    let fine = node.metric("memory_limit_bytes") * 0.8;
+    let mut lowest = f64::MAX;
+    let deadline = Instant::now() + PATIENCE - Duration::from_secs(1);
+    eventually("newcomers are let in again", || {
+        lowest = lowest.min(node.metric("memory_used_bytes"));
+        assert!(
+            Instant::now() < deadline,
+            "memory stays at {lowest}, {fine} would be fine, {base} was the base"
+        );
+        let mut raw = Raw::connect(node.address(), Wire::JsonLine);
+        raw.send(b"{}\n").ok();
+        (raw.until_end().close() == Some(Code::BadState)).then_some(())
+    });
+    chat.end();
+}
+
+/// Adds readers that do not read, and frames for them, until the node refuses the next.
+fn fill(node: &Process, talker: &mut Client, readers: &mut Vec<Client>) -> bool {
+    for n in 0..16 {
+        let mut probe = Raw::connect(node.address(), Wire::JsonLine);
+        probe.send(b"{}\n").ok();
+        if probe.until_end().close() == Some(Code::Overloaded) {
+            return true;
+        }
+        let room = format!("room-{n}");
+        let Some(reader) = reader(node, n, &room) else { return true };
+        readers.push(reader);
+        assert!(matches!(talker.ask(ask::join(&room)), Said::Done(_)));
+        say(talker, n, 160);
+    }
+    false
+}
+
+fn reader(node: &Process, n: usize, room: &str) -> Option<Client> {
+    let mut reader = Client::connect(node.address(), Wire::Tcp);
+    reader.say(ask::hello(crate::support::hello(&node.token(&format!("reader-{n}")), "d")));
+    reader.say(ask::join(room));
+    let welcome = reader.take("a welcome or a refusal", |_| true);
+    matches!(welcome.body, Some(Said::Welcome(_))).then(|| {
+        reader.take("joined", |frame| matches!(frame.body, Some(Said::Done(_))));
+        reader
+    })
+}
+
+fn say(talker: &mut Client, room: usize, times: usize) {
+    let text = "m".repeat(30_000);
+    for n in 0..times {
+        talker.send(send(&format!("r:room-{room}"), &format!("m{n}"), &text));
+    }
+}

@@ -1,0 +1,122 @@
+//! Readers that stop: the others get everything in order; the stalled hear what they missed, or end `SLOW`.
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::support::{Client, Process, Said, ask, text_of};
+
+const MEMBERS: usize = 200;
+const STALLED: usize = 20;
+/// More than the kernel and the outbox keep for a client that does not read.
+const MESSAGES: usize = 120;
+const TEXT_BYTES: usize = 4_000;
+
+fn text(n: usize) -> String {
+    format!("{n:04}{}", "x".repeat(TEXT_BYTES))
+}
+
+const CAPS: [&str; 4] = [
+    "limits.outbox_bytes_max=24576",
+    "limits.small_group_max=10",
+    "socket.send_buffer_bytes=32768",
+    "timing.write_ms=8000",
+];
+
+#[test]
+fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
+    let node = Process::start(&CAPS);
+    let names: Vec<String> = (0..MEMBERS).map(|n| format!("member-{n}")).chain(["sender".into()]).collect();
+    let group = node.group("hall", &names);
+    let mut members: Vec<Client> =
+        (0..MEMBERS).map(|n| node.login(Wire::ALL[n % 4], &names[n], "d")).collect();
+    let mut stalled = members.split_off(MEMBERS - STALLED);
+    let mut sender = node.login(Wire::Tcp, "sender", "d");
+    let before = node.rss();
+    let mut last = 0;
+    for n in 0..MESSAGES {
+        last = sender.text(&group, &format!("m{n}"), &text(n));
+        if n % 4 == 3 {
+            for member in &mut members {
+                for n in n - 3..=n {
+                    let push = member.expect_push();
+                    assert_eq!(text_of(&push)[..4], text(n)[..4], "in order, none left out");
+                }
+            }
+        }
+    }
+    let grown = node.rss().saturating_sub(before);
+    // The messages themselves, in the log and on the way; the outboxes share them.
+    assert!(grown < 24 << 20, "memory grew by {grown} bytes");
+    let never_again = stalled.split_off(STALLED / 2);
+    for member in &mut stalled {
+        hear_of_the_rest(member, &group, last + 1 - MESSAGES as u64, last);
+    }
+    node.metric_becomes("slow_closes_total", never_again.len() as f64);
+    node.metric_becomes("connections", (members.len() + stalled.len() + 1) as f64);
+    assert_eq!(sender.text(&group, "after", "after"), last + 1);
+    for member in members.iter_mut().chain(&mut stalled) {
+        assert_eq!(text_of(&member.expect_push()), "after");
+    }
+}
+
+/// Pushes in order up to the last one; what is missing is named by `Behind`, at least once.
+fn hear_of_the_rest(member: &mut Client, group: &str, first: u64, last: u64) {
+    let (mut next, mut hints) = (first, 0);
+    while next <= last {
+        match member.take("pushes and behind", |_| true).body {
+            Some(Said::Push(push)) => {
+                assert_eq!(push.seq, next, "a hole that nobody told of");
+                next += 1;
+            }
+            Some(Said::Behind(behind)) => {
+                assert_eq!(behind.conversation, group);
+                assert!(behind.max_seq >= next, "behind at {next}, but only up to {}", behind.max_seq);
+                next = behind.max_seq + 1;
+                hints += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(hints > 0, "the member was not slow enough for this test");
+}
+
+#[test]
+fn a_stalled_member_of_a_room_is_told_how_many_frames_were_shed() {
+    let node = Process::start(&CAPS);
+    for wire in Wire::ALL {
+        let mut sender = node.login(Wire::Tcp, "sender", "d");
+        let mut healthy = node.login(wire, "healthy", "d");
+        let mut stalled = node.login(wire, "stalled", "d");
+        for client in [&mut sender, &mut healthy, &mut stalled] {
+            assert!(matches!(client.ask(ask::join("hall")), Said::Done(_)));
+        }
+        for n in 0..MESSAGES {
+            sender.text("r:hall", &format!("m{n}"), &text(n));
+            assert_eq!(text_of(&healthy.expect_push())[..4], text(n)[..4]);
+        }
+        let (mut received, mut shed, mut latest) = (0, 0, String::new());
+        while received + shed < MESSAGES {
+            match stalled.take("pushes, then shed", |_| true).body {
+                Some(Said::Push(push)) => {
+                    let number = text_of(&push)[..4].to_owned();
+                    assert!(number > latest, "{number} after {latest}");
+                    latest = number;
+                    received += 1;
+                }
+                Some(Said::Shed(pb::Shed { room, count })) => {
+                    assert_eq!(room, "hall");
+                    shed += count as usize;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(received + shed, MESSAGES, "{wire:?}: every frame came or was counted");
+        assert!(shed > 0, "{wire:?}: the member was not slow enough for this test");
+        stalled.settle();
+        sender.text("r:hall", "after", "after");
+        assert_eq!(text_of(&stalled.expect_push()), "after");
+        for mut client in [sender, healthy, stalled] {
+            client.say(ask::bye());
+            assert_eq!(client.expect_close(), Code::Bye);
+        }
+    }
+}

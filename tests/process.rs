@@ -1,0 +1,88 @@
+//! The binary as an operator meets it: signals, restarts, and what it says when it can't start.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::{
+    process::Output,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use support::{Client, Process, command, fresh_data};
+use tidegate_protocol::{Code, codec::Wire};
+
+/// Runs `serve` to its end, which must come by itself.
+fn fails(sets: &[&str]) -> (Output, String) {
+    let data = fresh_data();
+    let mut child = command(&data, sets);
+    let output = child.stderr(std::process::Stdio::piped()).output().expect("the binary runs");
+    std::fs::remove_dir_all(&data).ok();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+#[test]
+fn a_signal_tells_the_clients_and_ends_with_success() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut node = Process::start(&[]);
+        let mut clients: Vec<Client> =
+            (0..40).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "d")).collect();
+        let began = Instant::now();
+        node.signal(signal);
+        for client in &mut clients {
+            assert_eq!(client.expect_close(), Code::Draining);
+        }
+        drop(clients);
+        let status = node.exit();
+        assert_eq!(status.code(), Some(0), "{signal:?}: {}", node.said());
+        assert!(began.elapsed() < Duration::from_secs(5), "{signal:?} took {:?}", began.elapsed());
+        assert!(!node.data().join("node.json").exists(), "nobody is sent to a node that ended");
+    }
+}
+
+#[test]
+fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
+    let mut node = Process::start(&[]);
+    let _silent: Vec<Client> = (0..5).map(|n| node.login(Wire::Tcp, &format!("user-{n}"), "d")).collect();
+    let _unknown = Client::connect(node.address(), Wire::JsonLine);
+    let began = Instant::now();
+    node.signal(Signal::TERM);
+    assert_eq!(node.exit().code(), Some(0), "{}", node.said());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_second_node_on_the_same_data_goes_on_with_its_key() {
+    let mut first = Process::start(&[]);
+    let (data, token) = (first.data().to_owned(), first.token("alice"));
+    first.signal(Signal::TERM);
+    assert!(first.exit().success());
+    let second = Process::start_on(&data, &[]);
+    let mut alice = Client::connect(second.address(), Wire::WsText);
+    alice.login(support::hello(&token, "d"));
+    alice.settle();
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let node = Process::start(&[]);
+    let taken = format!("listen.client={}", node.address());
+    let (output, said) = fails(&[&taken]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("listen.client {}", node.address())) && said.contains("in use"), "{said}");
+    let taken = format!("listen.admin={}", node.addresses.admin);
+    let (output, said) = fails(&[&taken]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("listen.admin {}", node.addresses.admin)), "{said}");
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_one() {
+    let (output, said) = fails(&["limits.conn_max=5"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("did you mean limits.conns_max?"), "{said}");
+    let (output, said) = fails(&["timing.write_ms=0", "node.shards=many"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("shards"), "{said}");
+}

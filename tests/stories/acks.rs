@@ -1,0 +1,100 @@
+//! Pushes are sent again until acked, within bounds; who acks nothing is let go.
+
+use std::time::{Duration, Instant};
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::support::{Client, Said, TestNode, hello, send, text_of};
+
+fn impatient(config: &mut tidegate::config::Config) {
+    config.timing.ack_timeout_ms = 300;
+    config.timing.ack_tries = 2;
+}
+
+#[test]
+fn who_acks_nothing_gets_a_push_again_and_is_then_closed_slow() {
+    let node = TestNode::start(impatient);
+    let mut bobs: Vec<Client> = Wire::ALL.map(|wire| node.login(wire, "bob", &format!("{wire:?}"))).into();
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    let since = Instant::now();
+    alice.text("bob", "m1", "are you there?");
+    for bob in &mut bobs {
+        let first = bob.expect_push();
+        assert_eq!(text_of(&first), "are you there?");
+        assert_eq!(bob.pushes(2), vec![first.clone(); 2], "the same, as often as set: {:?}", bob.wire);
+        assert_eq!(bob.expect_close(), Code::Slow);
+        let more = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
+        assert_eq!(more, 0, "sent again more often than set");
+    }
+    assert!(since.elapsed() >= Duration::from_millis(900), "three timeouts took {:?}", since.elapsed());
+    alice.settle();
+}
+
+#[test]
+fn one_ack_stands_for_all_before_it() {
+    let node = TestNode::start(impatient);
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    for wire in Wire::ALL {
+        let name = format!("bob-{wire:?}");
+        let mut bob = node.login(wire, &name, "phone");
+        let conversation = (1..=3).map(|n| alice.send(send(&name, &format!("{wire:?}-{n}"), "x"))).last();
+        let conversation = conversation.expect("three").conversation;
+        bob.pushes(3);
+        bob.ack(&conversation, 2);
+        let again = bob.expect_push();
+        assert_eq!(again.seq, 3, "only the third is missing");
+        bob.ack(&conversation, 3);
+        bob.inbox.clear();
+        bob.listen(Duration::from_millis(800));
+        bob.no_push();
+    }
+}
+
+#[test]
+fn an_ack_of_another_conversation_or_of_old_seqs_stops_nothing() {
+    let node = TestNode::start(impatient);
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    let mut bob = node.login(Wire::JsonLine, "bob", "phone");
+    alice.text("bob", "m1", "x");
+    bob.expect_push();
+    bob.ack("d:bob:carol", 99);
+    bob.ack("d:alice:bob", 0);
+    assert_eq!(bob.expect_push().seq, 1);
+}
+
+#[test]
+fn a_client_may_wish_for_fewer_tries_and_a_shorter_wait() {
+    let node = TestNode::start(|config| config.timing.ack_timeout_ms = 1_200);
+    let mut bob = node.connect(Wire::WsText);
+    let settings = pb::Settings { ack_timeout_ms: 1, ack_tries: 1, ..Default::default() };
+    bob.login(pb::Hello { settings: Some(settings), ..hello(&node.token("bob"), "phone") });
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    let since = Instant::now();
+    alice.text("bob", "m1", "x");
+    bob.pushes(2);
+    assert_eq!(bob.expect_close(), Code::Slow);
+    let took = since.elapsed();
+    assert!(took > Duration::from_millis(550) && took < Duration::from_millis(2_000), "{took:?}");
+}
+
+#[test]
+fn a_full_window_turns_pushes_into_behind_until_there_is_room() {
+    let node = TestNode::start(|config| config.limits.window_max = 4);
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    for wire in Wire::ALL {
+        let name = format!("bob-{wire:?}");
+        let mut bob = node.login(wire, &name, "phone");
+        for n in 1..=7 {
+            alice.text(&name, &format!("{wire:?}-{n}"), "x");
+        }
+        let key = format!("d:alice:{name}");
+        bob.take("behind up to 7", |frame| {
+            matches!(&frame.body, Some(Said::Behind(behind)) if behind.conversation == key && behind.max_seq == 7)
+        });
+        assert_eq!(bob.pushes(4).iter().map(|push| push.seq).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        bob.no_push();
+        bob.ack(&key, 4);
+        alice.text(&name, &format!("{wire:?}-8"), "x");
+        assert_eq!(bob.expect_push().seq, 8);
+    }
+}

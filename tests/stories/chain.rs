@@ -1,0 +1,272 @@
+//! The nextId chain (flaw S37): a device's own order, kept whatever arrives when.
+
+use std::time::{Duration, Instant};
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::support::{Client, Said, TestNode, ask, hello, send, text_of};
+
+/// A text to bob with its place in the chain.
+fn link(msg_id: &str, next_id: &str) -> pb::Send {
+    link_to("bob", msg_id, next_id)
+}
+
+fn link_to(place: &str, msg_id: &str, next_id: &str) -> pb::Send {
+    pb::Send { next_id: next_id.into(), ..send(place, msg_id, msg_id) }
+}
+
+fn texts(client: &mut Client, count: usize) -> Vec<String> {
+    client.pushes(count).iter().map(|push| text_of(push).to_owned()).collect()
+}
+
+fn expected(client: &mut Client) -> String {
+    match client.ask(ask::next_id()) {
+        Said::NextIdIs(is) => is.next_id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn quick_alarm(config: &mut tidegate::config::Config) {
+    config.timing.order_timeout_ms = 400;
+}
+
+#[test]
+fn what_comes_early_waits_for_its_predecessor() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        let mut alice = node.login_chained(wire, &format!("alice-{wire:?}"), "phone", "a");
+        assert_eq!(alice.welcome.next_id, "a");
+        let late: Vec<u64> = [("d", "e"), ("c", "d"), ("b", "c")]
+            .map(|(id, next)| alice.say(ask::send(link(id, next))))
+            .into();
+        // Outside the chain, so it overtakes.
+        assert_eq!(alice.text("bob", "free", "free"), 1);
+        assert_eq!(expected(&mut alice), "a");
+        let first = alice.say(ask::send(link("a", "b")));
+        assert_eq!(alice.expect_ack(first).seq, 2);
+        let seqs: Vec<u64> = late.into_iter().map(|id| alice.expect_ack(id).seq).collect();
+        assert_eq!(seqs, [5, 4, 3]);
+        assert_eq!(texts(&mut bob, 5), ["free", "a", "b", "c", "d"], "{wire:?}");
+        assert_eq!(expected(&mut alice), "e");
+    }
+}
+
+#[test]
+fn a_chain_keeps_its_order_over_conversations_and_answers_refusals_in_it() {
+    let node = TestNode::start(|_| {});
+    let group = node.group("ours", &["alice", "bob"]);
+    let mut alice = node.login_chained(Wire::JsonLine, "alice", "phone", "a");
+    let d = alice.say(ask::send(link_to("carol", "d", "e")));
+    let c = alice.say(ask::send(link_to(&group, "c", "d")));
+    let b = alice.say(ask::send(link_to("g:not-hers", "b", "c")));
+    let a = alice.say(ask::send(link("a", "b")));
+    assert_eq!(alice.expect_ack(a).seq, 1);
+    assert_eq!(alice.expect_error(b), Code::NotFound);
+    assert_eq!(alice.expect_ack(c).seq, 2);
+    assert_eq!(alice.expect_ack(d).seq, 1);
+    assert_eq!(expected(&mut alice), "e");
+}
+
+#[test]
+fn two_devices_have_chains_of_their_own() {
+    let node = TestNode::start(|_| {});
+    let mut phone = node.login_chained(Wire::Tcp, "alice", "phone", "a");
+    let mut laptop = node.login_chained(Wire::WsText, "alice", "laptop", "x");
+    let held = phone.say(ask::send(link("b", "c")));
+    for (id, next) in [("x", "a"), ("a", "b"), ("b", "z")] {
+        laptop.send(link(id, next));
+    }
+    assert_eq!((expected(&mut phone), expected(&mut laptop)), ("a".into(), "z".into()));
+    phone.send(link("a", "b"));
+    assert_eq!(phone.expect_ack(held).seq, 5);
+}
+
+#[test]
+fn a_predecessor_that_never_comes_is_told_then_skipped_then_refused() {
+    let node = TestNode::start(quick_alarm);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        let name = format!("alice-{wire:?}");
+        let mut alice = node.login_chained(wire, &name, "phone", "a");
+        let since = Instant::now();
+        let c = alice.say(ask::send(link("c", "d")));
+        let b = alice.say(ask::send(link("b", "c")));
+        let blocked = alice.expect_notice();
+        assert_eq!((blocked.kind(), blocked.expected.as_str()), (pb::NoticeKind::OrderBlocked, "a"));
+        assert!(since.elapsed() >= Duration::from_millis(400), "blocked after {:?}", since.elapsed());
+        let skipped = alice.expect_notice();
+        assert_eq!(skipped.kind(), pb::NoticeKind::OrderSkipped);
+        assert_eq!((skipped.expected.as_str(), skipped.msg_id.as_str()), ("a", "b"));
+        assert!(since.elapsed() >= Duration::from_millis(800), "skipped after {:?}", since.elapsed());
+        assert_eq!([alice.expect_ack(b).seq, alice.expect_ack(c).seq], [1, 2]);
+        assert_eq!(alice.refused(ask::send(link("a", "b"))), Code::OrderSkipped, "{wire:?}");
+        alice.send(link("d", "e"));
+        assert_eq!(texts(&mut bob, 3), ["b", "c", "d"]);
+        bob.no_push();
+        bob.ack(&format!("d:{name}:bob"), 3);
+    }
+}
+
+#[test]
+fn a_predecessor_that_comes_after_the_alarm_is_in_time() {
+    let node = TestNode::start(quick_alarm);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut alice = node.login_chained(Wire::WsBinary, "alice", "phone", "a");
+    let b = alice.say(ask::send(link("b", "c")));
+    assert_eq!(alice.expect_notice().kind(), pb::NoticeKind::OrderBlocked);
+    alice.send(link("a", "b"));
+    alice.expect_ack(b);
+    assert_eq!(texts(&mut bob, 2), ["a", "b"]);
+    alice.listen(Duration::from_millis(1_000));
+    alice.settle();
+    assert!(alice.inbox.is_empty(), "no alarm after progress: {:?}", alice.inbox);
+}
+
+#[test]
+fn a_full_hold_stops_reading_and_the_skip_relieves_it() {
+    let node = TestNode::start(|config| {
+        quick_alarm(config);
+        config.limits.hold_max = 3;
+    });
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        let name = format!("alice-{wire:?}");
+        let mut alice = node.login_chained(wire, &name, "phone", "a");
+        let early: Vec<u64> = [("b", "c"), ("c", "d"), ("d", "e"), ("e", "f")]
+            .map(|(id, next)| alice.say(ask::send(link(id, next))))
+            .into();
+        let full = alice.expect_notice();
+        assert_eq!((full.kind(), full.expected.as_str()), (pb::NoticeKind::OrderWindowFull, "a"));
+        let ping = alice.say(ask::ping());
+        let late = alice.say(ask::send(link("a", "b")));
+        alice.listen(Duration::from_millis(100));
+        assert!(alice.inbox.is_empty(), "it does not read: {:?}", alice.inbox);
+        assert_eq!(alice.expect_notice().kind(), pb::NoticeKind::OrderBlocked);
+        let skipped = alice.expect_notice();
+        assert_eq!((skipped.kind(), skipped.msg_id.as_str()), (pb::NoticeKind::OrderSkipped, "b"));
+        assert!(matches!(alice.reply(ping), Said::Pong(_)), "{wire:?}");
+        assert_eq!(alice.expect_error(late), Code::OrderSkipped);
+        let seqs: Vec<u64> = early.into_iter().map(|id| alice.expect_ack(id).seq).collect();
+        assert_eq!(seqs, [1, 2, 3, 4]);
+        assert_eq!(texts(&mut bob, 4), ["b", "c", "d", "e"]);
+        bob.ack(&format!("d:{name}:bob"), 4);
+    }
+}
+
+#[test]
+fn the_expected_id_passes_a_hold_that_is_just_full() {
+    let node = TestNode::start(|config| config.limits.hold_max = 3);
+    let mut alice = node.login_chained(Wire::Tcp, "alice", "phone", "a");
+    let early: Vec<u64> =
+        [("b", "c"), ("c", "d"), ("d", "e")].map(|(id, next)| alice.say(ask::send(link(id, next)))).into();
+    alice.send(link("a", "b"));
+    assert_eq!(early.into_iter().map(|id| alice.expect_ack(id).seq).collect::<Vec<_>>(), [2, 3, 4]);
+    assert!(alice.inbox.is_empty(), "no notice: {:?}", alice.inbox);
+}
+
+#[test]
+fn links_that_lead_nowhere_are_refused_and_the_chain_stands() {
+    let node = TestNode::start(|_| {});
+    for wire in Wire::ALL {
+        let mut alice = node.login_chained(wire, &format!("alice-{wire:?}"), "phone", "a");
+        assert_eq!(alice.refused(ask::send(link("a", "a"))), Code::BadLink);
+        assert_eq!(alice.refused(ask::send(link("b", "b"))), Code::BadLink);
+        assert_eq!(expected(&mut alice), "a");
+        alice.send(link("a", "b"));
+        assert_eq!(alice.refused(ask::send(link("b", "a"))), Code::BadLink, "a used id");
+        let c = alice.say(ask::send(link("c", "d")));
+        assert_eq!(alice.refused(ask::send(link("x", "d"))), Code::BadLink, "claimed by c");
+        assert_eq!(alice.refused(ask::send(link("c", "d"))), Code::NotYet, "held already");
+        alice.send(link("b", "c"));
+        assert_eq!(alice.expect_ack(c).seq, 3);
+    }
+}
+
+#[test]
+fn a_chain_without_a_declared_id_begins_at_the_one_that_welcome_names() {
+    let node = TestNode::start(|_| {});
+    let mut alice = node.connect(Wire::JsonLine);
+    let settings = pb::Settings { chain: true, ..Default::default() };
+    alice.login(pb::Hello { settings: Some(settings), ..hello(&node.token("alice"), "phone") });
+    let first = alice.welcome.next_id.clone();
+    assert_eq!(expected(&mut alice), first);
+    assert_eq!(alice.send(link(&first, "b")).seq, 1);
+    let mut none = node.login(Wire::JsonLine, "carol", "phone");
+    assert_eq!(expected(&mut none), "", "no chain, no id");
+}
+
+#[test]
+fn a_chain_goes_on_over_reconnects_and_never_breaks() {
+    let node = TestNode::start(|config| config.node.shards = 3);
+    let group = node.group("ours", &["alice", "bob"]);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut n = 0;
+    let mut alice = node.login_chained(Wire::Tcp, "alice", "phone", "c0");
+    for round in 0..24 {
+        for place in ["bob", "bob", group.as_str()] {
+            let ack = alice.send(link_to(place, &format!("c{n}"), &format!("c{}", n + 1)));
+            let push = bob.expect_push();
+            assert_eq!((push.seq, text_of(&push)), (ack.seq, format!("c{n}").as_str()));
+            bob.ack(&push.conversation, push.seq);
+            n += 1;
+        }
+        // Even rounds replace a living connection, odd ones come back after it has ended.
+        if round % 2 == 1 {
+            alice.say(ask::bye());
+            assert_eq!(alice.expect_close(), Code::Bye);
+        }
+        alice = node.login_chained(Wire::ALL[round % 4], "alice", "phone", &format!("c{n}"));
+        assert_eq!(alice.welcome.next_id, format!("c{n}"), "round {round}");
+        let retry = pb::Send { attempt: 1, ..link_to(&group, &format!("c{}", n - 1), &format!("c{n}")) };
+        assert!(alice.send(retry).duplicate, "a done id is acked, never held");
+        assert_eq!(expected(&mut alice), format!("c{n}"));
+    }
+}
+
+#[test]
+fn a_client_that_lost_its_acks_is_told_the_saved_id_and_resends() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        let name = format!("alice-{wire:?}");
+        let mut alice = node.login_chained(wire, &name, "phone", "a");
+        for (id, next) in [("a", "b"), ("b", "c"), ("c", "d")] {
+            alice.send(link(id, next));
+        }
+        // As far as this client knows, nothing was answered. What it held early is gone with its connection.
+        alice.say(ask::send(link("f", "g")));
+        alice.settle();
+        let mut alice = node.login_chained(wire, &name, "phone", "a");
+        assert_eq!(alice.welcome.next_id, "d", "{wire:?}");
+        let retry = |id: &str, next: &str| ask::send(pb::Send { attempt: 1, ..link(id, next) });
+        let frames = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
+            .map(|(id, next)| alice.say(retry(id, next)));
+        let acks = frames.map(|frame| alice.expect_ack(frame));
+        assert_eq!(acks.each_ref().map(|ack| ack.seq), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(acks.each_ref().map(|ack| ack.duplicate), [true, true, true, false, false, false]);
+        assert_eq!(texts(&mut bob, 6), ["a", "b", "c", "d", "e", "f"]);
+        bob.ack(&format!("d:{name}:bob"), 6);
+        bob.no_push();
+    }
+}
+
+#[test]
+fn a_long_chain_in_flight_at_once_stays_in_order() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        let name = format!("alice-{wire:?}");
+        let mut alice = node.login_chained(wire, &name, "phone", "m0");
+        let frames: Vec<u64> =
+            (0..200).map(|n| alice.say(ask::send(link(&format!("m{n}"), &format!("m{}", n + 1))))).collect();
+        for (n, frame) in frames.into_iter().enumerate() {
+            assert_eq!(alice.expect_ack(frame).seq, n as u64 + 1);
+        }
+        for n in 0..200 {
+            let push = bob.expect_push();
+            assert_eq!((push.seq, text_of(&push)), (n + 1, format!("m{n}").as_str()));
+        }
+        bob.ack(&format!("d:{name}:bob"), 200);
+    }
+}

@@ -1,0 +1,135 @@
+//! One connection a user and device: the newest wins; several devices of one user all hear everything.
+
+use std::{
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::{Code, codec::Wire};
+
+use crate::support::{Client, PATIENCE, TestNode, ask, eventually, hello, send, text_of};
+
+/// Sends from `bob` and sees it arrive at `client`.
+fn hears(client: &mut Client, bob: &mut Client, msg_id: &str) {
+    let seq = bob.text("alice", msg_id, msg_id);
+    let push = client.expect_push();
+    assert_eq!((push.seq, text_of(&push)), (seq, msg_id));
+    client.ack(&push.conversation, push.seq);
+}
+
+/// Flaws S1 and S2: the late end of the old connection must not take the new route away.
+#[test]
+fn the_newest_connection_of_a_device_wins_and_the_late_end_of_the_old_one_harms_nothing() {
+    let node = TestNode::start(|config| config.timing.linger_ms = 1_000);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for (round, wire) in Wire::ALL.into_iter().enumerate() {
+        let mut old = node.login(wire, "alice", "phone");
+        hears(&mut old, &mut bob, &format!("to-old-{round}"));
+        let mut new = node.login(Wire::ALL[(round + 1) % 4], "alice", "phone");
+        hears(&mut new, &mut bob, &format!("to-new-{round}"));
+        assert_eq!(old.expect_close(), Code::Replaced, "{wire:?}");
+        drop(old);
+        // The node has forgotten the old connection now, later than it learned of the new one.
+        eventually("only bob and the new connection", || (node.conns() == 2).then_some(()));
+        hears(&mut new, &mut bob, &format!("after-{round}"));
+        new.no_push();
+        drop(new);
+        eventually("only bob", || (node.conns() == 1).then_some(()));
+    }
+}
+
+#[test]
+fn each_of_many_logins_in_a_row_replaces_the_one_before_exactly_once() {
+    let node = TestNode::start(|config| config.node.shards = 3);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut clients: Vec<Client> = (0..12).map(|n| node.login(Wire::ALL[n % 4], "alice", "phone")).collect();
+    let mut newest = clients.pop().expect("twelve");
+    for mut old in clients {
+        assert_eq!(old.expect_close(), Code::Replaced);
+    }
+    hears(&mut newest, &mut bob, "m1");
+}
+
+#[test]
+fn logins_of_one_device_at_the_same_time_leave_one_connection() {
+    let node = TestNode::start(|config| {
+        config.node.shards = 3;
+        config.timing.linger_ms = 20;
+    });
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for round in 0..20 {
+        let clients: Vec<Client> = (0..3).map(|n| node.connect(Wire::ALL[(n + round) % 4])).collect();
+        let together = Barrier::new(clients.len());
+        let login = |mut client: Client| {
+            together.wait();
+            client.say(ask::hello(hello(&node.token("alice"), "phone")));
+            // A Welcome, or the Close of one that was replaced before it.
+            client.pump(Instant::now() + PATIENCE);
+            client
+        };
+        let clients: Vec<Client> = std::thread::scope(|scope| {
+            let threads: Vec<_> = clients.into_iter().map(|client| scope.spawn(|| login(client))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a login")).collect()
+        });
+        eventually("bob and one more", || (node.conns() == 2).then_some(()));
+        bob.text("alice", &format!("m{round}"), "who is left?");
+        let mut heard = 0;
+        for mut client in clients {
+            client.listen(Duration::from_millis(30));
+            if client.ended.is_none() {
+                client.expect_push();
+                heard += 1;
+            } else {
+                assert_eq!(client.expect_close(), Code::Replaced);
+            }
+        }
+        assert_eq!(heard, 1);
+        eventually("bob alone", || (node.conns() == 1).then_some(()));
+    }
+}
+
+#[test]
+fn all_devices_of_both_sides_hear_but_the_connection_that_sent_does_not() {
+    let node = TestNode::start(|config| config.node.shards = 3);
+    let mut phones: Vec<Client> =
+        Wire::ALL.map(|wire| node.login(wire, "alice", &format!("{wire:?}"))).into();
+    let mut bobs: Vec<Client> = Wire::ALL.map(|wire| node.login(wire, "bob", &format!("{wire:?}"))).into();
+    for sender in 0..4 {
+        let text = format!("from device {sender}");
+        let seq = phones[sender].text("bob", &format!("m{sender}"), &text);
+        for (index, client) in phones.iter_mut().chain(&mut bobs).enumerate() {
+            if index == sender {
+                client.no_push();
+                continue;
+            }
+            let push = client.expect_push();
+            assert_eq!((push.seq, push.sender.as_str(), text_of(&push)), (seq, "alice", text.as_str()));
+            assert_eq!(push.conversation, "d:alice:bob");
+        }
+    }
+}
+
+#[test]
+fn a_note_to_oneself_reaches_the_other_devices_once() {
+    let node = TestNode::start(|_| {});
+    let mut phone = node.login(Wire::JsonLine, "alice", "phone");
+    let mut laptop = node.login(Wire::WsText, "alice", "laptop");
+    let ack = phone.send(send("alice", "m1", "milk"));
+    assert_eq!((ack.conversation.as_str(), ack.seq), ("d:alice:alice", 1));
+    assert_eq!(text_of(&laptop.expect_push()), "milk");
+    laptop.no_push();
+    phone.no_push();
+}
+
+#[test]
+fn a_replaced_connection_takes_nothing_more() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut old = node.login(Wire::Tcp, "alice", "phone");
+    let mut new = node.login(Wire::Tcp, "alice", "phone");
+    assert_eq!(old.take("a close", |frame| frame.id == 0).id, 0);
+    old.say(ask::send(send("bob", "late", "from the old one")));
+    new.text("bob", "m1", "from the new one");
+    assert_eq!(text_of(&bob.expect_push()), "from the new one");
+    bob.no_push();
+}

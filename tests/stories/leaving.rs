@@ -1,0 +1,140 @@
+//! Silence, half-closed clients, and nodes that stop.
+
+use std::{
+    net::Shutdown,
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::support::{Client, Said, TestNode, ask, eventually, hello, send, text_of};
+
+fn quick_heart(config: &mut tidegate::config::Config) {
+    config.timing.heartbeat_ms = 400;
+}
+
+#[test]
+fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
+    let node = TestNode::start(quick_heart);
+    let mut clients: Vec<(Client, Instant)> =
+        Wire::ALL.map(|wire| (node.login(wire, "alice", &format!("{wire:?}")), Instant::now())).into();
+    for (client, since) in &mut clients {
+        assert_eq!(client.welcome.heartbeat_ms, 400);
+        assert_eq!(client.expect_close(), Code::HeartbeatMissed, "{:?}", client.wire);
+        let silence = since.elapsed();
+        assert!(silence > Duration::from_millis(900), "closed after {silence:?} already");
+        assert!(silence < Duration::from_millis(3_000), "closed after {silence:?} only");
+    }
+}
+
+#[test]
+fn a_client_that_only_pings_lives() {
+    let node = TestNode::start(quick_heart);
+    let mut clients: Vec<Client> =
+        Wire::ALL.map(|wire| node.login(wire, "alice", &format!("{wire:?}"))).into();
+    let mut by_frame = node.login(Wire::WsBinary, "alice", "ws-ping");
+    let since = Instant::now();
+    let mut rounds = 0;
+    while since.elapsed() < Duration::from_millis(2_500) {
+        rounds += 1;
+        for client in &mut clients {
+            client.link.send_payload(if client.wire.framing() == tidegate_protocol::codec::Framing::Json {
+                b"{}"
+            } else {
+                b""
+            });
+        }
+        by_frame.link.ws_ping(b"beat");
+        by_frame.listen(Duration::from_millis(200));
+    }
+    for client in &mut clients {
+        client.settle();
+    }
+    by_frame.settle();
+    assert_eq!(by_frame.pongs, vec![b"beat".to_vec(); rounds], "each ping has its pong");
+}
+
+#[test]
+fn a_client_may_wish_for_a_slower_heart() {
+    let node = TestNode::start(quick_heart);
+    let mut alice = node.connect(Wire::Tcp);
+    let settings = pb::Settings { heartbeat_ms: 60_000, ..Default::default() };
+    alice.login(pb::Hello { settings: Some(settings), ..hello(&node.token("alice"), "phone") });
+    assert_eq!(alice.welcome.heartbeat_ms, 60_000);
+    alice.listen(Duration::from_millis(1_500));
+    alice.settle();
+}
+
+#[test]
+fn a_client_that_shuts_its_side_still_gets_its_answers_and_a_close() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    for wire in Wire::ALL {
+        for round in 0..10 {
+            let mut alice = node.connect(wire);
+            let welcome = alice.say(ask::hello(hello(&node.token("alice"), "phone")));
+            let text = format!("{wire:?}-{round}");
+            let sent = alice.say(ask::send(send("bob", &text, &text)));
+            alice.link.half_close();
+            assert!(matches!(alice.reply(welcome), Said::Welcome(_)), "{wire:?}");
+            let ack = alice.expect_ack(sent);
+            assert_eq!(alice.expect_close(), Code::Bye);
+            let push = bob.expect_push();
+            assert_eq!((push.seq, text_of(&push)), (ack.seq, text.as_str()));
+            bob.ack(&push.conversation, push.seq);
+        }
+    }
+    eventually("only bob", || (node.conns() == 1).then_some(()));
+}
+
+#[test]
+fn an_idle_client_that_shuts_its_side_is_closed_at_once() {
+    let node = TestNode::start(|_| {});
+    for wire in Wire::ALL {
+        let mut alice = node.login(wire, "alice", "phone");
+        alice.settle();
+        alice.link.half_close();
+        assert_eq!(alice.expect_close(), Code::Bye, "{wire:?}");
+        let nobody = node.connect(wire);
+        nobody.link.half_close();
+        eventually("nobody is there", || (node.conns() == 0).then_some(()));
+    }
+}
+
+#[test]
+fn a_stop_tells_every_client_and_ends_in_time() {
+    let node = TestNode::start(|config| config.node.shards = 3);
+    let mut clients: Vec<Client> =
+        (0..12).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
+    let _silent_guest = node.connect(Wire::Tcp);
+    let since = Instant::now();
+    let stopping = std::thread::spawn(move || {
+        let data = node.stop();
+        (data, since.elapsed())
+    });
+    for client in &mut clients {
+        let close = client.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
+        let Some(Said::Close(close)) = close.body else { panic!("{close:?}") };
+        assert_eq!(close.code, u32::from(Code::Draining.number()));
+        assert_eq!((close.reconnect, close.after_ms > 0), (pb::Reconnect::After as i32, true));
+        assert!(client.until_end().is_empty());
+    }
+    // Even those who never close their side are not waited for longer than they linger.
+    let (data, took) = stopping.join().expect("the node stops");
+    assert!(took < Duration::from_secs(5), "stopping took {took:?}");
+    std::fs::remove_dir_all(data).expect("the directory is there");
+}
+
+#[test]
+fn a_restart_on_the_same_directory_knows_the_tokens_and_frees_the_address() {
+    let node = TestNode::start(|_| {});
+    let (token, address) = (node.token("alice"), node.address());
+    let alice = node.login(Wire::Tcp, "alice", "phone");
+    let data = node.stop();
+    alice.link.stream().shutdown(Shutdown::Both).ok();
+    let node = TestNode::start_on(&data, |config| config.listen.client = address);
+    assert_eq!(node.address(), address);
+    let mut alice = node.connect(Wire::Tcp);
+    alice.login(hello(&token, "phone"));
+    assert_eq!(alice.text("bob", "m1", "back again"), 1);
+}

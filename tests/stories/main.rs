@@ -1,0 +1,12 @@
+//! Stories: what people and their devices live through with a whole node, over real sockets and all four framings.
+
+mod acks;
+mod chain;
+mod devices;
+mod groups;
+mod leaving;
+mod login;
+mod rooms;
+#[path = "../support/mod.rs"]
+mod support;
+mod talk;

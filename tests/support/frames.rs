@@ -1,0 +1,74 @@
+//! Frames in short.
+
+use tidegate_protocol::{Code, content::Content, pb};
+
+pub use tidegate_protocol::pb::{client_frame::Body as Asked, server_frame::Body as Said};
+
+/// The requests, one function each.
+pub mod ask {
+    use super::{Asked, pb};
+
+    pub fn hello(hello: pb::Hello) -> Asked {
+        Asked::Hello(hello)
+    }
+
+    pub fn send(send: pb::Send) -> Asked {
+        Asked::Send(send)
+    }
+
+    pub fn ack(conversation: &str, seq: u64) -> Asked {
+        Asked::Ack(pb::Ack { conversation: conversation.into(), seq })
+    }
+
+    pub fn ping() -> Asked {
+        Asked::Ping(pb::Ping::default())
+    }
+
+    pub fn next_id() -> Asked {
+        Asked::NextId(pb::NextId {})
+    }
+
+    pub fn join(room: &str) -> Asked {
+        Asked::Join(pb::Join { room: room.into() })
+    }
+
+    pub fn leave(room: &str) -> Asked {
+        Asked::Leave(pb::Leave { room: room.into() })
+    }
+
+    pub fn bye() -> Asked {
+        Asked::Bye(pb::Bye {})
+    }
+}
+
+/// A Hello without a chain.
+pub fn hello(token: &str, device: &str) -> pb::Hello {
+    pb::Hello { version: 1, token: token.into(), device: device.into(), ..Default::default() }
+}
+
+/// A text for `place`: a conversation key (it has a colon), or a user.
+pub fn send(place: &str, msg_id: &str, text: &str) -> pb::Send {
+    let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
+    pb::Send {
+        conversation: conversation.into(),
+        to_user: to_user.into(),
+        msg_id: msg_id.into(),
+        content: Some(Content::text(text)),
+        ..Default::default()
+    }
+}
+
+/// The text of a push.
+pub fn text_of(push: &pb::Push) -> &str {
+    use tidegate_protocol::content::Body;
+    match push.content.as_ref().and_then(|content| content.body.as_ref()) {
+        Some(Body::Text(text)) => text,
+        other => panic!("no text: {other:?}"),
+    }
+}
+
+/// The code with that number.
+pub fn code(number: u32) -> Code {
+    let known = u16::try_from(number).ok().and_then(Code::from_number);
+    known.unwrap_or_else(|| panic!("{number} is no code"))
+}

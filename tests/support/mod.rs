@@ -1,0 +1,34 @@
+//! What tests of a whole node share: a node on free ports, clients over each framing, and waiting without sleeping.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+
+mod client;
+mod frames;
+mod link;
+mod node;
+mod process;
+
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub use self::{
+    client::Client,
+    frames::{Said, ask, code, hello, send, text_of},
+    link::{Incoming, Link},
+    node::TestNode,
+    process::{Process, command, fresh_data},
+};
+
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what must come. Long, because it is only ever used up by a failure.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Calls `look` until it gives something; panics with `what` when it never does.
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

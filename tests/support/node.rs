@@ -1,0 +1,156 @@
+//! A node in this process, on free ports and a directory of its own, stopped when the test ends.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tidegate::{auth, config::Config, node::Node};
+use tidegate_protocol::codec::Wire;
+
+use super::{Client, PATIENCE, hello};
+
+/// A running node.
+pub struct TestNode {
+    node: Option<Node>,
+    data: PathBuf,
+    keep: bool,
+}
+
+impl TestNode {
+    /// Starts a node with two shards; `configure` changes what the test is about.
+    pub fn start(configure: impl FnOnce(&mut Config)) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let data = std::env::temp_dir().join(format!("tidegate-test-{}-{count}", std::process::id()));
+        Self::start_on(&data, configure)
+    }
+
+    /// Starts a node on a data directory.
+    pub fn start_on(data: &Path, configure: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::default();
+        config.node.data = data.to_owned();
+        config.node.shards = 2;
+        config.listen.client = ([127, 0, 0, 1], 0).into();
+        config.listen.admin = ([127, 0, 0, 1], 0).into();
+        config.limits.conns_per_ip = 0;
+        configure(&mut config);
+        let node = Node::start(&config).expect("the node starts");
+        Self { node: Some(node), data: data.to_owned(), keep: false }
+    }
+
+    /// Stops as SIGTERM does; the data directory stays for another node.
+    pub fn stop(mut self) -> PathBuf {
+        self.keep = true;
+        self.node.take().expect("it runs").stop();
+        self.data.clone()
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.running().addresses.client
+    }
+
+    /// The key of tokens.
+    pub fn key(&self) -> &[u8] {
+        &self.running().token_key
+    }
+
+    /// A token for any device of the user.
+    pub fn token(&self, user: &str) -> String {
+        auth::sign(self.key(), user, None, Duration::from_secs(600))
+    }
+
+    /// A connection on which nothing was said yet.
+    pub fn connect(&self, wire: Wire) -> Client {
+        Client::connect(self.address(), wire)
+    }
+
+    /// A logged-in connection without a chain.
+    pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
+        let mut client = self.connect(wire);
+        client.login(hello(&self.token(user), device));
+        client
+    }
+
+    /// A logged-in connection whose chain will go on with `next_id`.
+    pub fn login_chained(&self, wire: Wire, user: &str, device: &str, next_id: &str) -> Client {
+        let mut client = self.connect(wire);
+        let mut hello = hello(&self.token(user), device);
+        hello.next_id = next_id.into();
+        client.login(hello);
+        client
+    }
+
+    /// Creates a group and gives its conversation key.
+    pub fn group(&self, id: &str, members: &[&str]) -> String {
+        let (status, body) = self.admin("POST", "/v1/groups", &json!({"id": id, "members": members}));
+        assert_eq!(status, 201, "{body}");
+        body["conversation"].as_str().expect("a key").to_owned()
+    }
+
+    /// Adds users to a group; the seq of the change.
+    pub fn add(&self, group: &str, users: &[&str]) -> u64 {
+        self.change(group, &json!({"add": users}))
+    }
+
+    /// Removes users from a group; the seq of the change.
+    pub fn kick(&self, group: &str, users: &[&str]) -> u64 {
+        self.change(group, &json!({"remove": users}))
+    }
+
+    /// One request to the admin port.
+    pub fn admin(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let (status, text) = self.admin_text(method, path, &body.to_string());
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// Connections that the node counts.
+    pub fn conns(&self) -> u64 {
+        self.admin("GET", "/healthz", &Value::Null).1["conns"].as_u64().expect("a number")
+    }
+
+    fn change(&self, group: &str, body: &Value) -> u64 {
+        let group = group.trim_start_matches("g:");
+        let (status, body) = self.admin("POST", &format!("/v1/groups/{group}/members"), body);
+        assert_eq!(status, 200, "{body}");
+        body["seq"].as_u64().expect("a seq")
+    }
+
+    fn admin_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream =
+            TcpStream::connect_timeout(&self.running().addresses.admin, PATIENCE).expect("an admin port");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("the admin port reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the admin port answers");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        (status, body.to_owned())
+    }
+
+    fn running(&self) -> &Node {
+        self.node.as_ref().expect("it runs")
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.take() {
+            node.stop();
+        }
+        if !self.keep {
+            fs::remove_dir_all(&self.data).ok();
+        }
+    }
+}

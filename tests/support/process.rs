@@ -1,0 +1,213 @@
+//! The real binary as a process of its own: on free ports, with its signals, its memory and its counters.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+use serde_json::{Value, json};
+use tidegate::{
+    auth,
+    node::{Addresses, NODE_FILE},
+};
+use tidegate_protocol::codec::Wire;
+
+use super::{Client, PATIENCE, eventually, hello};
+
+/// A running `tidegate serve`; killed when the test ends.
+pub struct Process {
+    child: Child,
+    data: PathBuf,
+    /// Where it listens.
+    pub addresses: Addresses,
+    key: Vec<u8>,
+}
+
+impl Process {
+    /// Starts a node with two shards and these `--set` values.
+    pub fn start(sets: &[&str]) -> Self {
+        let data = fresh_data();
+        Self::start_on(&data, sets)
+    }
+
+    /// Starts a node on a data directory.
+    pub fn start_on(data: &Path, sets: &[&str]) -> Self {
+        let mut child = command(data, sets).spawn().expect("the binary runs");
+        let file = data.join(NODE_FILE);
+        let addresses = eventually("the node says where it listens", || {
+            if let Some(status) = child.try_wait().expect("a child") {
+                panic!("the node ended with {status}: {}", said(data));
+            }
+            serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok().filter(|at| at.pid == child.id())
+        });
+        let key = auth::load_or_create_key(data).expect("the node made a key");
+        Self { child, data: data.to_owned(), addresses, key }
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.addresses.client
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// A token for any device of the user.
+    pub fn token(&self, user: &str) -> String {
+        auth::sign(&self.key, user, None, Duration::from_secs(600))
+    }
+
+    /// A logged-in connection without a chain.
+    pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
+        let mut client = Client::connect(self.address(), wire);
+        client.login(hello(&self.token(user), device));
+        client
+    }
+
+    /// Creates a group and gives its conversation key.
+    pub fn group(&self, id: &str, members: &[String]) -> String {
+        let body = json!({"id": id, "members": members}).to_string();
+        let answer = self.http("POST", "/v1/groups", &body);
+        let body: Value = serde_json::from_str(&answer).expect("JSON");
+        body["conversation"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
+    /// Connections that hold a place.
+    pub fn conns(&self) -> u64 {
+        let health: Value = serde_json::from_str(&self.http("GET", "/healthz", "")).expect("JSON");
+        health["conns"].as_u64().expect("a number")
+    }
+
+    /// A metric by its name without the prefix.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.http("GET", "/metrics", "");
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix("tidegate_")?.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("no metric {name} in {text}"))
+    }
+
+    /// Waits until the metric is exactly that.
+    pub fn metric_becomes(&self, name: &str, value: f64) {
+        let mut last = f64::NAN;
+        let deadline = std::time::Instant::now() + PATIENCE;
+        eventually(&format!("{name} = {value}"), || {
+            last = self.metric(name);
+            let late = std::time::Instant::now() + Duration::from_millis(100) > deadline;
+            assert!(!late, "{name} is {last}, not {value}");
+            (last == value).then_some(())
+        });
+    }
+
+    /// Resident memory, in bytes.
+    pub fn rss(&self) -> u64 {
+        let status = self.proc("status");
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<u64>().ok());
+        kib.expect("a resident size") * 1024
+    }
+
+    /// CPU time used so far, user and system.
+    pub fn cpu(&self) -> Duration {
+        let stat = self.proc("stat");
+        let after_name = stat.rsplit_once(')').expect("a name in brackets").1;
+        let ticks: u64 =
+            after_name.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().expect("ticks")).sum();
+        Duration::from_millis(ticks * 1_000 / rustix::param::clock_ticks_per_second())
+    }
+
+    /// Open file descriptors.
+    pub fn files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a running node").count()
+    }
+
+    /// Sets the soft limit of open files of the running node.
+    pub fn limit_files(&self, files: u64) {
+        let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current: Some(files), maximum: hard };
+        rustix::process::prlimit(Some(self.pid()), Resource::Nofile, limit).expect("a limit can be lowered");
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).expect("a running node");
+    }
+
+    /// Waits for the end.
+    pub fn exit(&mut self) -> ExitStatus {
+        eventually("the node ends", || self.child.try_wait().expect("a child"))
+    }
+
+    /// What it wrote to its error stream.
+    pub fn said(&self) -> String {
+        said(&self.data)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("a running node")
+    }
+
+    fn http(&self, method: &str, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect_timeout(&self.addresses.admin, PATIENCE).expect("an admin port");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("the admin port reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the admin port answers");
+        answer.split_once("\r\n\r\n").expect("an HTTP response").1.to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the node said: {}", self.said());
+        }
+        self.child.kill().ok();
+        self.child.wait().ok();
+        fs::remove_dir_all(&self.data).ok();
+    }
+}
+
+/// A directory that no other test uses.
+pub fn fresh_data() -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("tidegate-process-{}-{count}", std::process::id()))
+}
+
+/// `tidegate serve` on free ports, its words in files of the data directory.
+pub fn command(data: &Path, sets: &[&str]) -> Command {
+    fs::create_dir_all(data).expect("a place for files");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let ports = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0"];
+    let defaults = ["node.shards=2", "limits.conns_per_ip=0"];
+    command.arg("serve").arg("--data").arg(data);
+    for set in ports.iter().chain(&defaults).chain(sets) {
+        command.arg("--set").arg(set);
+    }
+    let errors = File::create(data.join("stderr")).expect("a file");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    command
+}
+
+fn said(data: &Path) -> String {
+    fs::read_to_string(data.join("stderr")).unwrap_or_default()
+}
