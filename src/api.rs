@@ -8,7 +8,7 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::{Path, State},
+    extract::{Path, State, rejection::JsonRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -20,7 +20,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, GroupId, MsgId, UserId},
     machine::session::Answer,
-    record::{MemberAction, MemberChange, Role, USERS_MAX},
+    record::{MemberAction, MemberChange, USERS_MAX},
 };
 use tokio::net::TcpListener;
 
@@ -40,7 +40,7 @@ pub struct Api {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct CreateGroup {
     id: String,
     #[serde(default)]
@@ -52,7 +52,7 @@ struct CreateGroup {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ChangeMembers {
     #[serde(default)]
     add: Vec<String>,
@@ -77,6 +77,9 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/v1/groups/{id}", get(show_group))
         .route("/v1/groups/{id}/members", post(change_members))
         .fallback(|| async { Problem(Code::NotFound, "no such path; see docs/http.md".into()) })
+        .method_not_allowed_fallback(|| async {
+            Problem(Code::NotFound, "no such method here; see docs/http.md".into())
+        })
         .with_state(api);
     axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await
 }
@@ -95,26 +98,38 @@ async fn metrics(State(api): State<Api>) -> String {
     api.metrics.render()
 }
 
-async fn create_group(State(api): State<Api>, Json(body): Json<CreateGroup>) -> Result<Response, Problem> {
-    let owner = body.owner.as_deref().map(user).transpose()?;
-    let mut change = change(&body.id, MemberAction::Create, &body.members, body.request_id.as_deref())?;
-    if let Some(owner) = owner {
-        // The first user of a creation with a role is its owner; see the ledger.
-        change.users.retain(|user| *user != owner);
-        change.users.insert(0, owner);
-        change.role = Some(Role::Owner);
-    }
-    let (seq, duplicate) = settle(api.admin.change(change, now_ms()).await)?;
+async fn create_group(
+    State(api): State<Api>,
+    body: Result<Json<CreateGroup>, JsonRejection>,
+) -> Result<Response, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
+    let (seq, duplicate) = settle(api.admin.change(creation(&body)?, now_ms()).await)?;
     let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
         .into_response())
 }
 
+/// The owner creates the group, so it alone has that role; it is named among the users because they are told and indexed.
+fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
+    let owner = body.owner.as_deref().map(user).transpose()?;
+    let mut change = change(&body.id, MemberAction::Create, &body.members, body.request_id.as_deref())?;
+    if let Some(owner) = &owner {
+        change.users.retain(|user| user != owner);
+        change.users.insert(0, owner.clone());
+    }
+    if change.users.len() > USERS_MAX {
+        return Err(Problem(Code::TooManyMembers, String::new()));
+    }
+    change.by = owner;
+    Ok(change)
+}
+
 async fn change_members(
     State(api): State<Api>,
     Path(id): Path<String>,
-    Json(body): Json<ChangeMembers>,
+    body: Result<Json<ChangeMembers>, JsonRejection>,
 ) -> Result<Json<Value>, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
     if body.add.is_empty() && body.remove.is_empty() {
         return Err(Problem(Code::BadContent, "name users in add or remove".into()));
     }
@@ -135,13 +150,12 @@ async fn show_group(State(api): State<Api>, Path(id): Path<String>) -> Result<Js
     let group = group(&id)?;
     let unavailable = |error| Problem(Code::NotYet, format!("the store does not answer: {error}"));
     let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
-    let count = summary.map_or(0, |summary| summary.members);
-    let members = api.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
-    if members.is_empty() {
+    let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
         return Err(Problem(Code::NotFound, String::new()));
-    }
+    };
+    let members = api.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
     let members: Vec<&str> = members.iter().map(|(user, _)| user.as_str()).collect();
-    Ok(Json(json!({"conversation": group.as_str(), "count": count, "members": members})))
+    Ok(Json(json!({"conversation": group.as_str(), "count": summary.members, "members": members})))
 }
 
 fn change(
@@ -175,6 +189,10 @@ fn group(id: &str) -> Result<ConversationId, Problem> {
 
 fn user(id: &str) -> Result<UserId, Problem> {
     UserId::new(id).map_err(|error| Problem(Code::BadId, format!("user {id:?}: {error}")))
+}
+
+fn bad_body(rejection: JsonRejection) -> Problem {
+    Problem(Code::BadContent, format!("the body is not what is expected here: {}", rejection.body_text()))
 }
 
 fn settle(answer: Answer) -> Result<(u64, bool), Problem> {
@@ -211,5 +229,60 @@ impl IntoResponse for Problem {
             "cure": code.cure(),
         });
         (status, Json(body)).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidegate_protocol::{
+        id::NodeId,
+        machine::ledger::{Ledger, Loaded, Need},
+        record::{Body, Origin, Position, Record, Role, Rules},
+    };
+
+    use super::*;
+
+    fn body(text: &str) -> CreateGroup {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// Once, whoever was named beside an owner became an owner as well.
+    #[test]
+    fn the_owner_of_a_new_group_is_one_user() {
+        let text = r#"{"id":"g","members":["ann","bob"],"owner":"bob","requestId":"r"}"#;
+        let Ok(change) = creation(&body(text)) else { panic!("a good request") };
+        assert_eq!(change.request_id.as_str(), "r");
+        let group = change.conversation.clone();
+        let origin = Origin { node: NodeId::new("n").unwrap(), boot: 0, conn: 0, request: 0 };
+        let record = Record { origin, received_at: 0, body: Body::Member(change) };
+        let mut ledger = Ledger::resume(Position::START, Rules::default(), 0);
+        let mut needs = BTreeSet::new();
+        ledger.needs(&record, &mut needs);
+        let absent = |need| match need {
+            Need::Head(id) => Loaded::Head(id, None),
+            Need::Member(id, user) => Loaded::Member(id, user, None),
+            Need::Device(id, user, device) => Loaded::Device(id, user, device, None),
+            Need::Key(hash) => Loaded::Key(hash, None),
+            Need::Row(id, seq) => Loaded::Row(id, seq, None),
+        };
+        ledger.load(Position::START, needs.into_iter().map(absent)).unwrap();
+        ledger.apply(0, &record).unwrap();
+        let role =
+            |name| ledger.member(&group, &UserId::new(name).unwrap()).unwrap().map(|member| member.role);
+        assert_eq!((role("bob"), role("ann")), (Some(Role::Owner), Some(Role::Member)));
+    }
+
+    #[test]
+    fn an_owner_beside_as_many_members_as_fit_is_one_too_many() {
+        let members: Vec<String> = (0..USERS_MAX).map(|n| format!("u{n}")).collect();
+        let mut group = body(r#"{"id":"g"}"#);
+        group.members = members;
+        assert!(creation(&group).is_ok());
+        group.owner = Some("u1".into());
+        assert!(creation(&group).is_ok());
+        group.owner = Some("boss".into());
+        assert!(matches!(creation(&group), Err(Problem(Code::TooManyMembers, _))));
     }
 }

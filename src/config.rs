@@ -47,6 +47,8 @@ pub struct Node {
 pub struct Listen {
     /// Client port: WebSocket, protobuf frames and JSON lines, told apart by the first bytes.
     pub client: SocketAddr,
+    /// Lets `client` be a public address although only development tokens exist and nothing is encrypted.
+    pub allow_public: bool,
     /// Admin port; loopback only, until admin keys exist.
     pub admin: SocketAddr,
     /// Connections the kernel may keep waiting for accept.
@@ -85,7 +87,7 @@ pub struct Limits {
     pub rooms_max: u32,
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
-    /// Refused frames in a row before the connection closes TOO_MANY_ERRORS.
+    /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
@@ -155,6 +157,7 @@ impl Default for Listen {
     fn default() -> Self {
         Self {
             client: ([127, 0, 0, 1], 7800).into(),
+            allow_public: false,
             admin: ([127, 0, 0, 1], 7801).into(),
             backlog: 4096,
             origins: Vec::new(),
@@ -223,8 +226,8 @@ impl Config {
         if let Some(file) = file {
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
-        builder = builder
-            .add_source(config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true));
+        let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
+        builder = builder.add_source(environment.list_separator(",").with_list_parse_key("listen.origins"));
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
                 return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));
@@ -276,6 +279,11 @@ impl Config {
         );
         need(matches!(self.node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
+        need(
+            self.listen.allow_public || self.listen.client.ip().is_loopback(),
+            "listen.client: not a loopback address; with development tokens and without TLS that needs \
+             listen.allow_public=true",
+        );
         need(
             self.listen.admin.ip().is_loopback(),
             "listen.admin: must be a loopback address until admin keys exist",
@@ -330,9 +338,11 @@ fn parse_value(text: &str) -> config::Value {
             .collect();
         return items.into();
     }
-    match text.parse::<i64>() {
-        Ok(number) => number.into(),
-        Err(_) => text.trim_matches('"').into(),
+    match (text.parse::<i64>(), text) {
+        (Ok(number), _) => number.into(),
+        (_, "true") => true.into(),
+        (_, "false") => false.into(),
+        _ => text.trim_matches('"').into(),
     }
 }
 
@@ -374,6 +384,14 @@ mod tests {
         let config = Config::load(None, &sets).unwrap();
         assert_eq!(config.limits.conns_per_ip, 0);
         assert_eq!(config.listen.origins, ["https://a.example", "https://b.example"]);
+    }
+
+    #[test]
+    fn a_public_address_must_be_wanted() {
+        let public = "listen.client=192.0.2.1:7800".to_owned();
+        let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
+        assert!(refused.contains("listen.allow_public=true"), "{refused}");
+        assert!(Config::load(None, &[public, "listen.allow_public=true".into()]).is_ok());
     }
 
     #[test]

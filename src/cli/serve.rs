@@ -93,9 +93,10 @@ fn greet(node: &Node, config: &Config) {
         Some("tidegate-data") | None => String::new(),
         Some(other) => format!(" --data {other}"),
     };
+    let program = std::env::args().next().unwrap_or_else(|| "tidegate".into());
     println!();
     println!("  try, in two more terminals:");
-    println!("    tidegate tail --user bob{data}");
-    println!("    tidegate send --user alice --to bob{data} hello");
+    println!("    {program} tail --user bob{data}");
+    println!("    {program} send --user alice --to bob{data} hello");
     println!("  or by hand: see \"By hand\" in the README (nc {} {})", client.ip(), client.port());
 }

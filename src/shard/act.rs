@@ -6,7 +6,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId},
     machine::session::{Action, Alarm, Answer, LoggedIn, Submit},
-    pb,
+    pb::{self, server_frame::Body as Said},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
@@ -60,7 +60,12 @@ impl Shard {
             }
             Action::SaveChain { done, expected } => self.save_chain(conn, done, expected),
             Action::Alarm(alarm) => self.alarm(conn, &alarm),
-            Action::Reply(frame) => self.reply(conn, &frame),
+            Action::Reply(frame) => {
+                if matches!(&frame.body, Some(Said::Error(error)) if error.code == UNKNOWN) {
+                    self.context.metrics.unknowns.increment(1);
+                }
+                self.reply(conn, &frame);
+            }
             Action::Close { code, reason } => self.begin_close(conn, code, &reason),
         }
     }
@@ -287,6 +292,9 @@ impl Shard {
         self.flush(conn);
     }
 }
+
+/// The code of a send whose answer came too late.
+const UNKNOWN: u32 = Code::Unknown as u32;
 
 fn fresh_id() -> MsgId {
     MsgId::new(&uuid::Uuid::new_v4().simple().to_string()).expect("32 hex digits are an id")

@@ -1,4 +1,4 @@
-//! What a shard keeps for each connection: 16 hot bytes in a dense array, the rest in one box.
+//! What a shard keeps for each connection: 12 hot bytes in a dense array, the rest in one box.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -6,6 +6,7 @@ use mio::net::TcpStream;
 use tidegate_protocol::{
     Time,
     codec::{PushFrame, Wire},
+    id::ConversationId,
     machine::{session::Session, window::Window},
     ws,
 };
@@ -50,6 +51,14 @@ pub(super) struct Partial {
     pub(super) since: Time,
 }
 
+/// A push that waits for its ack.
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub(super) conversation: ConversationId,
+    pub(super) seq: u64,
+    pub(super) frame: Arc<PushFrame>,
+}
+
 /// The way out of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -75,7 +84,7 @@ pub(super) struct Conn {
     pub(super) session: Session,
     pub(super) who: Option<Box<Who>>,
     pub(super) outbox: Option<Box<Outbox>>,
-    pub(super) window: Option<Box<Window<Arc<PushFrame>>>>,
+    pub(super) window: Option<Box<Window<Sent>>>,
     pub(super) partial: Option<Box<Partial>>,
     pub(super) ending: Option<Ending>,
     /// When the socket last refused bytes, while it does.

@@ -15,7 +15,7 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    conn::{Conn, DIRTY, LIVE, WAITING},
+    conn::{Conn, DIRTY, LIVE, Sent, WAITING},
     hub::Work,
     outbox::Pushed,
     write::write_slices,
@@ -191,9 +191,13 @@ impl Shard {
     fn track(&mut self, conn: &mut Conn, delivery: &Delivery) -> bool {
         let limits = conn.session.window_limits(&self.context.limits);
         let window = conn.window.get_or_insert_with(|| Box::new(Window::new(limits)));
-        let frame = Arc::clone(&delivery.frame);
+        let sent = Sent {
+            conversation: delivery.conversation.clone(),
+            seq: delivery.seq,
+            frame: Arc::clone(&delivery.frame),
+        };
         let bytes = delivery.frame.proto().len();
-        window.track(&delivery.conversation, delivery.seq, frame, bytes, self.now) == Tracked::Ok
+        window.track(&delivery.conversation, delivery.seq, sent, bytes, self.now) == Tracked::Ok
     }
 
     /// Puts a frame into the outbox; the turn's end flushes it.
@@ -212,7 +216,7 @@ impl Shard {
         self.pushed(conn, pushed);
     }
 
-    fn pushed(&mut self, conn: &mut Conn, pushed: Pushed) {
+    pub(super) fn pushed(&mut self, conn: &mut Conn, pushed: Pushed) {
         match pushed {
             Pushed::Queued => {}
             Pushed::Behind => self.context.metrics.behind.increment(1),

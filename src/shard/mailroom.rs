@@ -67,7 +67,12 @@ impl Shard {
             Mail::Stop(code) => {
                 self.stopping = true;
                 for slot in self.conns.slots() {
-                    self.close_now(slot, code);
+                    // Sends in flight get their answers first, within the reply deadline.
+                    self.with_conn(slot, |shard, conn| {
+                        conn.session.leave(code, "", &mut shard.scratch.actions);
+                        shard.act(conn);
+                        shard.flush(conn);
+                    });
                 }
             }
             Mail::ShedMemory => self.shed_memory(),

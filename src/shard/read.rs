@@ -76,6 +76,10 @@ impl Shard {
     pub(super) fn resume(&mut self, conn: &mut Conn) {
         if conn.paused && conn.is_open() && conn.session.wants_read(&self.context.limits) {
             conn.paused = false;
+            if let Some(partial) = &mut conn.partial {
+                // The pause was ours: the frame has its time again.
+                partial.since = self.now;
+            }
             let kept = self.recall_partial(conn);
             if kept > 0 {
                 self.consume(conn, kept);

@@ -7,7 +7,7 @@ use tidegate_protocol::{
 
 use super::{
     Shard, TICK,
-    conn::{Conn, Ending, NEVER},
+    conn::{Conn, Ending, NEVER, Sent},
 };
 
 impl Shard {
@@ -89,13 +89,10 @@ impl Shard {
         }
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         self.context.metrics.retransmits.increment(resend.len() as u64);
-        for frame in resend {
+        for Sent { conversation, seq, frame } in resend {
             let outbox = conn.outbox.get_or_insert_with(Box::default);
-            if outbox.push_control(frame.bytes(wire).clone(), self.context.caps)
-                == super::outbox::Pushed::Overflow
-            {
-                return self.slow(conn);
-            }
+            let pushed = outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, self.context.caps);
+            self.pushed(conn, pushed);
         }
     }
 }

@@ -69,7 +69,10 @@ impl Shard {
             match outbox.take_hints() {
                 Some(hints) => {
                     let wire = self.conns.hot[conn.key.slot as usize].wire;
-                    tell(outbox, hints, wire, self.context.caps);
+                    if !tell(outbox, hints, wire, self.context.caps) {
+                        self.slow(conn);
+                        return Ok(());
+                    }
                 }
                 None => break,
             }
@@ -120,11 +123,9 @@ pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'
     }
 }
 
-fn tell(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) {
-    for frame in hint_frames(hints, wire) {
-        // At most one hint a conversation, so an overflow here is met by the next full control queue.
-        outbox.push_control(frame, caps);
-    }
+/// Queues the hints; false = there is no room even for them.
+fn tell(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) -> bool {
+    hint_frames(hints, wire).into_iter().all(|frame| outbox.push_control(frame, caps) == Pushed::Queued)
 }
 
 /// Puts the final frames of a connection behind what waits for it, and behind the hints about what does not.

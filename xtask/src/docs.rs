@@ -1,11 +1,13 @@
 //! Pages that are generated from the code, so that they can't say anything else.
+//!
+//! The page of codes is made here; the others need the library, so `tests/docs.rs` makes them.
 
 use std::{fmt::Write as _, fs};
 
 use anyhow::{Context as _, bail};
 use tidegate_protocol::{Code, code::Reconnect};
 
-use crate::shell::Shell;
+use crate::shell::{self, Shell};
 
 const ERRORS: &str = "docs/errors.md";
 
@@ -31,6 +33,13 @@ const GROUPS: &[(u16, &str)] = &[
 
 /// Writes the pages, or with `check` says whether they are current.
 pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
+    errors(shell, check)?;
+    let words = ["test", "--quiet", "--package", "tidegate", "--test", "docs"];
+    let update = if check { "0" } else { "1" };
+    shell::run(shell.cargo_command(&words).env("TIDEGATE_UPDATE_DOCS", update))
+}
+
+fn errors(shell: &Shell, check: bool) -> anyhow::Result<()> {
     let path = shell.root.join(ERRORS);
     let page = errors_page();
     if check {
@@ -85,7 +94,7 @@ mod tests {
     #[test]
     fn errors_page_is_current() {
         let shell = Shell::here().expect("cargo names the crate");
-        run(&shell, true).expect("the page is current");
+        errors(&shell, true).expect("the page is current");
     }
 
     #[test]
@@ -104,7 +113,8 @@ mod tests {
         let read = |path: &str| fs::read_to_string(shell.root.join(path)).expect(path);
         let schema = read("protocol/tidegate/v1/client.proto");
         let socket_options = ["SO_SNDBUF", "TCP_NODELAY", "TCP_NOTSENT_LOWAT", "AUTO_READ"];
-        for path in ["protocol/SPEC.md", "docs/ARCHITECTURE.md", "CHANGELOG.md"] {
+        let pages = ["protocol/SPEC.md", "docs/ARCHITECTURE.md", "docs/http.md", "README.md", "CHANGELOG.md"];
+        for path in pages {
             for name in read(path).split('`').skip(1).step_by(2) {
                 let capitals = name.len() > 2 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
                 let known = Code::ALL.iter().any(|code| code.name() == name)

@@ -36,8 +36,15 @@ impl Shell {
 
     /// `cargo WORDS`, its output shown.
     pub(crate) fn cargo(&self, words: &[&str]) -> anyhow::Result<()> {
+        run(&mut self.cargo_command(words))
+    }
+
+    /// `cargo WORDS`, to be changed and run.
+    pub(crate) fn cargo_command(&self, words: &[&str]) -> Command {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        run(self.command(cargo).args(words).env("CARGO_TARGET_DIR", &self.target))
+        let mut command = self.command(cargo);
+        command.args(words).env("CARGO_TARGET_DIR", &self.target);
+        command
     }
 
     /// A program of a release build.

@@ -32,8 +32,12 @@ const STEPS: &[(&str, &str, Run)] = &[
 /// Prints the names.
 pub(crate) fn list() {
     for (name, what, _) in STEPS {
-        println!("{name:<12} {what}");
+        println!("{}", listed(name, what));
     }
+}
+
+fn listed(name: &str, what: &str) -> String {
+    format!("{name:<12} {what}")
 }
 
 /// Runs the steps named, all when none is.
@@ -66,4 +70,17 @@ fn print_table(timed: &[(&str, Duration)], failed: Option<&str>) {
     }
     let total: Duration = timed.iter().map(|(_, took)| *took).sum();
     println!("{:<12} {:>8.1}", "total", total.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_shows_the_steps() {
+        let shell = Shell::here().expect("cargo names the crate");
+        let readme = std::fs::read_to_string(shell.root.join("README.md")).expect("a README");
+        let lines: Vec<String> = STEPS.iter().map(|(name, what, _)| listed(name, what)).collect();
+        assert!(readme.contains(&lines.join("\n")), "README.md lists other steps than {lines:#?}");
+    }
 }
