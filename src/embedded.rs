@@ -2,7 +2,7 @@
 //!
 //! An appended record waits in memory, where its owner reads it at once. The owner's archive takes it to the disk:
 //! rows, heads, members, devices, keys, position and the last log record in **one batch with one `fdatasync`**, by
-//! which everything that waited is confirmed at once (`docs/adr/0002-embedded-store.md`). A record that no archive
+//! which everything that waited is confirmed at once (`docs/adr/0005-embedded-store.md`). A record that no archive
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
