@@ -166,7 +166,12 @@ async fn settle(
     out: &mut Outbound,
 ) {
     if let Err(error) = result {
-        tracing::warn!(%error, records = batch.len(), "an append failed");
+        if matches!(error, AppendError::Unavailable(_)) {
+            // For as long as it lasts; the log itself says when that begins and ends.
+            tracing::debug!(%error, records = batch.len(), "an append was refused");
+        } else {
+            tracing::warn!(%error, records = batch.len(), "an append failed");
+        }
         for record in &batch {
             out.answer(record, failed(record, &error));
         }

@@ -38,7 +38,7 @@ const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// Says what is wrong with the configuration or in the way of starting.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
-    let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let mut sets = args.set.clone();
     sets.extend(args.data.iter().map(|data| format!("node.data={}", data.display())));

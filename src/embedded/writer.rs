@@ -33,6 +33,9 @@ const TICK: Duration = Duration::from_millis(20);
 /// Between two looks at the free space.
 const SPACE_EVERY: Duration = Duration::from_millis(100);
 
+/// A database that met a full disk is opened again with at least this much free: its memtables must go to tables.
+const REOPEN_BYTES: u64 = 64 << 20;
+
 pub(super) struct Writer {
     core: Arc<Core>,
     standings: HashMap<u32, Standing>,
@@ -255,7 +258,7 @@ impl Writer {
         let is_full = match error {
             fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => full(error),
             // A background flush failed before; fjall does not say why.
-            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min,
+            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min.max(REOPEN_BYTES),
             _ => false,
         };
         if is_full {
@@ -295,7 +298,11 @@ impl Writer {
         let floor = self.core.config.free_bytes_min;
         let was_full = self.core.full.load(Ordering::Relaxed);
         // A little more than the floor, or it would go back and forth.
-        let enough = if was_full { floor.saturating_add(floor / 16) } else { floor };
+        let enough = match (self.stuck, was_full) {
+            (true, _) => floor.saturating_add(floor / 16).max(REOPEN_BYTES),
+            (false, true) => floor.saturating_add(floor / 16),
+            (false, false) => floor,
+        };
         let is_full = self.free < enough;
         if is_full {
             if !was_full {
