@@ -92,13 +92,9 @@ pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> Stri
 /// # Errors
 /// Fails when the directory can't be made or the file is not 64 hex digits.
 pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
-    let path = data.join(KEY_FILE);
-    match fs::read_to_string(&path) {
-        Ok(text) => decode_hex(text.trim()).ok_or_else(|| {
-            let what = format!("{} is not 64 hex digits; remove it to get a new key", path.display());
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        }),
+    match load_key(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let path = data.join(KEY_FILE);
             fs::create_dir_all(data)?;
             let key: [u8; 32] = rand::random();
             let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -106,8 +102,20 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
             writeln!(file, "{text}")?;
             Ok(key.to_vec())
         }
-        Err(error) => Err(error),
+        other => other,
     }
+}
+
+/// Reads the key of a data directory.
+///
+/// # Errors
+/// Fails when there is none, or when the file is not 64 hex digits.
+pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
+    let path = data.join(KEY_FILE);
+    decode_hex(fs::read_to_string(&path)?.trim()).ok_or_else(|| {
+        let what = format!("{} is not 64 hex digits; remove it to get a new key", path.display());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    })
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {

@@ -296,6 +296,15 @@ impl Config {
             limits.content_bytes_max > 0 && limits.content_bytes_max + 256 <= limits.frame_bytes_max,
             "limits.content_bytes_max: at least 1, and 256 less than limits.frame_bytes_max",
         );
+        need(
+            limits.content_bytes_max + 1_024 <= limits.intake_bytes_max,
+            "limits.intake_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is BUSY for ever",
+        );
+        need(
+            limits.content_bytes_max + 1_024 <= limits.window_bytes_max,
+            "limits.window_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is never pushed",
+        );
+        need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(
             limits.hold_max > 0 && limits.hold_bytes_max > 0,

@@ -112,6 +112,8 @@ pub enum Mail {
     Memberships(ConnKey, Vec<ConversationId>),
     /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.
     Replaced(UserId, DeviceId, u64),
+    /// So many frames of a room were lost on the way to this shard: its members are told.
+    Missed(ConversationId, u64),
     /// Close every connection with this code, then stop the shard.
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
@@ -194,6 +196,7 @@ impl ShardHandle {
     }
 
     fn wake(&self) -> io::Result<()> {
+        std::sync::atomic::fence(Ordering::SeqCst);
         if self.awake.swap(true, Ordering::AcqRel) { Ok(()) } else { self.waker.wake() }
     }
 }

@@ -50,6 +50,9 @@ use crate::{
 /// How often memory is looked at.
 const MEMORY_TICK: Duration = Duration::from_millis(500);
 
+/// How often the parts of the node are looked at.
+const PARTS_TICK: Duration = Duration::from_millis(250);
+
 /// How long stopping may take before it goes on regardless.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -78,6 +81,8 @@ pub struct Node {
     services: tokio::runtime::Runtime,
     door: (Stopper, JoinHandle<io::Result<()>>),
     shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
+    /// What must not end while the node runs.
+    tasks: [(&'static str, tokio::task::JoinHandle<()>); 2],
     node_file: std::path::PathBuf,
     broken: Broken,
 }
@@ -125,22 +130,14 @@ impl Node {
                 Arc::clone(&pending),
             )
         };
-        services.spawn(send::append_all(
-            outlets.records,
-            Arc::clone(&intake),
-            Arc::clone(&ports),
-            outbound(),
-        ));
-        services.spawn(owner::own_all(
-            Arc::clone(&ports),
-            outlets.logins,
-            outbound(),
-            owner::Settings { small_group_max: config.limits.small_group_max },
-            metrics.clone(),
-        ));
+        let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
+        let settings = owner::Settings { small_group_max: config.limits.small_group_max };
+        let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
+        let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
-        services.spawn(watch_memory(Arc::clone(&admission), handle_list.clone(), metrics.clone(), limit));
+        let watched = (Arc::clone(&admission), Arc::clone(&intake));
+        services.spawn(watch_memory(watched, handle_list.clone(), metrics.clone(), limit));
         let (acceptor, stopper) =
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -154,7 +151,7 @@ impl Node {
         let node_file = config.node.data.join(NODE_FILE);
         write_node_file(&node_file, &addresses)?;
         let durable = ports.bus.durable();
-        Ok(Self { addresses, durable, token_key, services, door, shards, node_file, broken })
+        Ok(Self { addresses, durable, token_key, services, door, shards, tasks, node_file, broken })
     }
 
     /// Runs a future on the services runtime.
@@ -162,13 +159,21 @@ impl Node {
         self.services.block_on(future)
     }
 
-    /// Waits until messages can't be stored any more, and says why: then the process must end.
+    /// Waits until a part of the node is broken, and says which: then the process must end, because what is left of it
+    /// would look healthy.
     pub async fn broken(&self) -> String {
-        let mut broken = self.broken.clone();
-        let why = broken.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
-        match why {
-            Some(why) => why,
-            None => std::future::pending().await,
+        let mut tick = tokio::time::interval(PARTS_TICK);
+        loop {
+            tick.tick().await;
+            if let Some(why) = self.broken.borrow().clone() {
+                return why;
+            }
+            let shards = self.shards.iter().any(|(_, thread)| thread.is_finished()).then_some("a shard");
+            let door = self.door.1.is_finished().then_some("the door");
+            let task = self.tasks.iter().find(|(_, task)| task.is_finished()).map(|(name, _)| *name);
+            if let Some(part) = shards.or(door).or(task) {
+                return format!("{part} ended by itself; the log above says why");
+            }
         }
     }
 
@@ -353,7 +358,12 @@ fn session_limits(config: &Config) -> session::Limits {
     }
 }
 
-async fn watch_memory(admission: Arc<Admission>, shards: Vec<ShardHandle>, metrics: Metrics, limit: u64) {
+async fn watch_memory(
+    (admission, intake): (Arc<Admission>, Arc<Intake>),
+    shards: Vec<ShardHandle>,
+    metrics: Metrics,
+    limit: u64,
+) {
     let mut tick = tokio::time::interval(MEMORY_TICK);
     metrics.memory_limit.set(limit as f64);
     let mut before = Pressure::Fine;
@@ -362,6 +372,7 @@ async fn watch_memory(admission: Arc<Admission>, shards: Vec<ShardHandle>, metri
         let used = budget::memory_used();
         metrics.memory_used.set(used as f64);
         let pressure = admission.note_memory(used, limit);
+        intake.note_memory(pressure == Pressure::Shed);
         if pressure != before {
             tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
             before = pressure;

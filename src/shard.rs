@@ -16,13 +16,14 @@ mod sweep;
 mod write;
 
 use std::{
+    collections::HashMap,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
 
 use mio::{Events, Poll, Token};
-use tidegate_protocol::{Code, Time, machine::session::Action, record::Record};
+use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
 
 use self::{
     conn::{Conn, Conns},
@@ -63,6 +64,8 @@ pub struct Shard {
     joining: Vec<(crate::mail::ConnKey, tidegate_protocol::id::UserId)>,
     /// Mail to itself, handled in the same turn.
     own: Vec<Mail>,
+    /// Room frames that other shards had no room for, until those shards have been told.
+    missed: HashMap<(usize, ConversationId), u64>,
     /// Frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
@@ -100,6 +103,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         batch: Vec::new(),
         joining: Vec::new(),
         own: Vec::new(),
+        missed: HashMap::new(),
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,

@@ -10,6 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tidegate_protocol::{
+    Code,
     id::MsgId,
     machine::session::Answer,
     record::{Body, MemberChange, Origin, Record},
@@ -58,6 +59,9 @@ impl Admin {
 
     /// Appends the change and waits for the ledger's word; `now_ms` is the wall clock.
     pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
+        if self.intake.is_short() {
+            return Answer::Refused { code: Code::Overloaded, message: "".into() };
+        }
         let request = self.pending.next.fetch_add(1, Ordering::Relaxed);
         let (asker, answer) = oneshot::channel();
         self.pending.waiting.insert(request, asker);

@@ -95,17 +95,14 @@ pub async fn own_all(
     };
     while let Some(event) = ownership.next().await {
         let OwnershipEvent::Assigned(partition) = event else { continue };
-        let owner = match Owner::take_over(partition, &ports, settings, &metrics).await {
-            Ok(owner) => owner,
-            Err(error) => {
-                tracing::error!(%error, partition, "a partition could not be taken over");
-                ownership.release(partition).await;
-                continue;
-            }
+        let error = match Owner::take_over(partition, &ports, settings, &metrics).await {
+            Ok(owner) => owner.run(&mut logins, &mut out).await,
+            Err(error) => error,
         };
-        let error = owner.run(&mut logins, &mut out).await;
         tracing::error!(%error, partition, "a partition was given up: its conversations take no messages");
         ownership.release(partition).await;
+        // Nobody else could take it: the node ends, and says so (`Node::broken`).
+        return;
     }
 }
 
@@ -155,9 +152,7 @@ impl Owner {
         let ports = Arc::clone(&self.ports);
         loop {
             let next = self.ledger.next_offset();
-            // Logins first: they wait for nothing but the records before them.
             tokio::select! {
-                biased;
                 Some(batch) = logins.recv() => {
                     if let Err(error) = self.answer_logins(batch, out).await {
                         return error;

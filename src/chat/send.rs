@@ -5,7 +5,7 @@ use std::{
     hash::BuildHasher,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -42,6 +42,8 @@ pub struct Intake {
     logins: mpsc::Sender<Vec<(ConnKey, UserId)>>,
     waiting_bytes: AtomicUsize,
     bytes_max: usize,
+    /// Memory is short: nothing is taken in that would have to be kept.
+    short: AtomicBool,
 }
 
 /// The other ends of an [`Intake`].
@@ -57,18 +59,32 @@ impl Intake {
     pub fn new(bytes_max: usize) -> (Arc<Self>, Outlets) {
         let (records, record_outlet) = mpsc::channel(BATCHES_MAX);
         let (logins, login_outlet) = mpsc::channel(BATCHES_MAX);
-        let intake = Self { records, logins, waiting_bytes: AtomicUsize::new(0), bytes_max };
+        let (waiting_bytes, short) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let intake = Self { records, logins, waiting_bytes, bytes_max, short };
         (Arc::new(intake), Outlets { records: record_outlet, logins: login_outlet })
     }
 
-    /// Takes room for a record of about `bytes`; false = refuse it `BUSY`, before it has a place anywhere.
-    pub fn reserve(&self, bytes: usize) -> bool {
+    /// From now on nothing is taken in, or it is again.
+    pub fn note_memory(&self, short: bool) {
+        self.short.store(short, Ordering::Relaxed);
+    }
+
+    /// Whether messages are to be refused `OVERLOADED` because memory is short.
+    pub fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// Takes room for a record of about `bytes`, or says with which code to refuse it before it has a place anywhere.
+    pub fn reserve(&self, bytes: usize) -> Result<(), Code> {
+        if self.is_short() {
+            return Err(Code::Overloaded);
+        }
         let before = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         let fits = before + bytes <= self.bytes_max;
         if !fits {
             self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-        fits
+        if fits { Ok(()) } else { Err(Code::Busy) }
     }
 
     /// Offers records for which room was taken; gives back what the queue can't take now.
@@ -199,11 +215,14 @@ mod tests {
     #[test]
     fn the_intake_refuses_before_it_holds_more_than_its_bound() {
         let (intake, _outlets) = Intake::new(100);
-        assert!(intake.reserve(60));
-        assert!(!intake.reserve(41));
-        assert!(intake.reserve(40), "a refusal takes no room");
+        assert_eq!(intake.reserve(60), Ok(()));
+        assert_eq!(intake.reserve(41), Err(Code::Busy));
+        assert_eq!(intake.reserve(40), Ok(()), "a refusal takes no room");
         intake.release(100);
-        assert!(intake.reserve(100));
+        intake.note_memory(true);
+        assert_eq!(intake.reserve(1), Err(Code::Overloaded));
+        intake.note_memory(false);
+        assert_eq!(intake.reserve(100), Ok(()));
     }
 
     #[test]

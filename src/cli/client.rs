@@ -45,7 +45,10 @@ impl Client {
                 serde_json::from_slice::<node::Addresses>(&text)?.client.to_string()
             }
         };
-        let token = auth::sign(&auth::load_or_create_key(data)?, user, None, Duration::from_secs(3_600));
+        let key = auth::load_key(data).with_context(|| {
+            format!("no token key in {}: name the node's data directory with --data", data.display())
+        })?;
+        let token = auth::sign(&key, user, None, Duration::from_secs(3_600));
         let stream =
             TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;

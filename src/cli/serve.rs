@@ -13,7 +13,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Data directory (node.data)
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "TIDEGATE_DATA")]
     data: Option<PathBuf>,
     /// Client address (listen.client); port 0 = any free one
     #[arg(long, value_name = "ADDRESS")]

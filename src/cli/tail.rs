@@ -1,6 +1,6 @@
 //! `tidegate tail`: what a user receives, one JSON line a frame, acked as it comes.
 
-use std::time::Duration;
+use std::{io::Write, time::Duration};
 
 use anyhow::bail;
 use tidegate_protocol::{
@@ -70,7 +70,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
             let mut line = Vec::new();
             codec::encode_server(&frame, Framing::Json, &mut line);
-            println!("{}", String::from_utf8_lossy(&line));
+            line.push(b'\n');
+            let mut out = std::io::stdout().lock();
+            if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                // Whoever read this has seen enough.
+                return Ok(());
+            }
         }
         Ok(())
     })

@@ -16,7 +16,7 @@ pub struct Args {
     #[arg(long)]
     device: Option<String>,
     /// How long it is good for, in seconds
-    #[arg(long, default_value_t = 86_400, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=315_360_000))]
     ttl: u64,
     #[command(flatten)]
     data: super::DataArg,

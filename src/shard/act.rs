@@ -79,9 +79,7 @@ impl Shard {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
         };
-        let named =
-            if hello.device.is_empty() { identity.device.clone() } else { DeviceId::new(&hello.device).ok() };
-        let Some(device) = named else {
+        let Ok(device) = DeviceId::new(&hello.device) else {
             return refused(self, conn, Code::BadId, "device: name the device, [A-Za-z0-9_.-]{1,64}");
         };
         if identity.device.as_ref().is_some_and(|only| *only != device) {
@@ -197,18 +195,19 @@ impl Shard {
             request: ticket,
         };
         let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
-        if self.context.intake.reserve(send::weight(&record)) {
-            self.batch.push(record);
-        } else {
-            let limits = &self.context.limits;
-            conn.session.submit_refused(ticket, Code::Busy, "", limits, self.now, &mut self.scratch.actions);
+        match self.context.intake.reserve(send::weight(&record)) {
+            Ok(()) => self.batch.push(record),
+            Err(code) => {
+                let limits = &self.context.limits;
+                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.scratch.actions);
+            }
         }
     }
 
     /// A message to a live room: numbered and fanned out here and now, never logged.
     fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let (ticket, conversation) = (submit.ticket, submit.conversation.clone());
-        if self.hub.is_full() {
+        if self.hub.is_full() || self.context.intake.is_short() {
             let limits = &self.context.limits;
             return conn.session.submit_refused(
                 ticket,

@@ -70,6 +70,8 @@ impl Shard {
             conn.ending = Some(Ending::Gone);
         } else {
             conn.ending = Some(Ending::Lingering(self.now + linger));
+            // What came while reading was paused has been told already and won't be told again.
+            self.again.push(conn.key.slot);
         }
     }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use tidegate_protocol::{
     codec::Wire,
-    id::{ConversationKind, UserId},
+    id::{ConversationId, ConversationKind, UserId},
     machine::window::{Tracked, Window},
 };
 
@@ -69,11 +69,48 @@ impl Shard {
         for shard in self.context.directory.conversation(&delivery.conversation).iter() {
             if shard == self.context.index {
                 self.hub.push(delivery.clone());
-            } else if let Some(handle) = self.context.shards().get(shard)
-                && !handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())]))
+            } else if let Some(handle) = self.context.shards().get(shard).cloned()
+                && !(self.tell_missed(shard, &delivery.conversation)
+                    && handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())])))
             {
                 self.context.metrics.shed.increment(1);
+                *self.missed.entry((shard, delivery.conversation.clone())).or_default() += 1;
             }
+        }
+    }
+
+    /// Has the other shard tell what was lost before; false = it can't hear that now either.
+    fn tell_missed(&mut self, shard: usize, room: &ConversationId) -> bool {
+        let key = (shard, room.clone());
+        let Some(count) = self.missed.get(&key).copied() else { return true };
+        let told = self
+            .context
+            .shards()
+            .get(shard)
+            .is_none_or(|handle| handle.try_post(Mail::Missed(room.clone(), count)));
+        if told {
+            self.missed.remove(&key);
+        }
+        told
+    }
+
+    /// Tries again to tell the other shards what was lost.
+    pub(super) fn tell_all_missed(&mut self) {
+        let keys: Vec<(usize, ConversationId)> = self.missed.keys().cloned().collect();
+        for (shard, room) in keys {
+            self.tell_missed(shard, &room);
+        }
+    }
+
+    /// Frames of a room were lost on the way here: every member hears how many.
+    pub(super) fn on_missed(&mut self, room: &ConversationId, count: u64) {
+        for slot in self.hub.members_of(room) {
+            self.with_conn(slot, |shard, conn| {
+                if conn.is_open() {
+                    conn.outbox.get_or_insert_with(Box::default).add_shed(room, count);
+                    shard.mark_dirty(conn);
+                }
+            });
         }
     }
 

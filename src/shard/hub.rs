@@ -194,6 +194,12 @@ impl Hub {
         (slot != LEFT).then_some(slot)
     }
 
+    /// All members of a conversation here.
+    pub(super) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
+        let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize]);
+        group.into_iter().flat_map(|group| &group.members).copied().filter(|slot| *slot != LEFT).collect()
+    }
+
     /// Whether fan-out work waits.
     pub(super) fn has_work(&self) -> bool {
         !self.ready.is_empty()

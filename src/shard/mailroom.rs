@@ -14,11 +14,16 @@ impl Shard {
     /// Handles at most `budget` mails of other threads, and all of its own. While the fan-out is behind, mail waits in
     /// the mailbox, which is bounded, so that those who push wait as well.
     pub(super) fn handle_mail(&mut self, budget: usize) {
-        for _ in 0..budget {
-            if self.hub.is_full() {
-                break;
-            }
+        let mut left = budget;
+        while left > 0 && !self.hub.is_full() {
             let Some(mail) = self.mailbox.take() else { break };
+            // What a mail costs is what is in it.
+            let cost = match &mail {
+                Mail::Deliver(items) => items.len(),
+                Mail::Answers(answers) => answers.len(),
+                _ => 1,
+            };
+            left = left.saturating_sub(cost.max(1));
             self.handle(mail);
         }
         for mail in mem::take(&mut self.own) {
@@ -75,6 +80,7 @@ impl Shard {
                     });
                 }
             }
+            Mail::Missed(room, count) => self.on_missed(&room, count),
             Mail::ShedMemory => self.shed_memory(),
         }
     }

@@ -105,12 +105,25 @@ impl Outbox {
             entry.1 = entry.1.max(seq);
             return Pushed::Behind;
         }
-        if self.data_bytes + frame.len() > caps.data {
+        if self.is_over(frame.len(), caps) {
             return self.mark_behind(conversation, seq);
         }
         self.data_bytes += frame.len();
         self.normal.push_back(frame);
         Pushed::Queued
+    }
+
+    /// One frame always fits, however large, or it could never be delivered at all.
+    fn is_over(&self, bytes: usize, caps: Caps) -> bool {
+        self.data_bytes > 0 && self.data_bytes + bytes > caps.data
+    }
+
+    /// Room frames that were lost on the way here: told like those that found no room.
+    pub(super) fn add_shed(&mut self, room: &ConversationId, count: u64) {
+        match self.shed.iter_mut().find(|(id, _)| id == room) {
+            Some(entry) => entry.1 += count,
+            None => self.shed.push((room.clone(), count)),
+        }
     }
 
     /// Tells the client later that it lacks messages of `conversation` up to `seq`.
@@ -126,11 +139,8 @@ impl Outbox {
 
     /// A frame of a live room: the lossy class.
     pub(super) fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> Pushed {
-        if self.data_bytes + frame.len() > caps.data {
-            match self.shed.iter_mut().find(|(id, _)| id == room) {
-                Some(entry) => entry.1 += 1,
-                None => self.shed.push((room.clone(), 1)),
-            }
+        if self.is_over(frame.len(), caps) {
+            self.add_shed(room, 1);
             return Pushed::Shed;
         }
         self.data_bytes += frame.len();

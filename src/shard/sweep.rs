@@ -13,6 +13,7 @@ use super::{
 impl Shard {
     /// Looks at every connection whose deadline has come.
     pub(super) fn sweep(&mut self) {
+        self.tell_all_missed();
         let tick = self.tick_of(self.now);
         for slot in 0..self.conns.deadlines.len() {
             if self.conns.deadlines[slot] <= tick {
@@ -90,6 +91,9 @@ impl Shard {
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         self.context.metrics.retransmits.increment(resend.len() as u64);
         for Sent { conversation, seq, frame } in resend {
+            if !conn.is_open() {
+                return;
+            }
             let outbox = conn.outbox.get_or_insert_with(Box::default);
             let pushed = outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, self.context.caps);
             self.pushed(conn, pushed);

@@ -7,6 +7,7 @@ use prost::Message;
 use tidegate_protocol::{
     Code,
     codec::{self, Framing, Wire},
+    machine::session::Phase,
     pb::{self, server_frame::Body},
 };
 
@@ -41,7 +42,8 @@ impl Shard {
     fn try_flush(&mut self, conn: &mut Conn, reply: &[u8]) -> io::Result<()> {
         let Some(mut stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
         let mut rest = reply;
-        if !rest.is_empty() && conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty()) {
+        let logging_in = conn.is_open() && conn.session.phase() == Phase::LoggingIn;
+        if !rest.is_empty() && (logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty())) {
             match stream.write(rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -61,6 +63,10 @@ impl Shard {
                 self.slow(conn);
                 return Ok(());
             }
+        }
+        if logging_in {
+            // Pushes that came since the user is indexed wait for Welcome.
+            return Ok(());
         }
         let Some(outbox) = &mut conn.outbox else { return Ok(()) };
         let before = outbox.bytes();

@@ -293,7 +293,8 @@ impl Cache {
     /// Visits up to `budget` conversations and as many keys; see [`super::Ledger::evict`].
     pub(super) fn evict(&mut self, before: u64, archived: u64, budget: usize) -> usize {
         let mut dropped = 0;
-        for _ in 0..budget.min(self.ring.len()) {
+        // A visit to a conversation looks at all its users in memory, so it is dearer than one to a key.
+        for _ in 0..(budget / 64 + 1).min(self.ring.len()) {
             let Some(id) = self.ring.pop_front() else { break };
             let Some(it) = self.conversations.get_mut(&id) else { continue };
             dropped += it.evict(before, archived);
@@ -304,13 +305,17 @@ impl Cache {
             }
         }
         for _ in 0..budget.min(self.key_ring.len()) {
+            if self.key_ring.front().is_some_and(|(_, since)| *since >= before) {
+                // The ring is in the order of offsets: all that follow are younger.
+                break;
+            }
             let Some((hash, since)) = self.key_ring.pop_front() else { break };
             let Some(slot) = self.keys.get(&hash) else { continue };
             if slot.changed > since {
                 // Set again since: a later entry of the ring stands for it.
                 continue;
             }
-            if slot.changed > archived || since >= before {
+            if slot.changed > archived {
                 self.key_ring.push_back((hash, since));
                 continue;
             }
