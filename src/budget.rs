@@ -22,8 +22,11 @@ const REFUSE_PERCENT: u64 = 80;
 /// From this share of the budget on the fullest connections are ended.
 const SHED_PERCENT: u64 = 90;
 
+/// From this share of the budget on nothing is taken in that would have to be kept.
+const FULL_PERCENT: u64 = 95;
+
 /// How full memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
     /// Below 80 % of the budget.
     Fine,
@@ -31,6 +34,8 @@ pub enum Pressure {
     Refuse,
     /// The fullest connections are ended as well.
     Shed,
+    /// Messages are refused as well.
+    Full,
 }
 
 /// Counts connections, per address and in all.
@@ -99,14 +104,17 @@ impl Admission {
         match self.pressure.load(Ordering::Relaxed) {
             0 => Pressure::Fine,
             1 => Pressure::Refuse,
-            _ => Pressure::Shed,
+            2 => Pressure::Shed,
+            _ => Pressure::Full,
         }
     }
 
     /// Takes note of `used` of `limit` bytes.
     pub fn note_memory(&self, used: u64, limit: u64) -> Pressure {
         let percent = used.saturating_mul(100) / limit.max(1);
-        let level = u8::from(percent >= REFUSE_PERCENT) + u8::from(percent >= SHED_PERCENT);
+        let level = u8::from(percent >= REFUSE_PERCENT)
+            + u8::from(percent >= SHED_PERCENT)
+            + u8::from(percent >= FULL_PERCENT);
         self.pressure.store(level, Ordering::Relaxed);
         self.pressure()
     }
@@ -142,9 +150,12 @@ pub fn memory_limit(configured: u64) -> u64 {
     cgroup_limit().unwrap_or(u64::MAX).min(machine)
 }
 
-/// Resident memory of this process plus the kernel's memory for TCP sockets in this network namespace, in bytes.
-pub fn memory_used() -> u64 {
+/// Resident memory of this process, in bytes, plus the kernel's memory for TCP sockets in this network namespace.
+pub fn memory_used(with_sockets: bool) -> u64 {
     let resident = field(&read("/proc/self/status"), "VmRSS:").unwrap_or(0) * 1024;
+    if !with_sockets {
+        return resident;
+    }
     let sockets = read("/proc/net/sockstat");
     let kernel = sockets.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
         line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok()
@@ -217,13 +228,14 @@ mod tests {
         assert_eq!(admission.note_memory(80, 100), Pressure::Refuse);
         assert_eq!(admission.admit([127, 0, 0, 1].into()).err(), Some(Code::Overloaded));
         assert_eq!(admission.note_memory(90, 100), Pressure::Shed);
+        assert_eq!(admission.note_memory(95, 100), Pressure::Full);
         assert_eq!(admission.note_memory(10, 100), Pressure::Fine);
         assert!(admission.admit([127, 0, 0, 1].into()).is_ok());
     }
 
     #[test]
     fn this_machine_has_a_limit_and_uses_less() {
-        assert!(memory_used() > 0);
-        assert!(memory_used() < memory_limit(0));
+        assert!(memory_used(false) > 0);
+        assert!(memory_used(true) < memory_limit(0));
     }
 }

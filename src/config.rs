@@ -95,6 +95,8 @@ pub struct Limits {
     pub disk_free_min_bytes: u64,
     /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
     pub memory_bytes: u64,
+    /// Count the kernel's TCP memory towards it. It is that of the whole network namespace: false where others share it.
+    pub memory_counts_sockets: bool,
 }
 
 /// Deadlines and intervals, in milliseconds.
@@ -185,6 +187,7 @@ impl Default for Limits {
             intake_bytes_max: 64 * 1024 * 1024,
             disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
+            memory_counts_sockets: true,
         }
     }
 }

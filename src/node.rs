@@ -137,7 +137,8 @@ impl Node {
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
         let watched = (Arc::clone(&admission), Arc::clone(&intake));
-        services.spawn(watch_memory(watched, handle_list.clone(), metrics.clone(), limit));
+        let with_sockets = config.limits.memory_counts_sockets;
+        services.spawn(watch_memory(watched, handle_list.clone(), metrics.clone(), limit, with_sockets));
         let (acceptor, stopper) =
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -363,21 +364,22 @@ async fn watch_memory(
     shards: Vec<ShardHandle>,
     metrics: Metrics,
     limit: u64,
+    with_sockets: bool,
 ) {
     let mut tick = tokio::time::interval(MEMORY_TICK);
     metrics.memory_limit.set(limit as f64);
     let mut before = Pressure::Fine;
     loop {
         tick.tick().await;
-        let used = budget::memory_used();
+        let used = budget::memory_used(with_sockets);
         metrics.memory_used.set(used as f64);
         let pressure = admission.note_memory(used, limit);
-        intake.note_memory(pressure == Pressure::Shed);
+        intake.note_memory(pressure == Pressure::Full);
         if pressure != before {
             tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
             before = pressure;
         }
-        if pressure == Pressure::Shed {
+        if pressure >= Pressure::Shed {
             for shard in &shards {
                 if !shard.try_post(Mail::ShedMemory) {
                     tracing::warn!("a shard with a full mailbox could not be told that memory is short");
