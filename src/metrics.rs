@@ -53,6 +53,7 @@ metrics! {
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
+    counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
 }

@@ -375,6 +375,7 @@ async fn watch_memory(
         metrics.memory_used.set(used as f64);
         let pressure = admission.note_memory(used, limit);
         intake.note_memory(pressure == Pressure::Full);
+        metrics.memory_checks.increment(1);
         if pressure != before {
             tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
             before = pressure;

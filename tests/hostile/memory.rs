@@ -77,14 +77,12 @@ fn fill(node: &Process, talker: &mut Client, readers: &mut Vec<Client>) -> bool 
     false
 }
 
-/// Waits until the node has measured what was just added, or has ended somebody for it; so the next step is not blind,
-/// and messages are not refused as well (from 95 % on).
+/// Waits until the node has measured what was just added, so that the next step is not blind, and messages are not
+/// refused as well (from 95 % on).
 fn looked_at_again(node: &Process) {
-    let (used, ended) = (node.metric("memory_used_bytes"), node.metric("slow_closes_total"));
-    eventually("memory was looked at", || {
-        let changed = node.metric("memory_used_bytes") > used || node.metric("slow_closes_total") > ended;
-        changed.then_some(())
-    });
+    let checks = node.metric("memory_checks_total");
+    // The check under way may have begun before.
+    eventually("memory was looked at", || (node.metric("memory_checks_total") >= checks + 2.0).then_some(()));
 }
 
 fn reader(node: &Process, n: usize, room: &str) -> Option<Client> {
