@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_protocol::{
     Code, Time,
     id::NodeId,
-    machine::{chain::ChainLimits, session, window::WindowLimits},
+    machine::{chain::ChainLimits, drain::Outcome, session, window::WindowLimits},
 };
 
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
     },
     config::Config,
     directory::Directory,
+    drain::Drainer,
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
@@ -77,6 +78,7 @@ pub struct Node {
     door: (Stopper, JoinHandle<io::Result<()>>),
     shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
     node_file: std::path::PathBuf,
+    drainer: Arc<Drainer>,
 }
 
 impl Node {
@@ -137,6 +139,10 @@ impl Node {
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
         services.spawn(watch_memory(Arc::clone(&admission), handle_list.clone(), metrics.clone(), limit));
+        let hands = (Arc::clone(&admission), Arc::clone(&intake));
+        let drainer =
+            Drainer::new(config.drain_settings(), start, handle_list.clone(), hands, metrics.clone());
+        services.spawn(Arc::clone(&drainer).run());
         let (acceptor, stopper) =
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -145,11 +151,13 @@ impl Node {
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
+            drainer: Arc::clone(&drainer),
         };
         serve_api(&services, admin_door, api)?;
         let node_file = config.node.data.join(NODE_FILE);
         write_node_file(&node_file, &addresses)?;
-        Ok(Self { addresses, durable: ports.bus.durable(), token_key, services, door, shards, node_file })
+        let durable = ports.bus.durable();
+        Ok(Self { addresses, durable, token_key, services, door, shards, node_file, drainer })
     }
 
     /// Runs a future on the services runtime.
@@ -157,9 +165,31 @@ impl Node {
         self.services.block_on(future)
     }
 
-    /// Stops: no newcomers, every client told `DRAINING`, then the threads end.
+    /// Runs a future on the services runtime beside everything else, for as long as the node lives.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.services.spawn(future);
+    }
+
+    /// The way to have the node leave gently; then [`Self::wait`].
+    pub fn drainer(&self) -> &Arc<Drainer> {
+        &self.drainer
+    }
+
+    /// Serves until a drain has nobody left, stops, and says how it went.
+    pub fn wait(self) -> Outcome {
+        let drainer = Arc::clone(&self.drainer);
+        self.services.block_on(drainer.emptied());
+        self.take_down(|| drainer.flush_is_over());
+        drainer.finish()
+    }
+
+    /// Stops without a drain: no newcomers, every client told `DRAINING` at once, then the threads end.
     pub fn stop(self) {
         let deadline = Instant::now() + STOP_DEADLINE;
+        self.take_down(|| Instant::now() >= deadline);
+    }
+
+    fn take_down(self, is_over: impl Fn() -> bool) {
         self.door.0.stop();
         if let Err(error) = fs::remove_file(&self.node_file) {
             tracing::debug!(%error, "the node file was gone already");
@@ -170,7 +200,7 @@ impl Node {
         }
         let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
         for thread in threads {
-            while !thread.is_finished() && Instant::now() < deadline {
+            while !thread.is_finished() && !is_over() {
                 thread::park_timeout(Duration::from_millis(5));
             }
             if thread.is_finished()

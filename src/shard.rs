@@ -9,6 +9,7 @@ mod context;
 mod end;
 mod fanout;
 mod hub;
+mod leaving;
 mod mailroom;
 mod outbox;
 mod read;
@@ -27,6 +28,7 @@ use tidegate_protocol::{Code, Time, machine::session::Action, record::Record};
 use self::{
     conn::{Conn, Conns},
     hub::Hub,
+    leaving::Leaving,
 };
 pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
@@ -68,6 +70,8 @@ pub struct Shard {
     now: Time,
     next_tick: Time,
     stopping: bool,
+    /// The drain, while there is one.
+    leaving: Option<Leaving>,
 }
 
 /// Buffers that all connections of a shard share, so that an idle one holds none.
@@ -104,6 +108,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         now: Time::ZERO,
         next_tick: Time::ZERO,
         stopping: false,
+        leaving: None,
     };
     Ok((shard, handle))
 }
@@ -164,6 +169,7 @@ impl Shard {
         }
         // 2. The mail, ours and others'.
         self.handle_mail(MAIL_BUDGET);
+        self.leave_in_turn();
         // 3. Fan-out.
         self.fan_out(FAN_BUDGET);
         // 4. Flush what was touched.
@@ -190,7 +196,7 @@ impl Shard {
         match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
-            (false, false) => TICK,
+            (false, false) => self.next_slot().min(TICK),
         }
     }
 

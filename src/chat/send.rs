@@ -53,6 +53,11 @@ impl Intake {
         (Arc::new(intake), Outlets { records: record_outlet, logins: login_outlet })
     }
 
+    /// Bytes of records that wait for the log.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes.load(Ordering::Relaxed)
+    }
+
     /// Takes room for a record of about `bytes`; false = refuse it `BUSY`, before it has a place anywhere.
     pub fn reserve(&self, bytes: usize) -> bool {
         let before = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);

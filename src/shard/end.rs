@@ -13,7 +13,7 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    conn::{Conn, Ending, LIVE, Stage},
+    conn::{Conn, Ending, LIVE, Stage, TOLD},
 };
 use crate::{inline, routes::Route};
 
@@ -70,6 +70,8 @@ impl Shard {
             conn.ending = Some(Ending::Gone);
         } else {
             conn.ending = Some(Ending::Lingering(self.now + linger));
+            self.conns.hot[conn.key.slot as usize].flags |= TOLD;
+            self.mailbox.told.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -97,6 +99,7 @@ impl Shard {
     /// Frees the place of a connection that is gone.
     pub(super) fn free(&mut self, conn: Box<Conn>) {
         let slot = conn.key.slot;
+        let was_told = self.conns.hot[slot as usize].flags & TOLD != 0;
         if let Some(mut stream) = self.conns.release(slot)
             && let Err(error) = self.poll.registry().deregister(&mut stream)
         {
@@ -105,15 +108,18 @@ impl Shard {
         self.context.metrics.closed.increment(1);
         self.context.metrics.conns.decrement(1.0);
         self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        if was_told {
+            self.mailbox.told.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        }
     }
 
-    /// The mailbox told of a new connection.
+    /// The mailbox told of a new connection; gives its place.
     pub(super) fn welcome(
         &mut self,
         mut stream: TcpStream,
         address: std::net::SocketAddr,
         seat: crate::budget::Seat,
-    ) {
+    ) -> Option<u32> {
         use tidegate_protocol::machine::session::Session;
         let (slot, generation) = self.conns.reserve();
         let interest = mio::Interest::READABLE | mio::Interest::WRITABLE;
@@ -142,10 +148,11 @@ impl Shard {
         if let Err(error) = registered {
             tracing::warn!(%error, "a connection could not be registered");
             self.free(Box::new(conn));
-            return;
+            return None;
         }
         self.rearm(&conn);
         self.conns.put(Box::new(conn));
+        Some(slot)
     }
 
     /// Closes with a reset: used where waiting would cost memory that is short.
