@@ -130,7 +130,8 @@ pub struct Drain {
     /// How long the node goes on accepting with `/readyz` at 503, until load balancers look elsewhere; 0 = 5 s, or
     /// none when `listen.client` is a loopback address.
     pub lb_delay_ms: u64,
-    /// Clients are told to move, and closed, spread over this time; fewer than 50 a second are never waited for.
+    /// Clients move, and are closed, spread over this time; less when they are few: it need not be slower than 50 a
+    /// second.
     pub spread_ms: u64,
     /// Clients closed a second, at most: what other nodes accept. The spread stretches for it, up to the deadline.
     pub max_rate: u32,

@@ -89,12 +89,7 @@ impl Node {
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let start = Instant::now();
         let admission = admission(config)?;
-        let services = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("tidegate-services")
-            .enable_all()
-            .build()
-            .context("the services runtime could not start")?;
+        let services = services_runtime().context("the services runtime could not start")?;
         let token_key = auth::load_or_create_key(&config.node.data)
             .with_context(|| format!("the data directory {} can't be used", config.node.data.display()))?;
         let door = sockopt::listen(config.listen.client, config.listen.backlog)
@@ -246,6 +241,14 @@ impl Shared<'_> {
             panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
         }
     }
+}
+
+fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("tidegate-services")
+        .enable_all()
+        .build()
 }
 
 /// Refuses to start a node that could never let anybody in.
