@@ -11,7 +11,7 @@ use axum::{
     extract::{Path, State, rejection::JsonRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, GroupId, MsgId, UserId},
-    machine::session::Answer,
+    machine::{drain::Phase, session::Answer},
     record::{MemberAction, MemberChange, USERS_MAX},
 };
 use tokio::net::TcpListener;
 
-use crate::{budget::Admission, chat::admin::Admin, ports::Ports};
+use crate::{budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -37,6 +37,8 @@ pub struct Api {
     pub admission: Arc<Admission>,
     /// For `/metrics`.
     pub metrics: PrometheusHandle,
+    /// For `/readyz` and `/v1/drain`.
+    pub drainer: Arc<Drainer>,
 }
 
 #[derive(Deserialize)]
@@ -72,7 +74,10 @@ struct Problem(Code, String);
 pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
     let router = Router::new()
         .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route("/v1/drain", post(begin_drain))
+        .route("/v1/drain", delete(abort_drain))
         .route("/v1/groups", post(create_group))
         .route("/v1/groups/{id}", get(show_group))
         .route("/v1/groups/{id}/members", post(change_members))
@@ -92,6 +97,26 @@ async fn healthz(State(api): State<Api>) -> Json<Value> {
         "conns": api.admission.conns(),
         "connsMax": api.admission.conns_max(),
     }))
+}
+
+async fn readyz(State(api): State<Api>) -> Response {
+    let ready = api.drainer.phase() == Phase::Ready;
+    drain_state(&api, if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+}
+
+async fn begin_drain(State(api): State<Api>) -> Response {
+    api.drainer.begin();
+    drain_state(&api, StatusCode::ACCEPTED)
+}
+
+async fn abort_drain(State(api): State<Api>) -> Response {
+    let aborted = api.drainer.abort();
+    drain_state(&api, if aborted { StatusCode::OK } else { StatusCode::CONFLICT })
+}
+
+fn drain_state(api: &Api, status: StatusCode) -> Response {
+    let body = json!({"state": api.drainer.phase().name(), "conns": api.admission.conns()});
+    (status, Json(body)).into_response()
 }
 
 async fn metrics(State(api): State<Api>) -> String {

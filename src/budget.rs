@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
 };
 
@@ -45,6 +45,7 @@ pub struct Admission {
     conns: AtomicUsize,
     per_address: DashMap<IpAddr, usize, RandomState>,
     pressure: AtomicU8,
+    closed: AtomicBool,
 }
 
 /// A connection's place; dropping it gives the place back.
@@ -64,11 +65,15 @@ impl Admission {
             conns: AtomicUsize::new(0),
             per_address: DashMap::default(),
             pressure: AtomicU8::new(0),
+            closed: AtomicBool::new(false),
         })
     }
 
     /// A place for a connection from `address`, or the code to refuse it with.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Seat, Code> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Code::Draining);
+        }
         if self.pressure() != Pressure::Fine {
             return Err(Code::Overloaded);
         }
@@ -87,6 +92,11 @@ impl Admission {
             return Err(Code::TooManyFromAddress);
         }
         Ok(seat)
+    }
+
+    /// From now on everybody is refused `DRAINING`, or nobody is any more.
+    pub fn close_door(&self, closed: bool) {
+        self.closed.store(closed, Ordering::Relaxed);
     }
 
     /// Connections that hold a place.

@@ -50,18 +50,23 @@ pub struct DataArg {
     pub data: PathBuf,
 }
 
-/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage.
+/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage. `serve` has two more: 3 = the
+/// drain's deadline cut connections, 4 = a second signal ended the drain.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => return ended(serve::run(&args)),
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
+    ended(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("tidegate: {error:#}");
             ExitCode::FAILURE

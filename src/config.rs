@@ -2,10 +2,14 @@
 //!
 //! Order: built-in defaults < TOML file < `TIDEGATE__SECTION__KEY` < flags and `--set section.key=value`.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tidegate_protocol::machine::drain::Settings;
+
+/// How long load balancers are given to look elsewhere.
+const LB_DELAY: Duration = Duration::from_millis(5_000);
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -19,6 +23,8 @@ pub struct Config {
     pub limits: Limits,
     /// Deadlines and intervals.
     pub timing: Timing,
+    /// How a node leaves.
+    pub drain: Drain,
     /// Options of client sockets.
     pub socket: Socket,
     /// Faults to inject, for tests only; refused by release builds.
@@ -123,6 +129,24 @@ pub struct Timing {
     pub linger_ms: u64,
 }
 
+/// How a node leaves: what happens between a signal and the end of the process.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Drain {
+    /// How long the node goes on accepting with `/readyz` at 503, until load balancers look elsewhere; 0 = 5 s, or
+    /// none when `listen.client` is a loopback address.
+    pub lb_delay_ms: u64,
+    /// Clients move, and are closed, spread over this time; less when they are few: it need not be slower than 50 a
+    /// second.
+    pub spread_ms: u64,
+    /// Clients closed a second, at most: what other nodes accept. The spread stretches for it, up to the deadline.
+    pub max_rate: u32,
+    /// For finishing what is under way when the clients are gone.
+    pub flush_ms: u64,
+    /// The whole drain; clients that are left then are cut, and the exit code is 3.
+    pub deadline_ms: u64,
+}
+
 /// Options of client sockets.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -205,6 +229,12 @@ impl Default for Timing {
             write_ms: 10_000,
             linger_ms: 1_000,
         }
+    }
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self { lb_delay_ms: 0, spread_ms: 30_000, max_rate: 500, flush_ms: 5_000, deadline_ms: 50_000 }
     }
 }
 
@@ -333,9 +363,42 @@ impl Config {
             "timing.heartbeat_ms: between 100 ms and one hour",
         );
         need(timing.linger_ms <= 10_000, "timing.linger_ms: at most 10000");
+        self.check_drain(&mut need);
         need(
             cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
             "fault: faults are for tests; this is a release build",
+        );
+    }
+}
+
+impl Config {
+    /// The drain as its machine takes it: with nobody but this machine to connect, no load balancer is waited for.
+    pub fn drain_settings(&self) -> Settings {
+        let ms = Duration::from_millis;
+        let drain = &self.drain;
+        let lb_delay = match drain.lb_delay_ms {
+            0 if self.listen.client.ip().is_loopback() => Duration::ZERO,
+            0 => LB_DELAY,
+            given => ms(given),
+        };
+        Settings {
+            lb_delay,
+            spread: ms(drain.spread_ms),
+            max_rate: drain.max_rate,
+            flush: ms(drain.flush_ms),
+            deadline: ms(drain.deadline_ms),
+        }
+    }
+
+    fn check_drain(&self, need: &mut impl FnMut(bool, &str)) {
+        let (drain, settings) = (&self.drain, self.drain_settings());
+        let spans = [drain.lb_delay_ms, drain.spread_ms, drain.flush_ms, drain.deadline_ms];
+        need(spans.iter().all(|ms| *ms <= 3_600_000), "drain: each at most one hour");
+        need(drain.max_rate > 0, "drain.max_rate: at least 1");
+        need(drain.flush_ms >= 100, "drain.flush_ms: at least 100 ms");
+        need(
+            settings.deadline > settings.lb_delay + settings.flush,
+            "drain.deadline_ms: more than drain.lb_delay_ms (5 s unless set) and drain.flush_ms together",
         );
     }
 }
@@ -404,6 +467,19 @@ mod tests {
         let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
         assert!(refused.contains("listen.allow_public=true"), "{refused}");
         assert!(Config::load(None, &[public, "listen.allow_public=true".into()]).is_ok());
+    }
+
+    #[test]
+    fn a_load_balancer_is_waited_for_where_there_may_be_one() {
+        let delay = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            Config::load(None, &sets).unwrap().drain_settings().lb_delay
+        };
+        assert_eq!(delay(&[]), Duration::ZERO);
+        assert_eq!(delay(&["drain.lb_delay_ms=70"]), Duration::from_millis(70));
+        assert_eq!(delay(&["listen.client=0.0.0.0:7800", "listen.allow_public=true"]), LB_DELAY);
+        let short = Config::load(None, &["drain.deadline_ms=5000".into()]).unwrap_err().to_string();
+        assert!(short.contains("drain.deadline_ms"), "{short}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | floor | rooms | what for |
 //! |---|---|---|
 //! | 6 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
-//! | 5 | [`accept`], [`api`] | the door for clients; admin HTTP |
+//! | 5 | [`accept`], [`api`], [`drain`] | the door for clients; admin HTTP; leaving |
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
@@ -18,6 +18,7 @@ pub mod chat;
 pub mod cli;
 pub mod config;
 pub mod directory;
+pub mod drain;
 pub mod embedded;
 pub mod fault;
 pub mod inline;

@@ -16,7 +16,7 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, DeviceId, UserId},
-    machine::session::Answer,
+    machine::{drain::Pace, session::Answer},
 };
 use tokio::sync::mpsc;
 
@@ -114,10 +114,40 @@ pub enum Mail {
     Replaced(UserId, DeviceId, u64),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
+    /// A part of the node's drain.
+    Drain(Drain),
     /// Close every connection with this code, then stop the shard.
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
     ShedMemory,
+}
+
+/// What a shard does in a drain.
+pub enum Drain {
+    /// Tell the clients their slots of this pace, and close them when their slots are over.
+    Begin(Pace, Arc<Progress>),
+    /// Close them all, each after its answers.
+    Rush,
+    /// End those that are left.
+    Cut,
+    /// Forget the slots: the node stays.
+    Forget,
+}
+
+/// How far the shards are with a drain.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Clients that have not been told, and one for each shard that has not begun.
+    pub unnoticed: AtomicUsize,
+    /// Clients whose slot is not over, and one for each shard that has not begun.
+    pub waiting: AtomicUsize,
+}
+
+impl Progress {
+    /// That of `shards` shards before any of them has begun.
+    pub fn not_begun(shards: usize) -> Self {
+        Self { unnoticed: AtomicUsize::new(shards), waiting: AtomicUsize::new(shards) }
+    }
 }
 
 /// A delivery, or a change of a group's members: one stream, so that a kick is exact.
@@ -138,6 +168,7 @@ pub struct ShardHandle {
     waker: Arc<mio::Waker>,
     awake: Arc<AtomicBool>,
     conns: Arc<AtomicUsize>,
+    told: Arc<AtomicUsize>,
 }
 
 /// The receiving side of a [`ShardHandle`], owned by the shard.
@@ -146,19 +177,23 @@ pub struct Mailbox {
     awake: Arc<AtomicBool>,
     /// Connections of the shard, for the acceptor's even hand-out.
     pub conns: Arc<AtomicUsize>,
+    /// Those of them that were sent everything and only linger.
+    pub told: Arc<AtomicUsize>,
 }
 
 /// A mailbox whose sender wakes `waker`'s poll.
 pub fn mailbox(waker: mio::Waker) -> (ShardHandle, Mailbox) {
     let (sender, mails) = mpsc::channel(MAILBOX_MAX);
     let (awake, conns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let told = Arc::new(AtomicUsize::new(0));
     let handle = ShardHandle {
         mailbox: sender,
         waker: Arc::new(waker),
         awake: Arc::clone(&awake),
         conns: Arc::clone(&conns),
+        told: Arc::clone(&told),
     };
-    (handle, Mailbox { mails, awake, conns })
+    (handle, Mailbox { mails, awake, conns, told })
 }
 
 impl ShardHandle {
@@ -188,6 +223,11 @@ impl ShardHandle {
     /// Connections the shard has.
     pub fn conns(&self) -> usize {
         self.conns.load(Ordering::Relaxed)
+    }
+
+    /// Connections that have not been sent everything, their Close included.
+    pub fn unfinished(&self) -> usize {
+        self.conns().saturating_sub(self.told.load(Ordering::Relaxed))
     }
 
     /// Counts a connection on its way to the shard; the shard counts it down when it ends.

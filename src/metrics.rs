@@ -54,6 +54,8 @@ metrics! {
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."
+    gauge drain_phase "tidegate_drain_phase" "How far the drain is: 0 ready, 1 cordoned, 2 noticing, 3 draining, 4 flushing."
+    counter drain_cut "tidegate_drain_cut_total" "Connections that the drain's deadline cut."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
 }

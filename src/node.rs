@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_protocol::{
     Code, Time,
     id::NodeId,
-    machine::{chain::ChainLimits, session, window::WindowLimits},
+    machine::{chain::ChainLimits, drain::Outcome, session, window::WindowLimits},
 };
 use tokio::sync::watch;
 
@@ -34,6 +34,7 @@ use crate::{
     },
     config::Config,
     directory::Directory,
+    drain::Drainer,
     embedded::{Engine, EngineConfig, RealDisk},
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
@@ -85,6 +86,7 @@ pub struct Node {
     tasks: [(&'static str, tokio::task::JoinHandle<()>); 2],
     node_file: std::path::PathBuf,
     broken: Broken,
+    drainer: Arc<Drainer>,
 }
 
 impl Node {
@@ -95,12 +97,7 @@ impl Node {
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let start = Instant::now();
         let admission = admission(config)?;
-        let services = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("tidegate-services")
-            .enable_all()
-            .build()
-            .context("the services runtime could not start")?;
+        let services = services_runtime().context("the services runtime could not start")?;
         let token_key = auth::load_or_create_key(&config.node.data)
             .with_context(|| format!("the data directory {} can't be used", config.node.data.display()))?;
         let door = sockopt::listen(config.listen.client, config.listen.backlog)
@@ -139,6 +136,10 @@ impl Node {
         let watched = (Arc::clone(&admission), Arc::clone(&intake));
         let with_sockets = config.limits.memory_counts_sockets;
         services.spawn(watch_memory(watched, handle_list.clone(), metrics.clone(), limit, with_sockets));
+        let hands = (Arc::clone(&admission), Arc::clone(&intake));
+        let drainer =
+            Drainer::new(config.drain_settings(), start, handle_list.clone(), hands, metrics.clone());
+        services.spawn(Arc::clone(&drainer).run());
         let (acceptor, stopper) =
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -147,12 +148,13 @@ impl Node {
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
+            drainer: Arc::clone(&drainer),
         };
         serve_api(&services, admin_door, api)?;
         let node_file = config.node.data.join(NODE_FILE);
         write_node_file(&node_file, &addresses)?;
         let durable = ports.bus.durable();
-        Ok(Self { addresses, durable, token_key, services, door, shards, tasks, node_file, broken })
+        Ok(Self { addresses, durable, token_key, services, door, shards, tasks, node_file, broken, drainer })
     }
 
     /// Runs a future on the services runtime.
@@ -178,9 +180,43 @@ impl Node {
         }
     }
 
-    /// Stops: no newcomers, every client told `DRAINING`, then the threads end.
+    /// Runs a future on the services runtime beside everything else, for as long as the node lives.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.services.spawn(future);
+    }
+
+    /// The way to have the node leave gently; then [`Self::wait`].
+    pub fn drainer(&self) -> &Arc<Drainer> {
+        &self.drainer
+    }
+
+    /// Serves until a drain has nobody left, stops, and says how it went.
+    ///
+    /// # Errors
+    /// Says which part of the node broke; the rest of it was stopped at once.
+    pub fn wait(self) -> Result<Outcome, String> {
+        let drainer = Arc::clone(&self.drainer);
+        let broken = self.services.block_on(async {
+            tokio::select! {
+                () = drainer.emptied() => None,
+                why = self.broken() => Some(why),
+            }
+        });
+        if let Some(why) = broken {
+            self.stop();
+            return Err(why);
+        }
+        self.take_down(|| drainer.flush_is_over());
+        Ok(drainer.finish())
+    }
+
+    /// Stops without a drain: no newcomers, every client told `DRAINING` at once, then the threads end.
     pub fn stop(self) {
         let deadline = Instant::now() + STOP_DEADLINE;
+        self.take_down(|| Instant::now() >= deadline);
+    }
+
+    fn take_down(self, is_over: impl Fn() -> bool) {
         self.door.0.stop();
         if let Err(error) = fs::remove_file(&self.node_file) {
             tracing::debug!(%error, "the node file was gone already");
@@ -191,7 +227,7 @@ impl Node {
         }
         let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
         for thread in threads {
-            while !thread.is_finished() && Instant::now() < deadline {
+            while !thread.is_finished() && !is_over() {
                 thread::park_timeout(Duration::from_millis(5));
             }
             if thread.is_finished()
@@ -237,6 +273,14 @@ impl Shared<'_> {
             panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
         }
     }
+}
+
+fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("tidegate-services")
+        .enable_all()
+        .build()
 }
 
 /// Refuses to start a node that could never let anybody in.

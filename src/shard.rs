@@ -9,6 +9,7 @@ mod context;
 mod end;
 mod fanout;
 mod hub;
+mod leaving;
 mod mailroom;
 mod outbox;
 mod read;
@@ -28,6 +29,7 @@ use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action
 use self::{
     conn::{Conn, Conns},
     hub::Hub,
+    leaving::Leaving,
 };
 pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
@@ -71,6 +73,8 @@ pub struct Shard {
     now: Time,
     next_tick: Time,
     stopping: bool,
+    /// The drain, while there is one.
+    leaving: Option<Leaving>,
 }
 
 /// Buffers that all connections of a shard share, so that an idle one holds none.
@@ -108,6 +112,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         now: Time::ZERO,
         next_tick: Time::ZERO,
         stopping: false,
+        leaving: None,
     };
     Ok((shard, handle))
 }
@@ -168,6 +173,7 @@ impl Shard {
         }
         // 2. The mail, ours and others'.
         self.handle_mail(MAIL_BUDGET);
+        self.leave_in_turn();
         // 3. Fan-out.
         self.fan_out(FAN_BUDGET);
         // 4. Flush what was touched.
@@ -194,7 +200,7 @@ impl Shard {
         match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
-            (false, false) => TICK,
+            (false, false) => self.next_slot().min(TICK),
         }
     }
 

@@ -41,7 +41,8 @@ impl Data {
         for set in sets {
             command.arg("--set").arg(set);
         }
-        let errors = File::create(self.0.join("stderr")).unwrap();
+        // Appended to: two nodes write it at the same time.
+        let errors = File::options().create(true).append(true).open(self.0.join("stderr")).unwrap();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn().unwrap()
     }
 

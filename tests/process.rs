@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{Client, Process, command, fresh_data};
+use support::{Client, Process, Said, command, fresh_data};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -50,6 +50,46 @@ fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
     node.signal(Signal::TERM);
     assert_eq!(node.exit().code(), Some(0), "{}", node.said());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_client_that_takes_nothing_is_cut_at_the_deadline_and_counted() {
+    let mut node = Process::start(&[
+        "drain.deadline_ms=2500",
+        "drain.flush_ms=500",
+        "socket.send_buffer_bytes=16384",
+        "limits.outbox_bytes_max=524288",
+        "limits.window_bytes_max=8388608",
+    ]);
+    let mut alice = node.login(Wire::Tcp, "alice", "d");
+    let stalled = node.login(Wire::Tcp, "bob", "d");
+    let text = "x".repeat(30_000);
+    (0..60).for_each(|n| _ = alice.text("bob", &format!("m{n}"), &text));
+    node.signal(Signal::TERM);
+    assert_eq!(alice.expect_close(), Code::Draining);
+    let status = node.exit();
+    assert_eq!(status.code(), Some(3), "{}", node.said());
+    assert!(node.said().contains("the deadline cut 1 connections"), "{}", node.said());
+    drop(stalled);
+}
+
+#[test]
+fn a_second_signal_ends_a_slow_drain() {
+    let mut node = Process::start(&["drain.max_rate=1"]);
+    let mut clients: Vec<Client> =
+        (0..30).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "d")).collect();
+    node.signal(Signal::INT);
+    for client in &mut clients {
+        client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_))));
+    }
+    let again = Instant::now();
+    node.signal(Signal::INT);
+    for client in &mut clients {
+        assert_eq!(client.expect_close(), Code::Draining);
+    }
+    let status = node.exit();
+    assert_eq!(status.code(), Some(4), "{}", node.said());
+    assert!(again.elapsed() < Duration::from_secs(4), "{:?}", again.elapsed());
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | [`codec`] | frames ↔ bytes: varint-framed protobuf, JSON lines |
 //! | [`ws`] | WebSocket framing |
 //! | [`record`] | what the durable log carries |
-//! | [`machine`] | the state machines: session, chain, window, ledger |
+//! | [`machine`] | the state machines: session, chain, window, ledger, drain |
 
 pub mod code;
 pub mod codec;

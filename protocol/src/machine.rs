@@ -4,6 +4,7 @@
 //! what to do next. Nothing here reads a clock; a timer is a [`crate::Time`] that the driver passes back.
 
 pub mod chain;
+pub mod drain;
 pub mod ledger;
 pub mod session;
 pub mod window;

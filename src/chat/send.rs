@@ -64,6 +64,11 @@ impl Intake {
         (Arc::new(intake), Outlets { records: record_outlet, logins: login_outlet })
     }
 
+    /// Bytes of records that wait for the log.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes.load(Ordering::Relaxed)
+    }
+
     /// From now on nothing is taken in, or it is again.
     pub fn note_memory(&self, short: bool) {
         self.short.store(short, Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
+use tidegate_protocol::machine::drain::Outcome;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{auth, config::Config, node::Node};
@@ -32,11 +33,11 @@ pub struct Args {
 /// How long the tokens printed at start are good for.
 const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until a drain is done, which SIGTERM, SIGINT or the admin API asks for.
 ///
 /// # Errors
 /// Says what is wrong with the configuration or in the way of starting.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
@@ -47,27 +48,34 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let config = Config::load(args.config.as_deref(), &sets)?;
     let node = Node::start(&config)?;
+    node.block_on(async { listen_to_signals(&node) })?;
     greet(&node, &config);
-    let broken = node.block_on(async {
-        tokio::select! {
-            signal = wait_for_signal() => signal.map(|()| None),
-            why = node.broken() => Ok(Some(why)),
-        }
-    })?;
-    eprintln!("stopping: clients are told to come back, then the node ends");
-    node.stop();
-    match broken {
-        None => Ok(()),
-        Some(why) => anyhow::bail!(why),
+    let outcome = match node.wait() {
+        Ok(outcome) => outcome,
+        Err(why) => anyhow::bail!(why),
+    };
+    match outcome {
+        Outcome::Drained => eprintln!("stopped: every client heard everything"),
+        Outcome::Cut(conns) => eprintln!("stopped: the deadline cut {conns} connections (drain.deadline_ms)"),
+        Outcome::Fast(conns) => eprintln!("stopped in a hurry: {conns} connections were cut"),
     }
+    Ok(ExitCode::from(outcome.exit_code()))
 }
 
-async fn wait_for_signal() -> std::io::Result<()> {
+/// The first signal begins the drain, the second one speeds it up.
+fn listen_to_signals(node: &Node) -> std::io::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
+    let drainer = Arc::clone(node.drainer());
+    node.spawn(async move {
+        for hint in ["stopping: clients are told to come back; a second signal hurries", "stopping now"] {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            eprintln!("{hint}");
+            drainer.signal();
+        }
+    });
     Ok(())
 }
 

@@ -146,6 +146,7 @@ impl Shard {
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
         self.act(conn);
+        self.tell_late(conn);
         self.resume(conn);
         self.flush(conn);
     }

@@ -21,6 +21,9 @@ pub(super) const WAITING: u8 = 2;
 /// On the list of connections to flush at the end of the turn.
 pub(super) const DIRTY: u8 = 4;
 
+/// Was sent everything and only lingers.
+pub(super) const TOLD: u8 = 8;
+
 /// What a fan-out touches of a connection: nothing else, so that four members share a cache line.
 pub(super) struct Hot {
     pub(super) stream: Option<TcpStream>,

@@ -13,7 +13,7 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    conn::{Conn, Ending, LIVE, Stage},
+    conn::{Conn, Ending, LIVE, Stage, TOLD},
 };
 use crate::{inline, routes::Route};
 
@@ -72,6 +72,8 @@ impl Shard {
             conn.ending = Some(Ending::Lingering(self.now + linger));
             // What came while reading was paused has been told already and won't be told again.
             self.again.push(conn.key.slot);
+            self.conns.hot[conn.key.slot as usize].flags |= TOLD;
+            self.mailbox.told.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -99,6 +101,7 @@ impl Shard {
     /// Frees the place of a connection that is gone.
     pub(super) fn free(&mut self, conn: Box<Conn>) {
         let slot = conn.key.slot;
+        let was_told = self.conns.hot[slot as usize].flags & TOLD != 0;
         if let Some(mut stream) = self.conns.release(slot)
             && let Err(error) = self.poll.registry().deregister(&mut stream)
         {
@@ -107,15 +110,18 @@ impl Shard {
         self.context.metrics.closed.increment(1);
         self.context.metrics.conns.decrement(1.0);
         self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        if was_told {
+            self.mailbox.told.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        }
     }
 
-    /// The mailbox told of a new connection.
+    /// The mailbox told of a new connection; gives its place.
     pub(super) fn welcome(
         &mut self,
         mut stream: TcpStream,
         address: std::net::SocketAddr,
         seat: crate::budget::Seat,
-    ) {
+    ) -> Option<u32> {
         use tidegate_protocol::machine::session::Session;
         let (slot, generation) = self.conns.reserve();
         let interest = mio::Interest::READABLE | mio::Interest::WRITABLE;
@@ -144,10 +150,11 @@ impl Shard {
         if let Err(error) = registered {
             tracing::warn!(%error, "a connection could not be registered");
             self.free(Box::new(conn));
-            return;
+            return None;
         }
         self.rearm(&conn);
         self.conns.put(Box::new(conn));
+        Some(slot)
     }
 
     /// Closes with a reset: used where waiting would cost memory that is short.

@@ -37,7 +37,11 @@ impl Shard {
                 if self.stopping {
                     self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 } else {
-                    self.welcome(stream, address, seat);
+                    let slot = self.welcome(stream, address, seat);
+                    if let (Some(slot), true) = (slot, self.leaving.is_some()) {
+                        // It came through the door while that closed: it is refused as those behind it are.
+                        self.ask_to_leave(slot, Code::Draining);
+                    }
                 }
             }
             Mail::Answers(answers) => self.answers(answers.into()),
@@ -69,16 +73,10 @@ impl Shard {
                     }
                 }
             }
+            Mail::Drain(order) => self.on_drain(order),
             Mail::Stop(code) => {
                 self.stopping = true;
-                for slot in self.conns.slots() {
-                    // Sends in flight get their answers first, within the reply deadline.
-                    self.with_conn(slot, |shard, conn| {
-                        conn.session.leave(code, "", &mut shard.scratch.actions);
-                        shard.act(conn);
-                        shard.flush(conn);
-                    });
-                }
+                self.ask_all_to_leave(code);
             }
             Mail::Missed(room, count) => self.on_missed(&room, count),
             Mail::ShedMemory => self.shed_memory(),

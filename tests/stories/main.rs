@@ -3,6 +3,7 @@
 mod acks;
 mod chain;
 mod devices;
+mod drain;
 mod groups;
 mod leaving;
 mod login;

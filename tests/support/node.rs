@@ -5,13 +5,16 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use serde_json::{Value, json};
-use tidegate::{auth, config::Config, node::Node};
-use tidegate_protocol::codec::Wire;
+use tidegate::{auth, config::Config, drain::Drainer, node::Node};
+use tidegate_protocol::{codec::Wire, machine::drain::Outcome};
 
 use super::{Client, PATIENCE, hello};
 
@@ -49,6 +52,16 @@ impl TestNode {
         self.keep = true;
         self.node.take().expect("it runs").stop();
         self.data.clone()
+    }
+
+    /// The way to a drain.
+    pub fn drainer(&self) -> &Arc<Drainer> {
+        self.running().drainer()
+    }
+
+    /// Waits for the end of a drain.
+    pub fn wait(mut self) -> Outcome {
+        self.node.take().expect("it runs").wait().expect("no part of it breaks")
     }
 
     /// Where clients connect.

@@ -3,6 +3,7 @@
 //! | room | what it tests |
 //! |---|---|
 //! | `chain` | the nextId chain |
+//! | `drain` | how a node leaves |
 //! | `ledger` | the ledger on one owner; several owners are simulated in `tests/ledger_sim` |
 //! | `session` | the session, driven as a shard drives it |
 //! | `transcripts` | the golden conversations, said by the real session and ledger |
@@ -10,6 +11,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod chain;
+mod drain;
 mod ledger;
 mod session;
 #[allow(dead_code)]

@@ -1,0 +1,173 @@
+//! The drain by example; whole drains with clients of every kind are in `drain/property.rs`.
+
+mod property;
+
+use std::time::Duration;
+use tidegate_protocol::{
+    Time,
+    machine::drain::{Drain, Outcome, Pace, Phase, Settings, Share, Snapshot, Step, Why, plan},
+};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(ms: u64) -> Time {
+    Time::from_millis(ms)
+}
+
+const DEFAULTS: Settings = Settings {
+    lb_delay: ms(5_000),
+    spread: ms(30_000),
+    max_rate: 500,
+    flush: ms(5_000),
+    deadline: ms(50_000),
+};
+
+fn begun(settings: Settings) -> Drain {
+    let mut drain = Drain::new(settings);
+    drain.handle_started();
+    let mut out = Vec::new();
+    drain.handle_signal(at(0), &mut out);
+    assert_eq!((out, drain.phase()), (vec![Step::Cordon], Phase::Cordoned));
+    drain
+}
+
+fn look(drain: &mut Drain, now: u64, seen: Snapshot) -> Vec<Step> {
+    let mut out = Vec::new();
+    drain.handle_snapshot(at(now), seen, &mut out);
+    out
+}
+
+fn clients(conns: usize) -> Snapshot {
+    Snapshot { conns, unnoticed: conns, waiting: conns, in_flight: 0 }
+}
+
+#[test]
+fn the_grace_is_what_the_handbook_says() {
+    for (conns, grace) in [(1_000, 50), (20_000, 60), (50_000, 120), (100_000, 220), (200_000, 420)] {
+        assert_eq!(plan(conns, &DEFAULTS).grace, ms(grace * 1_000), "{conns}");
+    }
+}
+
+#[test]
+fn few_clients_are_not_stretched_over_the_spread_and_many_not_squeezed_into_it() {
+    let few = plan(40, &DEFAULTS);
+    assert_eq!((few.window, few.handover, few.raised), (ms(800), ms(800), false));
+    let some = plan(3_000, &DEFAULTS);
+    assert_eq!((some.window, some.rate, some.raised), (ms(30_000), 100, false));
+    let many = plan(16_000, &DEFAULTS);
+    assert_eq!((many.window, many.rate, many.raised), (ms(32_000), 500, false));
+    let too_many = plan(40_000, &DEFAULTS);
+    assert!(too_many.raised && too_many.rate > 1_000, "{too_many:?}");
+    let room = Settings { deadline: too_many.deadline, ..DEFAULTS };
+    let enough = plan(40_000, &room);
+    assert_eq!((enough.raised, enough.rate), (false, 500), "the deadline it names is enough");
+}
+
+#[test]
+fn a_drain_goes_through_its_phases() {
+    let mut drain = begun(DEFAULTS);
+    assert_eq!(look(&mut drain, 4_999, clients(3_000)), []);
+    let steps = look(&mut drain, 5_000, clients(3_000));
+    let [Step::Notice(pace, told)] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!((pace.start, pace.window, told.rate), (at(5_000), ms(30_000), 100));
+    assert_eq!(drain.phase(), Phase::Noticing);
+    assert_eq!(look(&mut drain, 5_100, Snapshot { unnoticed: 0, ..clients(3_000) }), []);
+    assert_eq!(drain.phase(), Phase::Draining);
+    let last = Snapshot { conns: 0, in_flight: 7, ..Snapshot::default() };
+    assert_eq!(look(&mut drain, 36_000, last), [], "accepted sends are waited for");
+    assert_eq!(look(&mut drain, 36_010, Snapshot::default()), [Step::Flush]);
+    assert_eq!(drain.flush_until(), Some(at(41_010)));
+    let mut out = Vec::new();
+    drain.handle_flushed(&mut out);
+    drain.handle_flushed(&mut out);
+    assert_eq!((out, drain.phase()), (vec![Step::Exit(Outcome::Drained)], Phase::Done));
+}
+
+#[test]
+fn an_idle_node_ends_at_once() {
+    let mut drain = begun(DEFAULTS);
+    assert_eq!(look(&mut drain, 0, Snapshot::default()), [Step::Flush]);
+}
+
+#[test]
+fn clients_that_stay_are_cut_at_the_deadline_and_counted() {
+    let mut drain = begun(DEFAULTS);
+    look(&mut drain, 5_000, clients(9));
+    let stuck = Snapshot { conns: 9, ..Snapshot::default() };
+    assert_eq!(look(&mut drain, 44_999, stuck), []);
+    assert_eq!(look(&mut drain, 45_000, stuck), [Step::Cut(9), Step::Flush]);
+    assert_eq!(look(&mut drain, 50_000, stuck), [Step::Exit(Outcome::Cut(9))]);
+    assert_eq!((Outcome::Drained.exit_code(), Outcome::Cut(9).exit_code()), (0, 3));
+}
+
+#[test]
+fn slots_that_do_not_end_in_time_are_closed_at_once() {
+    let mut drain = begun(DEFAULTS);
+    look(&mut drain, 5_000, clients(9));
+    assert_eq!(look(&mut drain, 38_999, clients(9)), []);
+    assert_eq!(look(&mut drain, 39_000, clients(9)), [Step::Rush(Why::Deadline)]);
+    assert_eq!(look(&mut drain, 39_001, clients(9)), [], "once");
+}
+
+#[test]
+fn a_second_signal_ends_it_in_two_seconds() {
+    let mut drain = begun(DEFAULTS);
+    let mut out = Vec::new();
+    drain.handle_signal(at(100), &mut out);
+    assert_eq!(out, [Step::Rush(Why::Signal)]);
+    assert_eq!(look(&mut drain, 1_100, clients(2)), [Step::Cut(2), Step::Flush]);
+    assert_eq!(look(&mut drain, 2_100, clients(2)), [Step::Exit(Outcome::Fast(2))]);
+    assert_eq!(Outcome::Fast(0).exit_code(), 4);
+}
+
+#[test]
+fn an_operator_may_abort_what_an_operator_began() {
+    let mut drain = Drain::new(DEFAULTS);
+    drain.handle_started();
+    let mut out = Vec::new();
+    assert!(!drain.handle_abort(&mut out), "there is none");
+    assert!(drain.handle_begin(at(0), &mut out) && !drain.handle_begin(at(1), &mut out));
+    look(&mut drain, 5_000, clients(9));
+    assert!(drain.handle_abort(&mut out));
+    assert_eq!((out, drain.phase()), (vec![Step::Cordon, Step::Resume], Phase::Ready));
+    let mut out = Vec::new();
+    assert!(drain.handle_begin(at(60_000), &mut out), "and again");
+    drain.handle_signal(at(60_001), &mut out);
+    assert_eq!(out, [Step::Cordon], "the first signal does not hurry a drain that an operator began");
+    assert!(!drain.handle_abort(&mut out), "whoever sent the signal will not wait");
+    drain.handle_signal(at(60_002), &mut out);
+    assert_eq!(out[1..], [Step::Rush(Why::Signal)]);
+}
+
+#[test]
+fn slots_of_all_shards_lie_evenly_in_the_window() {
+    let pace = Pace { start: at(1_000), window: ms(1_200), handover: ms(50) };
+    let mut slots = Vec::new();
+    for index in 0..3 {
+        let mut share = Share::new(pace, index, 3, 0..4);
+        while let Some(notice) = share.poll_notice(at(900)) {
+            assert_eq!(notice.window, ms(50));
+            assert_eq!(share.tell(notice.who, at(900)), Some(notice));
+            slots.push(notice.after.as_millis());
+        }
+    }
+    slots.sort_unstable();
+    let even: Vec<u128> = (1..=12).map(|nth| 100 + nth * 100).collect();
+    assert_eq!(slots, even);
+}
+
+#[test]
+fn a_shard_that_was_busy_keeps_its_pace_and_is_late() {
+    let pace = Pace { start: at(0), window: ms(1_000), handover: ms(0) };
+    let mut share = Share::new(pace, 0, 1, 0..100);
+    assert_eq!(share.poll_close(at(5_000)), None, "nobody was told");
+    while share.poll_notice(at(0)).is_some() {}
+    let mut at_once = 0;
+    while share.poll_close(at(5_000)).is_some() {
+        at_once += 1;
+    }
+    assert!((10..=11).contains(&at_once), "{at_once}");
+    assert_eq!(share.poll_timeout(), Some(at(5_010)));
+}

@@ -1,0 +1,251 @@
+//! Carries out the node's drain: feeds the machine with time and counts, and does what it says, in order.
+//!
+//! The pace is kept by the shards (`shard/leaving.rs`); here are the door, the probes, the mail to the shards and the log.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::{
+    Time,
+    machine::drain::{Drain, Outcome, Phase, Plan, Settings, Snapshot, Step, Why},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    budget::Admission,
+    chat::send::Intake,
+    mail::{self, Mail, Progress, ShardHandle},
+    metrics::Metrics,
+};
+
+/// How often the counts are looked at in a drain.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a shard with a full mailbox is waited for.
+const POST_PATIENCE: Duration = Duration::from_millis(250);
+
+/// The drain of one node.
+pub struct Drainer {
+    state: Mutex<State>,
+    start: Instant,
+    shards: Vec<ShardHandle>,
+    admission: Arc<Admission>,
+    intake: Arc<Intake>,
+    metrics: Metrics,
+    /// Somebody asked for something.
+    bell: Notify,
+    /// Nobody is left.
+    empty: Notify,
+}
+
+struct State {
+    machine: Drain,
+    /// Steps that are to be carried out.
+    steps: Vec<Step>,
+    progress: Arc<Progress>,
+}
+
+impl Drainer {
+    /// The drain of a node that serves now; `start` is that of its shards.
+    pub fn new(
+        settings: Settings,
+        start: Instant,
+        shards: Vec<ShardHandle>,
+        (admission, intake): (Arc<Admission>, Arc<Intake>),
+        metrics: Metrics,
+    ) -> Arc<Self> {
+        let mut machine = Drain::new(settings);
+        machine.handle_started();
+        let state = State { machine, steps: Vec::new(), progress: Arc::default() };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            start,
+            shards,
+            admission,
+            intake,
+            metrics,
+            bell: Notify::new(),
+            empty: Notify::new(),
+        })
+    }
+
+    /// Where the node stands.
+    pub fn phase(&self) -> Phase {
+        self.state().machine.phase()
+    }
+
+    /// A signal came: the first one begins a drain, the second one speeds it up.
+    pub fn signal(&self) {
+        let now = self.now();
+        let mut state = self.state();
+        let State { machine, steps, .. } = &mut *state;
+        machine.handle_signal(now, steps);
+        self.bell.notify_one();
+    }
+
+    /// An operator asks for a drain; false when there is one.
+    pub fn begin(&self) -> bool {
+        let now = self.now();
+        let mut state = self.state();
+        let State { machine, steps, .. } = &mut *state;
+        self.bell.notify_one();
+        machine.handle_begin(now, steps)
+    }
+
+    /// An operator wants the node back; false when that can't be.
+    pub fn abort(&self) -> bool {
+        let mut state = self.state();
+        let State { machine, steps, .. } = &mut *state;
+        self.bell.notify_one();
+        machine.handle_abort(steps)
+    }
+
+    /// Waits for a drain to be asked for, and carries it out until nobody is left.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            let (steps, phase) = self.look();
+            for step in steps {
+                self.carry_out(step).await;
+            }
+            self.metrics.drain_phase.set(gauge(phase));
+            match phase {
+                Phase::Starting | Phase::Ready => self.bell.notified().await,
+                Phase::Cordoned | Phase::Noticing | Phase::Draining => {
+                    // Rung or not, it looks again.
+                    tokio::time::timeout(LOOK, self.bell.notified()).await.ok();
+                }
+                Phase::Flushing | Phase::Done => return,
+            }
+        }
+    }
+
+    /// Waits until nobody is left, so that the node may be taken down.
+    pub async fn emptied(&self) {
+        self.empty.notified().await;
+    }
+
+    /// Whether flushing has taken all the time it gets.
+    pub fn flush_is_over(&self) -> bool {
+        self.state().machine.flush_until().is_none_or(|until| self.now() >= until)
+    }
+
+    /// The node is down: how did it go?
+    pub fn finish(&self) -> Outcome {
+        let mut steps = Vec::new();
+        self.state().machine.handle_flushed(&mut steps);
+        match steps.first() {
+            Some(Step::Exit(outcome)) => *outcome,
+            _ => Outcome::Drained,
+        }
+    }
+
+    /// What is to be done now.
+    fn look(&self) -> (Vec<Step>, Phase) {
+        let now = self.now();
+        let mut state = self.state();
+        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        let seen = Snapshot {
+            conns: self.unfinished(),
+            unnoticed: count(&state.progress.unnoticed),
+            waiting: count(&state.progress.waiting),
+            in_flight: self.intake.waiting_bytes(),
+        };
+        let State { machine, steps, progress } = &mut *state;
+        // What was asked for first: a snapshot may already be followed by steps that build on it.
+        machine.handle_snapshot(now, seen, steps);
+        if steps.iter().any(|step| matches!(step, Step::Notice(..))) {
+            *progress = Arc::new(Progress::not_begun(self.shards.len()));
+        }
+        (mem::take(steps), machine.phase())
+    }
+
+    async fn carry_out(&self, step: Step) {
+        match step {
+            Step::Cordon => tracing::info!(
+                conns = self.unfinished(),
+                "cordoned: load balancers are told to look elsewhere"
+            ),
+            Step::Resume => {
+                self.admission.close_door(false);
+                self.tell(|| mail::Drain::Forget).await;
+                tracing::info!("the drain was aborted: ready again");
+            }
+            Step::Notice(pace, plan) => {
+                log_plan(&plan);
+                self.admission.close_door(true);
+                let progress = Arc::clone(&self.state().progress);
+                self.tell(|| mail::Drain::Begin(pace, Arc::clone(&progress))).await;
+            }
+            Step::Rush(why) => {
+                match why {
+                    Why::Signal => {
+                        tracing::warn!(conns = self.unfinished(), "asked again: all clients are closed now")
+                    }
+                    Why::Deadline => {
+                        tracing::warn!(
+                            conns = self.unfinished(),
+                            "the slots did not end in time: all clients are closed now"
+                        );
+                    }
+                }
+                self.admission.close_door(true);
+                self.tell(|| mail::Drain::Rush).await;
+            }
+            Step::Cut(conns) => {
+                tracing::warn!(conns, "the time is over: the clients that are left are cut");
+                self.metrics.drain_cut.increment(conns as u64);
+                self.tell(|| mail::Drain::Cut).await;
+            }
+            Step::Flush => {
+                self.admission.close_door(true);
+                self.empty.notify_one();
+            }
+            Step::Exit(_) => {}
+        }
+    }
+
+    async fn tell(&self, order: impl Fn() -> mail::Drain) {
+        for (index, shard) in self.shards.iter().enumerate() {
+            let post = shard.post(Mail::Drain(order()));
+            if tokio::time::timeout(POST_PATIENCE, post).await.is_err() {
+                tracing::warn!(index, "a shard with a full mailbox did not hear of the drain");
+            }
+        }
+    }
+
+    fn unfinished(&self) -> usize {
+        self.shards.iter().map(ShardHandle::unfinished).sum()
+    }
+
+    fn now(&self) -> Time {
+        Time::from_millis(self.start.elapsed().as_millis() as u64)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn log_plan(plan: &Plan) {
+    let Plan { conns, window, rate, deadline, .. } = *plan;
+    tracing::info!(conns, rate, ?window, "draining: clients are told their slots");
+    if plan.raised {
+        tracing::warn!(rate, needed = ?deadline, "drain_rate_raised: drain.deadline_ms is too short for drain.max_rate");
+    }
+}
+
+fn gauge(phase: Phase) -> f64 {
+    match phase {
+        Phase::Starting | Phase::Ready => 0.0,
+        Phase::Cordoned => 1.0,
+        Phase::Noticing => 2.0,
+        Phase::Draining => 3.0,
+        Phase::Flushing | Phase::Done => 4.0,
+    }
+}

@@ -1,0 +1,212 @@
+//! Nodes that leave gently: slots, answers before the end, the pace, and a change of mind.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tidegate::config::Config;
+use tidegate_protocol::{
+    Code,
+    codec::Wire,
+    machine::drain::{Outcome, plan},
+    pb,
+};
+
+use crate::support::{Client, PATIENCE, Said, TestNode, ask, code, eventually, hello, send};
+
+/// Machine time and ours are cut to whole milliseconds apart from each other.
+const ROUNDING: Duration = Duration::from_millis(5);
+
+fn goaway(client: &mut Client) -> pb::GoAway {
+    match client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
+        Some(Said::GoAway(goaway)) => goaway,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// From the GoAway to the end of the slot.
+fn slot(goaway: &pb::GoAway) -> Duration {
+    Duration::from_millis(u64::from(goaway.after_ms) + u64::from(goaway.window_ms))
+}
+
+fn readyz(node: &TestNode) -> (u16, String) {
+    let (status, body) = node.admin("GET", "/readyz", &Value::Null);
+    (status, body["state"].as_str().expect("a state").to_owned())
+}
+
+/// The Close that a node says which lets nobody in; it does not wait for a first byte.
+fn refusal(node: &TestNode) -> Code {
+    let mut guest = node.connect(Wire::JsonLine);
+    let frame = guest.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
+    let Some(Said::Close(close)) = frame.body else { panic!("{frame:?}") };
+    code(close.code)
+}
+
+#[test]
+fn every_client_hears_its_slot_and_is_closed_at_its_end() {
+    let node = TestNode::start(|config| config.node.shards = 3);
+    let mut clients: Vec<Client> =
+        (0..40).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
+    let began = Instant::now();
+    node.drainer().signal();
+    let ending = std::thread::spawn(move || node.wait());
+    let mut slots: Vec<(Duration, usize)> =
+        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&goaway(client)), nth)).collect();
+    slots.sort_unstable();
+    for (slot, nth) in slots {
+        assert_eq!(clients[nth].expect_close(), Code::Draining);
+        let closed = began.elapsed();
+        assert!(closed + ROUNDING >= slot, "closed after {closed:?}, its slot ends after {slot:?}");
+        assert!(closed < slot + Duration::from_secs(3), "closed after {closed:?} only, not {slot:?}");
+    }
+    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+}
+
+#[test]
+fn sends_in_flight_are_answered_before_the_close() {
+    // One shard, so that bob, who comes last, has the last slot and sees what was accepted from the others.
+    let node = TestNode::start(|config| {
+        (config.node.shards, config.limits.small_group_max) = (1, 1);
+        config.drain.max_rate = 10;
+    });
+    let group = node.group("hall", &["Tcp", "JsonLine", "WsText", "WsBinary", "bob"]);
+    let senders = Wire::ALL.map(|wire| node.login(wire, &format!("{wire:?}"), "d"));
+    let mut bob = node.login(Wire::Tcp, "bob", "d");
+    node.drainer().signal();
+    let ending = std::thread::spawn(move || node.wait());
+    let writers = senders.map(|sender| {
+        let group = group.clone();
+        std::thread::spawn(move || write_until_closed(sender, &group))
+    });
+    let heard = bob.until_end();
+    let acked: BTreeSet<String> =
+        writers.into_iter().flat_map(|writer| writer.join().expect("a good end")).collect();
+    let mut pushes = 0;
+    for frame in &heard {
+        if let Some(Said::Push(push)) = &frame.body {
+            assert!(acked.contains(&push.msg_id), "{} was accepted, and its sender not told", push.msg_id);
+            pushes += 1;
+        }
+    }
+    assert!(pushes > 100, "bob saw what went on: {pushes}");
+    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+}
+
+/// Keeps a hundred sends under way until it is told to stop; gives those that were acked.
+fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut sent = Vec::new();
+    while sender.ended.is_none() {
+        assert!(Instant::now() < deadline, "the node does not close");
+        for _ in 0..50 {
+            let text = format!("{:?}-{}", sender.wire, sent.len());
+            sent.push((sender.say(ask::send(send(group, &text, &text))), text));
+        }
+        while sender.inbox.len() + 100 < sent.len() && sender.pump(deadline) {}
+    }
+    let last = sender.inbox.back().and_then(|frame| frame.body.clone());
+    assert!(matches!(last, Some(Said::Close(_))), "{:?}: Close is last, not {last:?}", sender.wire);
+    let acks = sender.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::SendAck(_))));
+    let acks: BTreeSet<u64> = acks.map(|frame| frame.id).collect();
+    let answered = sent.iter().take_while(|(id, _)| acks.contains(id)).count();
+    assert!(answered > 0 && answered == acks.len(), "{answered} in a row of {} answers", acks.len());
+    sent.into_iter().take(answered).map(|(_, text)| text).collect()
+}
+
+#[test]
+fn the_pace_of_300_clients_is_the_planned_one() {
+    const CLIENTS: usize = 300;
+    let slow = |config: &mut Config| (config.drain.spread_ms, config.drain.max_rate) = (1_000, 100);
+    let mut config = Config::default();
+    slow(&mut config);
+    let planned = plan(CLIENTS, &config.drain_settings());
+    assert_eq!((planned.window, planned.rate), (Duration::from_secs(3), 100));
+    let node = TestNode::start(slow);
+    let mut clients: Vec<Client> =
+        (0..CLIENTS).map(|n| node.login(Wire::Tcp, &format!("user-{n}"), "phone")).collect();
+    let began = Instant::now();
+    node.drainer().signal();
+    let ending = std::thread::spawn(move || node.wait());
+    let mut slots: Vec<(Duration, usize)> =
+        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&goaway(client)), nth)).collect();
+    slots.sort_unstable();
+    let mut closed = Vec::new();
+    for (slot, nth) in &slots {
+        assert_eq!(clients[*nth].expect_close(), Code::Draining);
+        closed.push(began.elapsed());
+        assert!(closed[closed.len() - 1] + ROUNDING >= *slot, "nobody is closed before the end of its slot");
+    }
+    let took = closed[CLIENTS - 1].saturating_sub(closed[0]);
+    let pace = CLIENTS as f64 / took.as_secs_f64();
+    assert!(pace <= 1.2 * f64::from(planned.rate), "{pace} a second over {took:?}");
+    // The slots that clients were told: what the others will see arrive.
+    for (nth, (from, _)) in slots.iter().enumerate() {
+        let second = *from + Duration::from_secs(1);
+        let within = slots[nth..].iter().take_while(|(slot, _)| *slot < second).count();
+        assert!(within as f64 <= 1.2 * f64::from(planned.rate), "{within} slots in the second from {from:?}");
+    }
+    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+}
+
+#[test]
+fn an_aborted_drain_leaves_a_node_as_it_was() {
+    let node = TestNode::start(|config| config.drain.max_rate = 5);
+    let mut clients: Vec<Client> =
+        (0..20).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
+    assert_eq!(readyz(&node), (200, "ready".into()));
+    assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 409, "there is none");
+    assert_eq!(node.admin("POST", "/v1/drain", &Value::Null).0, 202);
+    clients.iter_mut().for_each(|client| assert!(goaway(client).window_ms > 0));
+    let (status, state) = readyz(&node);
+    assert!(status == 503 && ["noticing", "draining"].contains(&state.as_str()), "{status} {state}");
+    assert_eq!(refusal(&node), Code::Draining);
+    assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 200);
+    eventually("ready again", || (readyz(&node) == (200, "ready".into())).then_some(()));
+    // The door opens a moment after the answer; whoever stands before it then gets in.
+    let mut late = eventually("the door opens", || {
+        let mut late = node.connect(Wire::JsonLine);
+        let id = late.say(ask::hello(hello(&node.token("late"), "phone")));
+        let first =
+            late.take("an answer", |frame| frame.id == id || matches!(frame.body, Some(Said::Close(_))));
+        matches!(first.body, Some(Said::Welcome(_))).then_some(late)
+    });
+    late.settle();
+    // Far beyond the first slots there were.
+    let mut stayed = clients.split_off(10);
+    stayed.iter_mut().for_each(|client| client.listen(Duration::from_millis(200)));
+    stayed.iter_mut().for_each(Client::settle);
+    node.drainer().signal();
+    stayed.iter_mut().for_each(|client| assert!(goaway(client).window_ms > 0, "and again"));
+    node.drainer().signal();
+    let ending = std::thread::spawn(move || node.wait());
+    stayed.iter_mut().chain([&mut late]).for_each(|client| assert_eq!(client.expect_close(), Code::Draining));
+    assert_eq!(ending.join().expect("it ends"), Outcome::Fast(0));
+}
+
+#[test]
+fn a_cordoned_node_still_takes_newcomers() {
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 1_000);
+    let mut early = node.login(Wire::WsText, "early", "phone");
+    node.drainer().signal();
+    eventually("cordoned", || (readyz(&node) == (503, "cordoned".into())).then_some(()));
+    let mut late = node.login(Wire::Tcp, "late", "phone");
+    assert_eq!(late.text("early", "m1", "still here?"), 1);
+    early.expect_push();
+    let ending = std::thread::spawn(move || node.wait());
+    for client in [&mut early, &mut late] {
+        assert!(goaway(client).after_ms < 1_000);
+        assert_eq!(client.expect_close(), Code::Draining);
+    }
+    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+}
+
+#[test]
+fn an_idle_node_waits_for_nobody() {
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 20_000);
+    let began = Instant::now();
+    node.drainer().signal();
+    assert_eq!(node.wait(), Outcome::Drained);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+}
