@@ -6,6 +6,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+mod check;
 use tidegate_protocol::machine::drain::Settings;
 
 /// How long load balancers are given to look elsewhere.
@@ -293,81 +295,6 @@ impl Config {
             keys.extend(fields.as_object().into_iter().flatten().map(|(key, _)| format!("{section}.{key}")));
         }
         keys
-    }
-
-    fn check(&self, problems: &mut Vec<String>) {
-        let mut need = |ok: bool, what: &str| {
-            if !ok {
-                problems.push(what.to_owned());
-            }
-        };
-        let (limits, timing) = (&self.limits, &self.timing);
-        need(
-            tidegate_protocol::id::check_id(&self.node.id).is_ok(),
-            "node.id: must match [A-Za-z0-9_.-]{1,64}",
-        );
-        need(
-            self.node.profile == "single",
-            "node.profile: only `single` is built so far; `cluster` needs Redis, Kafka and Postgres and comes later",
-        );
-        need(matches!(self.node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
-        need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
-        need(
-            self.listen.allow_public || self.listen.client.ip().is_loopback(),
-            "listen.client: not a loopback address; with development tokens and without TLS that needs \
-             listen.allow_public=true",
-        );
-        need(
-            self.listen.admin.ip().is_loopback(),
-            "listen.admin: must be a loopback address until admin keys exist",
-        );
-        need(
-            (256..=1 << 20).contains(&limits.frame_bytes_max),
-            "limits.frame_bytes_max: between 256 and 1048576 bytes",
-        );
-        need(
-            limits.content_bytes_max > 0 && limits.content_bytes_max + 256 <= limits.frame_bytes_max,
-            "limits.content_bytes_max: at least 1, and 256 less than limits.frame_bytes_max",
-        );
-        need(
-            limits.content_bytes_max + 1_024 <= limits.intake_bytes_max,
-            "limits.intake_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is BUSY for ever",
-        );
-        need(
-            limits.content_bytes_max + 1_024 <= limits.window_bytes_max,
-            "limits.window_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is never pushed",
-        );
-        need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
-        need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
-        need(
-            limits.hold_max > 0 && limits.hold_bytes_max > 0,
-            "limits.hold_max, limits.hold_bytes_max: at least 1",
-        );
-        need(limits.outbox_bytes_max >= 4096, "limits.outbox_bytes_max: at least 4096 bytes");
-        need(limits.control_bytes_max >= 4096, "limits.control_bytes_max: at least 4096 bytes");
-        need(limits.window_max > 0, "limits.window_max: at least 1");
-        let positive = [
-            timing.handshake_ms,
-            timing.frame_ms,
-            timing.order_timeout_ms,
-            timing.reply_ms,
-            timing.ack_timeout_ms,
-            timing.write_ms,
-        ];
-        need(
-            positive.iter().all(|ms| (10..=3_600_000).contains(ms)),
-            "timing: each between 10 ms and one hour",
-        );
-        need(
-            (100..=3_600_000).contains(&timing.heartbeat_ms),
-            "timing.heartbeat_ms: between 100 ms and one hour",
-        );
-        need(timing.linger_ms <= 10_000, "timing.linger_ms: at most 10000");
-        self.check_drain(&mut need);
-        need(
-            cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault: faults are for tests; this is a release build",
-        );
     }
 }
 
