@@ -73,11 +73,8 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            target: Mutex::new(target),
-            links: Mutex::default(),
-            next: AtomicU64::new(0),
-        });
+        let shared =
+            Arc::new(Shared { target: Mutex::new(target), links: Mutex::default(), next: AtomicU64::new(0) });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { address, shared, task })
     }
@@ -100,8 +97,11 @@ impl Proxy {
     /// Does this to each connection that `choose` chooses; how many that were.
     pub fn set(&self, mode: Mode, mut choose: impl FnMut() -> bool) -> usize {
         let links = self.shared.links();
-        let chosen = links.values().filter(|_| choose());
-        chosen.map(|link| link.send_replace(mode)).count()
+        let chosen: Vec<_> = links.values().filter(|_| choose()).collect();
+        for link in &chosen {
+            link.send_replace(mode);
+        }
+        chosen.len()
     }
 }
 
