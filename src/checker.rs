@@ -131,6 +131,7 @@ pub fn check(history: &History, budget: Budget) -> Report {
         budget,
         sends: HashMap::new(),
         logs: HashMap::new(),
+        rooms: HashMap::new(),
         sessions: Sessions::default(),
         report: Report::default(),
     };
@@ -150,6 +151,8 @@ struct Checker<'a> {
     sends: HashMap<Id, Send>,
     /// By conversation.
     logs: HashMap<Id, Log>,
+    /// The acks of live rooms, by room: event and message.
+    rooms: HashMap<Id, Vec<(usize, Id)>>,
     sessions: Sessions,
     report: Report,
 }

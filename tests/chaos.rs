@@ -49,9 +49,24 @@ fn every_promise_holds_under_chaos_and_a_broken_one_is_named() {
         let output = chaos(&["--check", path]);
         assert!(!output.status.success() && said(&output).contains(rule), "{rule}: {}", said(&output));
     }
+    // And with one marker that never came, whatever copies of it were pushed.
+    fs::write(&file, without_the_last_push(&history)).unwrap();
+    let output = chaos(&["--check", path]);
+    assert!(!output.status.success() && said(&output).contains("not-delivered"), "{}", said(&output));
     fs::write(&file, &history).unwrap();
     assert!(chaos(&["--check", path]).status.success());
     fs::remove_file(&file).unwrap();
+}
+
+fn without_the_last_push(history: &str) -> String {
+    let key = |line: &str| {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        let recv = event.get("recv")?;
+        Some((recv["session"].as_u64()?, recv["conv"].as_str()?.to_owned(), recv["seq"].as_u64()?))
+    };
+    let last = history.lines().rev().find_map(key).unwrap();
+    let kept = history.lines().filter(|line| key(line).as_ref() != Some(&last));
+    kept.collect::<Vec<_>>().join("\n")
 }
 
 /// Both ends of a connection through a proxy.

@@ -282,13 +282,13 @@ impl Checker<'_> {
         let (Some((from, to)), Some(session)) = (view.span, self.sessions.open.get(&number).copied()) else {
             return;
         };
-        let between = self.history.events[from..=to].iter().filter_map(|it| match it.event {
-            Event::SendOk { cid, .. } => self.sends.get(&cid).map(|send| (cid, send)),
-            _ => None,
-        });
+        let acks = self.rooms.get(&conv).map_or(&[][..], Vec::as_slice);
+        let start = acks.partition_point(|(at, _)| *at < from);
+        let between = acks[start..].iter().take_while(|(at, _)| *at <= to);
+        let between = between.filter_map(|(_, cid)| Some((cid, self.sends.get(cid)?)));
         let missing = between.filter(|(cid, send)| {
             let mine = (send.user, send.device) == (session.user, session.device);
-            send.conv == conv && send.first > from && !mine && !view.ids.contains(cid)
+            send.first > from && !mine && !view.ids.contains(*cid)
         });
         let missing = missing.count() as u64;
         if missing > view.shed {

@@ -118,10 +118,14 @@ impl Checker<'_> {
         };
         let highest = acked.entry(send.conv).or_default();
         *highest = seq.max(*highest);
+        let room = self.history.name(send.conv).starts_with("r:");
+        if room {
+            self.rooms.entry(send.conv).or_default().push((at, cid));
+        }
         match send.ok {
             None => send.ok = Some((seq, at)),
             // Live rooms number each copy: nothing is remembered there.
-            Some((before, _)) if before != seq && !self.history.name(send.conv).starts_with("r:") => {
+            Some((before, _)) if before != seq && !room => {
                 let what = move |h: &super::History| format!("{} had {before}, then {seq}", h.name(cid));
                 self.broken("ack-differs-on-retry", at, what);
             }
