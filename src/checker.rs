@@ -26,6 +26,8 @@
 //! completeness is judged within one connection: from its first push of a conversation to its last, and for
 //! connections that live to the end, everything sent after their login. Whoever is cut off within
 //! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
+//! A chained message whose sender joined between its attempts is out of the chain's order: its lost answer may have been
+//! a refusal, and refusals are not remembered ([`Report::let_in_late`]).
 //! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
 
 mod availability;
@@ -109,6 +111,8 @@ pub struct Report {
     pub told_gaps: u64,
     /// Holes seen so shortly before a connection broke that the word may have been lost.
     pub excused: u64,
+    /// Chained messages that were retried after their sender had joined: they may be behind their successors.
+    pub let_in_late: u64,
     /// Frames of live rooms that were shed, and told.
     pub shed: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.

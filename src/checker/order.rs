@@ -29,7 +29,9 @@ impl Checker<'_> {
                 }
                 *last = seq.max(*last);
             }
-            if send.chained {
+            if send.chained && self.was_let_in_late(cid) {
+                self.report.let_in_late += 1;
+            } else if send.chained {
                 let last = chains.entry((send.conv, send.user, send.device)).or_default();
                 if seq < *last {
                     found.push(("chain-order", at, cid, seq, *last));
@@ -40,5 +42,15 @@ impl Checker<'_> {
         for (rule, at, cid, seq, other) in found {
             self.broken(rule, at, |h| format!("{} has {seq}, behind {other}", h.name(cid)));
         }
+    }
+
+    /// Whether a message was sent again after its sender had come into the conversation: its first attempt may have
+    /// been refused for good, which is an answer, and the chain went on. When that answer is lost the retry is judged
+    /// anew, as the broker remembers no refusals, and is accepted behind its successors.
+    fn was_let_in_late(&self, cid: Id) -> bool {
+        let Some(send) = self.sends.get(&cid).filter(|send| send.attempts > 1) else { return false };
+        let spans = self.logs.get(&send.conv).and_then(|log| log.members.get(&send.user));
+        let stored = send.stored.unwrap_or(0);
+        spans.is_some_and(|spans| spans.iter().any(|(from, _)| send.floor < *from && *from < stored))
     }
 }

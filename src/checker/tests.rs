@@ -280,6 +280,34 @@ fn order_is_lost() {
     assert!(late.contains(&"real-time-inversion"), "{late:?}");
 }
 
+/// Refused while it was no member, the answer lost, and sent again as a member: no fault of the chain.
+#[test]
+fn a_retry_after_a_join_may_be_behind_its_successors() {
+    let mut tape = Tape::default();
+    tape.add(Event::Open { user: "ann", device: "p", session: 1 });
+    tape.add(Event::Member { conv: "g:g", user: "bob", change: Change::Join, seq: 1 });
+    tape.send(ANN, "g:g", "e1", true);
+    tape.send(ANN, "g:g", "e2", true);
+    tape.ok("e2", 3);
+    tape.send(ANN, "g:g", "e1", true);
+    tape.ok("e1", 4);
+    tape.member(1, "bob", Change::Join);
+    tape.member(2, "ann", Change::Join);
+    tape.log("g:g", 3, "ann", "e2");
+    tape.log("g:g", 4, "ann", "e1");
+    let report = check(&tape.history(), Budget::default());
+    assert!(report.is_clean(), "{:#?}", report.violations);
+    assert_eq!(report.let_in_late, 1);
+    let always = tape.with(|it| {
+        for event in it {
+            if let Event::LogMember { seq, .. } = &mut event.event {
+                *seq = 1;
+            }
+        }
+    });
+    assert!(always.contains(&"chain-order"), "{always:?}");
+}
+
 #[test]
 fn the_clients_own_dedup_fails() {
     let tape = clean();

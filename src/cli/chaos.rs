@@ -94,8 +94,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let report = checker::check(&history, Budget::default());
     println!("{}", ledger_line(args, seed, &report, &counts));
+    if !report.is_clean() {
+        write_history(&history, &directory.join("history.jsonl"))?;
+    }
     judge(&report)
-        .with_context(|| format!("seed {seed}; the node's data stay in {}", directory.display()))?;
+        .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
     if args.directory.is_none() {
         fs::remove_dir_all(&directory)?;
     }
@@ -164,13 +167,14 @@ async fn settle(world: &World) -> Result<(), String> {
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} let in late, {} faults, longest recovery {} ms",
         report.rows,
         report.pushes,
         report.repeated,
         report.refused,
         report.told_gaps,
         report.excused,
+        report.let_in_late,
         report.faults,
         report.longest_recovery_ns / 1_000_000,
     );
