@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 pub mod bench;
+pub mod chaos;
 pub mod client;
 pub mod send;
 pub mod serve;
@@ -40,6 +41,9 @@ enum Command {
     Token(token::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
+    /// Break a node and its network, then check every promise from what clients saw and what the log holds
+    #[command(hide = true)]
+    Chaos(chaos::Args),
 }
 
 /// Where the data directory is, for commands that sign their own tokens.
@@ -60,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Chaos(args) => chaos::run(&args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))
 }

@@ -7,7 +7,7 @@
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`] | ports that may be lost; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`checker`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`] | ports that may be lost; leaves |
 
 pub mod accept;
 pub mod api;
@@ -15,6 +15,7 @@ pub mod auth;
 pub mod budget;
 pub mod bus;
 pub mod chat;
+pub mod checker;
 pub mod cli;
 pub mod config;
 pub mod directory;

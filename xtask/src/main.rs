@@ -50,6 +50,21 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Break a node and its network while clients talk, check every promise, print a line for the ledger.
+    Chaos {
+        /// Two minutes, which is the default.
+        #[arg(long, conflicts_with = "seconds")]
+        short: bool,
+        /// How long things break.
+        #[arg(long, default_value_t = 120)]
+        seconds: u64,
+        /// What happens follows from it, but for timing.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Passed on to `tidegate chaos`.
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
     /// Write the pages that are generated from the code.
     Docs {
         /// Only say whether they are current.
@@ -83,6 +98,18 @@ fn run(command: Command) -> anyhow::Result<()> {
             words.extend(args.iter().map(String::as_str));
             shell.cargo(&words)
         }
+        Command::Chaos { short: _, seconds, seed, args } => chaos(&shell, seconds, seed, &args),
         Command::Docs { check } => docs::run(&shell, check),
     }
+}
+
+fn chaos(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
+    let (commit, _) = shell::output(shell.command("git").args(["describe", "--always", "--dirty"]))?;
+    let (seconds, commit) = (seconds.to_string(), commit.trim());
+    let seed = seed.map(|seed| seed.to_string());
+    let mut words = vec!["run", "--release", "--quiet", "--package", "tidegate", "--", "chaos"];
+    words.extend(["--seconds", &seconds, "--commit", commit]);
+    words.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
+    words.extend(more.iter().map(String::as_str));
+    shell.cargo(&words)
 }

@@ -1,0 +1,173 @@
+//! The history checker: what clients recorded, held against the log that the store kept (DESIGN 1).
+//!
+//! Pure and linear in the events (beside sorted maps): the same checker judges simulations, real processes under
+//! `tidegate chaos`, and recorded files. Each violation names its rule; `checker/tests.rs` plants a fault for each.
+//!
+//! | rule | says |
+//! |---|---|
+//! | `ack-differs-on-retry` | two acks of one message have different seqs |
+//! | `duplicate-seq`, `stored-twice` | the log has a seq, or a message, twice |
+//! | `never-sent`, `corrupted`, `misplaced` | what is in the log or was pushed is not what somebody sent, or not there |
+//! | `inconsistent-seq`, `phantom` | a push has a seq that is another's in the log, or nobody's |
+//! | `aborted-read`, `refused-but-stored` | what was refused for good was pushed, or is in the log |
+//! | `time-travel` | received before it was sent |
+//! | `lost-acked` | acked, and not in the log at that seq |
+//! | `real-time-inversion` | sent after an ack, with a smaller seq than the acked one |
+//! | `session-order` | one connection's messages, each sent once, changed places in a conversation |
+//! | `chain-order` | a device's chained messages changed places in a conversation |
+//! | `unexplained-gap`, `false-gap` | the log has a hole nobody declared, or a declared hole has a row |
+//! | `non-monotonic`, `duplicate-after-dedup` | seqs fall, or repeat behind the client's own dedup |
+//! | `silent-skip`, `not-delivered` | a member missed it while connected, and was not told |
+//! | `leak-after-kick` | pushed to somebody who was no member at that seq |
+//! | `shed-untold` | a live room lost more than it said |
+//! | `slow-recovery` | after a fault ended, no ack came within the budget |
+//!
+//! The broker has no `Sync` and `Pull` yet. So what a client misses **while it is not connected** is no violation;
+//! completeness is judged within one connection: from its first push of a conversation to its last, and for
+//! connections that live to the end, everything sent after their login. Whoever is cut off within
+//! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
+//! A chained message whose sender joined between its attempts is out of the chain's order: its lost answer may have been
+//! a refusal, and refusals are not remembered ([`Report::let_in_late`]).
+//! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
+
+mod availability;
+mod delivery;
+mod event;
+mod history;
+mod order;
+mod sends;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fmt};
+
+use foldhash::{HashMap, HashMapExt as _};
+
+use self::{
+    delivery::Sessions,
+    sends::{Log, Send},
+};
+pub use self::{
+    event::{Change, Event, Stamped, Via},
+    history::{History, Id, JsonError},
+};
+
+/// Violations of one rule that are told in words; the rest is counted.
+const TOLD_MAX: usize = 20;
+
+/// What is still allowed.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// From the end of a fault to the next ack.
+    pub recovery_ns: u64,
+    /// A hole seen this shortly before the connection broke is counted, not judged.
+    pub excuse_ns: u64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { recovery_ns: 30_000_000_000, excuse_ns: 2_000_000_000 }
+    }
+}
+
+/// One broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Its name, as in the table above.
+    pub rule: &'static str,
+    /// The event that shows it, by its place in the history.
+    pub event: usize,
+    /// In words.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at event {}: {}", self.rule, self.event, self.text)
+    }
+}
+
+/// What a history amounts to.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The first ones of each rule.
+    pub violations: Vec<Violation>,
+    /// How often each rule was broken.
+    pub broken: BTreeMap<&'static str, u64>,
+    /// Messages sent, retries not counted.
+    pub sent: u64,
+    /// Messages acked.
+    pub acked: u64,
+    /// Messages refused for good.
+    pub refused: u64,
+    /// Rows of the log.
+    pub rows: u64,
+    /// Pushes held against the log.
+    pub pushes: u64,
+    /// Pushes that a connection had before: allowed, the client drops them.
+    pub repeated: u64,
+    /// Holes that the broker told of.
+    pub told_gaps: u64,
+    /// Holes seen so shortly before a connection broke that the word may have been lost.
+    pub excused: u64,
+    /// Chained messages that were retried after their sender had joined: they may be behind their successors.
+    pub let_in_late: u64,
+    /// Frames of live rooms that were shed, and told.
+    pub shed: u64,
+    /// Faults that ended, and the longest time from such an end to the next ack.
+    pub faults: u64,
+    /// In nanoseconds.
+    pub longest_recovery_ns: u64,
+}
+
+impl Report {
+    /// Whether every promise was kept.
+    pub fn is_clean(&self) -> bool {
+        self.broken.is_empty()
+    }
+}
+
+/// Checks a history. What the log rows say is the truth: they were read from the store itself.
+pub fn check(history: &History, budget: Budget) -> Report {
+    let mut checker = Checker {
+        history,
+        budget,
+        sends: HashMap::new(),
+        logs: HashMap::new(),
+        rooms: HashMap::new(),
+        sessions: Sessions::default(),
+        report: Report::default(),
+    };
+    checker.index();
+    checker.check_sends();
+    checker.check_logs();
+    checker.check_order();
+    checker.check_deliveries();
+    checker.check_availability();
+    checker.report
+}
+
+struct Checker<'a> {
+    history: &'a History,
+    budget: Budget,
+    /// By message id.
+    sends: HashMap<Id, Send>,
+    /// By conversation.
+    logs: HashMap<Id, Log>,
+    /// The acks of live rooms, by room: event and message.
+    rooms: HashMap<Id, Vec<(usize, Id)>>,
+    sessions: Sessions,
+    report: Report,
+}
+
+impl Checker<'_> {
+    fn broken(&mut self, rule: &'static str, event: usize, text: impl FnOnce(&History) -> String) {
+        let count = self.report.broken.entry(rule).or_default();
+        *count += 1;
+        if *count <= TOLD_MAX as u64 {
+            let text = text(self.history);
+            self.report.violations.push(Violation { rule, event, text });
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Rules 3, 7 and 8: what was received, against the log, within one connection.
+
+use std::collections::BTreeMap;
+
+use foldhash::{HashMap, HashSet};
+
+use super::{Checker, Event, Id, Via, sends::Row};
+
+/// Connections, and what each saw.
+#[derive(Default)]
+pub(super) struct Sessions {
+    open: BTreeMap<u64, Session>,
+    views: BTreeMap<(u64, Id), View>,
+    /// What a device has shown: the last seq of a conversation.
+    shown: HashMap<(Id, Id, Id), u64>,
+    shown_ids: HashSet<(Id, Id, Id)>,
+}
+
+#[derive(Clone, Copy)]
+struct Session {
+    user: Id,
+    device: Id,
+    opened: usize,
+    /// The event, and when.
+    closed: Option<u64>,
+}
+
+/// What one connection saw of one conversation.
+#[derive(Default)]
+struct View {
+    /// Seqs as they first came, and by which event; they rise.
+    seen: Vec<(u64, usize)>,
+    /// What it was told to be left out.
+    gaps: Vec<(u64, u64)>,
+    /// Of live rooms: messages, and how many it was told of.
+    ids: HashSet<Id>,
+    shed: u64,
+    /// Where in the history the first and the last came.
+    span: Option<(usize, usize)>,
+}
+
+/// One push, as recorded.
+#[derive(Clone, Copy)]
+struct Got {
+    at: usize,
+    user: Id,
+    device: Id,
+    session: u64,
+    conv: Id,
+    seq: u64,
+    cid: Option<Id>,
+    body: u64,
+}
+
+impl Checker<'_> {
+    /// Everything about what came.
+    pub(super) fn check_deliveries(&mut self) {
+        for at in 0..self.history.events.len() {
+            let stamped = self.history.events[at];
+            match stamped.event {
+                Event::Open { user, device, session } => {
+                    self.sessions.open.insert(session, Session { user, device, opened: at, closed: None });
+                }
+                Event::Close { session, .. } => {
+                    if let Some(session) = self.sessions.open.get_mut(&session) {
+                        session.closed = Some(stamped.at);
+                    }
+                }
+                Event::Gap { session, conv, first, last } => {
+                    self.report.told_gaps += 1;
+                    self.sessions.views.entry((session, conv)).or_default().gaps.push((first, last));
+                }
+                Event::Shed { session, conv, count } => {
+                    self.report.shed += count;
+                    self.sessions.views.entry((session, conv)).or_default().shed += count;
+                }
+                Event::Recv { user, device, session, conv, seq, cid, body, via } => {
+                    let got = Got { at, user, device, session, conv, seq, cid, body };
+                    self.receive(got, via);
+                }
+                _ => {}
+            }
+        }
+        self.add_silent_views();
+        let views = std::mem::take(&mut self.sessions.views);
+        for ((session, conv), view) in &views {
+            if self.history.name(*conv).starts_with("r:") {
+                self.check_room(*session, *conv, view);
+            } else {
+                self.check_view(*session, *conv, view);
+            }
+        }
+    }
+
+    fn receive(&mut self, got: Got, via: Via) {
+        self.report.pushes += 1;
+        let room = self.history.name(got.conv).starts_with("r:");
+        self.check_origin(got);
+        if room {
+            let view = self.sessions.views.entry((got.session, got.conv)).or_default();
+            view.ids.extend(got.cid);
+            let first = view.span.map_or(got.at, |(first, _)| first);
+            view.span = Some((first, got.at));
+            return;
+        }
+        self.check_place(got);
+        if !self.was_member(got.conv, got.user, got.seq) {
+            self.told("leak-after-kick", got);
+        }
+        match via {
+            Via::Push => self.note_push(got),
+            Via::Pull => {}
+            Via::App => self.note_shown(got),
+        }
+    }
+
+    /// Whether somebody sent it, before, just so, and was not refused.
+    fn check_origin(&mut self, got: Got) {
+        let Some(cid) = got.cid else { return };
+        let Some(send) = self.sends.get(&cid) else { return self.told("never-sent", got) };
+        let (body, conv, first, failed) = (send.body, send.conv, send.first, send.failed.is_some());
+        if first > got.at {
+            self.told("time-travel", got);
+        }
+        if failed {
+            self.told("aborted-read", got);
+        }
+        if body != got.body {
+            self.told("corrupted", got);
+        }
+        if conv != got.conv {
+            self.told("misplaced", got);
+        }
+    }
+
+    /// Whether the log has just that at this seq.
+    fn check_place(&mut self, got: Got) {
+        let row = self.logs.get(&got.conv).and_then(|log| log.rows.get(&got.seq)).copied();
+        match (row, got.cid) {
+            (None, _) => self.told("phantom", got),
+            (Some(Row::Message { cid }), Some(mine)) if cid == mine => {}
+            (Some(Row::Member), None) => {}
+            _ => self.told("inconsistent-seq", got),
+        }
+    }
+
+    fn note_push(&mut self, got: Got) {
+        let view = self.sessions.views.entry((got.session, got.conv)).or_default();
+        match view.seen.last() {
+            Some((last, _)) if *last >= got.seq => {
+                let known = view.seen.binary_search_by_key(&got.seq, |(seq, _)| *seq).is_ok();
+                if known {
+                    self.report.repeated += 1;
+                } else {
+                    self.told("non-monotonic", got);
+                }
+            }
+            _ => view.seen.push((got.seq, got.at)),
+        }
+    }
+
+    fn note_shown(&mut self, got: Got) {
+        let key = (got.user, got.device, got.conv);
+        if let Some(cid) = got.cid
+            && !self.sessions.shown_ids.insert((got.user, got.device, cid))
+        {
+            return self.told("duplicate-after-dedup", got);
+        }
+        let Some(last) = self.sessions.shown.insert(key, got.seq) else { return };
+        if got.seq <= last {
+            return self.told("non-monotonic", got);
+        }
+        let view = self.sessions.views.get(&(got.session, got.conv));
+        let told = |seq: u64| view.is_some_and(|view| view.is_told(seq));
+        let missed = (last + 1..got.seq)
+            .any(|seq| self.is_due(got.conv, seq, (got.user, got.device), None) && !told(seq));
+        if missed {
+            self.told("silent-skip", got);
+        }
+    }
+
+    /// Connections that lived to the end and saw nothing of a conversation of theirs.
+    fn add_silent_views(&mut self) {
+        let mut convs: HashMap<Id, Vec<Id>> = HashMap::default();
+        for (conv, log) in &self.logs {
+            let pair = self.pair(*conv);
+            let direct = pair.into_iter().flat_map(|(a, b)| [a, b]);
+            for user in log.members.keys().copied().chain(direct.filter_map(|it| self.history.find(it))) {
+                convs.entry(user).or_default().push(*conv);
+            }
+        }
+        let alive: Vec<(u64, Id)> = (self.sessions.open.iter())
+            .filter(|(_, it)| it.closed.is_none())
+            .map(|(session, it)| (*session, it.user))
+            .collect();
+        for (session, user) in alive {
+            for conv in convs.get(&user).into_iter().flatten() {
+                self.sessions.views.entry((session, *conv)).or_default();
+            }
+        }
+    }
+
+    fn check_view(&mut self, number: u64, conv: Id, view: &View) {
+        let (Some(session), Some(log)) = (self.sessions.open.get(&number).copied(), self.logs.get(&conv))
+        else {
+            return;
+        };
+        let alive = session.closed.is_none();
+        let first = view.seen.first().map_or(u64::MAX, |(seq, _)| *seq);
+        let last = view.seen.last().map_or(0, |(seq, _)| *seq);
+        let range = if alive { 1..=u64::MAX } else { first..=last };
+        if range.is_empty() {
+            return;
+        }
+        let (mut missing, mut excused) = (Vec::new(), 0);
+        let mut seen = view.seen.iter().copied().peekable();
+        for seq in log.rows.range(range).map(|(seq, _)| *seq) {
+            while seen.next_if(|(it, _)| *it < seq).is_some() {}
+            let next = seen.peek().copied();
+            if next.is_some_and(|(it, _)| it == seq) {
+                continue;
+            }
+            let inside = first < seq && seq < last;
+            let since = (!inside).then_some(session.opened);
+            if view.is_told(seq) || !self.is_due(conv, seq, (session.user, session.device), since) {
+                continue;
+            }
+            match (session.closed, next) {
+                (Some(closed), Some((_, at)))
+                    if closed.saturating_sub(self.history.events[at].at) < self.budget.excuse_ns =>
+                {
+                    excused += 1;
+                }
+                (_, next) => missing.push((seq, inside, next.map(|(_, at)| at))),
+            }
+        }
+        self.report.excused += excused;
+        for (seq, inside, at) in missing {
+            let rule = if inside { "silent-skip" } else { "not-delivered" };
+            let at = at.unwrap_or(self.history.events.len());
+            self.broken(rule, at, |h| {
+                let (user, device) = (h.name(session.user), h.name(session.device));
+                format!("connection {number} of {user}/{device} never got {} {seq}", h.name(conv))
+            });
+        }
+    }
+
+    /// Whether a device was to be told of a row: it is a member, did not write it itself and, with `since`, it was
+    /// surely sent after that event.
+    fn is_due(&self, conv: Id, seq: u64, (user, device): (Id, Id), since: Option<usize>) -> bool {
+        let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
+        let late = match row {
+            None => return false,
+            Some(Row::Member) => since.is_none(),
+            Some(Row::Message { cid }) => match self.sends.get(cid) {
+                None => return false,
+                Some(send) => {
+                    (send.user, send.device) != (user, device)
+                        && since.is_none_or(|opened| send.first > opened)
+                }
+            },
+        };
+        late && self.was_member(conv, user, seq)
+    }
+
+    fn was_member(&self, conv: Id, user: Id, seq: u64) -> bool {
+        if let Some((a, b)) = self.pair(conv) {
+            let user = self.history.name(user);
+            return a == user || b == user;
+        }
+        let spans = self.logs.get(&conv).and_then(|log| log.members.get(&user));
+        spans.is_some_and(|spans| spans.iter().any(|(from, to)| (from..=to).contains(&&seq)))
+    }
+
+    /// The two users of a direct conversation.
+    fn pair(&self, conv: Id) -> Option<(&str, &str)> {
+        self.history.name(conv).strip_prefix("d:")?.split_once(':')
+    }
+
+    /// Messages of a room that were sent and acked between its first and its last push came, or were shed and told.
+    fn check_room(&mut self, number: u64, conv: Id, view: &View) {
+        let (Some((from, to)), Some(session)) = (view.span, self.sessions.open.get(&number).copied()) else {
+            return;
+        };
+        let acks = self.rooms.get(&conv).map_or(&[][..], Vec::as_slice);
+        let start = acks.partition_point(|(at, _)| *at < from);
+        let between = acks[start..].iter().take_while(|(at, _)| *at <= to);
+        let between = between.filter_map(|(_, cid)| Some((cid, self.sends.get(cid)?)));
+        let missing = between.filter(|(cid, send)| {
+            let mine = (send.user, send.device) == (session.user, session.device);
+            send.first > from && !mine && !view.ids.contains(*cid)
+        });
+        let missing = missing.count() as u64;
+        if missing > view.shed {
+            self.broken("shed-untold", to, |h| {
+                format!("connection {number} missed {missing} of {}, told: {}", h.name(conv), view.shed)
+            });
+        }
+    }
+
+    fn told(&mut self, rule: &'static str, got: Got) {
+        self.broken(rule, got.at, |h| {
+            let (user, device) = (h.name(got.user), h.name(got.device));
+            let what = got.cid.map_or("a change of members", |cid| h.name(cid));
+            format!("{user}/{device} on {} got {what} as {} {}", got.session, h.name(got.conv), got.seq)
+        });
+    }
+}
+
+impl View {
+    fn is_told(&self, seq: u64) -> bool {
+        self.gaps.iter().any(|(first, last)| (first..=last).contains(&&seq))
+    }
+}

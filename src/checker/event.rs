@@ -1,0 +1,221 @@
+//! What is recorded: one event a line, in one order for all clients of a machine.
+
+use serde::{Deserialize, Serialize};
+
+/// How a message came to be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// Pushed by the broker; repeats are allowed.
+    Push,
+    /// Asked for.
+    Pull,
+    /// Shown to a person: behind the client's dedup and ordering.
+    App,
+}
+
+/// What became of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// Is in from this seq on, which it sees.
+    Join,
+    /// Left by its own will; this seq is the last that it sees.
+    Leave,
+    /// Was removed; this seq is the last that it sees.
+    Kick,
+}
+
+/// Something that happened. `I` is a name: text in files, a number in a [`super::History`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event<I> {
+    /// A client is about to send; a retry keeps its `cid` and raises `attempt`.
+    SendInv {
+        /// Who.
+        user: I,
+        /// On which device.
+        device: I,
+        /// Over which connection.
+        session: u64,
+        /// Where to.
+        conv: I,
+        /// The message's id; unique in the history.
+        cid: I,
+        /// A hash of what it says.
+        body: u64,
+        /// As sent.
+        attempt: u32,
+        /// Whether it is part of the device's chain.
+        chained: bool,
+    },
+    /// It was accepted.
+    SendOk {
+        /// Which.
+        cid: I,
+        /// Where in the conversation.
+        seq: u64,
+        /// Whether the broker called it a repeat.
+        duplicate: bool,
+    },
+    /// It was refused for good: surely not stored.
+    SendFail {
+        /// Which.
+        cid: I,
+        /// Why.
+        code: u16,
+    },
+    /// No answer, or one that allows a retry: it may be stored or not.
+    SendInfo {
+        /// Which.
+        cid: I,
+    },
+    /// A client received.
+    Recv {
+        /// Who.
+        user: I,
+        /// On which device.
+        device: I,
+        /// Over which connection.
+        session: u64,
+        /// Where.
+        conv: I,
+        /// Its seq.
+        seq: u64,
+        /// The message; none = a change of members.
+        cid: Option<I>,
+        /// A hash of what it says.
+        body: u64,
+        /// How.
+        via: Via,
+    },
+    /// The broker told a connection that it left these out.
+    Gap {
+        /// Which connection.
+        session: u64,
+        /// Where.
+        conv: I,
+        /// The first that may be missing.
+        first: u64,
+        /// The last.
+        last: u64,
+    },
+    /// The broker told a connection how much of a live room it dropped.
+    Shed {
+        /// Which connection.
+        session: u64,
+        /// The room.
+        conv: I,
+        /// How many.
+        count: u64,
+    },
+    /// An administrator's change was answered.
+    Member {
+        /// The group.
+        conv: I,
+        /// Whom it concerns.
+        user: I,
+        /// What.
+        change: Change,
+        /// Its seq.
+        seq: u64,
+    },
+    /// A login was answered.
+    Open {
+        /// Who.
+        user: I,
+        /// On which device.
+        device: I,
+        /// The connection, from now on.
+        session: u64,
+    },
+    /// A connection ended.
+    Close {
+        /// Which.
+        session: u64,
+        /// The code of the broker's `close`; 0 = it broke.
+        code: u16,
+    },
+    /// A fault begins or ends.
+    Nemesis {
+        /// Begins.
+        on: bool,
+        /// Which.
+        fault: I,
+    },
+    /// A message in the log of the store, at the end.
+    LogMessage {
+        /// Where.
+        conv: I,
+        /// Its seq.
+        seq: u64,
+        /// Who sent it.
+        sender: I,
+        /// On which device.
+        device: I,
+        /// The message.
+        cid: I,
+        /// A hash of what it says.
+        body: u64,
+    },
+    /// A change of members in the log of the store; one for each user, with the same seq.
+    LogMember {
+        /// The group.
+        conv: I,
+        /// Its seq.
+        seq: u64,
+        /// Whom it concerns.
+        user: I,
+        /// What.
+        change: Change,
+    },
+    /// The log of the store says that these are gone on purpose: retention.
+    LogGap {
+        /// Where.
+        conv: I,
+        /// The first.
+        first: u64,
+        /// The last.
+        last: u64,
+    },
+}
+
+/// An event and when it was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamped<I> {
+    /// Nanoseconds on one monotonic clock.
+    pub at: u64,
+    /// What.
+    #[serde(flatten)]
+    pub event: Event<I>,
+}
+
+impl<I> Event<I> {
+    /// The same with other names.
+    #[rustfmt::skip]
+    pub fn map<J>(self, mut f: impl FnMut(I) -> J) -> Event<J> {
+        use Event as E;
+        match self {
+            Self::SendInv { user, device, session, conv, cid, body, attempt, chained } => E::SendInv {
+                user: f(user), device: f(device), session, conv: f(conv), cid: f(cid), body, attempt, chained,
+            },
+            Self::SendOk { cid, seq, duplicate } => E::SendOk { cid: f(cid), seq, duplicate },
+            Self::SendFail { cid, code } => E::SendFail { cid: f(cid), code },
+            Self::SendInfo { cid } => E::SendInfo { cid: f(cid) },
+            Self::Recv { user, device, session, conv, seq, cid, body, via } => E::Recv {
+                user: f(user), device: f(device), session, conv: f(conv), seq, cid: cid.map(f), body, via,
+            },
+            Self::Gap { session, conv, first, last } => E::Gap { session, conv: f(conv), first, last },
+            Self::Shed { session, conv, count } => E::Shed { session, conv: f(conv), count },
+            Self::Member { conv, user, change, seq } => E::Member { conv: f(conv), user: f(user), change, seq },
+            Self::Open { user, device, session } => E::Open { user: f(user), device: f(device), session },
+            Self::Close { session, code } => E::Close { session, code },
+            Self::Nemesis { on, fault } => E::Nemesis { on, fault: f(fault) },
+            Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
+                conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,
+            },
+            Self::LogMember { conv, seq, user, change } => E::LogMember { conv: f(conv), seq, user: f(user), change },
+            Self::LogGap { conv, first, last } => E::LogGap { conv: f(conv), first, last },
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A history: events with short names, from and to JSON lines.
+
+use foldhash::HashMap;
+
+use super::event::{Event, Stamped};
+
+/// A name, by its number in a history.
+pub type Id = u32;
+
+/// What was recorded, in order.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    names: Vec<Box<str>>,
+    numbers: HashMap<Box<str>, Id>,
+    /// The events.
+    pub events: Vec<Stamped<Id>>,
+}
+
+/// A line that is no event.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line} of the history: {error}")]
+pub struct JsonError {
+    /// From 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub error: serde_json::Error,
+}
+
+impl History {
+    /// Adds what happened at `at`, with its names in full.
+    pub fn push<S: AsRef<str>>(&mut self, at: u64, event: Event<S>) {
+        let event = event.map(|name| self.number(name.as_ref()));
+        self.events.push(Stamped { at, event });
+    }
+
+    /// The number of a name.
+    pub fn number(&mut self, name: &str) -> Id {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = Id::try_from(self.names.len()).unwrap_or(Id::MAX);
+        self.names.push(name.into());
+        self.numbers.insert(name.into(), number);
+        number
+    }
+
+    /// The number of a name that was heard before.
+    pub fn find(&self, name: &str) -> Option<Id> {
+        self.numbers.get(name).copied()
+    }
+
+    /// The name with that number.
+    pub fn name(&self, id: Id) -> &str {
+        self.names.get(id as usize).map_or("?", |name| name)
+    }
+
+    /// An event as a line of JSON, without its end.
+    ///
+    /// # Errors
+    /// None that an event can cause.
+    pub fn line(&self, event: &Stamped<Id>) -> serde_json::Result<String> {
+        let event = Stamped { at: event.at, event: event.event.map(|id| self.name(id)) };
+        serde_json::to_string(&event)
+    }
+
+    /// Reads JSON lines; empty ones are skipped.
+    ///
+    /// # Errors
+    /// Names the first line that is no event.
+    pub fn parse(text: &str) -> Result<Self, JsonError> {
+        let mut history = Self::default();
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let event: Stamped<String> =
+                serde_json::from_str(line).map_err(|error| JsonError { line: index + 1, error })?;
+            history.push(event.at, event.event);
+        }
+        Ok(history)
+    }
+}

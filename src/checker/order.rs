@@ -1,0 +1,56 @@
+//! Rule 5: who was first stays first.
+
+use foldhash::{HashMap, HashMapExt as _};
+
+use super::{Checker, Event, Id};
+
+impl Checker<'_> {
+    /// Real time over all, and the order in which each connection and each chain wrote.
+    pub(super) fn check_order(&mut self) {
+        // The last seq in (conversation, connection), and in (conversation, user, device) for chains.
+        let mut sessions: HashMap<(Id, u64), u64> = HashMap::new();
+        let mut chains: HashMap<(Id, Id, Id), u64> = HashMap::new();
+        let mut found = Vec::new();
+        for (at, stamped) in self.history.events.iter().enumerate() {
+            let Event::SendInv { cid, .. } = stamped.event else { continue };
+            let Some(send) = self.sends.get(&cid).filter(|send| send.first == at) else { continue };
+            let Some(seq) = send.stored.or(send.ok.map(|(seq, _)| seq)) else { continue };
+            if self.history.name(send.conv).starts_with("r:") {
+                continue;
+            }
+            if seq <= send.floor {
+                found.push(("real-time-inversion", at, cid, seq, send.floor));
+            }
+            // What was sent again may have been stored by either attempt: only the chain says something of it.
+            if send.attempts == 1 {
+                let last = sessions.entry((send.conv, send.session)).or_default();
+                if seq < *last {
+                    found.push(("session-order", at, cid, seq, *last));
+                }
+                *last = seq.max(*last);
+            }
+            if send.chained && self.was_let_in_late(cid) {
+                self.report.let_in_late += 1;
+            } else if send.chained {
+                let last = chains.entry((send.conv, send.user, send.device)).or_default();
+                if seq < *last {
+                    found.push(("chain-order", at, cid, seq, *last));
+                }
+                *last = seq.max(*last);
+            }
+        }
+        for (rule, at, cid, seq, other) in found {
+            self.broken(rule, at, |h| format!("{} has {seq}, behind {other}", h.name(cid)));
+        }
+    }
+
+    /// Whether a message was sent again after its sender had come into the conversation: its first attempt may have
+    /// been refused for good, which is an answer, and the chain went on. When that answer is lost the retry is judged
+    /// anew, as the broker remembers no refusals, and is accepted behind its successors.
+    fn was_let_in_late(&self, cid: Id) -> bool {
+        let Some(send) = self.sends.get(&cid).filter(|send| send.attempts > 1) else { return false };
+        let spans = self.logs.get(&send.conv).and_then(|log| log.members.get(&send.user));
+        let stored = send.stored.unwrap_or(0);
+        spans.is_some_and(|spans| spans.iter().any(|(from, _)| send.floor < *from && *from < stored))
+    }
+}

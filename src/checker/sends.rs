@@ -1,0 +1,237 @@
+//! Rules 1 to 4 and 6: what was sent and answered, against the log.
+
+use std::collections::BTreeMap;
+
+use super::{Change, Checker, Event, Id};
+
+/// A message, over all its attempts.
+pub(super) struct Send {
+    pub(super) first: usize,
+    pub(super) user: Id,
+    pub(super) device: Id,
+    pub(super) session: u64,
+    pub(super) conv: Id,
+    pub(super) body: u64,
+    pub(super) attempts: u32,
+    pub(super) chained: bool,
+    /// Its seq by the first ack, and the event.
+    pub(super) ok: Option<(u64, usize)>,
+    pub(super) failed: Option<usize>,
+    /// Where the log has it.
+    pub(super) stored: Option<u64>,
+    /// The highest seq of the conversation that was acked before it was first sent.
+    pub(super) floor: u64,
+}
+
+/// What the log has at a seq.
+#[derive(Clone, Copy)]
+pub(super) enum Row {
+    Message { cid: Id },
+    Member,
+}
+
+/// A conversation at the end.
+#[derive(Default)]
+pub(super) struct Log {
+    pub(super) rows: BTreeMap<u64, Row>,
+    /// What is declared to be gone.
+    gaps: Vec<(usize, u64, u64)>,
+    /// Who was in, from and to which seq, both included.
+    pub(super) members: BTreeMap<Id, Vec<(u64, u64)>>,
+}
+
+impl Log {
+    fn change(&mut self, user: Id, change: Change, seq: u64) {
+        let spans = self.members.entry(user).or_default();
+        match change {
+            Change::Join if spans.last().is_none_or(|(_, to)| *to != u64::MAX) => spans.push((seq, u64::MAX)),
+            Change::Join => {}
+            Change::Leave | Change::Kick => {
+                if let Some((_, to)) = spans.last_mut()
+                    && *to == u64::MAX
+                {
+                    *to = seq;
+                }
+            }
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Puts sends and log rows where the rules find them.
+    pub(super) fn index(&mut self) {
+        // The highest acked seq of each conversation so far.
+        let mut acked: BTreeMap<Id, u64> = BTreeMap::new();
+        for at in 0..self.history.events.len() {
+            match self.history.events[at].event {
+                Event::SendInv { user, device, session, conv, cid, body, chained, .. } => {
+                    let floor = acked.get(&conv).copied().unwrap_or(0);
+                    let send = self.sends.entry(cid).or_insert(Send {
+                        first: at,
+                        user,
+                        device,
+                        session,
+                        conv,
+                        body,
+                        attempts: 0,
+                        chained,
+                        ok: None,
+                        failed: None,
+                        stored: None,
+                        floor,
+                    });
+                    send.attempts += 1;
+                }
+                Event::SendOk { cid, seq, .. } => self.note_ack(at, cid, seq, &mut acked),
+                Event::SendFail { cid, .. } => match self.sends.get_mut(&cid) {
+                    Some(send) => send.failed = Some(at),
+                    None => self.broken("never-sent", at, |h| format!("a refusal of {}", h.name(cid))),
+                },
+                Event::Member { conv, seq, .. } => {
+                    let highest = acked.entry(conv).or_default();
+                    *highest = seq.max(*highest);
+                }
+                Event::LogMessage { conv, seq, sender, device, cid, body } => {
+                    self.note_row(at, conv, seq, cid, (sender, device, body));
+                }
+                Event::LogMember { conv, seq, user, change } => {
+                    let log = self.logs.entry(conv).or_default();
+                    log.change(user, change, seq);
+                    let before = log.rows.insert(seq, Row::Member);
+                    if matches!(before, Some(Row::Message { .. })) {
+                        self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
+                    }
+                }
+                Event::LogGap { conv, first, last } => {
+                    self.logs.entry(conv).or_default().gaps.push((at, first, last));
+                }
+                _ => {}
+            }
+        }
+        self.report.sent = self.sends.len() as u64;
+        self.report.rows = self.logs.values().map(|log| log.rows.len() as u64).sum();
+    }
+
+    fn note_ack(&mut self, at: usize, cid: Id, seq: u64, acked: &mut BTreeMap<Id, u64>) {
+        let Some(send) = self.sends.get_mut(&cid) else {
+            return self.broken("never-sent", at, |h| format!("an ack of {}", h.name(cid)));
+        };
+        let highest = acked.entry(send.conv).or_default();
+        *highest = seq.max(*highest);
+        let room = self.history.name(send.conv).starts_with("r:");
+        if room {
+            self.rooms.entry(send.conv).or_default().push((at, cid));
+        }
+        match send.ok {
+            None => send.ok = Some((seq, at)),
+            // Live rooms number each copy: nothing is remembered there.
+            Some((before, _)) if before != seq && !room => {
+                let what = move |h: &super::History| format!("{} had {before}, then {seq}", h.name(cid));
+                self.broken("ack-differs-on-retry", at, what);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn note_row(&mut self, at: usize, conv: Id, seq: u64, cid: Id, origin: (Id, Id, u64)) {
+        let log = self.logs.entry(conv).or_default();
+        if log.rows.insert(seq, Row::Message { cid }).is_some() {
+            self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
+        }
+        let Some(send) = self.sends.get_mut(&cid) else {
+            return self.broken("never-sent", at, |h| {
+                format!("{} {seq} is {}, which nobody sent", h.name(conv), h.name(cid))
+            });
+        };
+        let (sent_body, sent_in, sent_by) = (send.body, send.conv, (send.user, send.device));
+        if let Some(before) = send.stored.replace(seq) {
+            self.broken("stored-twice", at, |h| {
+                format!("{} at {before} and at {seq} of {}", h.name(cid), h.name(conv))
+            });
+        }
+        if sent_body != origin.2 {
+            self.broken("corrupted", at, |h| format!("{} in the log at {seq}", h.name(cid)));
+        }
+        if sent_in != conv || sent_by != (origin.0, origin.1) {
+            self.broken("misplaced", at, |h| {
+                format!("{} was sent to {} by {}", h.name(cid), h.name(sent_in), h.name(sent_by.0))
+            });
+        }
+    }
+
+    /// Acks and refusals against the log.
+    pub(super) fn check_sends(&mut self) {
+        let mut found = Vec::new();
+        let (mut acked, mut refused) = (0, 0);
+        for (cid, send) in &self.sends {
+            acked += u64::from(send.ok.is_some());
+            refused += u64::from(send.failed.is_some());
+            if self.history.name(send.conv).starts_with("r:") {
+                continue;
+            }
+            if let Some((seq, at)) = send.ok
+                && send.stored != Some(seq)
+            {
+                found.push(("lost-acked", at, *cid, seq));
+            }
+            if let (Some(at), Some(seq)) = (send.failed, send.stored) {
+                found.push(("refused-but-stored", at, *cid, seq));
+            }
+        }
+        (self.report.acked, self.report.refused) = (acked, refused);
+        found.sort_unstable_by_key(|it| it.1);
+        for (rule, at, cid, seq) in found {
+            self.broken(rule, at, |h| format!("{} at {seq}", h.name(cid)));
+        }
+        for at in 0..self.history.events.len() {
+            let Event::Member { conv, user, change, seq } = self.history.events[at].event else { continue };
+            let spans = self.logs.get(&conv).and_then(|log| log.members.get(&user));
+            let there = spans.is_some_and(|spans| {
+                spans.iter().any(|(from, to)| match change {
+                    Change::Join => *from == seq,
+                    Change::Leave | Change::Kick => *to == seq,
+                })
+            });
+            if !there {
+                self.broken("lost-acked", at, |h| {
+                    format!("{change:?} of {} in {} at {seq}", h.name(user), h.name(conv))
+                });
+            }
+        }
+    }
+
+    /// Holes.
+    pub(super) fn check_logs(&mut self) {
+        let (mut holes, mut false_gaps) = (Vec::new(), Vec::new());
+        for (conv, log) in &self.logs {
+            for &(at, first, last) in &log.gaps {
+                if let Some((seq, _)) = log.rows.range(first..=last.max(first)).next() {
+                    false_gaps.push((at, *conv, *seq));
+                }
+            }
+            // Seqs begin at 1: what is missing before the first row is a hole like any other.
+            let mut expected = 1;
+            for seq in log.rows.keys() {
+                while expected < *seq {
+                    let told = log.gaps.iter().find(|(_, first, last)| (first..=last).contains(&&expected));
+                    match told {
+                        Some((_, _, last)) => expected = last + 1,
+                        None => {
+                            holes.push((*conv, expected, *seq));
+                            break;
+                        }
+                    }
+                }
+                expected = seq + 1;
+            }
+        }
+        let end = self.history.events.len();
+        for (conv, from, before) in holes {
+            let what = move |h: &super::History| format!("{} from {from} to before {before}", h.name(conv));
+            self.broken("unexplained-gap", end, what);
+        }
+        for (at, conv, seq) in false_gaps {
+            self.broken("false-gap", at, |h| format!("{} {seq} is there", h.name(conv)));
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! `tidegate chaos`: the real binary under kill -9 and a bad network, dozens of clients, and then the checker.
+//!
+//! The node runs with its embedded store. Clients on all four wires, most users on two devices, reach it through
+//! [`proxy::Proxy`] and send, retry and reconnect, while groups change through the admin API. All of it follows from
+//! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
+//! own, and when all is quiet the node ends and the log is read from its directory, not through it.
+//!
+//! There is no `Sync` and `Pull` yet: what a client misses while it is not connected is no violation. See
+//! [`crate::checker`] for what is judged.
+
+mod admin;
+mod client;
+mod link;
+mod nemesis;
+mod process;
+pub mod proxy;
+mod record;
+mod rows;
+mod world;
+
+use std::{
+    fs,
+    io::{BufWriter, Write as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, bail};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use self::{nemesis::Counts, process::Process, proxy::Proxy, record::Recorder, world::World};
+use crate::checker::{self, Budget, History, Report};
+
+/// Arguments of `tidegate chaos`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// How long clients talk while things break
+    #[arg(long, default_value_t = 120)]
+    seconds: u64,
+    /// What happens follows from it, but for timing; by default another one each time
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Users; two of three have two devices
+    #[arg(long, default_value_t = 24)]
+    users: usize,
+    /// Messages a second, all clients together
+    #[arg(long, default_value_t = 600)]
+    rate: u32,
+    /// Commit that the line of the ledger names
+    #[arg(long, default_value = "-")]
+    commit: String,
+    /// File for the history as JSON lines
+    #[arg(long)]
+    history: Option<PathBuf>,
+    /// Only check this recorded history
+    #[arg(long, conflicts_with_all = ["history", "seed"])]
+    check: Option<PathBuf>,
+    /// Program that is tested instead of this one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
+    #[arg(long)]
+    directory: Option<PathBuf>,
+}
+
+/// How long everything may take to be quiet once all is healed.
+const CONVERGE: Duration = Duration::from_secs(60);
+
+/// Runs, checks, prints one line for `docs/chaos-ledger.md`.
+///
+/// # Errors
+/// A broken promise is one, and so is a run that does not come to rest.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(file) = &args.check {
+        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        return judge(&checker::check(&History::parse(&text)?, Budget::default()));
+    }
+    let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
+    let directory = match &args.directory {
+        Some(directory) => directory.clone(),
+        None => std::env::temp_dir().join(format!("tidegate-chaos-{}-{seed}", std::process::id())),
+    };
+    if directory.join("store").exists() {
+        bail!("{} has a store already; chaos begins with an empty one", directory.display());
+    }
+    fs::create_dir_all(&directory)?;
+    eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let (history, counts) = runtime.block_on(drive(args, seed, &directory))?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    if let Some(file) = &args.history {
+        write_history(&history, file)?;
+    }
+    let report = checker::check(&history, Budget::default());
+    println!("{}", ledger_line(args, seed, &report, &counts));
+    if !report.is_clean() {
+        write_history(&history, &directory.join("history.jsonl"))?;
+    }
+    judge(&report)
+        .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
+    if args.directory.is_none() {
+        fs::remove_dir_all(&directory)?;
+    }
+    Ok(())
+}
+
+/// From the start of the node to its log.
+async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, Counts)> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => std::env::current_exe()?,
+    };
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut process = Process::start(&binary, directory).await?;
+    let proxy = Arc::new(Proxy::start(process.client).await?);
+    let key = crate::auth::load_or_create_key(directory)?;
+    let recorder = Arc::new(Recorder::new());
+    let world = Arc::new(World::new(args.users, proxy.address, key, args.rate, Arc::clone(&recorder)));
+    world.admin.set_address(process.admin);
+    world.admin.create_groups(&world).await?;
+    let clients: Vec<_> = (0..world.clients.len())
+        .map(|index| tokio::spawn(client::run(Arc::clone(&world), index, rng.random())))
+        .collect();
+    let changes = tokio::spawn(admin::change_groups(Arc::clone(&world), rng.random()));
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng).await?;
+    world.set_phase(world::Phase::Settle);
+    changes.await.context("the administrator")??;
+    let rested = settle(&world).await;
+    recorder.seal();
+    // Either way what was acked is on the disk.
+    if rng.random() {
+        process.kill().await?
+    } else {
+        process.stop().await?
+    }
+    for client in clients {
+        client.abort();
+    }
+    process.check_log()?;
+    if let Err(why) = rested {
+        bail!("not converged after {CONVERGE:?}: {why}");
+    }
+    let mut history = recorder.take();
+    rows::read(directory, &world, &mut history).await?;
+    Ok((history, counts))
+}
+
+/// Waits until every client is there with nothing to say, lets each send its markers, and waits for quiet.
+async fn settle(world: &World) -> Result<(), String> {
+    let deadline = Instant::now() + CONVERGE;
+    world.rest(deadline).await?;
+    world.set_phase(world::Phase::Mark);
+    world.rest(deadline).await?;
+    // Pushes may still be on their way: quiet is when nothing is recorded for a while.
+    let mut before = 0;
+    while before != world.recorder.len() {
+        if Instant::now() > deadline {
+            return Err("there is no quiet".to_owned());
+        }
+        before = world.recorder.len();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+fn judge(report: &Report) -> anyhow::Result<()> {
+    eprintln!(
+        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} let in late, {} faults, longest recovery {} ms",
+        report.rows,
+        report.pushes,
+        report.repeated,
+        report.refused,
+        report.told_gaps,
+        report.excused,
+        report.let_in_late,
+        report.faults,
+        report.longest_recovery_ns / 1_000_000,
+    );
+    if report.is_clean() {
+        return Ok(());
+    }
+    for violation in &report.violations {
+        eprintln!("  {violation}");
+    }
+    bail!("broken promises: {:?}", report.broken)
+}
+
+fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &Counts) -> String {
+    let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
+    format!(
+        "| {} | {} | {seed} | {} | {} | {} | {} | {} | {} | {verdict} |",
+        today(),
+        args.commit,
+        args.seconds,
+        report.sent,
+        report.acked,
+        report.rows + report.pushes,
+        counts.kills,
+        counts.cuts,
+    )
+}
+
+/// The date in UTC, as in 2025-11-21.
+fn today() -> String {
+    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    // Howard Hinnant's civil_from_days, for days after 1970.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year + later)
+}
+
+fn write_history(history: &History, file: &Path) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(fs::File::create(file).with_context(|| file.display().to_string())?);
+    for event in &history.events {
+        writeln!(out, "{}", history.line(event)?)?;
+    }
+    Ok(out.flush()?)
+}

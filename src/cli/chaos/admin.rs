@@ -1,0 +1,111 @@
+//! The administrator: makes the groups, then lets users come and go, each change until it is answered.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::world::{COMING_AND_GOING, Phase, World};
+use crate::checker::{Change, Event};
+
+/// How long one try may take, and all of them.
+const TRY: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two changes.
+const PACE_MS: std::ops::Range<u64> = 20..250;
+
+/// The way to the admin port of the node that runs now.
+#[derive(Default)]
+pub(super) struct Admin(Mutex<Option<SocketAddr>>);
+
+impl Admin {
+    /// Where it is from now on.
+    pub(super) fn set_address(&self, address: SocketAddr) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
+    }
+
+    /// Asks until there is an answer; the request's id makes that harmless. The seq of the change.
+    async fn change(&self, path: &str, body: &Value) -> anyhow::Result<u64> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match timeout(TRY, self.post(path, &body.to_string())).await {
+                Ok(Ok((200 | 201, answer))) => {
+                    let answer: Value = serde_json::from_str(&answer)?;
+                    return answer["seq"].as_u64().with_context(|| format!("no seq in {answer}"));
+                }
+                Ok(Ok((503, _)) | Err(_)) | Err(_) if Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Ok(Ok((status, answer))) => bail!("POST {path} {body}: {status} {answer}"),
+                Ok(Err(error)) => return Err(error.context(format!("POST {path}"))),
+                Err(_) => bail!("POST {path}: no answer"),
+            }
+        }
+    }
+
+    async fn post(&self, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+        let address = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = TcpStream::connect(address.context("no node yet")?).await?;
+        let length = body.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\nConnection: close\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("half an answer")?;
+        let status = head.split(' ').nth(1).context("no status")?.parse()?;
+        Ok((status, body.to_owned()))
+    }
+
+    /// Makes all groups, all users in.
+    pub(super) async fn create_groups(&self, world: &World) -> anyhow::Result<()> {
+        for group in &world.groups {
+            let request = format!("create-{}", group.id);
+            let body = json!({"id": group.id, "members": group.users, "requestId": request});
+            let seq = self.change("/v1/groups", &body).await?;
+            for user in &group.users {
+                let conv = format!("g:{}", group.id);
+                world.recorder.add(Event::Member { conv: &conv, user, change: Change::Join, seq });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes and adds users as long as clients talk.
+pub(super) async fn change_groups(world: Arc<World>, seed: u64) -> anyhow::Result<()> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut away = std::collections::BTreeSet::new();
+    for number in 0_u64.. {
+        if world.phase() != Phase::Talk {
+            break;
+        }
+        let group = &world.groups[rng.random_range(0..world.groups.len())];
+        let user = &group.users[group.users.len() - 1 - rng.random_range(0..COMING_AND_GOING)];
+        let place = (group.id.clone(), user.clone());
+        let (verb, change) =
+            if away.contains(&place) { ("add", Change::Join) } else { ("remove", Change::Kick) };
+        let body = json!({verb: [user], "requestId": format!("change-{number}")});
+        let seq = world.admin.change(&format!("/v1/groups/{}/members", group.id), &body).await?;
+        let conv = format!("g:{}", group.id);
+        world.recorder.add(Event::Member { conv: &conv, user, change, seq });
+        if !away.remove(&place) {
+            away.insert(place);
+        }
+        tokio::time::sleep(Duration::from_millis(rng.random_range(PACE_MS))).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! One client: logs in, sends, acks, retries with the same id until it has an answer, and comes back whatever happens.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tidegate_protocol::{
+    Code,
+    content::{self, Content},
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::{
+    link::Link,
+    world::{Person, Phase, World},
+};
+use crate::{
+    auth,
+    checker::{Event, Via},
+};
+
+/// Most unanswered sends of a client while it talks.
+const IN_FLIGHT: usize = 32;
+
+/// How long a login may take before the client tries again.
+const LOGIN: Duration = Duration::from_secs(8);
+
+/// Without an answer for so long, the client gives the connection up.
+const DEAF: Duration = Duration::from_secs(12);
+
+/// How often a client sends what it has: acks, pings, retries, at most one new message.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Waits before a retry of what was refused for the moment.
+const RETRY_TICKS: u64 = 10;
+
+/// A message without its answer.
+struct Unanswered {
+    number: u64,
+    place: String,
+    attempt: u32,
+    /// The request on this connection, and the tick when it may go; none = it waits for an answer.
+    request: u64,
+    due: Option<u64>,
+}
+
+struct Client {
+    world: Arc<World>,
+    index: usize,
+    rng: StdRng,
+    next: u64,
+    unanswered: VecDeque<Unanswered>,
+}
+
+/// What lives as long as a connection.
+struct Session {
+    number: u64,
+    link: Link,
+    ticks: u64,
+    requests: u64,
+    acks: BTreeMap<String, u64>,
+    heard: u64,
+}
+
+/// Never ends by itself.
+pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
+    let mut client =
+        Client { world, index, rng: StdRng::seed_from_u64(seed), next: 0, unanswered: VecDeque::new() };
+    loop {
+        if let Err(error) = client.live().await {
+            tracing::debug!(index, %error, "a connection ended");
+        }
+        client.me().waiting.store(usize::MAX, Ordering::Release);
+        let wait = client.rng.random_range(5..150);
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+}
+
+impl Client {
+    fn me(&self) -> &Person {
+        &self.world.clients[self.index]
+    }
+
+    /// The id of this client's message of that number.
+    fn id(&self, number: u64) -> String {
+        format!("c{}.{number}", self.index)
+    }
+
+    fn say(&self, event: Event<&str>) {
+        self.world.recorder.add(event);
+    }
+
+    /// One connection, to its end.
+    async fn live(&mut self) -> anyhow::Result<()> {
+        let mut session = timeout(LOGIN, self.login()).await.context("the login takes too long")??;
+        let number = session.number;
+        let result = Box::pin(self.talk(&mut session)).await;
+        let code = result.as_ref().map_or(0, |code| *code);
+        self.say(Event::Close { session: number, code });
+        for message in &self.unanswered {
+            if message.due.is_none() {
+                self.say(Event::SendInfo { cid: &self.id(message.number) });
+            }
+        }
+        // Whatever was on its way may be stored or not: all of it goes again, in order.
+        for message in self.unanswered.iter_mut().filter(|message| message.due.is_none()) {
+            message.attempt += 1;
+            message.due = Some(0);
+        }
+        self.unanswered.iter_mut().for_each(|message| message.due = Some(0));
+        result.map(|_| ())
+    }
+
+    async fn login(&mut self) -> anyhow::Result<Session> {
+        let me = self.me();
+        let mut link = Link::connect(self.world.address, me.wire).await?;
+        let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
+        let first = self.unanswered.front().map_or(self.next, |message| message.number);
+        let next_id = if me.chained { self.id(first) } else { String::new() };
+        let device = me.device.clone();
+        let hello = pb::Hello { version: 1, token, device, next_id, ..Default::default() };
+        link.send(&[pb::ClientFrame { id: 1, body: Some(Ask::Hello(hello)) }]).await?;
+        match link.next().await?.body {
+            Some(Say::Welcome(_)) => {}
+            other => bail!("no welcome: {other:?}"),
+        }
+        let number = self.world.next_session();
+        self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
+        Ok(Session { number, link, ticks: 0, requests: 1, acks: BTreeMap::new(), heard: 0 })
+    }
+
+    /// Until the connection breaks, or the broker closes it: then its code.
+    async fn talk(&mut self, session: &mut Session) -> anyhow::Result<u16> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut credit = 0.0;
+        loop {
+            self.me().waiting.store(self.unanswered.len(), Ordering::Release);
+            tokio::select! {
+                frame = session.link.next() => {
+                    session.heard = session.ticks;
+                    if let Some(code) = self.hear(session, frame?) {
+                        return Ok(code);
+                    }
+                }
+                _ = tick.tick() => {
+                    session.ticks += 1;
+                    credit += TICK.as_secs_f64() / self.world.pace.as_secs_f64();
+                    self.compose(&mut credit);
+                    self.speak(session).await?;
+                    let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
+                    if silent > DEAF {
+                        bail!("nothing was heard for {silent:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// New messages, as the phase allows.
+    fn compose(&mut self, credit: &mut f64) {
+        match self.world.phase() {
+            Phase::Talk => {
+                while *credit >= 1.0 {
+                    *credit -= 1.0;
+                    if self.unanswered.len() < IN_FLIGHT {
+                        let place = self.rng.random_range(0..self.me().places.len());
+                        self.add(self.me().places[place].clone());
+                    }
+                }
+            }
+            Phase::Settle => {}
+            Phase::Mark if self.me().marked.load(Ordering::Acquire) => {}
+            Phase::Mark => {
+                for place in self.me().places.clone() {
+                    self.add(place);
+                }
+                // Before it counts as marked, it waits for the answers.
+                self.me().waiting.store(self.unanswered.len(), Ordering::Release);
+                self.me().marked.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    fn add(&mut self, place: String) {
+        let number = self.next;
+        self.next += 1;
+        self.unanswered.push_back(Unanswered { number, place, attempt: 0, request: 0, due: Some(0) });
+    }
+
+    /// Sends what is due.
+    async fn speak(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let mut frames = Vec::new();
+        for (conversation, seq) in std::mem::take(&mut session.acks) {
+            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ack(pb::Ack { conversation, seq })) });
+        }
+        let me = &self.world.clients[self.index];
+        for at in 0..self.unanswered.len() {
+            let message = &mut self.unanswered[at];
+            if message.due.is_none_or(|due| due > session.ticks) {
+                continue;
+            }
+            session.requests += 1;
+            (message.request, message.due) = (session.requests, None);
+            let message = &self.unanswered[at];
+            let (cid, text) = (self.id(message.number), text_of(&self.id(message.number)));
+            let next_id = if me.chained { self.id(message.number + 1) } else { String::new() };
+            self.say(Event::SendInv {
+                user: &me.user,
+                device: &me.device,
+                session: session.number,
+                conv: &message.place,
+                cid: &cid,
+                body: super::rows::hash(&text),
+                attempt: message.attempt,
+                chained: me.chained,
+            });
+            let send = pb::Send {
+                conversation: message.place.clone(),
+                msg_id: cid,
+                next_id,
+                attempt: message.attempt,
+                content: Some(Content::text(text)),
+                ..Default::default()
+            };
+            frames.push(pb::ClientFrame { id: message.request, body: Some(Ask::Send(send)) });
+        }
+        if frames.is_empty() && session.ticks.is_multiple_of(100) {
+            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ping(pb::Ping::default())) });
+        }
+        session.link.send(&frames).await
+    }
+
+    /// The code, when the broker closes.
+    fn hear(&mut self, session: &mut Session, frame: pb::ServerFrame) -> Option<u16> {
+        match frame.body? {
+            Say::Push(push) => self.take(session, &push),
+            Say::SendAck(ack) => {
+                self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
+                self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
+            }
+            Say::Error(error) => self.refused(session, frame.id, &error),
+            Say::Behind(behind) => {
+                // Where the hole begins is not said: everything before `max_seq` counts as told.
+                let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
+                self.say(Event::Gap { session: session.number, conv, first: 1, last });
+                session.acks.insert(behind.conversation, behind.max_seq);
+            }
+            Say::Shed(shed) => {
+                let conv = format!("r:{}", shed.room.trim_start_matches("r:"));
+                self.say(Event::Shed { session: session.number, conv: &conv, count: shed.count });
+            }
+            Say::Close(close) => return Some(u16::try_from(close.code).unwrap_or(u16::MAX)),
+            _ => {}
+        }
+        None
+    }
+
+    fn take(&self, session: &mut Session, push: &pb::Push) {
+        let text = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
+            Some(content::Body::Text(text)) => super::rows::hash(text),
+            _ => 0,
+        };
+        self.say(Event::Recv {
+            user: &self.me().user,
+            device: &self.me().device,
+            session: session.number,
+            conv: &push.conversation,
+            seq: push.seq,
+            cid: push.event.is_none().then_some(push.msg_id.as_str()),
+            body: text,
+            via: Via::Push,
+        });
+        let acked = session.acks.entry(push.conversation.clone()).or_default();
+        *acked = push.seq.max(*acked);
+    }
+
+    fn refused(&mut self, session: &Session, request: u64, error: &pb::Error) {
+        let found = self.unanswered.iter().position(|it| it.request == request && it.due.is_none());
+        let Some(at) = found else { return };
+        let cid = self.id(self.unanswered[at].number);
+        let code = u16::try_from(error.code).unwrap_or(u16::MAX);
+        if error.temporary || code == Code::Unknown.number() {
+            self.say(Event::SendInfo { cid: &cid });
+            let message = &mut self.unanswered[at];
+            message.attempt += 1;
+            message.due = Some(session.ticks + RETRY_TICKS);
+            return;
+        }
+        if code != Code::NotAMember.number() {
+            tracing::debug!(cid, code, error.name, "refused");
+        }
+        self.say(Event::SendFail { cid: &cid, code });
+        self.unanswered.remove(at);
+    }
+}
+
+/// What a message says: its id, and more of it for some.
+fn text_of(cid: &str) -> String {
+    let long = cid.len() % 3 * 40;
+    format!("{cid} {:.>long$}", "")
+}

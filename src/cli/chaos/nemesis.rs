@@ -1,0 +1,105 @@
+//! What breaks, and when: one fault at a time, chosen by the seed, healed before the next.
+
+use std::time::{Duration, Instant};
+
+use rand::{RngExt as _, rngs::StdRng};
+use rustix::process::Signal;
+
+use super::{
+    process::Process,
+    proxy::{Mode, Proxy},
+    world::World,
+};
+use crate::checker::Event;
+
+/// How often what was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) kills: u64,
+    /// Connections cut.
+    pub(super) cuts: u64,
+}
+
+/// A fault of the network, on some of the connections.
+struct Spoil {
+    name: &'static str,
+    mode: Mode,
+    /// Of the connections.
+    share: f64,
+    time: Duration,
+}
+
+/// Breaks things until `end`. All is healed when it returns.
+pub(super) async fn run(
+    world: &World,
+    proxy: &Proxy,
+    process: &mut Process,
+    end: Instant,
+    rng: &mut StdRng,
+) -> anyhow::Result<Counts> {
+    let mut counts = Counts::default();
+    while Instant::now() < end {
+        pause(rng, 200..1_200).await;
+        let name = match rng.random_range(0..10) {
+            0..4 => "kill",
+            4 => "stop",
+            _ => "network",
+        };
+        match name {
+            "kill" => {
+                tell(world, true, name);
+                kill(world, proxy, process, rng).await?;
+                counts.kills += 1;
+            }
+            "stop" => {
+                tell(world, true, name);
+                process.signal(Signal::STOP)?;
+                pause(rng, 50..800).await;
+                process.signal(Signal::CONT)?;
+            }
+            _ => {
+                let spoil = spoil(rng);
+                tell(world, true, spoil.name);
+                let touched = proxy.set(spoil.mode, || rng.random_bool(spoil.share)) as u64;
+                if matches!(spoil.mode, Mode::Reset | Mode::Finish) {
+                    counts.cuts += touched;
+                }
+                tokio::time::sleep(spoil.time).await;
+                proxy.set(Mode::Pass, || true);
+                tell(world, false, spoil.name);
+                continue;
+            }
+        }
+        tell(world, false, name);
+    }
+    Ok(counts)
+}
+
+async fn kill(world: &World, proxy: &Proxy, process: &mut Process, rng: &mut StdRng) -> anyhow::Result<()> {
+    process.kill().await?;
+    pause(rng, 0..300).await;
+    process.restart().await?;
+    proxy.set_target(process.client);
+    world.admin.set_address(process.admin);
+    Ok(())
+}
+
+fn spoil(rng: &mut StdRng) -> Spoil {
+    let ms = Duration::from_millis;
+    let time = ms(rng.random_range(200..2_000));
+    match rng.random_range(0..5) {
+        0 => Spoil { name: "reset", mode: Mode::Reset, share: 0.3, time: ms(20) },
+        1 => Spoil { name: "finish", mode: Mode::Finish, share: 0.3, time: ms(20) },
+        2 => Spoil { name: "delay", mode: Mode::Delay(ms(rng.random_range(5..80))), share: 0.7, time },
+        3 => Spoil { name: "freeze", mode: Mode::Freeze, share: 0.5, time },
+        _ => Spoil { name: "dribble", mode: Mode::Dribble, share: 0.7, time },
+    }
+}
+
+fn tell(world: &World, on: bool, fault: &str) {
+    world.recorder.add(Event::Nemesis { on, fault });
+}
+
+async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {
+    tokio::time::sleep(Duration::from_millis(rng.random_range(ms))).await;
+}

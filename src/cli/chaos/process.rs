@@ -1,0 +1,105 @@
+//! The node under test: a child that is killed by its handle, and started again on the same directory.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+use crate::node::{Addresses, NODE_FILE};
+
+/// How long it may take to be ready, or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow.
+const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48"];
+
+/// A running node.
+pub(super) struct Process {
+    binary: PathBuf,
+    data: PathBuf,
+    child: Child,
+    /// Where clients connect.
+    pub(super) client: SocketAddr,
+    /// The admin port.
+    pub(super) admin: SocketAddr,
+}
+
+impl Process {
+    /// Starts a node on `data`; it dies with us.
+    pub(super) async fn start(binary: &Path, data: &Path) -> anyhow::Result<Self> {
+        let file = data.join(NODE_FILE);
+        fs::remove_file(&file).ok();
+        let log = File::options().create(true).append(true).open(data.join("node.log"))?;
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--data").arg(data);
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", "2"]);
+        for set in SETS {
+            command.arg("--set").arg(set);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("starting {}", binary.display()))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                bail!("the node ended by itself: {status}; see {}", data.join("node.log").display());
+            }
+            if let Ok(text) = fs::read(&file)
+                && let Ok(Addresses { client, admin, .. }) = serde_json::from_slice(&text)
+            {
+                return Ok(Self { binary: binary.into(), data: data.into(), child, client, admin });
+            }
+            if Instant::now() > deadline {
+                bail!("the node is not ready after {PATIENCE:?}; see {}", data.join("node.log").display());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Starts it again, after it was killed.
+    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
+        *self = Self::start(&self.binary, &self.data).await?;
+        Ok(())
+    }
+
+    /// SIGKILL, and the end of it.
+    pub(super) async fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the node had ended by itself: {status}; see {}", self.data.join("node.log").display());
+        }
+        Ok(self.child.kill().await?)
+    }
+
+    /// SIGTERM, and an end with success.
+    pub(super) async fn stop(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::TERM)?;
+        let status =
+            tokio::time::timeout(PATIENCE, self.child.wait()).await.context("it does not stop")??;
+        if !status.success() {
+            bail!("the node stopped with {status}; see {}", self.data.join("node.log").display());
+        }
+        Ok(())
+    }
+
+    /// Fails if the node ever panicked.
+    pub(super) fn check_log(&self) -> anyhow::Result<()> {
+        let log = self.data.join("node.log");
+        let text = fs::read_to_string(&log)?;
+        match text.lines().find(|line| line.contains("panicked at")) {
+            Some(line) => bail!("the node panicked: {line}; see {}", log.display()),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a signal to the node, which was not waited for yet: the number is its own.
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        Ok(kill_process(id.context("the node has ended by itself")?, signal)?)
+    }
+}

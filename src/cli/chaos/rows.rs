@@ -1,0 +1,102 @@
+//! The log at the end, read from the node's directory through the store's port, without the node.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use anyhow::Context as _;
+use prost::Message as _;
+use tidegate_protocol::{
+    content::{Body as Said, Content},
+    id::{ConversationId, UserId},
+    machine::ledger::Row,
+    record::{Body, MemberAction},
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::world::World;
+use crate::{
+    checker::{Change, Event, History},
+    embedded::{Engine, EngineConfig, RealDisk},
+    store::{Direction, EmbeddedStore, PageQuery, Store},
+};
+
+/// Rows, or conversations, read at a time.
+const PAGE: usize = 1_000;
+
+/// The hash by which a text is known in a history.
+pub(super) fn hash(text: &str) -> u64 {
+    xxh3_64(text.as_bytes())
+}
+
+/// Adds everything that the store in the node's directory has for the users of this world.
+pub(super) async fn read(directory: &Path, world: &World, history: &mut History) -> anyhow::Result<()> {
+    let engine = Engine::open(EngineConfig {
+        path: directory.join("store"),
+        partitions: 1,
+        free_bytes_min: 0,
+        disk: Arc::new(RealDisk),
+    })?;
+    let store = EmbeddedStore::new(Arc::new(engine));
+    let at = history.events.last().map_or(0, |event| event.at);
+    for conversation in conversations(&store, world).await? {
+        let mut cursor = 0;
+        loop {
+            let query =
+                PageQuery { cursor, direction: Direction::Forward, limit: PAGE, max_bytes: usize::MAX };
+            let page = store.page(&conversation, query).await?;
+            if let Some(head) = page.head.filter(|head| cursor == 0 && head.pruned_to > 0) {
+                let conv = conversation.as_str();
+                history.push(at, Event::LogGap { conv, first: 1, last: head.pruned_to });
+            }
+            let Some(last) = page.rows.last() else { break };
+            cursor = last.row.seq;
+            for stored in &page.rows {
+                add(history, at, conversation.as_str(), &stored.row).context(cursor)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn conversations(store: &EmbeddedStore, world: &World) -> anyhow::Result<BTreeSet<ConversationId>> {
+    let mut found = BTreeSet::new();
+    for user in world.users() {
+        let user = UserId::new(user)?;
+        let mut after: Option<ConversationId> = None;
+        loop {
+            let page = store.memberships(&user, after.as_ref(), PAGE).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.conversation.clone());
+            found.extend(page.into_iter().map(|row| row.conversation));
+        }
+    }
+    Ok(found)
+}
+
+fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<()> {
+    let seq = row.seq;
+    match &row.body {
+        Body::Message(message) => {
+            let content = Content::decode(message.content.clone())?;
+            let body = match &content.body {
+                Some(Said::Text(text)) => hash(text),
+                _ => 0,
+            };
+            let (sender, device) = (message.sender.as_str(), message.device.as_str());
+            let cid = message.msg_id.as_str();
+            history.push(at, Event::LogMessage { conv, seq, sender, device, cid, body });
+        }
+        Body::Member(change) => {
+            let what = match change.action {
+                MemberAction::Create | MemberAction::Join => Change::Join,
+                MemberAction::Leave => Change::Leave,
+                MemberAction::Kick => Change::Kick,
+                action => anyhow::bail!("{action:?} was never asked for"),
+            };
+            for user in &change.users {
+                history.push(at, Event::LogMember { conv, seq, user: user.as_str(), change: what });
+            }
+        }
+        other => anyhow::bail!("never asked for: {other:?}"),
+    }
+    Ok(())
+}
