@@ -10,9 +10,11 @@ use bytes::Bytes;
 
 use crate::routes::NodeBoot;
 
+mod embedded;
 mod faulty;
 mod local;
 
+pub use embedded::EmbeddedBus;
 pub use local::{LocalBus, LocalBusConfig};
 
 /// Names one incarnation of the log: a log that was deleted and made again has another one.

@@ -37,6 +37,8 @@ pub struct Node {
     pub shards: usize,
     /// `single`: one node on its own. `cluster` comes later.
     pub profile: String,
+    /// Where messages are kept: `embedded` = on disk under node.data; `memory` = nowhere after a restart, for tests.
+    pub store: String,
 }
 
 /// Addresses and who may connect.
@@ -89,6 +91,8 @@ pub struct Limits {
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
+    /// With fewer bytes than this free on the disk, sends are refused until there is more; leaves room to compact.
+    pub disk_free_min_bytes: u64,
     /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
     pub memory_bytes: u64,
 }
@@ -139,7 +143,13 @@ pub struct Fault {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { id: "n1".into(), data: "tidegate-data".into(), shards: 0, profile: "single".into() }
+        Self {
+            id: "n1".into(),
+            data: "tidegate-data".into(),
+            shards: 0,
+            profile: "single".into(),
+            store: "embedded".into(),
+        }
     }
 }
 
@@ -173,6 +183,7 @@ impl Default for Limits {
             small_group_max: 500,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
+            disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
         }
     }
@@ -266,6 +277,7 @@ impl Config {
             self.node.profile == "single",
             "node.profile: only `single` is built so far; `cluster` needs Redis, Kafka and Postgres and comes later",
         );
+        need(matches!(self.node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
         need(
             self.listen.allow_public || self.listen.client.ip().is_loopback(),

@@ -6,7 +6,7 @@
 //! | 5 | [`accept`], [`api`] | the door for clients; admin HTTP |
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
-//! | 2 | [`bus`], [`store`], [`ports`], [`mail`] | ports that must hold; what shards are told |
+//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
 //! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`] | ports that may be lost; leaves |
 
 pub mod accept;
@@ -18,6 +18,7 @@ pub mod chat;
 pub mod cli;
 pub mod config;
 pub mod directory;
+pub mod embedded;
 pub mod fault;
 pub mod inline;
 pub mod link;

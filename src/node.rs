@@ -18,13 +18,14 @@ use tidegate_protocol::{
     id::NodeId,
     machine::{chain::ChainLimits, session, window::WindowLimits},
 };
+use tokio::sync::watch;
 
 use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
     auth::{self, Verifier},
     budget::{self, Admission, Pressure},
-    bus::{LocalBus, LocalBusConfig, TopicId},
+    bus::{Bus, EmbeddedBus, LocalBus, LocalBusConfig, TopicId},
     chat::{
         admin::{Admin, Pending},
         deliver::Outbound,
@@ -33,6 +34,7 @@ use crate::{
     },
     config::Config,
     directory::Directory,
+    embedded::{Engine, EngineConfig, RealDisk},
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
@@ -42,7 +44,7 @@ use crate::{
     routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::MemoryScratch,
     shard::{self, Caps, Shard},
-    store::MemoryStore,
+    store::{EmbeddedStore, MemoryStore, Store},
 };
 
 /// How often memory is looked at.
@@ -77,6 +79,7 @@ pub struct Node {
     door: (Stopper, JoinHandle<io::Result<()>>),
     shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
     node_file: std::path::PathBuf,
+    broken: Broken,
 }
 
 impl Node {
@@ -105,7 +108,8 @@ impl Node {
             pid: std::process::id(),
         };
         let (metrics, rendered) = metrics::install();
-        let ports = Arc::new(single(config, start)?);
+        let (ports, broken) = single(config, start)?;
+        let ports = Arc::new(ports);
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
@@ -149,12 +153,23 @@ impl Node {
         serve_api(&services, admin_door, api)?;
         let node_file = config.node.data.join(NODE_FILE);
         write_node_file(&node_file, &addresses)?;
-        Ok(Self { addresses, durable: ports.bus.durable(), token_key, services, door, shards, node_file })
+        let durable = ports.bus.durable();
+        Ok(Self { addresses, durable, token_key, services, door, shards, node_file, broken })
     }
 
     /// Runs a future on the services runtime.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.services.block_on(future)
+    }
+
+    /// Waits until messages can't be stored any more, and says why: then the process must end.
+    pub async fn broken(&self) -> String {
+        let mut broken = self.broken.clone();
+        let why = broken.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        match why {
+            Some(why) => why,
+            None => std::future::pending().await,
+        }
     }
 
     /// Stops: no newcomers, every client told `DRAINING`, then the threads end.
@@ -231,8 +246,11 @@ fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     Ok(admission)
 }
 
-/// Profile `single`: all five ports in this process. Messages live in memory only until the embedded store exists.
-fn single(config: &Config, start: Instant) -> anyhow::Result<Ports> {
+/// Says why once the store is broken; never, when it is in memory.
+type Broken = watch::Receiver<Option<String>>;
+
+/// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
+fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
     let wall_ms =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
@@ -245,15 +263,29 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<Ports> {
         node_max_records: 4_096,
         node_max_bytes: 16 << 20,
     };
+    let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
+        (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
+    } else {
+        let engine = Arc::new(Engine::open(EngineConfig {
+            path: config.node.data.join("store"),
+            partitions: log.partitions,
+            free_bytes_min: config.limits.disk_free_min_bytes,
+            disk: Arc::new(RealDisk),
+        })?);
+        let bus = EmbeddedBus::new(Arc::clone(&engine), log);
+        let broken = engine.fatal();
+        (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), broken)
+    };
     let leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(60) };
-    Ok(Ports {
+    let ports = Ports {
         me: NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() },
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
+        bus,
+        store,
         routes: Arc::new(MemoryRoutes::new(wall_ms, leases, now)),
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
         link: Arc::new(LocalLink),
-    })
+    };
+    Ok((ports, broken))
 }
 
 /// What scratch may hold on one machine.

@@ -12,9 +12,11 @@ use tidegate_protocol::{
 
 use crate::bus::TopicId;
 
+mod embedded;
 mod faulty;
 mod memory;
 
+pub use embedded::EmbeddedStore;
 pub use memory::MemoryStore;
 
 /// Names one term of one owner: 128 fresh random bits for each take-over.
@@ -125,6 +127,10 @@ pub enum StoreError {
     /// The partition was archived from another log: `LOG_REPLACED`. Stop it; nothing happened, the fence too.
     #[error("the partition was archived from another log, {0:?}")]
     LogReplaced(TopicId),
+    /// What is stored can't be trusted: a sync failed, or something that was written does not come back. No later
+    /// archive succeeds; the process is to end, loudly.
+    #[error("the store is broken: {0}")]
+    Broken(String),
 }
 
 /// What is archived. All reads see only what a successful archive wrote, whole, and once seen it stays.

@@ -80,9 +80,16 @@ struct LocalFeed {
 impl LocalBus {
     /// An empty log.
     pub fn new(config: LocalBusConfig) -> Self {
-        let partition = |_| Partition {
-            log: Mutex::new(Log::new(config.topic, config.max_records, config.max_bytes)),
-            changed: Notify::new(),
+        Self::resume(config, |_| (0, Vec::new()))
+    }
+
+    /// A log that begins, in each partition, with records from an offset on.
+    pub(super) fn resume(config: LocalBusConfig, kept: impl Fn(u32) -> (u64, Vec<Bytes>)) -> Self {
+        let partition = |number| {
+            let (first, records) = kept(number);
+            let log =
+                Log::new(config.topic, config.max_records, config.max_bytes).starting_with(first, records);
+            Partition { log: Mutex::new(log), changed: Notify::new() }
         };
         Self(Arc::new(Shared {
             config,
@@ -91,6 +98,18 @@ impl LocalBus {
             group: Mutex::default(),
             group_changed: Notify::new(),
         }))
+    }
+}
+
+impl LocalBus {
+    /// What [`Bus::append`] does here, without a future around it.
+    pub(super) fn append_now(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
+        let Some(partition) = self.0.partition(partition) else {
+            return Err(AppendError::Rejected("there is no such partition".to_owned()));
+        };
+        let appended = partition.lock().append(records)?;
+        partition.changed.notify_waiters();
+        Ok(appended)
     }
 }
 
@@ -136,12 +155,7 @@ impl Bus for LocalBus {
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
-        let Some(partition) = self.0.partition(partition) else {
-            return Err(AppendError::Rejected("there is no such partition".to_owned()));
-        };
-        let appended = partition.lock().append(records)?;
-        partition.changed.notify_waiters();
-        Ok(appended)
+        self.append_now(partition, records)
     }
 
     async fn read(

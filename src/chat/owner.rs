@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::{
-        ledger::{Ledger, Need, Outcome, Stop},
+        ledger::{Ledger, Loaded, Need, Outcome, Stop},
         session::Answer,
     },
     record::{Body, MemberAction, Position, Record},
@@ -127,15 +127,14 @@ impl Owner {
             return Err(GivenUp::LogReplaced);
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
-        let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
-        let keys = retry(|| ports.store.recent_keys(partition, fence, from)).await?;
-        let keys_at = keys.position;
-        let rows = keys
-            .rows
-            .into_iter()
-            .map(|(hash, key)| tidegate_protocol::machine::ledger::Loaded::Key(hash, Some(key)));
-        ledger.load(keys_at, rows)?;
-        ledger.keys_complete_from(from);
+        // Without a window every unknown key is looked up when it matters: there is no use in loading them first.
+        if taken.rules.dedup_window > 0 {
+            let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
+            let keys = retry(|| ports.store.recent_keys(partition, fence, from)).await?;
+            let rows = keys.rows.into_iter().map(|(hash, key)| Loaded::Key(hash, Some(key)));
+            ledger.load(keys.position, rows)?;
+            ledger.keys_complete_from(from);
+        }
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
         Ok(Self {
             partition,

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use foldhash::fast::FixedState;
+use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
@@ -20,13 +21,20 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 
 use super::deliver::Outbound;
-use crate::{bus::AppendError, mail::ConnKey, ports::Ports};
+use crate::{
+    bus::{AppendError, Appended},
+    mail::ConnKey,
+    ports::Ports,
+};
 
 /// Batches that may wait; full, a shard keeps its batch and offers it again.
 const BATCHES_MAX: usize = 256;
 
 /// Most records appended at once.
 const APPEND_MAX: usize = 4_096;
+
+/// Most appends that may wait for the log to confirm them.
+const APPENDS_MAX: usize = 16;
 
 /// The shards' way to the log and to the owner.
 pub struct Intake {
@@ -117,31 +125,54 @@ pub async fn append_all(
     ports: Arc<Ports>,
     mut out: Outbound,
 ) {
-    while let Some(mut batch) = records.recv().await {
-        while batch.len() < APPEND_MAX
-            && let Ok(more) = records.try_recv()
-        {
-            batch.extend(more);
-        }
-        let bytes: usize = batch.iter().map(weight).sum();
-        let partitions = ports.bus.partitions();
-        let mut by_partition: BTreeMap<u32, Vec<Record>> = BTreeMap::new();
-        for record in batch {
-            let partition = record.conversation().map_or(0, |id| partition_of(id, partitions));
-            by_partition.entry(partition).or_default().push(record);
-        }
-        for (partition, batch) in by_partition {
-            let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
-            if let Err(error) = ports.bus.append(partition, encoded).await {
-                tracing::warn!(%error, partition, records = batch.len(), "an append failed");
-                for record in &batch {
-                    out.answer(record, failed(record, &error));
+    let mut appends = FuturesOrdered::new();
+    loop {
+        tokio::select! {
+            Some((batch, result)) = appends.next() => settle(batch, result, &intake, &mut out).await,
+            batch = records.recv(), if appends.len() < APPENDS_MAX => {
+                let Some(mut batch) = batch else { break };
+                while batch.len() < APPEND_MAX
+                    && let Ok(more) = records.try_recv()
+                {
+                    batch.extend(more);
                 }
-                out.flush().await;
+                for (partition, batch) in apart(batch, ports.bus.partitions()) {
+                    let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
+                    let bus = Arc::clone(&ports.bus);
+                    // Polled first in the order of these calls, which is the order in the log.
+                    appends.push_back(async move { (batch, bus.append(partition, encoded).await) });
+                }
             }
         }
-        intake.release(bytes);
     }
+    while let Some((batch, result)) = appends.next().await {
+        settle(batch, result, &intake, &mut out).await;
+    }
+}
+
+fn apart(batch: Vec<Record>, partitions: u32) -> BTreeMap<u32, Vec<Record>> {
+    let mut by_partition: BTreeMap<u32, Vec<Record>> = BTreeMap::new();
+    for record in batch {
+        let partition = record.conversation().map_or(0, |id| partition_of(id, partitions));
+        by_partition.entry(partition).or_default().push(record);
+    }
+    by_partition
+}
+
+async fn settle(
+    batch: Vec<Record>,
+    result: Result<Appended, AppendError>,
+    intake: &Intake,
+    out: &mut Outbound,
+) {
+    if let Err(error) = result {
+        tracing::warn!(%error, records = batch.len(), "an append failed");
+        for record in &batch {
+            out.answer(record, failed(record, &error));
+        }
+        out.flush().await;
+    }
+    intake.release(batch.iter().map(weight).sum());
 }
 
 /// A chained message whose append failed ends its connection, because the log would let its successors pass.

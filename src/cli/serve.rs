@@ -48,10 +48,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let config = Config::load(args.config.as_deref(), &sets)?;
     let node = Node::start(&config)?;
     greet(&node, &config);
-    node.block_on(wait_for_signal())?;
+    let broken = node.block_on(async {
+        tokio::select! {
+            signal = wait_for_signal() => signal.map(|()| None),
+            why = node.broken() => Ok(Some(why)),
+        }
+    })?;
     eprintln!("stopping: clients are told to come back, then the node ends");
     node.stop();
-    Ok(())
+    match broken {
+        None => Ok(()),
+        Some(why) => anyhow::bail!(why),
+    }
 }
 
 async fn wait_for_signal() -> std::io::Result<()> {
@@ -72,7 +80,7 @@ fn greet(node: &Node, config: &Config) {
     println!("  data     {data}");
     if !node.durable {
         println!();
-        println!("  MESSAGES LIVE IN MEMORY ONLY: a restart forgets them. The durable store comes next.");
+        println!("  MESSAGES LIVE IN MEMORY ONLY: a restart forgets them (node.store = memory).");
     }
     if !client.ip().is_loopback() {
         return;

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tidegate::{
     bus::{
-        AppendError, Appended, Batch, Bus, LocalBus, LocalBusConfig, NodeEvent, NodeFeed, Ownership,
-        OwnershipEvent, ReadError, TopicId,
+        AppendError, Appended, Batch, Bus, EmbeddedBus, LocalBus, LocalBusConfig, NodeEvent, NodeFeed,
+        Ownership, OwnershipEvent, ReadError, TopicId,
     },
     fault::{FaultPlan, Faulty},
     routes::NodeBoot,
@@ -37,8 +37,13 @@ fn faultless() -> World {
     World { bus: Arc::new(Faulty::new(bus, FaultPlan::none())), me }
 }
 
+fn embedded() -> World {
+    let engine = super::embedded::engine(SMALL.partitions);
+    World { bus: Arc::new(EmbeddedBus::new(engine, SMALL)), me: node("me", 1) }
+}
+
 suite! {
-    { local => super::local(); faultless => super::faultless(); }
+    { local => super::local(); faultless => super::faultless(); embedded => super::embedded(); }
     {
         what_was_appended_is_read_back_from_offset_zero_in_order
         partitions_are_apart

@@ -36,6 +36,7 @@ macro_rules! suite {
 }
 
 mod bus;
+mod embedded;
 mod link;
 mod routes;
 mod scratch;

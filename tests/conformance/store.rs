@@ -1,13 +1,13 @@
 //! The suite of `Store`, driven by the real ledger: flaws S8-S11 (stale writers), S17 (paging), S20-S22 (dedup keys).
 
-mod owner;
+pub(super) mod owner;
 
 use std::sync::Arc;
 
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{Direction, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
+    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -26,8 +26,12 @@ fn faultless() -> Arc<dyn Store> {
     Arc::new(Faulty::new(memory(), FaultPlan::none()))
 }
 
+fn embedded() -> Arc<dyn Store> {
+    Arc::new(EmbeddedStore::new(super::embedded::engine(2)))
+}
+
 suite! {
-    { memory => super::memory(); faultless => super::faultless(); }
+    { memory => super::memory(); faultless => super::faultless(); embedded => super::embedded(); }
     {
         a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
         s8_an_archive_moves_rows_and_position_together_or_not_at_all

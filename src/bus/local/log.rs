@@ -24,6 +24,14 @@ impl Log {
         Self { topic, max_records, max_bytes, first: 0, records, bytes: 0, owned: false, closed: false }
     }
 
+    /// The same log, with these records before all others.
+    pub(super) fn starting_with(mut self, first: u64, records: Vec<Bytes>) -> Self {
+        self.first = first;
+        self.bytes = records.iter().map(Bytes::len).sum();
+        self.records = records.into();
+        self
+    }
+
     fn next(&self) -> u64 {
         self.first + self.records.len() as u64
     }

@@ -97,7 +97,9 @@ impl Launcher {
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", &shards.to_string()]);
         // Members only listen, for as long as the other side takes its turns.
         let patience = "timing.heartbeat_ms=600000".to_owned();
-        for setting in [&patience].into_iter().chain(&self.settings) {
+        // What is measured is the broker, not the disk, unless a setting says otherwise.
+        let store = "node.store=memory".to_owned();
+        for setting in [&patience, &store].into_iter().chain(&self.settings) {
             command.arg("--set").arg(setting);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);

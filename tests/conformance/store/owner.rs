@@ -14,17 +14,17 @@ use tidegate_protocol::{
 
 use super::{TOPIC, device, group, user};
 
-pub(super) struct Owner {
+pub(crate) struct Owner {
     store: Arc<dyn Store>,
     partition: u32,
-    pub(super) fence: Fence,
-    pub(super) ledger: Ledger,
+    pub(crate) fence: Fence,
+    pub(crate) ledger: Ledger,
     /// Behind the last record applied.
-    pub(super) position: Position,
+    pub(crate) position: Position,
 }
 
 impl Owner {
-    pub(super) async fn take_over(store: &Arc<dyn Store>, partition: u32, fence: u128) -> Self {
+    pub(crate) async fn take_over(store: &Arc<dyn Store>, partition: u32, fence: u128) -> Self {
         let fence = Fence(fence);
         let taken = store.take_over(partition, fence, TOPIC).await.unwrap();
         let ledger = Ledger::resume(taken.position, taken.rules, 1);
@@ -32,7 +32,7 @@ impl Owner {
     }
 
     /// Applies the records as the next ones of the log; archives nothing.
-    pub(super) async fn apply(&mut self, bodies: &[Body]) -> (Vec<Outcome>, Delta) {
+    pub(crate) async fn apply(&mut self, bodies: &[Body]) -> (Vec<Outcome>, Delta) {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
         let record = |body: &Body| Record { origin: origin.clone(), received_at: 1_000, body: body.clone() };
         let records: Vec<_> = bodies.iter().map(record).collect();
@@ -53,7 +53,7 @@ impl Owner {
     }
 
     /// Applies and archives.
-    pub(super) async fn run<const N: usize>(&mut self, bodies: &[Body; N]) -> [Outcome; N] {
+    pub(crate) async fn run<const N: usize>(&mut self, bodies: &[Body; N]) -> [Outcome; N] {
         let (outcomes, delta) = self.apply(bodies).await;
         self.store.archive(self.partition, self.fence, &delta).await.unwrap();
         self.ledger.archived(delta.to).unwrap();
@@ -61,7 +61,7 @@ impl Owner {
     }
 }
 
-pub(super) fn message(to: &ConversationId, sender: &str, id: &str, attempt: u32, text: &str) -> Body {
+pub(crate) fn message(to: &ConversationId, sender: &str, id: &str, attempt: u32, text: &str) -> Body {
     Body::Message(Message {
         conversation: to.clone(),
         sender: user(sender),
@@ -75,7 +75,7 @@ pub(super) fn message(to: &ConversationId, sender: &str, id: &str, attempt: u32,
     })
 }
 
-pub(super) fn change(name: &str, action: MemberAction, users: &[&str], request: &str) -> Body {
+pub(crate) fn change(name: &str, action: MemberAction, users: &[&str], request: &str) -> Body {
     Body::Member(MemberChange {
         conversation: group(name),
         action,

@@ -1,0 +1,357 @@
+//! The durable log and store of one machine: one fjall database that [`crate::bus`] and [`crate::store`] share.
+//!
+//! An appended record waits in memory, where its owner reads it at once. The owner's archive takes it to the disk:
+//! rows, heads, members, devices, keys, position and the last log record in **one batch with one `fdatasync`**, by
+//! which everything that waited is confirmed at once (`docs/adr/0002-embedded-store.md`). A record that no archive
+//! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
+
+mod archive;
+mod codec;
+mod database;
+mod directory;
+mod journal;
+mod tail;
+mod writer;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::AtomicBool, atomic::Ordering, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tidegate_protocol::machine::ledger::Delta;
+use tokio::sync::{oneshot, watch};
+
+pub(crate) use self::{codec::*, database::Database};
+use self::{directory::Directory, tail::Tail, writer::Writer};
+use crate::{
+    bus::{AppendError, Appended, TopicId},
+    store::{Fence, StoreError, TakenOver},
+};
+
+pub use self::directory::FORMAT;
+
+/// An append that no archive confirms within about this time is written by itself.
+pub const SPILL_AFTER: Duration = Duration::from_millis(40);
+
+/// Jobs that may wait for the writer; an owner has one at a time.
+const JOBS_MAX: usize = 1_024;
+
+/// What the engine asks of the disk beside the database; tests put faults here.
+pub trait Disk: Send + Sync {
+    /// Bytes that may still be written to the file system of `path`.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn free(&self, path: &Path) -> io::Result<u64>;
+
+    /// Asked before each commit; an error is taken for the commit's own.
+    ///
+    /// # Errors
+    /// None, but in tests.
+    fn before_commit(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The machine's own disk.
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn free(&self, path: &Path) -> io::Result<u64> {
+        let it = rustix::fs::statvfs(path)?;
+        Ok(it.f_bavail.saturating_mul(it.f_frsize))
+    }
+}
+
+/// How an [`Engine`] works.
+#[derive(Clone)]
+pub struct EngineConfig {
+    /// The store's directory; made if there is none.
+    pub path: PathBuf,
+    /// How many partitions the log has.
+    pub partitions: u32,
+    /// With less than this free, appends are refused until there is more again.
+    pub free_bytes_min: u64,
+    /// Where the faults of tests come in.
+    pub disk: Arc<dyn Disk>,
+}
+
+/// Why a store can't be opened; each text names the cure.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Something else lives there.
+    #[error("{0} is no store of Tidegate; set node.data to an empty directory, or to the one of a node")]
+    Foreign(PathBuf),
+    /// Made by a newer program.
+    #[error(
+        "{path} has store format {found}, this program reads up to {FORMAT}; start the newer tidegate that wrote it"
+    )]
+    Newer {
+        /// Where.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// Another process is in it.
+    #[error("{0} is in use by another node; stop that one first, or set node.data to another directory")]
+    Locked(PathBuf),
+    /// What was stored can't be trusted any more.
+    #[error(
+        "{path} is damaged: {what}. Nothing was changed. Put the directory back from a backup, or move it away to \
+         start with an empty store; the disk may be failing"
+    )]
+    Damaged {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The system refused.
+    #[error("{path} can't be used: {error}; check its owner, mode and file system")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// What goes wrong below.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// May pass.
+    Io(String),
+    /// What was written does not come back.
+    Damaged(String),
+}
+
+impl From<fjall::Error> for Trouble {
+    fn from(error: fjall::Error) -> Self {
+        match error {
+            fjall::Error::Io(error) => Self::Io(error.to_string()),
+            fjall::Error::Storage(fjall::LsmError::Io(error)) => Self::Io(error.to_string()),
+            other => Self::Damaged(other.to_string()),
+        }
+    }
+}
+
+impl From<Trouble> for StoreError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Io(why) => Self::Unavailable(why),
+            Trouble::Damaged(why) => Self::Broken(why),
+        }
+    }
+}
+
+/// What the writer is asked.
+enum Job {
+    TakeOver {
+        partition: u32,
+        fence: Fence,
+        topic: TopicId,
+        reply: Reply<TakenOver>,
+    },
+    Archive {
+        partition: u32,
+        fence: Fence,
+        delta: Box<Delta>,
+        reply: Reply<()>,
+    },
+    /// Write what waits now, and say when it is there.
+    Spill(oneshot::Sender<()>),
+}
+
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// The opened store of a node.
+pub struct Engine {
+    core: Arc<Core>,
+    jobs: Option<mpsc::SyncSender<Job>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    topic: TopicId,
+}
+
+/// What the writer and everybody else share.
+struct Core {
+    /// None only while it is closed and opened again after the disk was full.
+    database: RwLock<Option<Database>>,
+    tails: Vec<Mutex<Tail>>,
+    /// Rises whenever a tail has moved or failed.
+    moved: watch::Sender<u64>,
+    fatal: watch::Sender<Option<String>>,
+    /// Too little space: nothing is appended.
+    full: AtomicBool,
+    // Below the database, because fields are dropped in order: the lock and the disk go last.
+    directory: Directory,
+    config: EngineConfig,
+}
+
+/// What lies in the log of a partition: offsets rise by one.
+pub(crate) type Kept = Vec<(u64, Bytes)>;
+
+impl Engine {
+    /// Opens or makes the store.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what to do.
+    pub fn open(config: EngineConfig) -> Result<Self, OpenError> {
+        let directory = Directory::enter(&config.path)?;
+        let (database, topic) =
+            Database::open(&directory).map_err(|trouble| open_error(&config, trouble))??;
+        let mut tails = Vec::new();
+        for partition in 0..config.partitions {
+            let kept = database.log(partition).map_err(|trouble| open_error(&config, trouble))?;
+            let standing = database.standing(partition).map_err(|trouble| open_error(&config, trouble))?;
+            let position = standing.map_or(0, |standing| standing.position.offset);
+            let tail = Tail::resume(position, kept).ok_or_else(|| {
+                open_error(&config, Trouble::Damaged(format!("the log of partition {partition} has a hole")))
+            })?;
+            tails.push(Mutex::new(tail));
+        }
+        let core = Arc::new(Core {
+            config,
+            directory,
+            database: RwLock::new(Some(database)),
+            tails,
+            moved: watch::Sender::new(0),
+            fatal: watch::Sender::new(None),
+            full: AtomicBool::new(false),
+        });
+        let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
+        let writer = Writer::new(Arc::clone(&core)).map_err(|trouble| open_error(&core.config, trouble))?;
+        let spawned = std::thread::Builder::new().name("tidegate-store".into()).spawn(|| writer.run(inbox));
+        let thread = spawned.map_err(|error| OpenError::Io { path: core.config.path.clone(), error })?;
+        Ok(Self { core, jobs: Some(jobs), thread: Mutex::new(Some(thread)), topic })
+    }
+
+    /// The log that this is.
+    pub fn topic(&self) -> TopicId {
+        self.topic
+    }
+
+    /// Says why, once nothing can be stored any more: the process must end, loudly.
+    pub fn fatal(&self) -> watch::Receiver<Option<String>> {
+        self.core.fatal.subscribe()
+    }
+
+    /// The records that a restarted bus begins with, and the offset of the first.
+    pub(crate) fn kept(&self, partition: u32) -> (u64, Vec<Bytes>) {
+        self.core.tail(partition).map_or_else(|| (0, Vec::new()), |mut tail| tail.take_kept())
+    }
+
+    /// Lets `append` give the records their offsets, then waits until they are on the disk.
+    pub(crate) async fn append(
+        &self,
+        partition: u32,
+        records: Vec<Bytes>,
+        append: impl FnOnce(Vec<Bytes>) -> Result<Appended, AppendError> + Send,
+    ) -> Result<Appended, AppendError> {
+        let mut moved = self.core.moved.subscribe();
+        let (appended, failures) = {
+            if let Some(why) = self.core.fatal.borrow().clone() {
+                return Err(AppendError::Rejected(why));
+            }
+            if self.core.full.load(Ordering::Relaxed) {
+                let why = "the disk is full; free some space and it goes on by itself";
+                return Err(AppendError::Unavailable(why.to_owned()));
+            }
+            let Some(mut tail) = self.core.tail(partition) else {
+                return Err(AppendError::Rejected("there is no such partition".to_owned()));
+            };
+            let appended = append(records.clone())?;
+            tail.push(records);
+            (appended, tail.failures())
+        };
+        loop {
+            match self.core.tail(partition).map(|tail| (tail.durable_to(), tail.failures())) {
+                Some((to, _)) if to > appended.last => return Ok(appended),
+                Some((_, now)) if now == failures => {}
+                _ => return Err(AppendError::Unknown("the store could not write it".to_owned())),
+            }
+            if moved.changed().await.is_err() {
+                return Err(AppendError::Unknown("the store was closed".to_owned()));
+            }
+        }
+    }
+
+    /// Writes everything appended so far; false = it could not be, within that time.
+    pub(crate) async fn spill(&self, within: Duration) -> bool {
+        let (reply, done) = oneshot::channel();
+        self.send(Job::Spill(reply)).is_ok() && matches!(tokio::time::timeout(within, done).await, Ok(Ok(())))
+    }
+
+    pub(crate) async fn take_over(
+        &self,
+        partition: u32,
+        fence: Fence,
+        topic: TopicId,
+    ) -> Result<TakenOver, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::TakeOver { partition, fence, topic, reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    pub(crate) async fn archive(&self, partition: u32, fence: Fence, delta: Delta) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Archive { partition, fence, delta: Box::new(delta), reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    /// Reads on a thread that may wait for the disk.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Database) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let core = Arc::clone(&self.core);
+        let call = tokio::task::spawn_blocking(move || {
+            let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
+            match &*database {
+                Some(database) => read(database),
+                None => Err(StoreError::Unavailable("it is being opened again".to_owned())),
+            }
+        });
+        call.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
+    }
+
+    fn send(&self, job: Job) -> Result<(), StoreError> {
+        let away = || StoreError::Unavailable("the writer is busy".to_owned());
+        self.jobs.as_ref().and_then(|jobs| jobs.try_send(job).ok()).ok_or_else(away)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The writer ends when its inbox does, after what waits is written.
+        self.jobs = None;
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the store's writer panicked");
+        }
+    }
+}
+
+impl Core {
+    fn tail(&self, partition: u32) -> Option<MutexGuard<'_, Tail>> {
+        let tail = self.tails.get(partition as usize)?;
+        Some(tail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn tell_moved(&self) {
+        self.moved.send_modify(|count| *count += 1);
+    }
+}
+
+fn open_error(config: &EngineConfig, trouble: Trouble) -> OpenError {
+    let path = config.path.clone();
+    match trouble {
+        Trouble::Io(why) => OpenError::Io { path, error: io::Error::other(why) },
+        Trouble::Damaged(what) => OpenError::Damaged { path, what },
+    }
+}

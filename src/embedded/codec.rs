@@ -1,0 +1,256 @@
+//! Keys and values as they lie on disk, format version 1. Keys sort as their parts do; ids are free of zero bytes.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use prost::encoding::{decode_varint, encode_varint};
+use tidegate_protocol::{
+    id::{ConversationId, NodeId, UserId},
+    machine::ledger::{Device, Head, Key, Member, Row},
+    record::{Body, Hash16, Origin, Position, Record, Role, Rules},
+};
+
+use super::Trouble;
+use crate::{
+    bus::TopicId,
+    store::{Fence, StoredRow},
+};
+
+/// Where a partition stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) topic: TopicId,
+    pub(crate) fence: Fence,
+    pub(crate) position: Position,
+    pub(crate) rules: Rules,
+}
+
+/// The name of the log.
+pub(crate) const TOPIC: &[u8] = b"t";
+
+/// A kind of pair in the keyspace `state`: its first byte.
+#[derive(Clone, Copy)]
+pub(crate) enum Pair {
+    /// conversation, user → member.
+    Member = b'm' as isize,
+    /// user, conversation → nothing.
+    OfUser = b'u' as isize,
+}
+
+/// kind `first` 0 `second`.
+pub(crate) fn pair(kind: Pair, first: &str, second: &str) -> Vec<u8> {
+    [&[kind as u8], first.as_bytes(), b"\0", second.as_bytes()].concat()
+}
+
+/// The second part of a [`pair`] that begins with `first`; none when it does not.
+pub(crate) fn second<'a>(key: &'a [u8], kind: Pair, first: &str) -> Result<Option<&'a str>, Trouble> {
+    let Some(second) = key.strip_prefix(&pair(kind, first, "")[..]) else { return Ok(None) };
+    std::str::from_utf8(second).map(Some).map_err(|_| damaged())
+}
+
+pub(crate) fn head_key(conversation: &ConversationId) -> Vec<u8> {
+    [b"h", conversation.as_str().as_bytes()].concat()
+}
+
+pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
+    [&b"p"[..], &partition.to_be_bytes()].concat()
+}
+
+pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
+    [conversation.as_str().as_bytes(), b"\0", &seq.to_be_bytes()].concat()
+}
+
+pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8> {
+    ["d", conversation, "\0", user, "\0", device].concat().into_bytes()
+}
+
+pub(crate) fn log_key(partition: u32, offset: u64) -> Vec<u8> {
+    [&log_of(partition)[..], &offset.to_be_bytes()].concat()
+}
+
+/// What the keys of a partition's log begin with.
+pub(crate) fn log_of(partition: u32) -> Vec<u8> {
+    [&b"l"[..], &partition.to_be_bytes()].concat()
+}
+
+pub(crate) fn key_key(partition: u32, hash: &Hash16) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..4].copy_from_slice(&partition.to_be_bytes());
+    key[4..].copy_from_slice(hash);
+    key
+}
+
+pub(crate) fn key_hash(key: &[u8]) -> Result<Hash16, Trouble> {
+    key.get(4..20).and_then(|part| part.try_into().ok()).ok_or_else(damaged)
+}
+
+pub(crate) fn log_offset(key: &[u8]) -> Result<u64, Trouble> {
+    let offset = key.last_chunk::<8>().ok_or_else(damaged)?;
+    Ok(u64::from_be_bytes(*offset))
+}
+
+/// Bytes that are not what was written.
+pub(crate) fn damaged() -> Trouble {
+    Trouble::Damaged("a stored value can't be read".to_owned())
+}
+
+/// Reads a value from its beginning.
+struct Reader(Bytes);
+
+impl Reader {
+    fn int(&mut self) -> Result<u64, Trouble> {
+        decode_varint(&mut self.0).map_err(|_| damaged())
+    }
+
+    fn take(&mut self, count: usize) -> Result<Bytes, Trouble> {
+        if self.0.len() < count { Err(damaged()) } else { Ok(self.0.split_to(count)) }
+    }
+
+    fn hash(&mut self) -> Result<Hash16, Trouble> {
+        self.take(16)?[..].try_into().map_err(|_| damaged())
+    }
+
+    fn text(&mut self) -> Result<String, Trouble> {
+        let count = usize::try_from(self.int()?).map_err(|_| damaged())?;
+        String::from_utf8(self.take(count)?.to_vec()).map_err(|_| damaged())
+    }
+}
+
+fn ints(numbers: &[u64], to: &mut Vec<u8>) {
+    for number in numbers {
+        encode_varint(*number, to);
+    }
+}
+
+pub(crate) fn put_standing(it: &Standing) -> Vec<u8> {
+    let mut to = [it.topic.0.to_be_bytes(), it.fence.0.to_be_bytes(), it.position.hash].concat();
+    let rules = &it.rules;
+    ints(&[it.position.offset, rules.ledger_version.into(), rules.dedup_window, rules.keys_from], &mut to);
+    to
+}
+
+pub(crate) fn standing(value: &[u8]) -> Result<Standing, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let topic = TopicId(u128::from_be_bytes(from.hash()?));
+    let fence = Fence(u128::from_be_bytes(from.hash()?));
+    let hash = from.hash()?;
+    let position = Position { offset: from.int()?, hash };
+    let ledger_version = u32::try_from(from.int()?).map_err(|_| damaged())?;
+    let rules = Rules { ledger_version, dedup_window: from.int()?, keys_from: from.int()? };
+    Ok(Standing { topic, fence, position, rules })
+}
+
+/// A head, and how many members the group has now.
+pub(crate) fn put_head(it: &Head, members: u64) -> Vec<u8> {
+    let mut to = Vec::with_capacity(24);
+    let count = it.settings.len() as u64;
+    ints(&[it.last_seq, it.messages, it.pruned_to, it.deleted_seq, members, count], &mut to);
+    for text in it.settings.iter().flat_map(|(key, value)| [key, value]) {
+        encode_varint(text.len() as u64, &mut to);
+        to.extend_from_slice(text.as_bytes());
+    }
+    to
+}
+
+pub(crate) fn head(value: &[u8]) -> Result<(Head, u64), Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let (last_seq, messages, pruned_to, deleted_seq) = (from.int()?, from.int()?, from.int()?, from.int()?);
+    let (members, count) = (from.int()?, from.int()?);
+    let mut settings = BTreeMap::new();
+    for _ in 0..count {
+        settings.insert(from.text()?, from.text()?);
+    }
+    let settings = Arc::new(settings);
+    Ok((Head { last_seq, messages, pruned_to, deleted_seq, settings }, members))
+}
+
+pub(crate) fn put_member(it: &Member) -> Vec<u8> {
+    let role = match it.role {
+        Role::Member => 1,
+        Role::Admin => 2,
+        Role::Owner => 3,
+    };
+    let mut to = Vec::with_capacity(16);
+    ints(&[role, it.joined_seq, it.left_seq, it.sent], &mut to);
+    to
+}
+
+pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let role = match from.int()? {
+        1 => Role::Member,
+        2 => Role::Admin,
+        3 => Role::Owner,
+        _ => return Err(damaged()),
+    };
+    Ok(Member { role, joined_seq: from.int()?, left_seq: from.int()?, sent: from.int()? })
+}
+
+pub(crate) fn put_device(it: &Device) -> Vec<u8> {
+    let mut to = Vec::with_capacity(16);
+    ints(&[it.epoch, it.next_n], &mut to);
+    to
+}
+
+pub(crate) fn device(value: &[u8]) -> Result<Device, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    Ok(Device { epoch: from.int()?, next_n: from.int()? })
+}
+
+pub(crate) fn put_key(it: &Key) -> Vec<u8> {
+    let mut to = Vec::with_capacity(40);
+    to.extend_from_slice(&it.body_hash);
+    ints(&[it.seq, it.time, it.offset], &mut to);
+    to
+}
+
+pub(crate) fn key(value: &[u8]) -> Result<Key, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let body_hash = from.hash()?;
+    Ok(Key { body_hash, seq: from.int()?, time: from.int()?, offset: from.int()? })
+}
+
+/// Whose frame it was does not matter any more: the shortest origin that a record may have.
+fn nobody() -> Result<Origin, Trouble> {
+    let node = NodeId::new("-").map_err(|_| damaged())?;
+    Ok(Origin { node, boot: 0, conn: 0, request: 0 })
+}
+
+/// A row of history; its seq is in the key.
+pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>, Trouble> {
+    let mut body = row.body.clone();
+    if recalled.is_some()
+        && let Body::Message(message) = &mut body
+    {
+        message.content = Bytes::new();
+    }
+    let record = Record { origin: nobody()?, received_at: row.time, body }.encode();
+    let (seq, time) = recalled.unwrap_or_default();
+    let mut to = Vec::with_capacity(record.len() + 16);
+    ints(&[row.ordinal, row.own, row.offset, seq, time], &mut to);
+    to.extend_from_slice(&record);
+    Ok(to)
+}
+
+pub(crate) fn row(seq: u64, value: &[u8]) -> Result<StoredRow, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let (ordinal, own, offset) = (from.int()?, from.int()?, from.int()?);
+    let recalled = Some((from.int()?, from.int()?)).filter(|(seq, _)| *seq > 0);
+    let record = Record::decode(from.0).map_err(|_| damaged())?;
+    let row = Row { seq, ordinal, own, time: record.received_at, offset, body: record.body };
+    Ok(StoredRow { row, recalled })
+}
+
+/// The seq in a row's key.
+pub(crate) fn row_seq(key: &[u8]) -> Result<u64, Trouble> {
+    let seq = key.last_chunk::<8>().ok_or_else(damaged)?;
+    Ok(u64::from_be_bytes(*seq))
+}
+
+pub(crate) fn user_id(text: &str) -> Result<UserId, Trouble> {
+    UserId::new(text).map_err(|_| damaged())
+}
+
+pub(crate) fn conversation_id(text: &str) -> Result<ConversationId, Trouble> {
+    ConversationId::parse(text).map_err(|_| damaged())
+}

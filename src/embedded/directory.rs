@@ -1,0 +1,136 @@
+//! The store's directory: whose it is, which version it has, and that only one process is in it.
+//!
+//! `format.json` says what this is; `lock` is locked while a node runs; `db` is fjall's. The database is made under
+//! another name, then the marker is written, then the database moved into place: so a crash leaves nothing half made,
+//! and a database that is gone later is missed.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{OpenError, journal};
+
+/// The layout that this program writes.
+pub const FORMAT: u32 = 1;
+
+const FORMAT_FILE: &str = "format.json";
+const DRAFT: &str = "db.new";
+
+#[derive(Serialize, Deserialize)]
+struct Marker {
+    tidegate_store: u32,
+}
+
+/// A directory that is this process's while this lives.
+pub(super) struct Directory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Locks the directory and brings it to the present format.
+    pub(super) fn enter(path: &Path) -> Result<Self, OpenError> {
+        let at = |error: io::Error| OpenError::Io { path: path.to_owned(), error };
+        let foreign = || OpenError::Foreign(path.to_owned());
+        fs::create_dir_all(path).map_err(at)?;
+        let marker = match fs::read(path.join(FORMAT_FILE)) {
+            Ok(bytes) => {
+                let marker: Marker = serde_json::from_slice(&bytes).map_err(|_| foreign())?;
+                Some(marker.tidegate_store)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(at(error)),
+        };
+        match marker {
+            None if holds_anything(path).map_err(at)? => return Err(foreign()),
+            Some(found) if found > FORMAT => return Err(OpenError::Newer { path: path.to_owned(), found }),
+            None | Some(_) => {}
+        }
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"));
+        let lock = lock.map_err(at)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(OpenError::Locked(path.to_owned())),
+            Err(TryLockError::Error(error)) => return Err(at(error)),
+        }
+        let directory = Self { path: path.to_owned(), _lock: lock };
+        if let Some(found) = marker {
+            directory.upgrade(found)?;
+        }
+        Ok(directory)
+    }
+
+    /// Where the database is.
+    pub(super) fn database(&self) -> PathBuf {
+        self.path.join("db")
+    }
+
+    /// Where a new database is to be made, if there never was one; [`Directory::made`] moves it into place.
+    pub(super) fn draft(&self) -> io::Result<Option<PathBuf>> {
+        let (marked, draft) = (self.path.join(FORMAT_FILE).try_exists()?, self.path.join(DRAFT));
+        if marked {
+            if draft.try_exists()? {
+                self.made()?;
+            }
+            return Ok(None);
+        }
+        if draft.try_exists()? {
+            fs::remove_dir_all(&draft)?;
+        }
+        Ok(Some(draft))
+    }
+
+    pub(super) fn made(&self) -> io::Result<()> {
+        self.write_marker()?;
+        fs::rename(self.path.join(DRAFT), self.database())?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Cuts a torn end off; refuses damage in the middle.
+    pub(super) fn check(&self) -> Result<(), OpenError> {
+        if !self.database().is_dir() {
+            return Err(OpenError::Damaged {
+                path: self.path.clone(),
+                what: "its database is gone".to_owned(),
+            });
+        }
+        let found = journal::check(&self.database())
+            .map_err(|error| OpenError::Io { path: self.path.clone(), error })?;
+        found.map_err(|damage| OpenError::Damaged {
+            path: self.path.clone(),
+            what: format!("{} from byte {} on, before its end", damage.file.display(), damage.at),
+        })
+    }
+
+    /// Each version brings the step from the one before it; there is none before 1.
+    fn upgrade(&self, found: u32) -> Result<(), OpenError> {
+        match found {
+            FORMAT => Ok(()),
+            _ => Err(OpenError::Foreign(self.path.clone())),
+        }
+    }
+
+    fn write_marker(&self) -> io::Result<()> {
+        let draft = self.path.join("format.tmp");
+        let mut file = File::create(&draft)?;
+        file.write_all(&serde_json::to_vec(&Marker { tidegate_store: FORMAT })?)?;
+        file.sync_all()?;
+        fs::rename(&draft, self.path.join(FORMAT_FILE))?;
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// Anything but what a crash before the marker leaves.
+fn holds_anything(path: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if !["lock", "format.tmp", DRAFT].iter().any(|ours| name == *ours) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,343 @@
+//! The one thread that writes: one batch and one `fdatasync` for all that an archive brings.
+//!
+//! A failed sync is never tried again: nobody can say what is on the disk then, so nothing is confirmed any more and
+//! the process is told to end. A full disk is no such failure: appends stop before it is full, and if it gets full all
+//! the same, the database is closed and opened again once there is space, and the owner's retry finds out.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, PoisonError, atomic::Ordering, mpsc},
+    time::{Duration, Instant},
+};
+
+use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use tidegate_protocol::{
+    machine::ledger::Delta,
+    record::{Position, Rules},
+};
+
+use super::{
+    Core, Database, Job, SPILL_AFTER, Standing, Trouble,
+    archive::{self, Known},
+    codec,
+};
+use crate::{
+    bus::TopicId,
+    store::{Fence, StoreError, TakenOver},
+};
+
+/// How often free space and waiting appends are looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Between two looks at the free space.
+const SPACE_EVERY: Duration = Duration::from_millis(100);
+
+pub(super) struct Writer {
+    core: Arc<Core>,
+    standings: HashMap<u32, Standing>,
+    known: Known,
+    looked_at_space: Instant,
+    /// Free bytes at that time.
+    free: u64,
+    /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
+    stuck: bool,
+}
+
+fn full() -> StoreError {
+    StoreError::Unavailable("the disk is full".to_owned())
+}
+
+/// Why a commit did not happen, or may not have.
+enum CommitError {
+    Full(String),
+    Fatal(String),
+}
+
+impl Writer {
+    pub(super) fn new(core: Arc<Core>) -> Result<Self, Trouble> {
+        let looked_at_space = Instant::now();
+        let mut writer = Self {
+            core,
+            standings: HashMap::new(),
+            known: Known::default(),
+            looked_at_space,
+            free: u64::MAX,
+            stuck: false,
+        };
+        writer.learn()?;
+        writer.look_at_space();
+        Ok(writer)
+    }
+
+    /// Reads where the partitions stand.
+    fn learn(&mut self) -> Result<(), Trouble> {
+        self.known.clear();
+        self.standings.clear();
+        let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(database) = &*database else { return Ok(()) };
+        for partition in 0..self.core.config.partitions {
+            if let Some(standing) = database.standing(partition)? {
+                self.standings.insert(partition, standing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Works until nobody can ask any more.
+    pub(super) fn run(mut self, inbox: mpsc::Receiver<Job>) {
+        loop {
+            match inbox.recv_timeout(TICK) {
+                Ok(job) => self.answer(job),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            if self.looked_at_space.elapsed() >= SPACE_EVERY {
+                self.look_at_space();
+            }
+            self.spill(SPILL_AFTER);
+        }
+        self.spill(Duration::ZERO);
+    }
+
+    /// An answer that nobody waits for any more is fine: who asked will ask again.
+    fn answer(&mut self, job: Job) {
+        match job {
+            Job::TakeOver { partition, fence, topic, reply } => {
+                reply.send(self.take_over(partition, fence, topic)).ok();
+            }
+            Job::Archive { partition, fence, delta, reply } => {
+                reply.send(self.archive(partition, fence, &delta)).ok();
+            }
+            Job::Spill(reply) => {
+                if self.spill(Duration::ZERO) {
+                    reply.send(()).ok();
+                }
+            }
+        }
+    }
+
+    fn usable(&self) -> Result<(), StoreError> {
+        if let Some(why) = self.core.fatal.borrow().clone() {
+            return Err(StoreError::Broken(why));
+        }
+        if self.stuck { Err(full()) } else { Ok(()) }
+    }
+
+    fn take_over(&mut self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        self.usable()?;
+        let position = Position::START;
+        let new = Standing { topic, fence, position, rules: Rules::default() };
+        let mut standing = self.standings.get(&partition).copied().unwrap_or(new);
+        if standing.position == Position::START {
+            standing.topic = topic;
+        }
+        if standing.topic != topic {
+            return Err(StoreError::LogReplaced(standing.topic));
+        }
+        standing.fence = fence;
+        self.write(|database, _, batch| {
+            database.put_standing(batch, partition, &standing);
+            Ok(())
+        })?;
+        self.standings.insert(partition, standing);
+        Ok(TakenOver { position: standing.position, rules: standing.rules })
+    }
+
+    fn archive(&mut self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        self.usable()?;
+        let standing = self.standings.get(&partition).filter(|it| it.fence == fence);
+        let standing = *standing.ok_or(StoreError::Fenced)?;
+        let done = standing.position == delta.to && delta.from != delta.to;
+        if !done && standing.position != delta.from {
+            return Err(StoreError::PositionMismatch(standing.position));
+        }
+        let mut last = false;
+        if !done {
+            let standing = Standing { position: delta.to, rules: delta.rules, ..standing };
+            let core = Arc::clone(&self.core);
+            self.write(|database, known, batch| {
+                archive::stage(database, known, partition, delta, batch)?;
+                database.put_standing(batch, partition, &standing);
+                if let Some(tail) = core.tail(partition) {
+                    for offset in tail.needless(delta.to.offset) {
+                        batch.remove(&database.state, codec::log_key(partition, offset));
+                    }
+                    let end = delta.to.offset.checked_sub(1);
+                    if let Some((end, bytes)) = end.and_then(|end| Some((end, tail.at(end)?))) {
+                        batch.insert(&database.state, codec::log_key(partition, end), &bytes[..]);
+                        last = true;
+                    }
+                }
+                Ok(())
+            })?;
+            self.standings.insert(partition, standing);
+        }
+        if let Some(mut tail) = self.core.tail(partition) {
+            tail.archived(delta.to.offset, last);
+        }
+        self.core.tell_moved();
+        Ok(())
+    }
+
+    /// Writes the records that wait for longer than `age`. False: something could not be written.
+    fn spill(&mut self, age: Duration) -> bool {
+        let core = Arc::clone(&self.core);
+        let mut all = true;
+        for partition in 0..core.config.partitions {
+            let Some(tail) = core.tail(partition) else { continue };
+            if tail.since().is_none_or(|since| since.elapsed() < age) {
+                continue;
+            }
+            let waiting: Vec<_> = tail.waiting().map(|(offset, bytes)| (offset, bytes.clone())).collect();
+            drop(tail);
+            let Some((end, _)) = waiting.last() else { continue };
+            let to = end + 1;
+            let written = self.usable().and_then(|()| {
+                self.write(|database, _, batch| {
+                    for (offset, bytes) in &waiting {
+                        batch.insert(&database.state, codec::log_key(partition, *offset), &bytes[..]);
+                    }
+                    Ok(())
+                })
+            });
+            all &= written.is_ok();
+            if written.is_ok()
+                && let Some(mut tail) = core.tail(partition)
+            {
+                tail.spilled(to);
+            }
+            core.tell_moved();
+        }
+        all
+    }
+
+    /// One batch, one sync, or none of it.
+    fn write(
+        &mut self,
+        stage: impl FnOnce(&Database, &mut Known, &mut WriteBatch) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let core = Arc::clone(&self.core);
+        let committed = {
+            let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(database) = &*database else { return Err(full()) };
+            let mut batch = database.fjall.batch().durability(Some(PersistMode::SyncData));
+            if let Err(error) = stage(database, &mut self.known, &mut batch) {
+                self.known.clear();
+                if let StoreError::Broken(why) = &error {
+                    self.give_up(why.clone());
+                }
+                return Err(error);
+            }
+            core.config.disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit())
+        };
+        match committed.map_err(|error| self.judge(&error)) {
+            Ok(()) => Ok(()),
+            Err(CommitError::Full(why)) => {
+                self.known.clear();
+                tracing::error!(why, "the disk is full: nothing is taken until there is space again");
+                core.full.store(true, Ordering::Relaxed);
+                self.stuck = true;
+                self.fail_waiting();
+                Err(StoreError::Unknown(format!("the disk is full: {why}")))
+            }
+            Err(CommitError::Fatal(why)) => {
+                self.give_up(why.clone());
+                Err(StoreError::Broken(why))
+            }
+        }
+    }
+
+    fn judge(&self, error: &fjall::Error) -> CommitError {
+        let full = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
+        let is_full = match error {
+            fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => full(error),
+            // A background flush failed before; fjall does not say why.
+            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min,
+            _ => false,
+        };
+        if is_full {
+            CommitError::Full(error.to_string())
+        } else {
+            CommitError::Fatal(format!(
+                "the disk failed to store messages ({error}): nothing more is confirmed. Check the disk, then start \
+                 the node again"
+            ))
+        }
+    }
+
+    fn give_up(&self, why: String) {
+        tracing::error!(why, "the store is broken");
+        self.core.fatal.send_replace(Some(why));
+        self.fail_waiting();
+    }
+
+    fn fail_waiting(&self) {
+        for partition in 0..self.core.config.partitions {
+            if let Some(mut tail) = self.core.tail(partition) {
+                tail.fail();
+            }
+        }
+        self.core.tell_moved();
+    }
+
+    fn free_now(&self) -> u64 {
+        let config = &self.core.config;
+        config.disk.free(&config.path).unwrap_or(u64::MAX)
+    }
+
+    /// Stops appends while space is short, and opens the database again when there is enough.
+    fn look_at_space(&mut self) {
+        self.looked_at_space = Instant::now();
+        self.free = self.free_now();
+        let floor = self.core.config.free_bytes_min;
+        let was_full = self.core.full.load(Ordering::Relaxed);
+        // A little more than the floor, or it would go back and forth.
+        let enough = if was_full { floor.saturating_add(floor / 16) } else { floor };
+        let is_full = self.free < enough;
+        if is_full {
+            if !was_full {
+                tracing::warn!(free = self.free, floor, "the disk is nearly full: sends are refused");
+                self.core.full.store(true, Ordering::Relaxed);
+            }
+            return;
+        }
+        if was_full && self.core.fatal.borrow().is_none() && self.open_again() {
+            tracing::warn!(free = self.free, "there is space again: sends are taken");
+            self.core.full.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn open_again(&mut self) -> bool {
+        if !self.stuck {
+            return true;
+        }
+        let core = Arc::clone(&self.core);
+        let mut place = core.database.write().unwrap_or_else(PoisonError::into_inner);
+        // Closed first: it holds fjall's lock.
+        *place = None;
+        match Database::open(&core.directory) {
+            Ok(Ok((database, _))) => {
+                *place = Some(database);
+                drop(place);
+                self.stuck = false;
+                if let Err(trouble) = self.learn() {
+                    self.give_up(format!("{trouble:?}"));
+                }
+                true
+            }
+            Ok(Err(error)) => {
+                drop(place);
+                self.give_up(error.to_string());
+                false
+            }
+            // Full again, it may be: the next look tries again.
+            Err(trouble) => {
+                tracing::warn!(?trouble, "the store can't be opened again yet");
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! `Store` on the disk of this machine. The engine's writer archives; reads are snapshots, on threads that may wait.
+//!
+//! Nothing is loaded at the start, so a restart takes as long as the replay of fjall's newest journals.
+
+use std::{ops::Bound, sync::Arc};
+
+use async_trait::async_trait;
+use fjall::{Readable as _, Snapshot as View};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Head, Key, Loaded, Member, Need, RowHead},
+    record::{Body, Hash16, Position},
+};
+
+use super::{
+    Direction, Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, StoredRow, Summary, TakenOver,
+};
+use crate::{
+    bus::TopicId,
+    embedded::{self, Database, Engine, Pair, Trouble},
+};
+
+/// What is archived, in the database that the log is in, too.
+pub struct EmbeddedStore(Arc<Engine>);
+
+impl EmbeddedStore {
+    /// The store of an engine.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Self(engine)
+    }
+}
+
+/// A snapshot of the database.
+struct Reading<'a> {
+    database: &'a Database,
+    view: View,
+}
+
+impl<'a> Reading<'a> {
+    fn new(database: &'a Database) -> Self {
+        Self { database, view: database.snapshot() }
+    }
+
+    /// Where the partition stands, if it is the caller's.
+    fn owned(&self, partition: u32, fence: Fence) -> Result<Position, StoreError> {
+        let standing = self.database.standing_in(&self.view, partition)?;
+        let standing = standing.filter(|it| it.fence == fence).ok_or(StoreError::Fenced)?;
+        Ok(standing.position)
+    }
+
+    fn head(&self, id: &ConversationId) -> Result<Option<(Head, u64)>, Trouble> {
+        let value = self.view.get(&self.database.state, embedded::head_key(id))?;
+        value.map(|value| embedded::head(&value)).transpose()
+    }
+
+    fn member(&self, id: &ConversationId, user: &UserId) -> Result<Option<Member>, Trouble> {
+        let value =
+            self.view.get(&self.database.state, embedded::pair(Pair::Member, id.as_str(), user.as_str()))?;
+        value.map(|value| embedded::member(&value)).transpose()
+    }
+
+    fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, Trouble> {
+        let value = self.view.get(&self.database.rows, embedded::row_key(id, seq))?;
+        value.map(|value| embedded::row(seq, &value)).transpose()
+    }
+
+    fn look_up(&self, partition: u32, need: Need) -> Result<Loaded, Trouble> {
+        Ok(match need {
+            Need::Head(id) => {
+                let head = self.head(&id)?.map(|(head, _)| head);
+                Loaded::Head(id, head)
+            }
+            Need::Member(id, user) => {
+                let member = self.member(&id, &user)?;
+                Loaded::Member(id, user, member)
+            }
+            Need::Device(id, user, device) => {
+                let key = embedded::device_key(id.as_str(), user.as_str(), device.as_str());
+                let value = self.view.get(&self.database.state, key)?;
+                let row = value.map(|value| embedded::device(&value)).transpose()?;
+                Loaded::Device(id, user, device, row)
+            }
+            Need::Key(hash) => {
+                let value = self.view.get(&self.database.keys, embedded::key_key(partition, &hash))?;
+                Loaded::Key(hash, value.map(|value| embedded::key(&value)).transpose()?)
+            }
+            Need::Row(id, seq) => {
+                let row = self.row(&id, seq)?.map(row_head);
+                Loaded::Row(id, seq, row)
+            }
+        })
+    }
+
+    fn recent_keys(&self, partition: u32, from: u64) -> Result<Vec<(Hash16, Key)>, Trouble> {
+        let mut keys = Vec::new();
+        for entry in self.view.prefix(&self.database.keys, partition.to_be_bytes()) {
+            let (hash, value) = entry.into_inner()?;
+            let key = embedded::key(&value)?;
+            if key.offset >= from {
+                keys.push((embedded::key_hash(&hash)?, key));
+            }
+        }
+        Ok(keys)
+    }
+
+    fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, Trouble> {
+        let mut found = Vec::new();
+        let start = embedded::pair(Pair::OfUser, user.as_str(), after.map_or("", |id| id.as_str()));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let key = entry.key()?;
+            let Some(id) = embedded::second(&key, Pair::OfUser, user.as_str())? else { break };
+            if found.len() == limit {
+                break;
+            }
+            let id = embedded::conversation_id(id)?;
+            if let (Some(member), Some((head, _))) = (self.member(&id, user)?, self.head(&id)?) {
+                found.push(Membership { conversation: id, member, head });
+            }
+        }
+        Ok(found)
+    }
+
+    fn members(
+        &self,
+        id: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, Trouble> {
+        let mut found = Vec::new();
+        let start = embedded::pair(Pair::Member, id.as_str(), after.map_or("", UserId::as_str));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let (key, value) = entry.into_inner()?;
+            let Some(user) = embedded::second(&key, Pair::Member, id.as_str())? else { break };
+            if found.len() == limit {
+                break;
+            }
+            let member = embedded::member(&value)?;
+            if member.is_in() {
+                found.push((embedded::user_id(user)?, member));
+            }
+        }
+        Ok(found)
+    }
+
+    fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, Trouble> {
+        let Some((head, members)) = self.head(id)? else { return Ok(None) };
+        let member = of.map(|user| self.member(id, user)).transpose()?.flatten();
+        Ok(Some(Summary { head, members, member }))
+    }
+
+    fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
+        let rows = &self.database.rows;
+        let key = |seq| embedded::row_key(id, seq);
+        let mut entries: Box<dyn Iterator<Item = fjall::Guard>> = match query.direction {
+            Direction::Forward => Box::new(
+                self.view.range(rows, (Bound::Excluded(key(query.cursor)), Bound::Included(key(u64::MAX)))),
+            ),
+            Direction::Backward => Box::new(self.view.range(rows, key(0)..key(query.cursor)).rev()),
+        };
+        let mut page = Page { head: self.head(id)?.map(|(head, _)| head), rows: Vec::new() };
+        let mut bytes = 0;
+        while page.rows.len() < query.limit {
+            let Some(entry) = entries.next() else { break };
+            let (key, value) = entry.into_inner()?;
+            let row = embedded::row(embedded::row_seq(&key)?, &value)?;
+            bytes += content_bytes(&row);
+            if !page.rows.is_empty() && bytes > query.max_bytes {
+                break;
+            }
+            page.rows.push(row);
+        }
+        Ok(page)
+    }
+}
+
+fn content_bytes(stored: &StoredRow) -> usize {
+    match &stored.row.body {
+        Body::Message(message) => message.content.len(),
+        _ => 0,
+    }
+}
+
+fn row_head(stored: StoredRow) -> RowHead {
+    let sender = match stored.row.body {
+        Body::Message(message) => Some(message.sender),
+        _ => None,
+    };
+    RowHead { sender, recalled: stored.recalled }
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    fn durable(&self) -> bool {
+        true
+    }
+
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        self.0.take_over(partition, fence, topic).await
+    }
+
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        self.0.archive(partition, fence, delta.clone()).await
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        let needs = needs.to_vec();
+        let load = move |database: &Database| {
+            let reading = Reading::new(database);
+            let position = reading.owned(partition, fence)?;
+            let rows: Result<_, Trouble> =
+                needs.into_iter().map(|need| reading.look_up(partition, need)).collect();
+            Ok(Snapshot { position, rows: rows? })
+        };
+        self.0.read(load).await
+    }
+
+    /// Looks at every key of the partition: for a warm start only, where the rules have a window.
+    async fn recent_keys(
+        &self,
+        partition: u32,
+        fence: Fence,
+        from: u64,
+    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+        let load = move |database: &Database| {
+            let reading = Reading::new(database);
+            let position = reading.owned(partition, fence)?;
+            Ok(Snapshot { position, rows: reading.recent_keys(partition, from)? })
+        };
+        self.0.read(load).await
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        let (user, after) = (user.clone(), after.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).memberships(&user, after.as_ref(), limit)?)).await
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        let (id, after) = (conversation.clone(), after.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).members(&id, after.as_ref(), limit)?)).await
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        let (id, of) = (conversation.clone(), of.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).summary(&id, of.as_ref())?)).await
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        let id = conversation.clone();
+        self.0.read(move |it| Ok(Reading::new(it).page(&id, query)?)).await
+    }
+}

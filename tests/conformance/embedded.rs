@@ -1,0 +1,342 @@
+//! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tidegate::{
+    bus::{AppendError, Bus, EmbeddedBus, LocalBusConfig, OwnershipEvent, TopicId},
+    embedded::{Disk, Engine, EngineConfig, FORMAT, OpenError},
+    store::{Direction, EmbeddedStore, Fence, PageQuery, Store, StoreError},
+};
+use tidegate_protocol::{
+    id::{ConversationId, NodeId},
+    machine::ledger::{Ledger, Outcome},
+    record::{Body, Origin, Position, Record},
+};
+
+use super::{node, store::owner::message, user};
+
+/// A directory of its own, gone with the last who holds it, and a disk whose faults are set by hand.
+struct TestDisk {
+    path: PathBuf,
+    free: AtomicU64,
+    /// The error that each commit meets; 0 = none.
+    errno: AtomicU64,
+}
+
+const EIO: u64 = 5;
+const ENOSPC: u64 = 28;
+const FLOOR: u64 = 1 << 20;
+
+impl TestDisk {
+    fn new() -> Arc<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::SeqCst);
+        let path = std::env::temp_dir().join(format!("tidegate-store-{}-{number}", std::process::id()));
+        Arc::new(Self { path, free: AtomicU64::new(u64::MAX), errno: AtomicU64::new(0) })
+    }
+
+    fn set(&self, free: u64, errno: u64) {
+        self.free.store(free, Ordering::SeqCst);
+        self.errno.store(errno, Ordering::SeqCst);
+    }
+
+    fn open(self: &Arc<Self>, partitions: u32) -> Result<Arc<Engine>, OpenError> {
+        let disk = Arc::clone(self) as Arc<dyn Disk>;
+        let config = EngineConfig { path: self.path.clone(), partitions, free_bytes_min: FLOOR, disk };
+        Engine::open(config).map(Arc::new)
+    }
+
+    fn refusal(self: &Arc<Self>) -> String {
+        self.open(1).err().expect("a refusal").to_string()
+    }
+
+    /// The newest journal with something in it.
+    fn journal(&self) -> PathBuf {
+        let files = fs::read_dir(self.path.join("db")).unwrap().map(|entry| entry.unwrap().path());
+        let journals = files.filter(|path| path.extension().is_some_and(|it| it == "jnl"));
+        journals.max().expect("a journal")
+    }
+}
+
+impl Drop for TestDisk {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.path).ok();
+    }
+}
+
+impl Disk for TestDisk {
+    fn free(&self, _: &Path) -> io::Result<u64> {
+        Ok(self.free.load(Ordering::SeqCst))
+    }
+
+    fn before_commit(&self) -> io::Result<()> {
+        match self.errno.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            number => Err(io::Error::from_raw_os_error(i32::try_from(number).unwrap())),
+        }
+    }
+}
+
+/// An engine in a directory that goes with it.
+pub(crate) fn engine(partitions: u32) -> Arc<Engine> {
+    TestDisk::new().open(partitions).unwrap()
+}
+
+const LIMITS: LocalBusConfig = LocalBusConfig {
+    partitions: 1,
+    topic: TopicId(0),
+    max_records: 10_000,
+    max_bytes: 1 << 20,
+    node_max_records: 10,
+    node_max_bytes: 1_000,
+};
+
+/// A node in little: bus, store and owner over one engine.
+struct Small {
+    bus: Arc<EmbeddedBus>,
+    store: Arc<dyn Store>,
+    engine: Arc<Engine>,
+    ledger: Ledger,
+    fence: Fence,
+    _ownership: Box<dyn tidegate::bus::Ownership>,
+}
+
+impl Small {
+    async fn start(disk: &Arc<TestDisk>) -> Self {
+        let engine = disk.open(1).unwrap();
+        let bus = Arc::new(EmbeddedBus::new(Arc::clone(&engine), LIMITS));
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::new(Arc::clone(&engine)));
+        let mut ownership = bus.join(&node("me", 1)).await.unwrap();
+        assert_eq!(ownership.next().await, Some(OwnershipEvent::Assigned(0)));
+        let bounds = bus.bounds(0).await.unwrap();
+        let fence = Fence(rand::random());
+        let taken = store.take_over(0, fence, bounds.topic).await.unwrap();
+        if let Some(before) = taken.position.offset.checked_sub(1) {
+            let last = bus.read(0, before, 1, 1).await.unwrap().records.remove(0);
+            assert!(taken.position.matches(Some(&last.bytes)), "the log knows the position");
+        }
+        let ledger = Ledger::resume(taken.position, taken.rules, 1);
+        Self { bus, store, engine, ledger, fence, _ownership: ownership }
+    }
+
+    /// Reads what is new, decides it, archives it.
+    async fn own(&mut self) -> Result<Vec<Outcome>, StoreError> {
+        let batch = self.bus.read(0, self.ledger.next_offset(), 1_000, 1 << 20).await.unwrap();
+        let mut outcomes = Vec::new();
+        let mut to = Position::START;
+        for record in batch.records {
+            to = Position::behind(record.offset, &record.bytes);
+            let decoded = Record::decode(record.bytes).unwrap();
+            let mut needs = Default::default();
+            self.ledger.needs(&decoded, &mut needs);
+            let needs: Vec<_> = needs.into_iter().collect();
+            let rows = self.store.load(0, self.fence, &needs).await?;
+            self.ledger.load(rows.position, rows.rows).unwrap();
+            outcomes.push(self.ledger.apply(record.offset, &decoded).unwrap());
+        }
+        let delta = self.ledger.take_delta(to).unwrap();
+        while let Err(error) = self.store.archive(0, self.fence, &delta).await {
+            if matches!(error, StoreError::Broken(_)) {
+                return Err(error);
+            }
+            tokio::task::yield_now().await;
+        }
+        self.ledger.archived(to).unwrap();
+        self.bus.trim(0, to.offset).await.unwrap();
+        Ok(outcomes)
+    }
+
+    /// Appends and archives; the append's answer comes with the archive.
+    async fn say(&mut self, ids: &[&str], attempt: u32) -> Vec<Outcome> {
+        let records = ids.iter().map(|id| said(id, attempt)).collect();
+        let bus = Arc::clone(&self.bus);
+        let append = tokio::spawn(async move { bus.append(0, records).await });
+        let outcomes = self.own().await.unwrap();
+        append.await.unwrap().unwrap();
+        outcomes
+    }
+
+    async fn seqs(&self) -> Vec<u64> {
+        let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: 1_000, max_bytes: 1 << 20 };
+        let page = self.store.page(&direct(), query).await.unwrap();
+        page.rows.iter().map(|stored| stored.row.seq).collect()
+    }
+}
+
+fn direct() -> ConversationId {
+    ConversationId::direct(&user("ann"), &user("bob"))
+}
+
+fn said(id: &str, attempt: u32) -> Bytes {
+    let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
+    let body: Body = message(&direct(), "ann", id, attempt, id);
+    Record { origin, received_at: 1_000, body }.encode()
+}
+
+fn accepted(outcomes: &[Outcome]) -> Vec<u64> {
+    let seq = |outcome: &Outcome| match outcome {
+        Outcome::Accepted { seq, .. } => *seq,
+        other => panic!("{other:?}"),
+    };
+    outcomes.iter().map(seq).collect()
+}
+
+#[tokio::test]
+async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
+    let disk = TestDisk::new();
+    let mut first = Small::start(&disk).await;
+    assert_eq!(accepted(&first.say(&["m1", "m2"], 0).await), [1, 2]);
+    assert_eq!(accepted(&first.say(&["m3"], 0).await), [3]);
+    let topic = first.bus.bounds(0).await.unwrap().topic;
+    drop(first);
+    let mut second = Small::start(&disk).await;
+    assert_eq!(second.bus.bounds(0).await.unwrap().topic, topic);
+    assert_eq!(second.seqs().await, [1, 2, 3]);
+    let retry = second.say(&["m2"], 1).await;
+    assert!(matches!(retry[..], [Outcome::Duplicate { seq: 2, .. }]), "{retry:?}");
+    assert_eq!(accepted(&second.say(&["m4"], 0).await), [4]);
+    let summary = second.store.summary(&direct(), Some(&user("ann"))).await.unwrap().unwrap();
+    assert_eq!((summary.members, summary.member.unwrap().sent), (2, 4));
+}
+
+#[tokio::test]
+async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
+    let disk = TestDisk::new();
+    let engine = disk.open(1).unwrap();
+    let bus = EmbeddedBus::new(engine, LIMITS);
+    assert_eq!(bus.append(0, vec![said("m1", 0), said("m2", 0)]).await.unwrap().last, 1);
+    drop(bus);
+    let mut second = Small::start(&disk).await;
+    assert_eq!(accepted(&second.own().await.unwrap()), [1, 2]);
+    assert_eq!(accepted(&second.say(&["m3"], 0).await), [3]);
+    drop(second);
+    let third = Small::start(&disk).await;
+    let bounds = third.bus.bounds(0).await.unwrap();
+    assert_eq!((bounds.first, bounds.next), (2, 3), "the log keeps the last record that was archived");
+}
+
+#[tokio::test]
+async fn a_failed_sync_ends_everything_and_confirms_nothing() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    small.say(&["m1"], 0).await;
+    let mut fatal = small.engine.fatal();
+    assert_eq!(*fatal.borrow(), None);
+    disk.set(u64::MAX, EIO);
+    let bus = Arc::clone(&small.bus);
+    let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0)]).await });
+    assert!(matches!(small.own().await, Err(StoreError::Broken(_))));
+    assert!(matches!(append.await.unwrap(), Err(AppendError::Unknown(_))));
+    fatal.changed().await.unwrap();
+    assert!(fatal.borrow().as_ref().unwrap().contains("Check the disk"));
+    disk.set(u64::MAX, 0);
+    let late = small.bus.append(0, vec![said("m3", 0)]).await;
+    assert!(matches!(late, Err(AppendError::Rejected(_))), "a later sync proves nothing: {late:?}");
+    assert_eq!(small.seqs().await, [1]);
+}
+
+#[tokio::test]
+async fn a_nearly_full_disk_refuses_appends_reads_go_on_and_it_ends_by_itself() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    small.say(&["m1"], 0).await;
+    disk.set(FLOOR - 1, 0);
+    let refused = eventually(async || match small.bus.append(0, vec![said("probe", 0)]).await {
+        Err(error) => Some(error),
+        Ok(_) => None,
+    });
+    assert!(matches!(refused.await, AppendError::Unavailable(_)));
+    assert_eq!(small.seqs().await, [1]);
+    disk.set(u64::MAX, 0);
+    let bus = Arc::clone(&small.bus);
+    eventually(async || bus.append(0, vec![said("m2", 0)]).await.ok()).await;
+    small.own().await.unwrap();
+    assert!(small.seqs().await.len() >= 2);
+}
+
+#[tokio::test]
+async fn a_disk_that_gets_full_within_a_commit_is_opened_again_and_nothing_is_renumbered() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    small.say(&["m1"], 0).await;
+    disk.set(0, ENOSPC);
+    let bus = Arc::clone(&small.bus);
+    let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0)]).await });
+    assert!(append.await.unwrap().is_err());
+    assert_eq!(small.seqs().await, [1], "reads go on");
+    disk.set(u64::MAX, 0);
+    let bus = Arc::clone(&small.bus);
+    eventually(async || bus.append(0, vec![said("m2", 1)]).await.ok()).await;
+    small.own().await.unwrap();
+    assert_eq!(small.seqs().await, [1, 2]);
+    drop((small, bus));
+    assert_eq!(Small::start(&disk).await.seqs().await, [1, 2]);
+}
+
+/// Asks until there is an answer.
+async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..1_000 {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it never came");
+}
+
+#[tokio::test]
+async fn a_torn_end_is_cut_off_and_damage_before_it_is_refused_with_what_to_do() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    for id in ["m1", "m2", "m3"] {
+        small.say(&[id], 0).await;
+    }
+    drop(small);
+    let journal = fs::read(disk.journal()).unwrap();
+    let find = |text: &[u8]| journal.windows(text.len()).position(|it| it == text).unwrap();
+    let (second, third) = (find(b"\x02m2"), find(b"\x02m3"));
+    let flip = |at: usize| {
+        let mut flipped = journal.clone();
+        flipped[at] ^= 0x40;
+        fs::write(disk.journal(), flipped).unwrap();
+    };
+    flip(second);
+    let refusal = disk.refusal();
+    assert!(refusal.contains("damaged") && refusal.contains("backup"), "{refusal}");
+    for torn in [true, false] {
+        if torn {
+            fs::write(disk.journal(), &journal[..third]).unwrap()
+        } else {
+            flip(third)
+        }
+        let mut small = Small::start(&disk).await;
+        assert_eq!(small.seqs().await, [1, 2]);
+        assert_eq!(accepted(&small.say(&["m4"], 0).await), [3]);
+    }
+}
+
+#[test]
+fn a_foreign_a_newer_and_a_locked_directory_are_refused_with_the_cure() {
+    let disk = TestDisk::new();
+    fs::create_dir_all(&disk.path).unwrap();
+    fs::write(disk.path.join("thesis.tex"), "mine").unwrap();
+    assert!(disk.refusal().contains("set node.data to an empty directory"));
+    fs::remove_file(disk.path.join("thesis.tex")).unwrap();
+    let open = disk.open(1).unwrap();
+    assert!(disk.refusal().contains("stop that one first"));
+    drop(open);
+    let newer = format!("{{\"tidegate_store\":{}}}", FORMAT + 1);
+    fs::write(disk.path.join("format.json"), newer).unwrap();
+    assert!(disk.refusal().contains("start the newer tidegate"));
+    fs::write(disk.path.join("format.json"), "{}").unwrap();
+    assert!(disk.refusal().contains("no store of Tidegate"));
+}

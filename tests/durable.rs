@@ -1,0 +1,261 @@
+//! Durability by force: the real binary, killed with SIGKILL at random moments while clients send, and started again.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tidegate::auth;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROUNDS: u64 = 12;
+const CLIENTS: usize = 6;
+/// Sends that a client has on the way.
+const IN_FLIGHT: usize = 16;
+
+/// A data directory that goes when the test ends.
+struct Data(PathBuf);
+
+impl Data {
+    fn fresh() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("tidegate-durable-{}-{count}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn serve(&self) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("serve").arg("--data").arg(&self.0);
+        let sets = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0", "node.shards=1"];
+        for set in sets {
+            command.arg("--set").arg(set);
+        }
+        let errors = File::create(self.0.join("stderr")).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn().unwrap()
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.0.join("stderr")).unwrap()
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// A node that dies with SIGKILL, at the latest when it is dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(data: &Data) -> Self {
+        let file = data.0.join("node.json");
+        fs::remove_file(&file).ok();
+        let mut child = data.serve();
+        let node: Value = eventually("a node that is ready", || {
+            assert!(child.try_wait().unwrap().is_none(), "it ended: {}", data.said());
+            serde_json::from_slice(&fs::read(&file).ok()?).ok()
+        });
+        Self { child, address: node["client"].as_str().unwrap().parse().unwrap() }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Looks until there is something.
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A client on JSON lines.
+struct Client {
+    stream: TcpStream,
+    lines: BufReader<TcpStream>,
+}
+
+impl Client {
+    /// None: the node is gone.
+    fn login(address: SocketAddr, key: &[u8], user: &str) -> Option<Self> {
+        let stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.set_nodelay(true).ok()?;
+        let lines = BufReader::new(stream.try_clone().ok()?);
+        let mut client = Self { stream, lines };
+        let token = auth::sign(key, user, None, Duration::from_secs(600));
+        client.say(&json!({"id": 1, "hello": {"version": 1, "token": token, "device": "cli"}}))?;
+        client.until(|frame| frame.get("welcome").cloned())?;
+        Some(client)
+    }
+
+    fn say(&mut self, frame: &Value) -> Option<()> {
+        self.stream.write_all(format!("{frame}\n").as_bytes()).ok()
+    }
+
+    fn until<T>(&mut self, mut wanted: impl FnMut(&Value) -> Option<T>) -> Option<T> {
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            // The last line of a killed node may be cut.
+            let frame: Value = serde_json::from_str(&line).ok()?;
+            if let Some(found) = wanted(&frame) {
+                return Some(found);
+            }
+        }
+    }
+
+    fn send(&mut self, to: &str, msg_id: &str, attempt: u32) -> Option<()> {
+        let content = json!({"text": format!("this is {msg_id}")});
+        self.say(&json!({"id": 2, "send": {"toUser": to, "msgId": msg_id, "attempt": attempt, "content": content}}))
+    }
+
+    /// The next ack: id, seq, whether it was there before.
+    fn ack(&mut self) -> Option<(String, u64, bool)> {
+        self.until(|frame| {
+            assert!(frame.get("error").is_none(), "{frame}");
+            let ack = frame.get("sendAck")?;
+            let duplicate = ack.get("duplicate").and_then(Value::as_bool).unwrap_or(false);
+            Some((ack["msgId"].as_str()?.to_owned(), ack["seq"].as_u64()?, duplicate))
+        })
+    }
+}
+
+/// What one sender knows: message id → seq.
+type Acked = BTreeMap<String, u64>;
+
+/// Sends until the node is gone; what was acked, and the ids that are in doubt.
+fn busy(address: SocketAddr, key: &[u8], sender: usize, round: u64) -> (Acked, Vec<String>) {
+    let (mut acked, mut sent) = (Acked::new(), 0);
+    let id = |number: u64| format!("r{round}-{number}");
+    let Some(mut client) = Client::login(address, key, &format!("sender{sender}")) else {
+        return (acked, Vec::new());
+    };
+    let mut doubtful = Vec::new();
+    'alive: loop {
+        while doubtful.len() < IN_FLIGHT {
+            doubtful.push(id(sent));
+            sent += 1;
+            let newest = doubtful.last().unwrap().clone();
+            if client.send(&format!("receiver{sender}"), &newest, 0).is_none() {
+                break 'alive;
+            }
+        }
+        let Some((msg_id, seq, duplicate)) = client.ack() else { break };
+        assert!(!duplicate, "{msg_id} was never sent before");
+        doubtful.retain(|it| *it != msg_id);
+        acked.insert(msg_id, seq);
+    }
+    (acked, doubtful)
+}
+
+/// Sends everything again: what was acked has its seq, what was in doubt gets one now.
+fn settle(
+    address: SocketAddr,
+    key: &[u8],
+    sender: usize,
+    acked: &mut Acked,
+    new: &[String],
+    doubtful: &[String],
+) {
+    let mut client = Client::login(address, key, &format!("sender{sender}")).expect("a node that runs");
+    let ids: Vec<&String> = new.iter().chain(doubtful).collect();
+    for some in ids.chunks(64) {
+        for msg_id in some {
+            client.send(&format!("receiver{sender}"), msg_id, 1).expect("a node that runs");
+        }
+        for msg_id in some {
+            let (answered, seq, duplicate) = client.ack().expect("an ack");
+            assert_eq!(answered, **msg_id, "answers come in the order of the sends");
+            if let Some(before) = acked.insert(answered, seq) {
+                assert_eq!((seq, duplicate), (before, true), "sender {sender}: {msg_id} was acked");
+            }
+        }
+    }
+}
+
+fn token_key(data: &Path) -> Vec<u8> {
+    auth::load_or_create_key(data).unwrap()
+}
+
+#[test]
+fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
+    let data = Data::fresh();
+    let mut all = vec![Acked::new(); CLIENTS];
+    let mut server = Server::start(&data);
+    let key = token_key(&data.0);
+    for round in 0..ROUNDS {
+        let address = server.address;
+        let rounds: Vec<_> = thread::scope(|scope| {
+            let senders: Vec<_> = (0..CLIENTS)
+                .map(|sender| {
+                    scope.spawn({
+                        let key = &key;
+                        move || busy(address, key, sender, round)
+                    })
+                })
+                .collect();
+            // A moment in the middle of it: between 20 and 400 ms, other ones each time.
+            let moment = Duration::from_millis(20 + rand::random::<u64>() % 380);
+            let started = Instant::now();
+            eventually("the moment", || (started.elapsed() >= moment).then_some(()));
+            server.kill();
+            senders.into_iter().map(|sender| sender.join().unwrap()).collect()
+        });
+        server = Server::start(&data);
+        for (sender, (acked, doubtful)) in rounds.into_iter().enumerate() {
+            let new: Vec<String> = acked.keys().cloned().collect();
+            all[sender].extend(acked);
+            settle(server.address, &key, sender, &mut all[sender], &new, &doubtful);
+            let mut seqs: Vec<u64> = all[sender].values().copied().collect();
+            seqs.sort_unstable();
+            let whole: Vec<u64> = (1..=seqs.len() as u64).collect();
+            assert_eq!(seqs, whole, "sender {sender}, round {round}: a hole or a seq twice");
+        }
+    }
+    let count: usize = all.iter().map(Acked::len).sum();
+    println!("{count} messages over {ROUNDS} kills: none lost, none renumbered");
+    assert!(count > 1_000, "the clients were busy: {count}");
+}
+
+#[test]
+fn a_second_node_on_the_same_directory_is_refused_with_the_cure() {
+    let data = Data::fresh();
+    let _first = Server::start(&data);
+    let mut second = data.serve();
+    let status = eventually("an end", || second.try_wait().unwrap());
+    assert!(!status.success());
+    assert!(data.said().contains("in use by another node; stop that one first"), "{}", data.said());
+}
