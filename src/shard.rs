@@ -11,6 +11,7 @@ mod fanout;
 mod hub;
 mod mailroom;
 mod outbox;
+mod query;
 mod read;
 mod sweep;
 mod write;

@@ -125,6 +125,7 @@ impl Shard {
             outbox: None,
             window: None,
             partial: None,
+            asking: None,
             ending: None,
             blocked_since: None,
             paused: false,

@@ -255,7 +255,12 @@ impl<'a> Replay<'a> {
                 saved.0 = expected;
                 saved.1.push(done);
             }
-            Action::Reply(frame) => self.say(name, now, &frame),
+            // The client has everything: there is no store here that could tell more.
+            Action::Query { id, .. } => conn_of(&mut self.peers, name).input(|s, l, now, out| {
+                s.query_pong(id, Vec::new(), now, out);
+                s.query_over(l, now);
+            }),
+            Action::Reply(frame) | Action::Answer(frame) => self.say(name, now, &frame),
             Action::Close { code, reason } => {
                 let after_ms = if code.reconnect() == Reconnect::After { 1_000 } else { 0 };
                 let body = Some(Said::Close(code.close(&reason, after_ms)));
