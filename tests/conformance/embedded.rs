@@ -250,10 +250,7 @@ async fn a_nearly_full_disk_refuses_appends_reads_go_on_and_it_ends_by_itself() 
     let mut small = Small::start(&disk).await;
     small.say(&["m1"], 0).await;
     disk.set(FLOOR - 1, 0);
-    let refused = eventually(async || match small.bus.append(0, vec![said("probe", 0)]).await {
-        Err(error) => Some(error),
-        Ok(_) => None,
-    });
+    let refused = eventually(async || small.bus.append(0, vec![said("probe", 0)]).await.err());
     assert!(matches!(refused.await, AppendError::Unavailable(_)));
     assert_eq!(small.seqs().await, [1]);
     disk.set(u64::MAX, 0);
