@@ -2,6 +2,10 @@
 
 pub mod admin;
 pub mod deliver;
+pub mod history;
 pub mod login;
 pub mod owner;
+pub mod receipt;
 pub mod send;
+pub mod sync;
+pub mod unread;

@@ -22,14 +22,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use tidegate_protocol::machine::ledger::Delta;
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::Delta,
+};
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::{codec::*, database::Database};
 use self::{directory::Directory, tail::Tail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
-    store::{Fence, StoreError, TakenOver},
+    store::{Fence, Mark, StoreError, TakenOver},
 };
 
 pub use self::directory::FORMAT;
@@ -160,6 +163,10 @@ enum Job {
         partition: u32,
         fence: Fence,
         delta: Box<Delta>,
+        reply: Reply<()>,
+    },
+    Marks {
+        marks: Vec<(UserId, ConversationId, Mark)>,
         reply: Reply<()>,
     },
     /// Write what waits now, and say when it is there.
@@ -299,6 +306,15 @@ impl Engine {
     pub(crate) async fn archive(&self, partition: u32, fence: Fence, delta: Delta) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Archive { partition, fence, delta: Box::new(delta), reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    pub(crate) async fn save_marks(
+        &self,
+        marks: Vec<(UserId, ConversationId, Mark)>,
+    ) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Marks { marks, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 

@@ -17,6 +17,7 @@ use tidegate_protocol::{
     codec::PushFrame,
     id::{ConversationId, DeviceId, UserId},
     machine::{drain::Pace, session::Answer},
+    pb,
 };
 use tokio::sync::mpsc;
 
@@ -72,6 +73,19 @@ pub struct LoginError {
     pub reason: &'static str,
 }
 
+/// What the store said to a client's query.
+#[derive(Debug)]
+pub enum Found {
+    /// A part of a history.
+    Page(Box<pb::Page>),
+    /// Where conversations stand, and behind which one to go on, if there may be more.
+    States(Vec<pb::ConversationState>, Option<ConversationId>),
+    /// Conversations that are not where the client believes.
+    Positions(Vec<pb::Position>),
+    /// It was carried out.
+    Nothing,
+}
+
 /// Who gets a push.
 #[derive(Clone, Debug)]
 pub enum Audience {
@@ -108,6 +122,8 @@ pub enum Mail {
     Deliver(Vec<Item>),
     /// The login use-case is done.
     LoginDone(ConnKey, Result<LoginDone, LoginError>),
+    /// The answer to the connection's open query, or why there is none.
+    Found(ConnKey, Result<Found, (Code, &'static str)>),
     /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
     Memberships(ConnKey, Vec<ConversationId>),
     /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.

@@ -12,6 +12,7 @@ mod hub;
 mod leaving;
 mod mailroom;
 mod outbox;
+mod query;
 mod read;
 mod sweep;
 mod write;

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Key, Loaded, Member, Need, Row},
+    machine::ledger::{Delta, Head, Key, Loaded, Member, Need, Row, Stay},
     record::{Hash16, Position, Rules},
 };
 
@@ -41,13 +41,35 @@ pub struct Snapshot<T> {
     pub rows: Vec<T>,
 }
 
-/// A user's row in a conversation, with the head of the conversation.
+/// Up to where a user has read a conversation, and what lies there: so that unread is a subtraction (DESIGN 6.8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Everything up to here is read.
+    pub seq: u64,
+    /// How many messages the conversation has up to there.
+    pub messages: u64,
+    /// How many of them are the user's own.
+    pub own: u64,
+}
+
+/// How a user stands in a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The user's row; of one who has left, too.
+    pub member: Member,
+    /// The times the user was in before, oldest first.
+    pub stays: Vec<Stay>,
+    /// Up to where the user has read.
+    pub mark: Mark,
+}
+
+/// A user's standing in a conversation, with the head of the conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// Which conversation.
     pub conversation: ConversationId,
-    /// The user's row; of one who has left, too.
-    pub member: Member,
+    /// How the user stands there.
+    pub standing: Standing,
     /// Where the conversation stands.
     pub head: Head,
 }
@@ -59,8 +81,8 @@ pub struct Summary {
     pub head: Head,
     /// How many users are in it now.
     pub members: u64,
-    /// The row of the user who was asked for; of one who has left, too.
-    pub member: Option<Member>,
+    /// How the user who was asked for stands there; none = was never in.
+    pub standing: Option<Standing>,
 }
 
 /// A row of history as it is kept.
@@ -196,6 +218,10 @@ pub trait Store: Send + Sync {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError>;
+
+    /// Moves the marks forward: one at a lower seq than what is stored changes nothing. When this returns, every read
+    /// sees them; they outlive the process as what is archived does, but the newest may be lost with the machine.
+    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError>;
 
     /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

@@ -129,6 +129,7 @@ codes! {
     4014 RateLimited "RATE_LIMITED" true After "A limit for this user, device or conversation is reached." "Slow down; try again after the given time."
     4015 NotYet "NOT_YET" true After "This is not known yet." "Try again after the given time."
     4016 TooManyRooms "TOO_MANY_ROOMS" false Never "This connection is in as many rooms as allowed." "Leave one first."
+    4017 StoreUnavailable "STORE_UNAVAILABLE" true After "What is stored can't be read now." "Ask again after the given time; sends and pushes go on."
 }
 
 impl Code {

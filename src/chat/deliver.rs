@@ -94,7 +94,10 @@ impl Outbound {
             conversation: conversation.clone(),
             seq,
             audience: Audience::Members,
-            frame: Arc::new(PushFrame::new(&event_frame(record, change, seq))),
+            frame: Arc::new(PushFrame::new(&pb::ServerFrame {
+                id: 0,
+                body: Some(Frame::Push(event_push(record.received_at, change, seq))),
+            })),
             origin: None,
             tracked,
         };
@@ -166,7 +169,8 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
     &mut lists[index]
 }
 
-fn event_frame(record: &Record, change: &MemberChange, seq: u64) -> pb::ServerFrame {
+/// A change of members as the members see it.
+pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push {
     let kind = match change.action {
         MemberAction::Create => pb::MemberChange::Created,
         MemberAction::Join => pb::MemberChange::Joined,
@@ -179,13 +183,12 @@ fn event_frame(record: &Record, change: &MemberChange, seq: u64) -> pb::ServerFr
         change: kind as i32,
         users: change.users.iter().map(ToString::to_string).collect(),
     };
-    let push = pb::Push {
+    pb::Push {
         conversation: change.conversation.to_string(),
         seq,
         sender: change.by.as_ref().map(ToString::to_string).unwrap_or_default(),
-        time: record.received_at,
+        time,
         event: Some(event),
         ..Default::default()
-    };
-    pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) }
+    }
 }

@@ -337,7 +337,8 @@ impl Owner {
             after = Some(last.conversation.clone());
             let whole = page.len() < MEMBERSHIP_PAGE;
             let is_group = |id: &ConversationId| matches!(id.kind(), ConversationKind::Group(_));
-            let mine = page.into_iter().filter(|row| row.member.is_in() && row.head.deleted_seq == 0);
+            let mine =
+                page.into_iter().filter(|row| row.standing.member.is_in() && row.head.deleted_seq == 0);
             groups.extend(mine.map(|row| row.conversation).filter(is_group));
             if whole {
                 return Ok(groups);

@@ -81,6 +81,9 @@ pub(super) fn stage(
     for (id, user, member) in &delta.members {
         put_member(database, known, (id, user, member), &mut counts, batch)?;
     }
+    for (id, user, stay) in &delta.stays {
+        batch.insert(&database.state, codec::stay_key(id, user, stay), codec::put_stay(stay));
+    }
     for (id, head) in &delta.heads {
         let members = count(database, known, id, counts.remove(id))?;
         put_head(database, known, (id, head, members), batch);

@@ -6,14 +6,14 @@ use bytes::Bytes;
 use prost::encoding::{decode_varint, encode_varint};
 use tidegate_protocol::{
     id::{ConversationId, NodeId, UserId},
-    machine::ledger::{Device, Head, Key, Member, Row},
+    machine::ledger::{Device, Head, Key, Member, Row, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
 };
 
 use super::Trouble;
 use crate::{
     bus::TopicId,
-    store::{Fence, StoredRow},
+    store::{Fence, Mark, StoredRow},
 };
 
 /// Where a partition stands.
@@ -35,6 +35,8 @@ pub(crate) enum Pair {
     Member = b'm' as isize,
     /// user, conversation → nothing.
     OfUser = b'u' as isize,
+    /// user, conversation → mark.
+    Mark = b'r' as isize,
 }
 
 /// kind `first` 0 `second`.
@@ -58,6 +60,19 @@ pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
 
 pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
     [conversation.as_str().as_bytes(), b"\0", &seq.to_be_bytes()].concat()
+}
+
+/// What the keys of a user's stays in a conversation begin with; the seq of the join follows.
+pub(crate) fn stays_of(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
+    ["s", conversation.as_str(), "\0", user.as_str(), "\0"].concat().into_bytes()
+}
+
+pub(crate) fn stay_key(conversation: &ConversationId, user: &UserId, it: &Stay) -> Vec<u8> {
+    [&stays_of(conversation, user)[..], &it.joined_seq.to_be_bytes()].concat()
+}
+
+pub(crate) fn mark_key(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
+    pair(Pair::Mark, user.as_str(), conversation.as_str())
 }
 
 pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8> {
@@ -172,6 +187,7 @@ pub(crate) fn put_member(it: &Member) -> Vec<u8> {
     };
     let mut to = Vec::with_capacity(16);
     ints(&[role, it.joined_seq, it.left_seq, it.sent], &mut to);
+    ints(&[it.joined_messages, it.left_messages, it.stays.into()], &mut to);
     to
 }
 
@@ -183,7 +199,33 @@ pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
         3 => Role::Owner,
         _ => return Err(damaged()),
     };
-    Ok(Member { role, joined_seq: from.int()?, left_seq: from.int()?, sent: from.int()? })
+    let (joined_seq, left_seq, sent) = (from.int()?, from.int()?, from.int()?);
+    let (joined_messages, left_messages) = (from.int()?, from.int()?);
+    let stays = u32::try_from(from.int()?).map_err(|_| damaged())?;
+    Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays })
+}
+
+pub(crate) fn put_stay(it: &Stay) -> Vec<u8> {
+    let mut to = Vec::with_capacity(16);
+    ints(&[it.joined_seq, it.left_seq, it.joined_messages, it.left_messages], &mut to);
+    to
+}
+
+pub(crate) fn stay(value: &[u8]) -> Result<Stay, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let (joined_seq, left_seq) = (from.int()?, from.int()?);
+    Ok(Stay { joined_seq, left_seq, joined_messages: from.int()?, left_messages: from.int()? })
+}
+
+pub(crate) fn put_mark(it: &Mark) -> Vec<u8> {
+    let mut to = Vec::with_capacity(16);
+    ints(&[it.seq, it.messages, it.own], &mut to);
+    to
+}
+
+pub(crate) fn mark(value: &[u8]) -> Result<Mark, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    Ok(Mark { seq: from.int()?, messages: from.int()?, own: from.int()? })
 }
 
 pub(crate) fn put_device(it: &Device) -> Vec<u8> {

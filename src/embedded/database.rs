@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// The open database. Values are described in [`codec`].
 pub(crate) struct Database {
     pub(super) fjall: fjall::Database,
-    /// What is small and changes: topic, standings, log, heads, members, devices.
+    /// What is small and changes: topic, standings, log, heads, members, stays, marks, devices.
     pub(crate) state: Keyspace,
     /// conversation, seq → row.
     pub(crate) rows: Keyspace,

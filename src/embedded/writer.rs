@@ -13,6 +13,7 @@ use std::{
 
 use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
 use tidegate_protocol::{
+    id::{ConversationId, UserId},
     machine::ledger::Delta,
     record::{Position, Rules},
 };
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, StoreError, TakenOver},
+    store::{Fence, Mark, StoreError, TakenOver},
 };
 
 /// How often free space and waiting appends are looked at.
@@ -112,6 +113,9 @@ impl Writer {
             Job::Archive { partition, fence, delta, reply } => {
                 reply.send(self.archive(partition, fence, &delta)).ok();
             }
+            Job::Marks { marks, reply } => {
+                reply.send(self.save_marks(&marks)).ok();
+            }
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
@@ -139,7 +143,7 @@ impl Writer {
             return Err(StoreError::LogReplaced(standing.topic));
         }
         standing.fence = fence;
-        self.write(|database, _, batch| {
+        self.write(PersistMode::SyncData, |database, _, batch| {
             database.put_standing(batch, partition, &standing);
             Ok(())
         })?;
@@ -159,7 +163,7 @@ impl Writer {
         if !done {
             let standing = Standing { position: delta.to, rules: delta.rules, ..standing };
             let core = Arc::clone(&self.core);
-            self.write(|database, known, batch| {
+            self.write(PersistMode::SyncData, |database, known, batch| {
                 archive::stage(database, known, partition, delta, batch)?;
                 database.put_standing(batch, partition, &standing);
                 if let Some(tail) = core.tail(partition) {
@@ -183,6 +187,31 @@ impl Writer {
         Ok(())
     }
 
+    /// Marks go to the system without a sync: they outlive the process, and the next archive's sync takes them along.
+    fn save_marks(&mut self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+        self.usable()?;
+        self.write(PersistMode::Buffer, |database, _, batch| {
+            let mut newest: HashMap<Vec<u8>, Mark> = HashMap::new();
+            for (user, conversation, mark) in marks {
+                let key = codec::mark_key(conversation, user);
+                let stored = match newest.get(&key) {
+                    Some(mark) => Some(*mark),
+                    None => {
+                        let value = database.state.get(&key).map_err(Trouble::from)?;
+                        value.map(|value| codec::mark(&value)).transpose()?
+                    }
+                };
+                if stored.is_none_or(|stored| mark.seq > stored.seq) {
+                    newest.insert(key, *mark);
+                }
+            }
+            for (key, mark) in newest {
+                batch.insert(&database.state, key, codec::put_mark(&mark));
+            }
+            Ok(())
+        })
+    }
+
     /// Writes the records that wait for longer than `age`. False: something could not be written.
     fn spill(&mut self, age: Duration) -> bool {
         let core = Arc::clone(&self.core);
@@ -197,7 +226,7 @@ impl Writer {
             let Some((end, _)) = waiting.last() else { continue };
             let to = end + 1;
             let written = self.usable().and_then(|()| {
-                self.write(|database, _, batch| {
+                self.write(PersistMode::SyncData, |database, _, batch| {
                     for (offset, bytes) in &waiting {
                         batch.insert(&database.state, codec::log_key(partition, *offset), &bytes[..]);
                     }
@@ -215,16 +244,17 @@ impl Writer {
         all
     }
 
-    /// One batch, one sync, or none of it.
+    /// One batch, one sync (if so asked), or none of it.
     fn write(
         &mut self,
+        how: PersistMode,
         stage: impl FnOnce(&Database, &mut Known, &mut WriteBatch) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let core = Arc::clone(&self.core);
         let committed = {
             let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
             let Some(database) = &*database else { return Err(full()) };
-            let mut batch = database.fjall.batch().durability(Some(PersistMode::SyncData));
+            let mut batch = database.fjall.batch().durability(Some(how));
             if let Err(error) = stage(database, &mut self.known, &mut batch) {
                 self.known.clear();
                 if let StoreError::Broken(why) = &error {

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use tidegate_protocol::{
-    Code,
+    Code, codec,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId},
     machine::session::{Action, Alarm, Answer, LoggedIn, Submit},
     pb::{self, server_frame::Body as Said},
@@ -65,6 +65,11 @@ impl Shard {
                     self.context.metrics.unknowns.increment(1);
                 }
                 self.reply(conn, &frame);
+            }
+            Action::Query { id, query } => self.ask(conn, id, *query),
+            Action::Answer(frame) => {
+                let frame = codec::encode_frame(&frame, self.conns.hot[conn.key.slot as usize].wire);
+                conn.outbox.get_or_insert_with(Box::default).push_answer(frame);
             }
             Action::Close { code, reason } => self.begin_close(conn, code, &reason),
         }

@@ -11,7 +11,7 @@ use tidegate_protocol::{
     ws,
 };
 
-use super::outbox::Outbox;
+use super::{outbox::Outbox, query::Asking};
 use crate::{budget::Seat, mail::ConnKey, routes::Route, scratch::ChainState};
 
 /// Logged in and in the indexes: may be pushed to.
@@ -89,6 +89,7 @@ pub(super) struct Conn {
     pub(super) outbox: Option<Box<Outbox>>,
     pub(super) window: Option<Box<Window<Sent>>>,
     pub(super) partial: Option<Box<Partial>>,
+    pub(super) asking: Option<Box<Asking>>,
     pub(super) ending: Option<Ending>,
     /// When the socket last refused bytes, while it does.
     pub(super) blocked_since: Option<Time>,

@@ -133,6 +133,7 @@ impl Shard {
             outbox: None,
             window: None,
             partial: None,
+            asking: None,
             ending: None,
             blocked_since: None,
             paused: false,

@@ -57,6 +57,15 @@ impl Shard {
                     }
                 }
             },
+            Mail::Found(key, found) => {
+                if let Some(slot) = self.conns.find(key) {
+                    self.with_conn(slot, |shard, conn| {
+                        shard.on_found(conn, found);
+                        shard.act(conn);
+                        shard.flush(conn);
+                    });
+                }
+            }
             Mail::Memberships(key, groups) => {
                 if let Some(slot) = self.conns.find(key) {
                     self.with_conn(slot, |shard, conn| shard.on_memberships(conn, &groups));

@@ -87,6 +87,12 @@ impl Outbox {
         self.bulk.push_back(frame);
     }
 
+    /// A part of the answer to a query: there is one at a time, and it is bounded, so it is not refused.
+    pub(super) fn push_answer(&mut self, frame: Bytes) {
+        self.data_bytes += frame.len();
+        self.normal.push_back(frame);
+    }
+
     /// The rest of a frame of which `done` bytes are written; only while nothing else is under way.
     pub(super) fn push_rest(&mut self, frame: Bytes, done: usize) {
         debug_assert!(self.current.is_none());

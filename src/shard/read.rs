@@ -26,6 +26,7 @@ enum Cut {
 impl Shard {
     /// Reads what the socket has, within the budget, and acts on every whole frame.
     pub(super) fn read(&mut self, conn: &mut Conn) {
+        self.go_on(conn);
         let mut budget = READ_BUDGET_BYTES;
         loop {
             if conn.is_open() && !conn.session.wants_read(&self.context.limits) {

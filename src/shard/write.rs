@@ -102,6 +102,9 @@ impl Shard {
             return;
         }
         hot.flags &= !WAITING;
+        if Self::is_taken(conn) {
+            self.again.push(conn.key.slot);
+        }
         if let Some(Ending::Flushing(_)) = conn.ending {
             self.shut(conn);
         }

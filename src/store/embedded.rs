@@ -13,7 +13,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, StoredRow, Summary, TakenOver,
+    Direction, Fence, Mark, Membership, Page, PageQuery, Snapshot, Standing, Store, StoreError, StoredRow,
+    Summary, TakenOver,
 };
 use crate::{
     bus::TopicId,
@@ -57,6 +58,19 @@ impl<'a> Reading<'a> {
         let value =
             self.view.get(&self.database.state, embedded::pair(Pair::Member, id.as_str(), user.as_str()))?;
         value.map(|value| embedded::member(&value)).transpose()
+    }
+
+    fn standing(&self, id: &ConversationId, user: &UserId) -> Result<Option<Standing>, Trouble> {
+        let Some(member) = self.member(id, user)? else { return Ok(None) };
+        let mut stays = Vec::new();
+        if member.stays > 0 {
+            for entry in self.view.prefix(&self.database.state, embedded::stays_of(id, user)) {
+                stays.push(embedded::stay(&entry.value()?)?);
+            }
+        }
+        let mark = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
+        let mark = mark.map(|value| embedded::mark(&value)).transpose()?.unwrap_or_default();
+        Ok(Some(Standing { member, stays, mark }))
     }
 
     fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, Trouble> {
@@ -118,8 +132,8 @@ impl<'a> Reading<'a> {
                 break;
             }
             let id = embedded::conversation_id(id)?;
-            if let (Some(member), Some((head, _))) = (self.member(&id, user)?, self.head(&id)?) {
-                found.push(Membership { conversation: id, member, head });
+            if let (Some(standing), Some((head, _))) = (self.standing(&id, user)?, self.head(&id)?) {
+                found.push(Membership { conversation: id, standing, head });
             }
         }
         Ok(found)
@@ -149,8 +163,8 @@ impl<'a> Reading<'a> {
 
     fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, Trouble> {
         let Some((head, members)) = self.head(id)? else { return Ok(None) };
-        let member = of.map(|user| self.member(id, user)).transpose()?.flatten();
-        Ok(Some(Summary { head, members, member }))
+        let standing = of.map(|user| self.standing(id, user)).transpose()?.flatten();
+        Ok(Some(Summary { head, members, standing }))
     }
 
     fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
@@ -266,6 +280,10 @@ impl Store for EmbeddedStore {
     ) -> Result<Option<Summary>, StoreError> {
         let (id, of) = (conversation.clone(), of.cloned());
         self.0.read(move |it| Ok(Reading::new(it).summary(&id, of.as_ref())?)).await
+    }
+
+    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+        self.0.save_marks(marks.to_vec()).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

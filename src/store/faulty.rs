@@ -7,7 +7,7 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use super::{Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, Summary, TakenOver};
+use super::{Fence, Mark, Membership, Page, PageQuery, Snapshot, Store, StoreError, Summary, TakenOver};
 use crate::{
     bus::TopicId,
     fault::{Breaks, Faulty},
@@ -78,6 +78,10 @@ impl Store for Faulty<dyn Store> {
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
         self.call("summary", self.inner.summary(conversation, of)).await
+    }
+
+    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+        self.call("save_marks", self.inner.save_marks(marks)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -10,12 +10,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
-    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead, Stay},
     record::{Body, Hash16, Position, Rules},
 };
 
 use super::{
-    Direction, Fence, Membership, Page, PageQuery, Snapshot, Store, StoreError, StoredRow, Summary, TakenOver,
+    Direction, Fence, Mark, Membership, Page, PageQuery, Snapshot, Standing, Store, StoreError, StoredRow,
+    Summary, TakenOver,
 };
 use crate::bus::TopicId;
 
@@ -49,12 +50,25 @@ struct Conversation {
     members: BTreeMap<UserId, Member>,
     /// How many of `members` are in.
     members_in: u64,
+    /// Of those who came back, oldest first.
+    stays: HashMap<UserId, Vec<Stay>>,
+    marks: HashMap<UserId, Mark>,
     devices: HashMap<(UserId, DeviceId), Device>,
 }
 
 impl MemoryStore {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Conversation {
+    fn standing(&self, user: &UserId) -> Option<Standing> {
+        Some(Standing {
+            member: *self.members.get(user)?,
+            stays: self.stays.get(user).cloned().unwrap_or_default(),
+            mark: self.marks.get(user).copied().unwrap_or_default(),
+        })
     }
 }
 
@@ -110,6 +124,9 @@ impl State {
             kept.members_in -= u64::from(before.is_some_and(|it| it.is_in()));
             kept.members_in += u64::from(member.is_in());
             self.of_user.entry(user.clone()).or_default().insert(conversation.clone());
+        }
+        for (conversation, user, stay) in &delta.stays {
+            self.conversation(conversation).stays.entry(user.clone()).or_default().push(*stay);
         }
         for (conversation, user, device, row) in &delta.devices {
             self.conversation(conversation).devices.insert((user.clone(), device.clone()), *row);
@@ -246,8 +263,11 @@ impl Store for MemoryStore {
         let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let membership = |id: &ConversationId| {
             let kept = state.conversations.get(id)?;
-            let member = *kept.members.get(user)?;
-            Some(Membership { conversation: id.clone(), member, head: kept.head.clone()? })
+            Some(Membership {
+                conversation: id.clone(),
+                standing: kept.standing(user)?,
+                head: kept.head.clone()?,
+            })
         };
         let page = conversations.range::<ConversationId, _>(range).filter_map(membership);
         Ok(page.take(limit).collect())
@@ -273,8 +293,19 @@ impl Store for MemoryStore {
     ) -> Result<Option<Summary>, StoreError> {
         let state = self.lock();
         let Some(kept) = state.conversations.get(conversation) else { return Ok(None) };
-        let member = of.and_then(|user| kept.members.get(user)).copied();
-        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, member }))
+        let standing = of.and_then(|user| kept.standing(user));
+        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, standing }))
+    }
+
+    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        for (user, conversation, mark) in marks {
+            let kept = state.conversation(conversation).marks.entry(user.clone()).or_default();
+            if mark.seq > kept.seq {
+                *kept = *mark;
+            }
+        }
+        Ok(())
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -205,7 +205,7 @@ async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
     assert!(matches!(retry[..], [Outcome::Duplicate { seq: 2, .. }]), "{retry:?}");
     assert_eq!(accepted(&second.say(&["m4"], 0).await), [4]);
     let summary = second.store.summary(&direct(), Some(&user("ann"))).await.unwrap().unwrap();
-    assert_eq!((summary.members, summary.member.unwrap().sent), (2, 4));
+    assert_eq!((summary.members, summary.standing.unwrap().member.sent), (2, 4));
 }
 
 #[tokio::test]

@@ -41,6 +41,7 @@ mod link;
 mod routes;
 mod scratch;
 mod store;
+mod unread;
 
 fn user(text: &str) -> UserId {
     UserId::new(text).unwrap()

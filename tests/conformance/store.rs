@@ -7,11 +7,11 @@ use std::sync::Arc;
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
+    store::{Direction, EmbeddedStore, Fence, Mark, MemoryStore, Page, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Loaded, Need, Outcome},
+    machine::ledger::{Delta, Loaded, Need, Outcome, Stay},
     record::{Body, MemberAction, Position, Prune, Recall, Rules},
 };
 
@@ -48,6 +48,8 @@ suite! {
         s19_recalled_and_pruned_rows_are_gone_and_said_to_be
         members_are_paged_and_counted
         memberships_are_told_to_both_sides_and_kept_after_leaving
+        a_rejoined_member_keeps_every_stay
+        s23_s24_marks_only_move_forward_and_are_told_with_the_standing
         partitions_move_apart
     }
 }
@@ -321,9 +323,9 @@ async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
     let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
     assert_eq!(found, expected);
     let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
-    assert_eq!(kicked.member.map(|it| it.left_seq), Some(2), "who has left is still known");
+    assert_eq!(kicked.standing.map(|it| it.member.left_seq), Some(2), "who has left is still known");
     let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
-    assert_eq!(stranger.member, None);
+    assert_eq!(stranger.standing, None);
 }
 
 async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<dyn Store>) {
@@ -332,8 +334,10 @@ async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<d
     owner.run(&[change("h", MemberAction::Create, &["ann"], "r2"), say("m2")]).await;
     owner.run(&[change("g", MemberAction::Kick, &["ann"], "r3")]).await;
     let all = store.memberships(&user("ann"), None, 9).await.unwrap();
-    let told: Vec<_> =
-        all.iter().map(|it| (it.conversation.clone(), it.head.last_seq, it.member.is_in())).collect();
+    let told: Vec<_> = all
+        .iter()
+        .map(|it| (it.conversation.clone(), it.head.last_seq, it.standing.member.is_in()))
+        .collect();
     assert_eq!(told, [(direct(), 2, true), (group("g"), 2, false), (group("h"), 1, true)]);
     let rest = store.memberships(&user("ann"), Some(&direct()), 1).await.unwrap();
     assert_eq!(rest, all[1..2]);
@@ -341,6 +345,60 @@ async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<d
     let bob = store.memberships(&user("bob"), None, 9).await.unwrap();
     assert_eq!(bob.iter().map(|it| it.conversation.clone()).collect::<Vec<_>>(), [direct()]);
     assert_eq!(store.memberships(&user("eve"), None, 9).await.unwrap(), []);
+}
+
+async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let g = group("g");
+    let said = |id: &str| message(&g, "ann", id, 0, "text");
+    owner.run(&[change("g", MemberAction::Create, &["ann", "cid"], "r1"), said("m1")]).await;
+    // One batch: what lies between two archives must not fall out.
+    owner
+        .run(&[
+            change("g", MemberAction::Kick, &["cid"], "r2"),
+            said("m2"),
+            change("g", MemberAction::Join, &["cid"], "r3"),
+            said("m3"),
+            change("g", MemberAction::Kick, &["cid"], "r4"),
+        ])
+        .await;
+    owner.run(&[said("m4"), change("g", MemberAction::Join, &["cid"], "r5")]).await;
+    let standing = store.summary(&g, Some(&user("cid"))).await.unwrap().unwrap().standing.unwrap();
+    let stay = |joined_seq, left_seq, joined_messages, left_messages| Stay {
+        joined_seq,
+        left_seq,
+        joined_messages,
+        left_messages,
+    };
+    assert_eq!(standing.stays, [stay(1, 3, 0, 1), stay(5, 7, 2, 3)]);
+    let member = standing.member;
+    assert_eq!((member.joined_seq, member.left_seq, member.joined_messages, member.stays), (9, 0, 4, 2));
+    let told = store.memberships(&user("cid"), None, 9).await.unwrap();
+    assert_eq!(told[0].standing, standing);
+    let ann = store.summary(&g, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    assert_eq!((ann.stays, ann.member.joined_seq, ann.member.sent), (vec![], 1, 4));
+}
+
+async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
+    let mark = |seq| Mark { seq, messages: seq, own: 0 };
+    let (bob, d) = (user("bob"), direct());
+    let stored = async || {
+        let told = store.memberships(&bob, None, 9).await.unwrap();
+        let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
+        assert_eq!(summary.standing.unwrap(), told[0].standing);
+        told.iter().map(|it| it.standing.mark.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(stored().await, [0, 0]);
+    store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
+    assert_eq!(stored().await, [2, 0]);
+    store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
+    assert_eq!(stored().await, [2, 1], "a late one changes nothing");
+    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    assert_eq!(ann.mark, Mark::default(), "marks are each user's own");
+    owner.run(&[say("m3")]).await;
+    assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
 }
 
 async fn partitions_move_apart(store: &Arc<dyn Store>) {
@@ -364,4 +422,5 @@ fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
     at_once(store.members(&direct(), None, 1)).unwrap();
     at_once(store.summary(&direct(), None)).unwrap();
     at_once(store.page(&direct(), back(1))).unwrap();
+    at_once(store.save_marks(&[])).unwrap();
 }

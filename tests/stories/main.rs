@@ -10,4 +10,5 @@ mod login;
 mod rooms;
 #[path = "../support/mod.rs"]
 mod support;
+mod sync;
 mod talk;

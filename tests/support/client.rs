@@ -130,6 +130,41 @@ impl Client {
         (0..count).map(|_| self.expect_push()).collect()
     }
 
+    /// The page that answers a pull.
+    pub fn page(&mut self, pull: Asked) -> pb::Page {
+        match self.ask(pull) {
+            Said::Page(page) => page,
+            other => panic!("no page: {other:?}"),
+        }
+    }
+
+    /// Syncs and gives the states, in order.
+    pub fn sync(&mut self, positions: &[(&str, u64)]) -> Vec<pb::ConversationState> {
+        let id = self.say(ask::sync(positions));
+        let mut states = Vec::new();
+        loop {
+            match self.reply(id) {
+                Said::ConversationState(state) => states.push(state),
+                Said::SyncEnd(_) => return states,
+                other => panic!("no state: {other:?}"),
+            }
+        }
+    }
+
+    /// The state of one conversation, by a sync.
+    pub fn state(&mut self, conversation: &str) -> pb::ConversationState {
+        let found = self.sync(&[]).into_iter().find(|state| state.conversation == conversation);
+        found.unwrap_or_else(|| panic!("{conversation} is not told of"))
+    }
+
+    /// The next receipt.
+    pub fn expect_receipt(&mut self) -> pb::Receipt {
+        match self.take("a receipt", |frame| matches!(frame.body, Some(Said::Receipt(_)))).body {
+            Some(Said::Receipt(receipt)) => receipt,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// The next notice.
     pub fn expect_notice(&mut self) -> pb::Notice {
         match self.take("a notice", |frame| matches!(frame.body, Some(Said::Notice(_)))).body {

@@ -24,6 +24,41 @@ pub mod ask {
         Asked::Ping(pb::Ping::default())
     }
 
+    pub fn ping_with(positions: &[(&str, u64)]) -> Asked {
+        Asked::Ping(pb::Ping { positions: self::positions(positions) })
+    }
+
+    pub fn sync(positions: &[(&str, u64)]) -> Asked {
+        Asked::Sync(pb::Sync { positions: self::positions(positions) })
+    }
+
+    pub fn read(conversation: &str, seq: u64) -> Asked {
+        Asked::Read(pb::Read { conversation: conversation.into(), seq })
+    }
+
+    pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
+        let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
+        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+    }
+
+    pub fn before(conversation: &str, cursor: u64, limit: u32) -> Asked {
+        let (conversation, direction) = (conversation.into(), pb::Direction::Backward as i32);
+        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+    }
+
+    pub fn seqs(conversation: &str, seqs: &[u64]) -> Asked {
+        let (conversation, seqs) = (conversation.into(), seqs.to_vec());
+        Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
+    }
+
+    fn positions(positions: &[(&str, u64)]) -> Vec<pb::Position> {
+        let position = |(conversation, seq): &(&str, u64)| pb::Position {
+            conversation: (*conversation).into(),
+            seq: *seq,
+        };
+        positions.iter().map(position).collect()
+    }
+
     pub fn next_id() -> Asked {
         Asked::NextId(pb::NextId {})
     }

@@ -30,6 +30,7 @@ pub fn session(data: &[u8]) {
         now: Time::ZERO,
         open: VecDeque::new(),
         joins: VecDeque::new(),
+        queries: VecDeque::new(),
         refusal: None,
         tickets: 0,
         closed: false,
@@ -47,6 +48,8 @@ struct Driver {
     /// Submissions without an answer.
     open: VecDeque<u64>,
     joins: VecDeque<(u64, RoomId)>,
+    /// The open query, if there is one.
+    queries: VecDeque<u64>,
     /// How the next submission is refused at once.
     refusal: Option<Code>,
     tickets: u64,
@@ -112,7 +115,18 @@ impl Driver {
                 _ => self.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             },
             8 => self.input(|s, _, now, out| s.handle_empty(now, out)),
-            _ => self.input(|s, _, now, _| s.handle_heard(now)),
+            // An open query is answered, or refused, and over; without one it is only a sign of life.
+            _ => match self.queries.pop_front() {
+                Some(id) => self.input(|s, l, now, out| {
+                    if id % 2 == 0 {
+                        s.query_done(id, out);
+                    } else {
+                        s.query_refused(id, Code::StoreUnavailable, "", l, out);
+                    }
+                    s.query_over(l, now);
+                }),
+                None => self.input(|s, _, now, _| s.handle_heard(now)),
+            },
         }
         Some(())
     }
@@ -150,6 +164,7 @@ impl Driver {
         match action {
             Action::Close { .. } => self.closed = true,
             Action::Join { id, room } => self.joins.push_back((id, room)),
+            Action::Query { id, .. } => self.queries.push_back(id),
             _ => {}
         }
     }

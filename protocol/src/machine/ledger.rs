@@ -41,7 +41,7 @@ use self::cache::Cache;
 #[doc(hidden)]
 pub use self::mutation::Mutation;
 pub use self::rows::{
-    Delta, Device, Head, Key, Loaded, Member, Need, Outcome, Recalled, Row, RowHead, Stop, message_key,
+    Delta, Device, Head, Key, Loaded, Member, Need, Outcome, Recalled, Row, RowHead, Stay, Stop, message_key,
     request_key,
 };
 use crate::{
@@ -231,6 +231,7 @@ impl Ledger {
             pruned: changed.fresh.pruned,
             heads: changed.heads,
             members: changed.members,
+            stays: changed.fresh.stays,
             devices: changed.devices,
             keys: changed.keys,
         })

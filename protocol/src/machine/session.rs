@@ -21,6 +21,7 @@
 //! id: what follows stays held, and `n` is not used up. A permanent one is an answer, and the chain goes on.
 //!
 //! **Stopped reading.** [`Session::wants_read`] is false while a login is undecided (what was written behind Hello waits),
+//! while a query is open (until [`Session::query_over`]),
 //! while `in_flight_max` submissions have no answer (answers or
 //! the reply deadline relieve that) and while the hold is full. The frame that found the hold full is parked in here,
 //! one at most, so nothing is lost: the driver keeps the bytes behind it undecoded. The expected id may be among those
@@ -39,11 +40,15 @@
 mod answers;
 mod flights;
 mod login;
+mod query;
 mod requests;
 mod send;
 mod types;
 
-pub use self::types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit};
+pub use self::{
+    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, Which},
+    types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
+};
 
 use self::{
     flights::Flights,
@@ -72,6 +77,8 @@ pub struct Session {
     errors: u16,
     /// Whether reading was stopped when last looked at.
     stopped: bool,
+    /// Whether a query has no answer yet, or one that the client has not taken.
+    asking: bool,
     /// An unchained submission; lives from an input to the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
@@ -124,6 +131,7 @@ impl Session {
             wall_zero: 0,
             errors: 0,
             stopped: false,
+            asking: false,
             pending: None,
             flights: Flights::default(),
             ordered: None,
@@ -181,7 +189,8 @@ impl Session {
         match self.state {
             State::Greeting { .. } => true,
             State::Live => {
-                self.flights.len() < limits.in_flight_max
+                !self.asking
+                    && self.flights.len() < limits.in_flight_max
                     && self.pending.is_none()
                     && self.ordered.as_ref().is_none_or(|o| o.parked.is_none())
             }

@@ -114,7 +114,7 @@ impl Model {
         if let ConversationKind::Direct(a, b) = it.conversation.kind() {
             for user in [a, b] {
                 let key = (it.conversation.clone(), UserId::new(user).unwrap());
-                let row = Member { role: Role::Member, joined_seq: 1, left_seq: 0, sent: 0 };
+                let row = member(Role::Member, 1);
                 self.members.entry(key).or_insert(row);
             }
         }
@@ -186,14 +186,18 @@ impl Model {
             MemberAction::Join => {
                 rows.retain(|(_, row)| !row.is_some_and(|row| row.is_in()));
                 for (user, row) in rows {
-                    let sent = row.map_or(0, |row| row.sent);
-                    let row = Member { role: gives, joined_seq: seq, left_seq: 0, sent };
+                    let new = Member { joined_messages: head.messages, ..member(gives, seq) };
+                    let back = |row: Member| Member { sent: row.sent, stays: row.stays + 1, ..new };
+                    let row = row.map_or(new, back);
                     self.members.insert((id.clone(), user), row);
                 }
             }
             MemberAction::Leave | MemberAction::Kick => {
                 for (user, row) in present {
-                    self.members.insert((id.clone(), user), Member { left_seq: seq, ..row });
+                    self.members.insert(
+                        (id.clone(), user),
+                        Member { left_seq: seq, left_messages: head.messages, ..row },
+                    );
                 }
             }
             MemberAction::Role => {
@@ -223,7 +227,7 @@ impl Model {
         let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
         new.extend(it.by.clone().map(|by| (by, Role::Owner)));
         for (user, role) in new {
-            let row = Member { role, joined_seq: 1, left_seq: 0, sent: 0 };
+            let row = member(role, 1);
             self.members.insert((id.clone(), user), row);
         }
         let mut settings = it.settings.clone();
@@ -286,4 +290,9 @@ impl Model {
         self.recalled.insert(place, (seq, time));
         answer
     }
+}
+
+/// Who comes into a conversation that has no messages.
+fn member(role: Role, joined_seq: u64) -> Member {
+    Member { role, joined_seq, left_seq: 0, sent: 0, joined_messages: 0, left_messages: 0, stays: 0 }
 }

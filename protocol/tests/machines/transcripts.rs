@@ -17,7 +17,7 @@ use tidegate_protocol::{
     id::{ConversationKind, DeviceId, MsgId, NodeId, UserId},
     machine::{
         ledger::{Ledger, Outcome},
-        session::{Action, Answer, Limits, LoggedIn, Submit},
+        session::{Action, Answer, Limits, LoggedIn, Query, Submit},
     },
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
     record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
@@ -159,7 +159,20 @@ impl<'a> Replay<'a> {
                     code => panic!("{what}: nothing led to {code:?}"),
                 });
             }
-            Some(Said::Shed(_) | Said::Behind(_) | Said::Ping(_)) => self.say(name, now, &frame),
+            Some(said @ (Said::Page(_) | Said::ConversationState(_) | Said::SyncEnd(_) | Said::Done(_))) => {
+                self.with(name, now, |conn| {
+                    let more = matches!(said, Said::ConversationState(_));
+                    conn.input(|s, l, now, out| {
+                        s.query_told(frame.id, vec![said], out);
+                        if !more {
+                            s.query_over(l, now);
+                        }
+                    });
+                });
+            }
+            Some(Said::Shed(_) | Said::Behind(_) | Said::Ping(_) | Said::Receipt(_)) => {
+                self.say(name, now, &frame);
+            }
             Some(Said::Push(push)) if push.conversation.starts_with("r:") => self.say(name, now, &frame),
             Some(Said::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
                 self.say(name, now, &frame);
@@ -255,7 +268,16 @@ impl<'a> Replay<'a> {
                 saved.0 = expected;
                 saved.1.push(done);
             }
-            Action::Reply(frame) => self.say(name, now, &frame),
+            // The client has everything: there is no store here that could tell more.
+            Action::Query { id, query } if matches!(*query, Query::Positions(_)) => {
+                conn_of(&mut self.peers, name).input(|s, l, now, out| {
+                    s.query_pong(id, Vec::new(), now, out);
+                    s.query_over(l, now);
+                });
+            }
+            // What the store says to others is in the transcript.
+            Action::Query { .. } => {}
+            Action::Reply(frame) | Action::Answer(frame) => self.say(name, now, &frame),
             Action::Close { code, reason } => {
                 let after_ms = if code.reconnect() == Reconnect::After { 1_000 } else { 0 };
                 let body = Some(Said::Close(code.close(&reason, after_ms)));

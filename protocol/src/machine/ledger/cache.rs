@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry};
 
 use foldhash::fast::FixedState;
 
-use super::rows::{Device, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stop};
+use super::rows::{Device, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stay, Stop};
 use crate::{
     id::{ConversationId, DeviceId, UserId},
     record::Hash16,
@@ -52,6 +52,7 @@ pub(super) struct Fresh {
     pub(super) rows: Vec<Row>,
     pub(super) recalled: Vec<Recalled>,
     pub(super) pruned: Vec<(ConversationId, u64)>,
+    pub(super) stays: Vec<(ConversationId, UserId, Stay)>,
     heads: Vec<ConversationId>,
     members: Vec<(ConversationId, UserId)>,
     devices: Vec<(ConversationId, UserId, DeviceId)>,

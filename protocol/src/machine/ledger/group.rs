@@ -62,6 +62,9 @@ pub(super) fn member(
         Err(code) => return Ok(refused(code)),
     };
     for (user, row) in decided.members {
+        if let Some(stay) = ledger.cache.member(id, &user)?.filter(|_| row.is_in()).and_then(Member::stay) {
+            ledger.cache.fresh.stays.push((id.clone(), user.clone(), stay));
+        }
         ledger.cache.set_member(id, &user, row);
     }
     ledger.cache.set_key(hash, Key { seq, time, body_hash, offset });
@@ -100,9 +103,9 @@ impl Facts<'_> {
             return Err(Code::Forbidden);
         }
         let members = match action {
-            MemberAction::Create | MemberAction::Join => self.join()?,
-            MemberAction::Leave => self.leave()?,
-            MemberAction::Kick => self.kick()?,
+            MemberAction::Create | MemberAction::Join => self.join(head.messages)?,
+            MemberAction::Leave => self.leave(head.messages)?,
+            MemberAction::Kick => self.kick(head.messages)?,
             MemberAction::Role => self.role()?,
             MemberAction::Settings => {
                 head.settings = merged(&head.settings, &self.change.settings)?;
@@ -126,7 +129,7 @@ impl Facts<'_> {
             Some(_) => Role::Member,
             None => self.change.role.unwrap_or(Role::Member),
         };
-        let row = |role| Member { role, joined_seq: self.seq, left_seq: 0, sent: 0 };
+        let row = |role| Member::new(role, self.seq, 0);
         let mut members: Vec<_> = self.users.iter().map(|(user, _)| ((*user).clone(), row(role))).collect();
         if let Some(by) = &self.change.by {
             members.retain(|(user, _)| user != by);
@@ -135,7 +138,7 @@ impl Facts<'_> {
         Ok(Change { members, head: Head { settings, ..Head::default() } })
     }
 
-    fn join(&self) -> Result<Vec<(UserId, Member)>, Code> {
+    fn join(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
         let role = self.change.role.unwrap_or(Role::Member);
         if self.by.is_some_and(|by| role > by) {
             return Err(Code::Forbidden);
@@ -143,8 +146,10 @@ impl Facts<'_> {
         let newcomers = self.users.iter().filter(|(_, row)| row.is_none_or(|row| !row.is_in()));
         Ok(newcomers
             .map(|(user, row)| {
-                let sent = row.map_or(0, |row| row.sent);
-                ((*user).clone(), Member { role, joined_seq: self.seq, left_seq: 0, sent })
+                let new = Member::new(role, self.seq, messages);
+                let again =
+                    |row: Member| Member { sent: row.sent, stays: row.stays.saturating_add(1), ..new };
+                ((*user).clone(), row.map_or(new, again))
             })
             .collect())
     }
@@ -159,21 +164,21 @@ impl Facts<'_> {
         if present.is_empty() { Err(Code::NotAMember) } else { Ok(present) }
     }
 
-    fn leave(&self) -> Result<Vec<(UserId, Member)>, Code> {
+    fn leave(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
         if self.change.by.as_ref().is_some_and(|by| self.change.users.iter().any(|user| user != by)) {
             return Err(Code::Forbidden);
         }
-        self.gone()
+        self.gone(messages)
     }
 
-    fn kick(&self) -> Result<Vec<(UserId, Member)>, Code> {
+    fn kick(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
         self.only_below()?;
-        self.gone()
+        self.gone(messages)
     }
 
-    fn gone(&self) -> Result<Vec<(UserId, Member)>, Code> {
+    fn gone(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
         let mut members = self.present()?;
-        members.iter_mut().for_each(|(_, row)| row.left_seq = self.seq);
+        members.iter_mut().for_each(|(_, row)| (row.left_seq, row.left_messages) = (self.seq, messages));
         Ok(members)
     }
 

@@ -192,4 +192,4 @@ fn accept(
     Outcome::Accepted { seq, ordinal, time }
 }
 
-const DIRECT: Member = Member { role: Role::Member, joined_seq: 1, left_seq: 0, sent: 0 };
+const DIRECT: Member = Member::new(Role::Member, 1, 0);

@@ -36,12 +36,46 @@ pub struct Member {
     pub left_seq: u64,
     /// How many of the conversation's messages are the user's own.
     pub sent: u64,
+    /// How many messages the conversation had when the user (last) came in: those the user has no part in.
+    pub joined_messages: u64,
+    /// How many it had when the user went; 0 = is in.
+    pub left_messages: u64,
+    /// How many times the user was in before and went: the count of [`Stay`]s.
+    pub stays: u32,
+}
+
+/// A time that a user was in a conversation, and over: what the member's row forgets when the user comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// The seq of the change that brought the user in.
+    pub joined_seq: u64,
+    /// The seq of the change that took the user out.
+    pub left_seq: u64,
+    /// How many messages the conversation had at `joined_seq`.
+    pub joined_messages: u64,
+    /// How many it had at `left_seq`.
+    pub left_messages: u64,
 }
 
 impl Member {
     /// Whether the user is in the conversation now.
     pub const fn is_in(&self) -> bool {
         self.left_seq == 0
+    }
+
+    /// The row of a user who comes in now for the first time.
+    pub(super) const fn new(role: Role, joined_seq: u64, joined_messages: u64) -> Self {
+        Self { role, joined_seq, left_seq: 0, sent: 0, joined_messages, left_messages: 0, stays: 0 }
+    }
+
+    /// The time that is over, if the user has left.
+    pub(super) fn stay(&self) -> Option<Stay> {
+        (!self.is_in()).then_some(Stay {
+            joined_seq: self.joined_seq,
+            left_seq: self.left_seq,
+            joined_messages: self.joined_messages,
+            left_messages: self.left_messages,
+        })
     }
 }
 
@@ -126,6 +160,8 @@ pub struct Delta {
     pub heads: Vec<(ConversationId, Head)>,
     /// Members that changed.
     pub members: Vec<(ConversationId, UserId, Member)>,
+    /// Stays of users who came back: new ones, to be kept beside the member's row for ever.
+    pub stays: Vec<(ConversationId, UserId, Stay)>,
     /// Devices that changed.
     pub devices: Vec<(ConversationId, UserId, DeviceId, Device)>,
     /// Ids that were accepted. One key per id: the newest acceptance replaces an older one.

@@ -1,6 +1,6 @@
 //! The requests of a live session other than Send: acks, pings, rooms, and the way out.
 
-use super::{Action, Limits, POSITIONS_MAX, Session, State};
+use super::{Action, Limits, Session, State};
 use crate::{
     Code, Time,
     id::{ConversationId, RoomId},
@@ -37,15 +37,6 @@ impl Session {
         now: Time,
         out: &mut Vec<Action>,
     ) {
-        let positions = match &body {
-            Asked::Ping(ping) => ping.positions.len(),
-            Asked::Sync(sync) => sync.positions.len(),
-            _ => 0,
-        };
-        if positions > POSITIONS_MAX {
-            let cure = format!("at most {POSITIONS_MAX} positions in one frame: send several");
-            return self.refuse(id, Code::Malformed, &cure, limits, out);
-        }
         match body {
             Asked::Send(send) => self.handle_send(id, send, limits, now, out),
             Asked::Ack(ack) => match ConversationId::parse(&ack.conversation) {
@@ -56,7 +47,7 @@ impl Session {
                 }
                 Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
             },
-            Asked::Ping(_) => self.pong(id, now, out),
+            Asked::Ping(ping) => self.handle_ping(id, &ping, limits, now, out),
             Asked::Pong(_) => {}
             Asked::NextId(_) => {
                 let next_id = self.expected().map(|id| id.to_string()).unwrap_or_default();
@@ -68,9 +59,9 @@ impl Session {
                 self.done(id, out);
                 self.leave(Code::Bye, "", out);
             }
-            Asked::Read(_) | Asked::Sync(_) | Asked::Pull(_) => {
-                self.refuse(id, Code::Unsupported, "", limits, out);
-            }
+            Asked::Read(read) => self.handle_read(id, &read, limits, out),
+            Asked::Sync(sync) => self.handle_sync(id, &sync, limits, out),
+            Asked::Pull(pull) => self.handle_pull(id, pull, limits, out),
             // The caller closed on it.
             Asked::Hello(_) => {}
         }
@@ -114,8 +105,12 @@ impl Session {
         self.rooms.len() < before
     }
 
+    pub(super) fn wall_ms(&self, now: Time) -> u64 {
+        self.wall_zero.saturating_add(now.as_millis())
+    }
+
     pub(super) fn pong(&self, id: u64, now: Time, out: &mut Vec<Action>) {
-        let time = self.wall_zero.saturating_add(now.as_millis());
+        let time = self.wall_ms(now);
         self.say(id, Said::Pong(pb::Pong { positions: Vec::new(), time }), out);
     }
 }

@@ -47,7 +47,7 @@ impl Ordered {
     }
 }
 
-type Refusal = (Code, String);
+pub(super) type Refusal = (Code, String);
 
 fn bad_id(what: &str, why: &IdError) -> Refusal {
     (Code::BadId, format!("{what}: {why}"))

@@ -1,5 +1,6 @@
 //! What goes into a session and what comes out of it.
 
+use super::query::Query;
 use crate::{
     Code, Time,
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
@@ -113,8 +114,18 @@ pub enum Action {
     },
     /// For metrics, events and the guard; the client has its Notice already.
     Alarm(Alarm),
+    /// Ask the store, then call `query_told`, `query_pong`, `query_done` or `query_refused`, and `query_over` at the
+    /// end. Comes once until then.
+    Query {
+        /// The frame to answer.
+        id: u64,
+        /// What is asked.
+        query: Box<Query>,
+    },
     /// Send this frame.
     Reply(Box<pb::ServerFrame>),
+    /// Send this part of the answer to the open query; it may be large.
+    Answer(Box<pb::ServerFrame>),
     /// Send the Close frame, flush, close. Comes once, and nothing comes after it.
     Close {
         /// Why, as a code.

@@ -88,6 +88,8 @@ struct Run {
     counts: BTreeMap<String, u64>,
     welcomed: bool,
     closed: bool,
+    /// The open query; answered before the next input.
+    query: Option<u64>,
 }
 
 impl Run {
@@ -108,6 +110,7 @@ impl Run {
             counts: BTreeMap::new(),
             welcomed: live.is_some(),
             closed: false,
+            query: None,
         }
     }
 
@@ -121,6 +124,13 @@ impl Run {
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         self.next_frame += 1;
         let conn = &mut self.conn;
+        if let Some(id) = self.query.take() {
+            prop_assert!(!conn.session.wants_read(&conn.limits) || self.closed, "nothing is read meanwhile");
+            conn.input(|s, l, now, out| {
+                s.query_done(id, out);
+                s.query_over(l, now);
+            });
+        }
         match op {
             Op::Hello { next_id, good } => {
                 let hello = hello(if next_id { "m0" } else { "" });
@@ -222,6 +232,10 @@ impl Run {
             Action::Close { .. } => self.closed = true,
             Action::Login(_) => prop_assert!(!self.welcomed),
             Action::Join { id, room } => self.joins.push((id, room)),
+            Action::Query { id, .. } => {
+                prop_assert!(self.welcomed && self.query.replace(id).is_none(), "one at a time");
+            }
+            Action::Answer(_) => prop_assert!(self.welcomed),
             Action::Reply(frame) => match frame.body.expect("a reply has a body") {
                 Said::Welcome(_) => {
                     prop_assert!(!std::mem::replace(&mut self.welcomed, true), "once");

@@ -96,23 +96,56 @@ fn acks_go_to_the_window() {
 }
 
 #[test]
-fn what_is_not_built_yet_or_not_known_is_unsupported() {
+fn what_is_not_known_is_unsupported() {
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Read(pb::Read::default()));
-    conn.frame(2, Asked::Sync(pb::Sync::default()));
-    conn.frame(3, Asked::Pull(pb::Pull::default()));
     conn.input(|s, l, now, out| s.handle_frame(pb::ClientFrame { id: 4, body: None }, l, now, out));
-    assert_eq!(conn.heard(), ["1 UNSUPPORTED", "2 UNSUPPORTED", "3 UNSUPPORTED", "4 UNSUPPORTED"]);
+    assert_eq!(conn.heard(), ["4 UNSUPPORTED"]);
+}
+
+#[test]
+fn one_query_is_open_at_a_time_and_nothing_is_read_until_its_answer_is_taken() {
+    let mut conn = Conn::plain();
+    conn.frame(1, Asked::Read(pb::Read { conversation: "g:a".to_owned(), seq: 3 }));
+    assert!(!conn.session.wants_read(&conn.limits));
+    // A driver that reads on all the same.
+    conn.frame(2, Asked::Sync(pb::Sync::default()));
+    conn.input(|s, _, _, out| s.query_done(1, out));
+    assert!(!conn.session.wants_read(&conn.limits), "told, not taken");
+    conn.input(|s, l, now, _| s.query_over(l, now));
+    assert!(conn.session.wants_read(&conn.limits));
+    conn.input(|s, _, _, out| s.query_done(1, out));
+    let read = "1 Read { conversation: g:a, seq: 3 }";
+    assert_eq!(conn.heard(), [read, "2 BUSY", "1 done"]);
+}
+
+#[test]
+fn a_pull_is_checked_before_anything_is_looked_up() {
+    let pull = |conversation: &str, seqs: &[u64]| {
+        let (conversation, seqs) = (conversation.to_owned(), seqs.to_vec());
+        Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
+    };
+    let mut conn = Conn::plain();
+    conn.frame(1, pull("nowhere", &[]));
+    conn.frame(2, pull("d:bob:cid", &[]));
+    conn.frame(3, pull("r:stage", &[]));
+    conn.frame(4, pull("g:a", &[0, 0]));
+    conn.frame(5, pull("g:a", &[1; 201]));
+    assert_eq!(
+        conn.heard(),
+        ["1 BAD_ID", "2 FORBIDDEN", "3 NOT_FOUND", "4 MALFORMED", "5 MALFORMED", "close TOO_MANY_ERRORS"]
+    );
 }
 
 #[test]
 fn a_frame_names_a_thousand_positions_at_most() {
-    let positions = |n| vec![pb::Position::default(); n];
+    let positions = |n| vec![pb::Position { conversation: "g:a".to_owned(), seq: 1 }; n];
     let mut conn = Conn::plain();
     conn.frame(1, Asked::Ping(pb::Ping { positions: positions(1_000) }));
     conn.frame(2, Asked::Ping(pb::Ping { positions: positions(1_001) }));
     conn.frame(3, Asked::Sync(pb::Sync { positions: positions(1_001) }));
-    assert_eq!(conn.heard(), ["1 pong", "2 MALFORMED", "3 MALFORMED"]);
+    let heard = conn.heard();
+    assert!(heard[0].starts_with("1 Positions"), "{heard:?}");
+    assert_eq!(heard[1..], ["2 MALFORMED", "3 MALFORMED"]);
 }
 
 #[test]

@@ -174,7 +174,8 @@ pub(crate) fn brief(action: &Action) -> String {
         Action::SaveChain { done, expected } => format!("save {done} then {expected}"),
         Action::Alarm(alarm) => format!("alarm {alarm:?}"),
         Action::Close { code, .. } => format!("close {}", code.name()),
-        Action::Reply(frame) => brief_frame(frame),
+        Action::Query { id, query } => format!("{id} {query:?}"),
+        Action::Reply(frame) | Action::Answer(frame) => brief_frame(frame),
     }
 }
 

@@ -1,0 +1,98 @@
+//! What a user may see of a conversation, and how much of it is unread: subtractions, whatever the size (DESIGN 6.8).
+//!
+//! A count that is kept beside the messages drifts from them sooner or later (flaws S23, S24). Rows and heads carry a
+//! message ordinal, members the count of their own messages, and a mark both as they were at its seq. So unread is
+//! never stored, and can't be wrong.
+
+use tidegate_protocol::{
+    id::{ConversationId, ConversationKind},
+    machine::ledger::Head,
+};
+
+use crate::store::{Mark, Standing};
+
+/// A range of seqs, both ends included, during which the user was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first seq, that of the join.
+    pub first: u64,
+    /// The last seq, that of the leaving, or of the conversation.
+    pub last: u64,
+    /// Messages of the conversation before `first`.
+    before: u64,
+    /// Messages of the conversation up to `last`.
+    up_to: u64,
+}
+
+/// A conversation as one user sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The user's ranges, oldest first; never empty.
+    pub spans: Vec<Span>,
+    /// Retention took everything up to here.
+    pub pruned_to: u64,
+    /// Whether the user is in now.
+    pub is_in: bool,
+    sent: u64,
+    mark: Mark,
+}
+
+impl View {
+    /// How a user with that standing sees the conversation.
+    pub fn new(conversation: &ConversationId, head: &Head, standing: &Standing) -> Self {
+        let member = &standing.member;
+        let mut spans: Vec<Span> = Vec::with_capacity(standing.stays.len() + 1);
+        if matches!(conversation.kind(), ConversationKind::Direct(..)) {
+            spans.push(Span { first: 1, last: head.last_seq, before: 0, up_to: head.messages });
+        } else {
+            spans.extend(standing.stays.iter().map(|stay| Span {
+                first: stay.joined_seq,
+                last: stay.left_seq,
+                before: stay.joined_messages,
+                up_to: stay.left_messages,
+            }));
+            let (last, up_to) = match member.is_in() {
+                true => (head.last_seq, head.messages),
+                false => (member.left_seq, member.left_messages),
+            };
+            spans.push(Span { first: member.joined_seq, last, before: member.joined_messages, up_to });
+        }
+        let is_in = member.is_in();
+        Self { spans, pruned_to: head.pruned_to, is_in, sent: member.sent, mark: standing.mark }
+    }
+
+    /// The lowest seq that the user can still pull; above [`Self::max`] when there is none.
+    pub fn min(&self) -> u64 {
+        let kept = self.pruned_to.saturating_add(1);
+        let span = self.spans.iter().find(|span| span.last >= kept);
+        span.map_or(kept, |span| span.first.max(kept))
+    }
+
+    /// The highest seq that the user may know of.
+    pub fn max(&self) -> u64 {
+        self.spans.last().map_or(0, |span| span.last)
+    }
+
+    /// Whether the seq lies in a range of the user's.
+    pub fn sees(&self, seq: u64) -> bool {
+        self.spans.iter().any(|span| (span.first..=span.last).contains(&seq))
+    }
+
+    /// The user's own messages in the conversation.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Up to where the user has read.
+    pub fn mark(&self) -> Mark {
+        self.mark
+    }
+
+    /// The messages of others above the mark that the user may see.
+    pub fn unread(&self) -> u64 {
+        let after = |span: &Span| span.up_to - self.mark.messages.clamp(span.before, span.up_to);
+        let messages: u64 = self.spans.iter().map(after).sum();
+        // All of the user's own lie in the ranges: who is not in can't send.
+        messages.saturating_sub(self.sent.saturating_sub(self.mark.own))
+    }
+}

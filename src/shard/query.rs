@@ -1,0 +1,144 @@
+//! Queries of clients: run beside the shard, told one part at a time, so that answers never pile up in an outbox.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+    machine::session::Query,
+    pb::server_frame::Body as Said,
+};
+
+use super::{Shard, conn::Conn};
+use crate::{
+    chat::{history, receipt, sync},
+    inline,
+    mail::{Found, Mail},
+};
+
+/// A store that takes longer counts as away.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The open query of a connection; only there while one is.
+pub(super) struct Asking {
+    id: u64,
+    /// What the client said it has, for a Sync.
+    positions: Arc<sync::Positions>,
+    /// A part of the answer is told; the next one follows, or the query ends, when the client has taken it.
+    told: bool,
+    /// The conversation behind which a Sync goes on.
+    next: Option<ConversationId>,
+}
+
+type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + Send>>;
+
+impl Shard {
+    /// Asks the store; the answer comes at once or as mail.
+    pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
+        let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
+        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None };
+        let store = Arc::clone(&self.context.ports.store);
+        let work: Work = match query {
+            Query::Pull(pull) => {
+                Box::pin(
+                    async move { Ok(Found::Page(Box::new(history::pull(&*store, &user, &pull).await?))) },
+                )
+            }
+            Query::Positions(positions) => Box::pin(async move {
+                let positions = positions.into_iter().collect();
+                Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
+            }),
+            Query::Read { conversation, seq } => self.mark(conn, user, conversation, seq),
+            Query::Sync(positions) => {
+                asking.positions = Arc::new(positions.into_iter().collect());
+                self.states(user, &asking)
+            }
+        };
+        conn.asking = Some(Box::new(asking));
+        self.start(conn, work);
+    }
+
+    fn states(&self, user: UserId, asking: &Asking) -> Work {
+        let store = Arc::clone(&self.context.ports.store);
+        let (positions, after) = (Arc::clone(&asking.positions), asking.next.clone());
+        Box::pin(async move {
+            let found = sync::states(&*store, &user, &positions, after.as_ref()).await?;
+            Ok(Found::States(found.states, found.next))
+        })
+    }
+
+    fn mark(&self, conn: &Conn, user: UserId, conversation: ConversationId, seq: u64) -> Work {
+        let store = Arc::clone(&self.context.ports.store);
+        let (directory, shards) = (Arc::clone(&self.context.directory), Arc::clone(&self.context.handles));
+        let reader = conn.key;
+        Box::pin(async move {
+            let moved = receipt::read(&*store, &user, &conversation, seq).await?;
+            if let (Some(mark), Some(shards)) = (moved, shards.get()) {
+                receipt::tell(&directory, shards, &user, &conversation, mark, reader).await;
+            }
+            Ok(Found::Nothing)
+        })
+    }
+
+    fn start(&mut self, conn: &mut Conn, work: Work) {
+        let (key, home) = (conn.key, self.context.own_handle());
+        let in_time = async move {
+            let away = Err((Code::StoreUnavailable, "the store did not answer in time"));
+            tokio::time::timeout(DEADLINE, work).await.unwrap_or(away)
+        };
+        let found = inline::run(&self.context.runtime, in_time, move |found| {
+            Box::pin(async move {
+                if let Some(home) = home {
+                    // The shard is gone only when the node stops.
+                    home.post(Mail::Found(key, found)).await.ok();
+                }
+            })
+        });
+        if let Some(found) = found {
+            self.on_found(conn, found);
+        }
+    }
+
+    /// Tells what the store said; the caller acts on it and flushes.
+    pub(super) fn on_found(&mut self, conn: &mut Conn, found: Result<Found, (Code, &'static str)>) {
+        let Some(asking) = conn.asking.as_mut().filter(|asking| !asking.told) else { return };
+        let (session, out, id) = (&mut conn.session, &mut self.scratch.actions, asking.id);
+        asking.told = true;
+        asking.next = None;
+        match found {
+            Ok(Found::Page(page)) => session.query_told(id, vec![Said::Page(*page)], out),
+            Ok(Found::States(states, next)) => {
+                let end = next.is_none().then(|| Said::SyncEnd(Default::default()));
+                let told = states.into_iter().map(Said::ConversationState).chain(end).collect();
+                session.query_told(id, told, out);
+                asking.next = next;
+            }
+            Ok(Found::Positions(positions)) => session.query_pong(id, positions, self.now, out),
+            Ok(Found::Nothing) => session.query_done(id, out),
+            Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
+        }
+    }
+
+    /// Whether the query can go on: the client has taken what was told of the answer.
+    pub(super) fn is_taken(conn: &Conn) -> bool {
+        conn.is_open() && conn.outbox.is_none() && conn.asking.as_ref().is_some_and(|asking| asking.told)
+    }
+
+    /// Goes on with the answer, or ends the query.
+    pub(super) fn go_on(&mut self, conn: &mut Conn) {
+        if !Self::is_taken(conn) {
+            return;
+        }
+        let Some(mut asking) = conn.asking.take() else { return };
+        let user = conn.who.as_ref().map(|who| who.route.user.clone()).filter(|_| asking.next.is_some());
+        if let Some(user) = user {
+            asking.told = false;
+            let work = self.states(user, &asking);
+            conn.asking = Some(asking);
+            self.start(conn, work);
+            return self.act(conn);
+        }
+        conn.session.query_over(&self.context.limits, self.now);
+        self.resume(conn);
+    }
+}

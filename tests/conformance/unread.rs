@@ -1,0 +1,246 @@
+//! Unread, marks and pages against a naive model, after any history: flaws S17 (paging) and S23, S24 (counts that drift).
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tidegate::{
+    chat::{history, receipt, sync},
+    store::{EmbeddedStore, MemoryStore, Store},
+};
+use tidegate_protocol::{
+    Code,
+    machine::{
+        ledger::Outcome,
+        session::{Pull, Which},
+    },
+    pb,
+    record::{Body, MemberAction, Prune, Recall},
+};
+
+use super::{
+    group,
+    store::owner::{Owner, change, message},
+    user,
+};
+
+const USERS: [&str; 3] = ["ann", "bob", "cid"];
+
+#[derive(Clone, Debug)]
+enum Op {
+    Say(usize),
+    Join(usize),
+    Kick(usize),
+    /// By whom, and how far of what there is, in tenths.
+    Read(usize, u64),
+    Recall(u64),
+    Prune(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => (0..3usize).prop_map(Op::Say),
+        2 => (0..3usize).prop_map(Op::Join),
+        2 => (0..3usize).prop_map(Op::Kick),
+        5 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Read(who, tenths)),
+        1 => (0..11u64).prop_map(Op::Recall),
+        1 => (0..6u64).prop_map(Op::Prune),
+    ]
+}
+
+/// What one would write down by hand.
+#[derive(Default)]
+struct Naive {
+    /// Who said it, for a message; and who saw it.
+    rows: Vec<(Option<usize>, [bool; 3])>,
+    is_in: [bool; 3],
+    ever: [bool; 3],
+    read: [u64; 3],
+    pruned_to: u64,
+}
+
+impl Naive {
+    fn row(&mut self, sender: Option<usize>, also: &[usize]) {
+        let mut saw = self.is_in;
+        also.iter().for_each(|who| saw[*who] = true);
+        self.rows.push((sender, saw));
+    }
+
+    fn max(&self, who: usize) -> u64 {
+        self.rows.iter().rposition(|(_, saw)| saw[who]).map_or(0, |at| at as u64 + 1)
+    }
+
+    fn unread(&self, who: usize) -> u64 {
+        let above = self.rows.iter().skip(self.read[who] as usize);
+        above.filter(|(sender, saw)| saw[who] && sender.is_some_and(|it| it != who)).count() as u64
+    }
+
+    fn pullable(&self, who: usize) -> Vec<u64> {
+        let seqs = 1..=self.rows.len() as u64;
+        seqs.filter(|seq| *seq > self.pruned_to && self.rows[*seq as usize - 1].1[who]).collect()
+    }
+}
+
+struct World {
+    store: Arc<dyn Store>,
+    owner: Owner,
+    naive: Naive,
+    requests: u32,
+}
+
+impl World {
+    async fn new(store: Arc<dyn Store>) -> Self {
+        let mut owner = Owner::take_over(&store, 0, 1).await;
+        owner.run(&[change("g", MemberAction::Create, &["ann", "bob"], "r0")]).await;
+        let mut naive = Naive { is_in: [true, true, false], ever: [true, true, false], ..Naive::default() };
+        naive.row(None, &[]);
+        Self { store, owner, naive, requests: 0 }
+    }
+
+    async fn record(&mut self, body: Body) -> bool {
+        matches!(self.owner.run(&[body]).await[0], Outcome::Accepted { .. } | Outcome::Noted)
+    }
+
+    async fn apply(&mut self, op: &Op) {
+        self.requests += 1;
+        let (g, request) = (group("g"), format!("r{}", self.requests));
+        let last = self.naive.rows.len() as u64;
+        match *op {
+            Op::Say(who) => {
+                let accepted = self.record(message(&g, USERS[who], &request, 0, "text")).await;
+                assert_eq!(accepted, self.naive.is_in[who]);
+                if accepted {
+                    self.naive.row(Some(who), &[]);
+                }
+            }
+            Op::Join(who) => {
+                assert!(self.record(change("g", MemberAction::Join, &[USERS[who]], &request)).await);
+                self.naive.is_in[who] = true;
+                self.naive.ever[who] = true;
+                self.naive.row(None, &[]);
+            }
+            Op::Kick(who) => {
+                if self.record(change("g", MemberAction::Kick, &[USERS[who]], &request)).await {
+                    self.naive.is_in[who] = false;
+                    self.naive.row(None, &[who]);
+                }
+            }
+            Op::Read(who, tenths) => {
+                let seq = last * tenths / 10;
+                let read = receipt::read(&*self.store, &user(USERS[who]), &g, seq).await;
+                if self.naive.ever[who] {
+                    let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
+                    let moved = seq > self.naive.read[who];
+                    assert_eq!(read.unwrap().map(|mark| mark.seq), moved.then_some(seq));
+                    self.naive.read[who] = self.naive.read[who].max(seq);
+                } else {
+                    assert_eq!(read, Err((Code::NotAMember, "")));
+                }
+            }
+            Op::Recall(tenths) => {
+                let seq = (last * tenths / 10).max(1);
+                if self.record(Body::Recall(Recall { conversation: g, seq, by: None })).await {
+                    self.naive.row(None, &[]);
+                }
+            }
+            Op::Prune(tenths) => {
+                let up_to = last * tenths / 10;
+                self.record(Body::Prune(Prune { conversation: g, up_to })).await;
+                self.naive.pruned_to = self.naive.pruned_to.max(up_to);
+            }
+        }
+    }
+
+    async fn check_states(&self) {
+        for (who, name) in USERS.iter().enumerate() {
+            let nothing = sync::Positions::default();
+            let found = sync::states(&*self.store, &user(name), &nothing, None).await.unwrap();
+            assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
+            let Some(state) = found.states.first() else { continue };
+            let told = (state.max_seq, state.read_seq, state.unread);
+            let truth = (self.naive.max(who), self.naive.read[who], self.naive.unread(who));
+            assert_eq!(told, truth, "{name}: max, read, unread");
+            if let Some(min) = self.naive.pullable(who).first() {
+                assert_eq!(state.min_seq, *min, "{name}");
+            }
+        }
+    }
+
+    /// Everything that a client sees who pages through the whole, and what it is told that it can't have.
+    async fn pull_all(&self, who: usize, forward: bool, limit: usize) -> (Vec<u64>, Vec<u64>) {
+        let (mut seen, mut gone) = (Vec::new(), Vec::new());
+        let mut cursor = if forward { 0 } else { u64::MAX };
+        loop {
+            let which = if forward { Which::After(cursor) } else { Which::Before(cursor) };
+            let pull = Pull { conversation: group("g"), which, limit };
+            let page = match history::pull(&*self.store, &user(USERS[who]), &pull).await {
+                Ok(page) => page,
+                Err((Code::NotYet | Code::NotAMember, _)) => break,
+                Err(other) => panic!("{other:?}"),
+            };
+            let named = named(&page);
+            let next = if forward { named.iter().max() } else { named.iter().min() };
+            let Some(next) = next else {
+                assert!(!forward && cursor == 1, "a page without a reason at {cursor}: {page:?}");
+                break;
+            };
+            assert_eq!(page.complete_to, self.naive.max(who));
+            cursor = *next;
+            seen.extend(page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied()));
+            gone.extend(page.expired.iter().flat_map(|range| range.first..=range.last));
+        }
+        (seen, gone)
+    }
+
+    async fn check_pages(&self) {
+        for who in (0..3).filter(|who| self.naive.ever[*who]) {
+            let truth = self.naive.pullable(who);
+            let all = 1..=self.naive.max(who);
+            let rest: Vec<u64> = all.clone().filter(|seq| !truth.contains(seq)).collect();
+            for (forward, limit) in [(true, 7), (false, 7), (true, 1), (false, 200)] {
+                let (mut seen, mut gone) = self.pull_all(who, forward, limit).await;
+                seen.sort_unstable();
+                gone.sort_unstable();
+                assert_eq!((&seen, &gone), (&truth, &rest), "{}, {forward}, {limit}", USERS[who]);
+            }
+            let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
+            let page = history::pull(&*self.store, &user(USERS[who]), &pull(all.collect())).await.unwrap();
+            let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
+            seen.extend(&page.recalled);
+            seen.sort_unstable();
+            assert_eq!(seen, truth, "{} by seqs", USERS[who]);
+        }
+    }
+}
+
+fn named(page: &pb::Page) -> Vec<u64> {
+    let ranges = page.expired.iter().flat_map(|range| range.first..=range.last);
+    page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied()).chain(ranges).collect()
+}
+
+fn run(store: Arc<dyn Store>, ops: &[Op]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(store).await;
+        for op in ops {
+            world.apply(op).await;
+            world.check_states().await;
+        }
+        world.check_pages().await;
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #[test]
+    fn s23_s24_unread_and_pages_equal_the_naive_model(ops in prop::collection::vec(op(), 1..200)) {
+        run(Arc::new(MemoryStore::default()), &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
+    #[test]
+    fn s23_s24_on_the_disk_too(ops in prop::collection::vec(op(), 30..60)) {
+        run(Arc::new(EmbeddedStore::new(super::embedded::engine(1))), &ops);
+    }
+}
