@@ -274,7 +274,8 @@ impl Run {
             for frame in &self.sends {
                 prop_assert_eq!(self.answers.get(frame), Some(&1), "frame {} has one answer", frame);
             }
-            prop_assert!(self.conn.wants_read());
+            // Only an open query, which this driver need not have answered, stops reading now.
+            prop_assert!(self.query.is_some() || self.conn.wants_read());
         }
         Ok(())
     }
