@@ -109,6 +109,8 @@ impl TestNode {
         let data = env::temp_dir().join(format!("tidegate-counts-{}", std::process::id()));
         let sets = [
             format!("node.data={}", data.display()),
+            // The disk decides how many turns a message takes, and with it the count.
+            "node.store=memory".into(),
             "node.shards=1".into(),
             "listen.client=127.0.0.1:0".into(),
             "listen.admin=127.0.0.1:0".into(),
