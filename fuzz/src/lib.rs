@@ -6,7 +6,7 @@ mod upgrade;
 pub use self::upgrade::upgrade;
 
 /// The broker's own file, without the broker: it would compile for minutes, and under sanitizers.
+#[path = "../../src/net"]
 pub mod net {
-    #[path = "../../../src/net/upgrade.rs"]
     pub mod upgrade;
 }
