@@ -99,11 +99,15 @@ pub struct Limits {
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
+    /// Bytes that may wait for one shard; above it conversations get Behind and room frames are shed.
+    pub mailbox_bytes_max: usize,
     /// With fewer bytes than this free on the disk, sends are refused until there is more; leaves room to compact.
     pub disk_free_min_bytes: u64,
-    /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
+    /// Memory budget in bytes, kernel socket memory included; 0 = the smallest limit of the cgroups around the node, or
+    /// the machine's memory.
     pub memory_bytes: u64,
-    /// Count the kernel's TCP memory towards it. It is that of the whole network namespace: false where others share it.
+    /// Count the kernel's TCP memory towards it: that of the node's cgroup (v2), else that of the whole network namespace;
+    /// false where others share that.
     pub memory_counts_sockets: bool,
 }
 
@@ -167,6 +171,8 @@ pub struct Socket {
 pub struct Fault {
     /// A message with this id makes the code of its connection panic.
     pub panic_on_msg_id: String,
+    /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
+    pub panic_in: String,
 }
 
 impl Default for Node {
@@ -211,6 +217,7 @@ impl Default for Limits {
             small_group_max: 500,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
+            mailbox_bytes_max: 16 * 1024 * 1024,
             disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
             memory_counts_sockets: true,

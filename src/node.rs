@@ -128,7 +128,10 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings { small_group_max: config.limits.small_group_max };
+        let settings = owner::Settings {
+            small_group_max: config.limits.small_group_max,
+            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+        };
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -258,6 +261,7 @@ impl Shared<'_> {
             boot: self.ports.me.boot,
             limits: session_limits(config),
             caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
+            mailbox_bytes: config.limits.mailbox_bytes_max,
             frame_deadline: Duration::from_millis(config.timing.frame_ms),
             write_deadline: Duration::from_millis(config.timing.write_ms),
             linger: Duration::from_millis(config.timing.linger_ms),
@@ -270,7 +274,11 @@ impl Shared<'_> {
             rooms: Arc::new(Rooms::default()),
             runtime,
             metrics,
-            panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
+            panic_on_msg_id: match config.fault.panic_in.as_str() {
+                "shard" => config.fault.panic_on_msg_id_in("shard"),
+                _ => config.fault.panic_on_msg_id_in("connection"),
+            },
+            panic_in_shard: config.fault.panic_in == "shard",
         }
     }
 }

@@ -93,7 +93,7 @@ struct Scratch {
 /// Fails when the kernel gives no poll.
 pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
     let poll = Poll::new()?;
-    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?);
+    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
     let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
     let scratch = Scratch::new(&context);
     let shard = Shard {
@@ -132,23 +132,31 @@ impl Shard {
     pub fn run(mut self, start: Instant) -> io::Result<()> {
         let mut events = Events::with_capacity(1_024);
         loop {
-            self.mailbox.about_to_sleep();
-            let timeout = self.sleep_time();
-            match self.poll.poll(&mut events, Some(timeout)) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ => {}
-            }
-            self.mailbox.awoke();
-            self.now = Time::from_millis(start.elapsed().as_millis() as u64);
-            self.turn(&events);
+            self.step(&mut events, || Time::from_millis(start.elapsed().as_millis() as u64))?;
             if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Never inlined: the instruction counts are taken inside it (`benches/counts.toml`).
-    #[inline(never)]
+    /// Sleeps until there is something to do, 100 ms at most, then does one turn of it. For [`Self::run`], and for those
+    /// who drive a shard by hand, with a clock of their own.
+    ///
+    /// # Errors
+    /// Fails when polling itself fails.
+    pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
+        self.mailbox.about_to_sleep();
+        let timeout = self.sleep_time();
+        match self.poll.poll(events, Some(timeout)) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        self.mailbox.awoke();
+        self.now = now();
+        self.turn(events);
+        Ok(())
+    }
+
     fn turn(&mut self, events: &Events) {
         // 1. What the sockets say.
         for event in events {
@@ -159,8 +167,11 @@ impl Shard {
             let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
             let ended = event.is_read_closed();
             self.with_conn(slot as u32, |shard, conn| {
-                if writable && conn.outbox.is_some() {
-                    shard.flush(conn);
+                if writable {
+                    conn.refused = false;
+                    if conn.outbox.is_some() {
+                        shard.flush(conn);
+                    }
                 }
                 // The end is told once; reading goes on until it is met.
                 conn.peer_ended |= ended;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{Client, Process, Said, command, fresh_data};
+use support::{Client, Process, Said, ask, command, fresh_data, send};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -125,4 +125,24 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     let (output, said) = fails(&["timing.write_ms=0", "node.shards=many"]);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("shards"), "{said}");
+}
+
+/// What is left of a node without one of its parts would look healthy, so the process ends and says which it was.
+/// Faults are compiled into debug builds only.
+#[cfg(debug_assertions)]
+#[test]
+fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
+    for (part, named) in [("shard", "a shard ended by itself"), ("owner", "the owner ended by itself")] {
+        let mut node = Process::start(&[
+            "fault.panic_on_msg_id=boom",
+            &format!("fault.panic_in={part}"),
+            "node.store=memory",
+        ]);
+        let mut alice = node.login(Wire::Tcp, "alice", "d");
+        assert!(alice.text("bob", "m1", "all is well") > 0);
+        alice.say(ask::send(send("bob", "boom", "!")));
+        let status = node.exit();
+        assert_eq!(status.code(), Some(1), "{part}: {}", node.said());
+        assert!(node.said().contains(named), "{part}: {}", node.said());
+    }
 }

@@ -1,6 +1,6 @@
 //! Delivering what the ledger accepted: who is where, one encoded frame, one mail a shard, in log order.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use tidegate_protocol::{
     codec::PushFrame,
@@ -13,7 +13,7 @@ use tidegate_protocol::{
 use super::admin::{ADMIN_CONN, Pending};
 use crate::{
     directory::{Directory, ShardSet},
-    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandles},
+    mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, ShardHandle, ShardHandles},
     routes::NodeBoot,
 };
 
@@ -127,7 +127,7 @@ impl Outbound {
         for shard in 0..self.items.len() {
             let items = std::mem::take(&mut self.items[shard]);
             if !items.is_empty() {
-                self.post(shard, Mail::Deliver(items)).await;
+                self.deliver(shard, items).await;
             }
         }
         for shard in 0..self.answers.len() {
@@ -154,8 +154,20 @@ impl Outbound {
         }
     }
 
+    /// A shard that has no room left gets hints in place of pushes: it holds up neither the log nor the other shards.
+    async fn deliver(&self, shard: usize, items: Vec<Item>) {
+        let Some(handle) = self.handle(shard) else { return };
+        let has_room = handle.has_room(items.iter().map(Item::weight).sum());
+        let items = if has_room { items } else { hints(items) };
+        self.post(shard, Mail::Deliver(items)).await;
+    }
+
+    fn handle(&self, shard: usize) -> Option<&ShardHandle> {
+        self.shards.get().and_then(|shards| shards.get(shard))
+    }
+
     async fn post(&self, shard: usize, mail: Mail) {
-        let Some(handle) = self.shards.get().and_then(|shards| shards.get(shard)) else { return };
+        let Some(handle) = self.handle(shard) else { return };
         if handle.post(mail).await.is_err() {
             tracing::debug!(shard, "a shard has stopped; its clients will come back elsewhere");
         }
@@ -167,6 +179,38 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
         lists.resize_with(index + 1, Vec::new);
     }
     &mut lists[index]
+}
+
+/// What is left of items without their pushes: for each conversation up to where it goes on, between the changes of its
+/// members, which stay.
+fn hints(items: Vec<Item>) -> Vec<Item> {
+    let mut kept: Vec<Item> = Vec::new();
+    let mut open: HashMap<ConversationId, usize> = HashMap::new();
+    for item in items {
+        let lag = match item {
+            Item::Push(delivery) => Lag {
+                conversation: delivery.conversation,
+                max_seq: delivery.seq,
+                audience: delivery.audience,
+            },
+            Item::Behind(lag) => lag,
+            Item::Join(..) | Item::Part(..) => {
+                if let Item::Join(conversation, _) | Item::Part(conversation, _) = &item {
+                    open.remove(conversation);
+                }
+                kept.push(item);
+                continue;
+            }
+        };
+        match open.get(&lag.conversation).and_then(|at| kept.get_mut(*at)) {
+            Some(Item::Behind(earlier)) => earlier.max_seq = earlier.max_seq.max(lag.max_seq),
+            _ => {
+                open.insert(lag.conversation.clone(), kept.len());
+                kept.push(Item::Behind(lag));
+            }
+        }
+    }
+    kept
 }
 
 /// A change of members as the members see it.
@@ -192,3 +236,6 @@ pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::deliver::Outbound;
+use super::{deliver::Outbound, send};
 use crate::{
     bus::{Batch, OwnershipEvent, ReadError, TopicId},
     mail::ConnKey,
@@ -41,10 +41,12 @@ const EVICT_BUDGET: usize = 8_192;
 const MEMBERSHIP_PAGE: usize = 1_000;
 
 /// What the owner is told by the configuration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
+    /// A fault for tests: the owner panics at this message; empty = none.
+    pub panic_on_msg_id: String,
 }
 
 /// Why an owner gave its partition up.
@@ -95,7 +97,7 @@ pub async fn own_all(
     };
     while let Some(event) = ownership.next().await {
         let OwnershipEvent::Assigned(partition) = event else { continue };
-        let error = match Owner::take_over(partition, &ports, settings, &metrics).await {
+        let error = match Owner::take_over(partition, &ports, settings.clone(), &metrics).await {
             Ok(owner) => owner.run(&mut logins, &mut out).await,
             Err(error) => error,
         };
@@ -197,6 +199,9 @@ impl Owner {
         for (offset, record) in records {
             match record {
                 Ok(record) => {
+                    if cfg!(debug_assertions) && send::is_message(&record, &self.settings.panic_on_msg_id) {
+                        panic!("a fault injected by fault.panic_on_msg_id in fault.panic_in=owner");
+                    }
                     let outcome = self.apply(offset, &record).await?;
                     decided.push((record, outcome));
                 }

@@ -124,9 +124,9 @@ fn is_message(row: &StoredRow) -> bool {
     matches!(row.row.body, Body::Message(_))
 }
 
-/// Tells the user's connections other than `reader` where the mark is now. One that misses it learns it at its next
-/// Sync.
-pub async fn tell(
+/// Tells the user's connections other than `reader` where the mark is now. One that misses it, because its shard has
+/// no room for mail, learns it at its next Sync.
+pub fn tell(
     directory: &Directory,
     shards: &[ShardHandle],
     user: &UserId,
@@ -147,8 +147,7 @@ pub async fn tell(
     };
     for shard in directory.user(user).iter() {
         if let Some(handle) = shards.get(shard) {
-            // Gone only when the node stops.
-            handle.post(Mail::Deliver(vec![Item::Push(delivery.clone())])).await.ok();
+            handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())]));
         }
     }
 }

@@ -175,7 +175,8 @@ impl Shard {
 
     fn submit(&mut self, conn: &mut Conn, submit: Submit) {
         self.context.metrics.sends.increment(1);
-        if cfg!(debug_assertions) && submit.msg_id.as_str() == self.context.panic_on_msg_id {
+        let planned = !self.context.panic_in_shard && submit.msg_id.as_str() == self.context.panic_on_msg_id;
+        if cfg!(debug_assertions) && planned {
             panic!("a fault injected by fault.panic_on_msg_id");
         }
         if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {

@@ -30,6 +30,8 @@ pub struct Context {
     pub limits: session::Limits,
     /// Bounds of outboxes.
     pub caps: Caps,
+    /// Bytes that may wait in its mailbox.
+    pub mailbox_bytes: usize,
     /// From the first byte of a frame to its last.
     pub frame_deadline: Duration,
     /// For a socket that takes no bytes.
@@ -56,6 +58,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// A fault for tests; empty = none.
     pub panic_on_msg_id: String,
+    /// Whether that fault ends the shard and not only the connection.
+    pub panic_in_shard: bool,
 }
 
 impl Context {

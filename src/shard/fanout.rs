@@ -120,6 +120,7 @@ impl Shard {
         let (conversation, users, join) = match &item {
             Item::Join(conversation, users) => (conversation, users, true),
             Item::Part(conversation, users) => (conversation, users, false),
+            Item::Behind(lag) => return self.on_lag(lag),
             Item::Push(_) => return,
         };
         for user in users.iter() {

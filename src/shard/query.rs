@@ -74,7 +74,7 @@ impl Shard {
         Box::pin(async move {
             let moved = receipt::read(&*store, &user, &conversation, seq).await?;
             if let (Some(mark), Some(shards)) = (moved, shards.get()) {
-                receipt::tell(&directory, shards, &user, &conversation, mark, reader).await;
+                receipt::tell(&directory, shards, &user, &conversation, mark, reader);
             }
             Ok(Found::Nothing)
         })

@@ -44,7 +44,8 @@ impl Shard {
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
         let mut rest = reply;
         let logging_in = conn.is_open() && conn.session.phase() == Phase::LoggingIn;
-        if !rest.is_empty() && (logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty())) {
+        let free = logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty());
+        if !rest.is_empty() && free && !conn.refused {
             match transfer::write(stream, rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -69,6 +70,10 @@ impl Shard {
             // Pushes that came since the user is indexed wait for Welcome.
             return Ok(());
         }
+        if conn.refused {
+            conn.blocked_since = conn.blocked_since.or(Some(self.now));
+            return Ok(());
+        }
         let Some(outbox) = &mut conn.outbox else { return Ok(()) };
         let before = outbox.bytes();
         loop {
@@ -84,6 +89,7 @@ impl Shard {
                 None => break,
             }
         }
+        conn.refused = !outbox.is_empty();
         conn.blocked_since = match (outbox.is_empty(), outbox.bytes() < before) {
             (true, _) => None,
             (false, true) => Some(self.now),

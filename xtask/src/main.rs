@@ -34,9 +34,9 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
-    /// Licences, banned crates and sources (needs cargo-deny).
+    /// Licences, banned crates and sources (installs cargo-deny).
     Deny,
-    /// Fuzz every target (needs cargo-fuzz and a nightly toolchain).
+    /// Fuzz every target (installs cargo-fuzz).
     Fuzz {
         /// How long, for each target.
         #[arg(long, default_value_t = 60)]
