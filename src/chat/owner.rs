@@ -40,6 +40,10 @@ const EVICT_BUDGET: usize = 8_192;
 /// Memberships read from the store at a time.
 const MEMBERSHIP_PAGE: usize = 1_000;
 
+/// Said with the refusal of an id that was refused before, though it might be allowed now.
+const REFUSED_BEFORE: &str =
+    "this id was refused before, and its chain went on: send the content under a new id";
+
 /// What the owner is told by the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -272,6 +276,10 @@ impl Owner {
             Outcome::Refused { code } => {
                 self.metrics.refusals.increment(1);
                 Answer::Refused { code, message: "".into() }
+            }
+            Outcome::RefusedBefore { code } => {
+                self.metrics.refusals.increment(1);
+                Answer::Refused { code, message: REFUSED_BEFORE.into() }
             }
             // A newer connection of the device has spoken: this one must come back with a newer epoch.
             Outcome::Void { .. } => Answer::AppendFailed,

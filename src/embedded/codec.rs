@@ -1,10 +1,11 @@
-//! Keys and values as they lie on disk, format version 1. Keys sort as their parts do; ids are free of zero bytes.
+//! Keys and values as they lie on disk, format version 2. Keys sort as their parts do; ids are free of zero bytes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use prost::encoding::{decode_varint, encode_varint};
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, NodeId, UserId},
     machine::ledger::{Device, Head, Key, Member, Row, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
@@ -242,14 +243,23 @@ pub(crate) fn device(value: &[u8]) -> Result<Device, Trouble> {
 pub(crate) fn put_key(it: &Key) -> Vec<u8> {
     let mut to = Vec::with_capacity(40);
     to.extend_from_slice(&it.body_hash);
-    ints(&[it.seq, it.time, it.offset], &mut to);
+    let refused = it.refused.map_or(0, Code::number);
+    ints(&[it.seq, it.time, it.offset, refused.into()], &mut to);
     to
 }
 
 pub(crate) fn key(value: &[u8]) -> Result<Key, Trouble> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let body_hash = from.hash()?;
-    Ok(Key { body_hash, seq: from.int()?, time: from.int()?, offset: from.int()? })
+    let (seq, time, offset) = (from.int()?, from.int()?, from.int()?);
+    // Format 1 remembered no refusals: its keys end here.
+    let number = if from.0.is_empty() { 0 } else { from.int()? };
+    let refused = match u16::try_from(number) {
+        Ok(0) => None,
+        Ok(number) => Some(Code::from_number(number).ok_or_else(damaged)?),
+        Err(_) => return Err(damaged()),
+    };
+    Ok(Key { body_hash, seq, time, offset, refused })
 }
 
 /// Whose frame it was does not matter any more: the shortest origin that a record may have.

@@ -10,9 +10,10 @@ use tidegate::{
     store::{Direction, EmbeddedStore, Fence, Mark, MemoryStore, Page, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Loaded, Need, Outcome, Stay},
-    record::{Body, MemberAction, Position, Prune, Recall, Rules},
+    record::{Body, MemberAction, Position, Prune, Recall, Rules, SenderOrder},
 };
 
 use self::owner::{Owner, change, message};
@@ -34,6 +35,7 @@ suite! {
     { memory => super::memory(); faultless => super::faultless(); embedded => super::embedded(); }
     {
         a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
+        s7_a_new_owner_waits_for_no_one_who_died
         s8_an_archive_moves_rows_and_position_together_or_not_at_all
         s10_s11_a_former_owner_neither_archives_nor_loads
         a_lost_answer_is_found_out_by_doing_the_same_again
@@ -42,8 +44,11 @@ suite! {
         a_load_answers_each_need_in_order_with_the_position
         s20_s21_s22_a_retry_at_a_new_owner_finds_its_key
         the_recent_keys_are_all_keys_from_an_offset_on
+        a_refusal_of_a_chained_message_is_kept_like_an_ack
         keys_are_forgotten_by_rules_only
         s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive
+        s13_s14_rows_sort_by_their_whole_seq
+        s18_reading_old_pages_moves_nothing
         a_page_is_bounded_but_always_brings_one_row
         s19_recalled_and_pruned_rows_are_gone_and_said_to_be
         members_are_paged_and_counted
@@ -97,6 +102,16 @@ async fn a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_arch
     assert_eq!(second.ledger.archived_position(), left_at);
     assert_eq!(second.run(&[say("m3")]).await.map(seq_of), [3], "the seqs go on");
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+async fn s7_a_new_owner_waits_for_no_one_who_died(store: &Arc<dyn Store>) {
+    let mut first = Owner::take_over(store, 0, 1).await;
+    first.run(&[say("m1")]).await;
+    // It dies with a batch in hand, and releases nothing.
+    first.apply(&[say("m2")]).await;
+    drop(first);
+    let mut second = Owner::take_over(store, 0, 2).await;
+    assert_eq!(second.run(&[say("m2")]).await.map(seq_of), [2]);
 }
 
 async fn s8_an_archive_moves_rows_and_position_together_or_not_at_all(store: &Arc<dyn Store>) {
@@ -234,6 +249,28 @@ async fn the_recent_keys_are_all_keys_from_an_offset_on(store: &Arc<dyn Store>) 
     assert_eq!(offsets, [1, 2]);
 }
 
+async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Store>) {
+    let chained = |n| {
+        let mut body = message(&group("team"), "bob", &format!("m{n}"), 1, "text");
+        if let Body::Message(message) = &mut body {
+            message.order = SenderOrder { epoch: 1, n, chained: true };
+        }
+        body
+    };
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let create = change("team", MemberAction::Create, &["ann"], "q1");
+    let join = change("team", MemberAction::Join, &["bob"], "q2");
+    let outcomes = owner.run(&[create, chained(0), join, chained(1)]).await;
+    assert_eq!(outcomes[1], Outcome::Refused { code: Code::NotAMember });
+    assert_eq!(seq_of(outcomes[3]), 3);
+    let recent = store.recent_keys(0, owner.fence, 0).await.unwrap().rows;
+    let refused: Vec<_> = recent.iter().filter_map(|(_, key)| Some((key.offset, key.refused?))).collect();
+    assert_eq!(refused, [(1, Code::NotAMember)]);
+    let mut next = Owner::take_over(store, 0, 2).await;
+    let again = next.run(&[chained(0)]).await;
+    assert_eq!(again, [Outcome::RefusedBefore { code: Code::NotAMember }]);
+}
+
 async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2")]).await;
@@ -274,6 +311,32 @@ async fn s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive(store
     assert_eq!(seqs(&store.page(&direct(), forth(10, 3)).await.unwrap()), [11, 12, 13]);
     let end = store.page(&direct(), forth(u64::MAX, 3)).await.unwrap();
     assert_eq!((seqs(&end), end.head.unwrap().last_seq), (vec![], 58));
+}
+
+async fn s13_s14_rows_sort_by_their_whole_seq(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let (_, mut delta) = owner.apply(&[say("m1"), say("m2"), say("m3"), say("m4")]).await;
+    let far = [9, 10, (1 << 53) + 1, (1 << 53) + 2];
+    for (row, seq) in delta.rows.iter_mut().zip(far) {
+        row.seq = seq;
+    }
+    delta.heads[0].1.last_seq = far[3];
+    store.archive(0, owner.fence, &delta).await.unwrap();
+    assert_eq!(history(store, &direct()).await, far);
+    assert_eq!(seqs(&store.page(&direct(), forth(far[2], 9)).await.unwrap()), [far[3]]);
+}
+
+async fn s18_reading_old_pages_moves_nothing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    for n in 0..20 {
+        owner.run(&[say(&format!("m{n}"))]).await;
+    }
+    let newest = seqs(&store.page(&direct(), back(5)).await.unwrap());
+    for _ in 0..10 {
+        assert_eq!(seqs(&store.page(&direct(), forth(0, 5)).await.unwrap()), [1, 2, 3, 4, 5]);
+    }
+    assert_eq!(newest, [20, 19, 18, 17, 16]);
+    assert_eq!(seqs(&store.page(&direct(), back(5)).await.unwrap()), newest);
 }
 
 async fn a_page_is_bounded_but_always_brings_one_row(store: &Arc<dyn Store>) {

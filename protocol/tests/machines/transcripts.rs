@@ -17,7 +17,7 @@ use tidegate_protocol::{
     id::{ConversationKind, DeviceId, MsgId, NodeId, UserId},
     machine::{
         ledger::{Ledger, Outcome},
-        session::{Action, Answer, Limits, LoggedIn, Query, Submit},
+        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Query, Submit},
     },
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
     record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
@@ -37,6 +37,10 @@ fn the_machines_say_what_the_transcripts_say() {
     }
 }
 
+fn begun(expected: &MsgId) -> ChainSaved {
+    ChainSaved { expected: expected.clone(), done: Vec::new(), skipped: Vec::new() }
+}
+
 enum Event {
     Login(pb::Hello),
     Answer(u64, Answer),
@@ -54,7 +58,7 @@ struct Replay<'a> {
     /// What comes later: when, to whom.
     later: VecDeque<(u64, String, Event)>,
     ledger: Ledger,
-    chains: BTreeMap<String, (MsgId, Vec<MsgId>)>,
+    chains: BTreeMap<String, ChainSaved>,
     epoch: u64,
 }
 
@@ -263,10 +267,15 @@ impl<'a> Replay<'a> {
             }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);
-                let saved =
-                    self.chains.entry(format!("{user}/{device}")).or_insert((expected.clone(), vec![]));
-                saved.0 = expected;
-                saved.1.push(done);
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                saved.expected = expected;
+                saved.done.push(done);
+            }
+            Action::SaveSkip { skipped, expected } => {
+                let (user, device) = device_of(name);
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                saved.expected = expected;
+                saved.skipped.push(skipped);
             }
             // The client has everything: there is no store here that could tell more.
             Action::Query { id, query } if matches!(*query, Query::Positions(_)) => {
@@ -315,7 +324,9 @@ impl<'a> Replay<'a> {
         let answer = match self.ledger.apply(self.ledger.next_offset(), &record).unwrap() {
             Outcome::Accepted { seq, time, .. } => Answer::Accepted { seq, time },
             Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
-            Outcome::Refused { code } => Answer::Refused { code, message: "".into() },
+            Outcome::Refused { code } | Outcome::RefusedBefore { code } => {
+                Answer::Refused { code, message: "".into() }
+            }
             other => panic!("{other:?}"),
         };
         let accepted = match answer {

@@ -112,6 +112,13 @@ pub enum Action {
         /// Its successor.
         expected: MsgId,
     },
+    /// Save for the next login of this device: append `skipped` to the skipped ids (keep the last 256), set `expected`.
+    SaveSkip {
+        /// The id that was given up: refused for good, also by later connections.
+        skipped: MsgId,
+        /// The first chained id without an answer saved, or where the chain goes on.
+        expected: MsgId,
+    },
     /// For metrics, events and the guard; the client has its Notice already.
     Alarm(Alarm),
     /// Ask the store, then call `query_told`, `query_pong`, `query_done` or `query_refused`, and `query_over` at the
@@ -232,14 +239,25 @@ pub struct LoggedIn {
     pub session: String,
     /// This node.
     pub node: NodeId,
-    /// The chain as last saved: the expected id, and the done ids, oldest first.
-    pub chain_saved: Option<(MsgId, Vec<MsgId>)>,
+    /// The chain as last saved.
+    pub chain_saved: Option<ChainSaved>,
     /// Whether the session named in `resume` was found.
     pub resumed: bool,
     /// The wall clock, for people.
     pub server_time_ms: u64,
     /// A random id: where the chain starts when neither side knows one.
     pub fresh_next_id: MsgId,
+}
+
+/// Where a device's chain stood when its last connection had its last answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainSaved {
+    /// The id that the next chained message carries.
+    pub expected: MsgId,
+    /// Ids that have their answers, oldest first; the last 256.
+    pub done: Vec<MsgId>,
+    /// Ids that were given up, oldest first; the last 256.
+    pub skipped: Vec<MsgId>,
 }
 
 /// Who speaks on a conn, from login to the end.

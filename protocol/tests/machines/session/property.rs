@@ -247,7 +247,11 @@ impl Run {
                 }
                 other => prop_assert!(self.welcomed, "before Welcome: {other:?}"),
             },
-            Action::Leave { .. } | Action::Acked { .. } | Action::SaveChain { .. } | Action::Alarm(_) => {
+            Action::Leave { .. }
+            | Action::Acked { .. }
+            | Action::SaveChain { .. }
+            | Action::SaveSkip { .. }
+            | Action::Alarm(_) => {
                 prop_assert!(self.welcomed);
             }
         }
