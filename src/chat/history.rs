@@ -15,6 +15,7 @@ use tidegate_protocol::{
 
 use super::{
     deliver::event_push,
+    seek,
     unread::{Span, View},
 };
 use crate::store::{Direction, PageQuery, Store, StoreError, StoredRow};
@@ -37,6 +38,14 @@ pub(super) fn away(error: StoreError) -> Refusal {
 /// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
 pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::Page, Refusal> {
     let view = view(store, user, pull).await?;
+    let since = match pull.which {
+        Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
+        _ => None,
+    };
+    if since.is_some_and(|first| first > view.max()) {
+        return Err(beyond(&view));
+    }
+    let limit = pull.limit;
     let mut page = Paging {
         store,
         pull,
@@ -48,9 +57,14 @@ pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::P
         },
     };
     match &pull.which {
-        Which::After(cursor) => page.after(&view, *cursor).await?,
-        Which::Before(cursor) => page.before(&view, *cursor).await?,
+        Which::After(cursor) => page.after(&view, *cursor, limit, PAGE_BYTES).await?,
+        Which::Before(cursor) => page.before(&view, *cursor, limit, PAGE_BYTES).await?,
         Which::Seqs(seqs) => page.seqs(&view, seqs).await?,
+        Which::Around(seq) => page.around(&view, *seq).await?,
+        Which::Since(_) => {
+            let cursor = since.map_or(0, |first| first.saturating_sub(1));
+            page.after(&view, cursor, limit, PAGE_BYTES).await?;
+        }
     }
     Ok(page.page)
 }
@@ -67,15 +81,21 @@ async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Ref
     };
     let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
     let view = View::new(&pull.conversation, &summary.head, &standing);
-    let beyond = match &pull.which {
+    let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
-        Which::Before(_) => false,
+        Which::Before(_) | Which::Since(_) => false,
         Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
+        Which::Around(seq) => *seq > view.max(),
     };
-    match (beyond, view.is_in) {
-        (false, _) => Ok(view),
-        (true, true) => Err((Code::NotYet, "there is nothing beyond what you have")),
-        (true, false) => Err((Code::NotAMember, "you have everything up to when you left")),
+    if is_beyond { Err(beyond(&view)) } else { Ok(view) }
+}
+
+/// What is said to who asks for what lies beyond the last seq.
+fn beyond(view: &View) -> Refusal {
+    if view.is_in {
+        (Code::NotYet, "there is nothing beyond what you have")
+    } else {
+        (Code::NotAMember, "you have everything up to when you left")
     }
 }
 
@@ -89,14 +109,20 @@ struct Paging<'a> {
 
 impl Paging<'_> {
     /// At most one range of the user's, and the gap that lies before it.
-    async fn after(&mut self, view: &View, cursor: u64) -> Result<(), Refusal> {
+    async fn after(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
         let from = cursor.max(view.pruned_to);
         let Some(span) = view.spans.iter().find(|span| span.last > from) else {
             self.expired(cursor + 1, view.max());
             return Ok(());
         };
         let from = from.max(span.first - 1);
-        let rows = self.read(from, Direction::Forward, self.pull.limit, PAGE_BYTES).await?;
+        let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
         let mut next = cursor + 1;
         for row in rows.iter().filter(|row| row.row.seq <= span.last) {
             // Before the first: not the user's, or taken by retention, perhaps just now.
@@ -111,7 +137,13 @@ impl Paging<'_> {
     }
 
     /// At most one range of the user's, and the gap that lies behind it; with the lowest, what lies before it, too.
-    async fn before(&mut self, view: &View, cursor: u64) -> Result<(), Refusal> {
+    async fn before(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
         let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.pruned_to;
         let Some(span) = view.spans.iter().rev().find(is_there) else {
@@ -119,7 +151,7 @@ impl Paging<'_> {
             return Ok(());
         };
         let last = span.last.min(end);
-        let rows = self.read(last + 1, Direction::Backward, self.pull.limit, PAGE_BYTES).await?;
+        let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
         let mut next = end;
         for row in rows.iter().filter(|row| row.row.seq >= span.first) {
             self.expired(row.row.seq + 1, next);
@@ -130,6 +162,15 @@ impl Paging<'_> {
             self.expired(1, next);
         }
         Ok(())
+    }
+
+    /// What precedes, turned round, and what follows: together they name every seq from the first to the last.
+    async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
+        self.before(view, seq, self.pull.limit, PAGE_BYTES / 2).await?;
+        self.page.messages.reverse();
+        self.page.recalled.reverse();
+        self.page.expired.reverse();
+        self.after(view, seq - 1, self.pull.limit + 1, PAGE_BYTES / 2).await
     }
 
     /// Runs of neighbours are read at once. What no longer fits is not named: the client asks for it again.
@@ -190,6 +231,7 @@ impl Paging<'_> {
         }
         match self.page.expired.last_mut() {
             Some(range) if range.last + 1 == first => range.last = last,
+            Some(range) if last + 1 == range.first => range.first = first,
             _ => self.page.expired.push(pb::SeqRange { first, last }),
         }
     }

@@ -191,6 +191,25 @@ impl World {
         (seen, gone)
     }
 
+    /// Without a hole from the first seq that the page names to the last, and what can be pulled of it.
+    async fn check_around(&self, who: usize, seq: u64, truth: &[u64]) {
+        let pull = Pull { conversation: group("g"), which: Which::Around(seq), limit: 3 };
+        let page = history::pull(&*self.store, &user(USERS[who]), &pull).await.unwrap();
+        let mut named = named(&page);
+        named.sort_unstable();
+        let (first, last) = (named[0], named[named.len() - 1]);
+        assert_eq!(named, (first..=last).collect::<Vec<_>>(), "{}: around {seq}", USERS[who]);
+        assert!(first <= seq && seq <= last);
+        let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
+        assert!(seen.is_sorted() && page.expired.is_sorted_by_key(|range| range.first));
+        seen.extend(&page.recalled);
+        seen.sort_unstable();
+        let truth: Vec<u64> = truth.iter().copied().filter(|it| (first..=last).contains(it)).collect();
+        assert_eq!(seen, truth, "{}: around {seq}", USERS[who]);
+        let (below, above) = (seen.iter().filter(|it| **it < seq), seen.iter().filter(|it| **it > seq));
+        assert!(below.count() <= 3 && above.count() <= 3);
+    }
+
     async fn check_pages(&self) {
         for who in (0..3).filter(|who| self.naive.ever[*who]) {
             let truth = self.naive.pullable(who);
@@ -201,6 +220,9 @@ impl World {
                 seen.sort_unstable();
                 gone.sort_unstable();
                 assert_eq!((&seen, &gone), (&truth, &rest), "{}, {forward}, {limit}", USERS[who]);
+            }
+            for seq in 1..=self.naive.max(who) {
+                self.check_around(who, seq, &truth).await;
             }
             let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
             let page = history::pull(&*self.store, &user(USERS[who]), &pull(all.collect())).await.unwrap();

@@ -51,6 +51,15 @@ pub mod ask {
         Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
     }
 
+    pub fn around(conversation: &str, cursor: u64, limit: u32) -> Asked {
+        let (conversation, direction) = (conversation.into(), pb::Direction::Around as i32);
+        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+    }
+
+    pub fn since(conversation: &str, time: u64, limit: u32) -> Asked {
+        Asked::Pull(pb::Pull { conversation: conversation.into(), time, limit, ..Default::default() })
+    }
+
     fn positions(positions: &[(&str, u64)]) -> Vec<pb::Position> {
         let position = |(conversation, seq): &(&str, u64)| pb::Position {
             conversation: (*conversation).into(),

@@ -46,7 +46,7 @@ mod send;
 mod types;
 
 pub use self::{
-    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, Which},
+    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
     types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
 };
 

@@ -75,13 +75,14 @@ fn send() -> impl Strategy<Value = pb::Send> {
 }
 
 fn pull() -> impl Strategy<Value = pb::Pull> {
-    (text(), number(), vec(number(), 0..5), small(), kind()).prop_map(
-        |(conversation, cursor, seqs, limit, direction)| pb::Pull {
+    (text(), number(), vec(number(), 0..5), small(), kind(), number()).prop_map(
+        |(conversation, cursor, seqs, limit, direction, time)| pb::Pull {
             conversation,
             cursor,
             seqs,
             limit,
             direction,
+            time,
         },
     )
 }

@@ -20,6 +20,10 @@ pub const PAGE_MAX: usize = 200;
 /// The messages in a page when the client does not say.
 pub const PAGE_DEFAULT: usize = 50;
 
+/// The most messages on each side of the one in the middle, and how many when the client does not say.
+pub const SIDE_MAX: usize = 100;
+const SIDE_DEFAULT: usize = 25;
+
 /// A question that the store answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
@@ -45,7 +49,7 @@ pub struct Pull {
     pub conversation: ConversationId,
     /// Which messages.
     pub which: Which,
-    /// The most messages, at least 1.
+    /// The most messages, at least 1; with [`Which::Around`] those on each side.
     pub limit: usize,
 }
 
@@ -58,6 +62,10 @@ pub enum Which {
     Before(u64),
     /// These, ascending.
     Seqs(Vec<u64>),
+    /// This one and its neighbours on both sides, ascending.
+    Around(u64),
+    /// Those from the first one on whose time is not before this (ms since 1970), the oldest first.
+    Since(u64),
 }
 
 impl Session {
@@ -167,29 +175,39 @@ fn parse(key: &str) -> Result<ConversationId, Refusal> {
 }
 
 fn to_pull(conversation: ConversationId, pull: pb::Pull) -> Result<Pull, Refusal> {
+    let around = pull.direction() == pb::Direction::Around;
+    let (default, max) = if around { (SIDE_DEFAULT, SIDE_MAX) } else { (PAGE_DEFAULT, PAGE_MAX) };
     let limit = match pull.limit as usize {
-        0 => PAGE_DEFAULT,
-        limit => limit.min(PAGE_MAX),
+        0 => default,
+        limit => limit.min(max),
     };
-    if pull.seqs.is_empty() {
-        let which = match (pull.direction(), pull.cursor) {
-            (pb::Direction::Forward, cursor) => Which::After(cursor),
-            (_, 0) => Which::Before(u64::MAX),
-            (_, cursor) => Which::Before(cursor),
-        };
-        return Ok(Pull { conversation, which, limit });
+    let which = match (pull.seqs.is_empty(), pull.time, pull.cursor) {
+        (true, 0, 0) if around => {
+            return Err((Code::Malformed, "around which seq? set cursor".to_owned()));
+        }
+        (true, 0, cursor) if around => Which::Around(cursor),
+        (true, 0, cursor) if pull.direction() == pb::Direction::Forward => Which::After(cursor),
+        (true, 0, 0) => Which::Before(u64::MAX),
+        (true, 0, cursor) => Which::Before(cursor),
+        (true, time, 0) if !around => Which::Since(time),
+        (false, 0, 0) if !around => Which::Seqs(listed(pull.seqs)?),
+        _ => {
+            let cure = "set one of cursor, seqs and time; around goes with cursor";
+            return Err((Code::Malformed, cure.to_owned()));
+        }
+    };
+    Ok(Pull { conversation, which, limit })
+}
+
+/// The seqs of a list, ascending, each once.
+fn listed(mut seqs: Vec<u64>) -> Result<Vec<u64>, Refusal> {
+    if seqs.len() > SEQS_MAX {
+        return Err((Code::Malformed, format!("at most {SEQS_MAX} seqs in one frame: send several")));
     }
-    if pull.seqs.len() > SEQS_MAX {
-        return Err((Code::Malformed, format!("at most {SEQS_MAX} seqs in one Pull: send several")));
-    }
-    let mut seqs = pull.seqs;
     seqs.retain(|seq| *seq > 0);
     seqs.sort_unstable();
     seqs.dedup();
-    if seqs.is_empty() {
-        return Err((Code::Malformed, "seqs begin at 1".to_owned()));
-    }
-    Ok(Pull { conversation, which: Which::Seqs(seqs), limit })
+    if seqs.is_empty() { Err((Code::Malformed, "seqs begin at 1".to_owned())) } else { Ok(seqs) }
 }
 
 fn positions(positions: &[pb::Position]) -> Result<Vec<(ConversationId, u64)>, Refusal> {

@@ -137,6 +137,39 @@ fn a_pull_is_checked_before_anything_is_looked_up() {
 }
 
 #[test]
+fn a_pull_names_one_place_to_begin_at() {
+    let pull = |cursor, seqs: &[u64], time, around| {
+        let direction = if around { pb::Direction::Around } else { pb::Direction::Forward } as i32;
+        let (conversation, seqs) = ("g:a".to_owned(), seqs.to_vec());
+        Asked::Pull(pb::Pull { conversation, cursor, seqs, time, direction, limit: 1_000 })
+    };
+    let mut conn = Conn::plain();
+    for (n, ask) in [
+        pull(0, &[], 0, true),
+        pull(0, &[], 7, true),
+        pull(0, &[1], 7, false),
+        pull(3, &[], 7, false),
+        pull(3, &[1], 0, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        conn.frame(n as u64, ask);
+        assert_eq!(conn.heard()[0], format!("{n} MALFORMED"));
+        conn.frame(0, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
+        conn.heard();
+    }
+    for (ask, which, limit) in
+        [(pull(9, &[], 0, true), "Around(9)", 100), (pull(0, &[], 7, false), "Since(7)", 200)]
+    {
+        conn.frame(9, ask);
+        let query = format!("9 Pull(Pull {{ conversation: g:a, which: {which}, limit: {limit} }})");
+        assert_eq!(conn.heard(), [query]);
+        conn.input(|s, l, now, _| s.query_over(l, now));
+    }
+}
+
+#[test]
 fn a_frame_names_a_thousand_positions_at_most() {
     let positions = |n| vec![pb::Position { conversation: "g:a".to_owned(), seq: 1 }; n];
     let mut conn = Conn::plain();
