@@ -5,6 +5,7 @@ pub mod deliver;
 pub mod history;
 pub mod login;
 pub mod owner;
+pub mod recall;
 pub mod receipt;
 mod seek;
 pub mod send;

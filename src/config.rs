@@ -95,6 +95,8 @@ pub struct Limits {
     pub rooms_max: u32,
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
+    /// How long a sender may recall a message, in ms; 0 = never. Owners and admins of a group always may.
+    pub recall_ms: u64,
     /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
@@ -209,6 +211,7 @@ impl Default for Limits {
             window_bytes_max: 256 * 1024,
             rooms_max: 100,
             small_group_max: 500,
+            recall_ms: 120_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
             disk_free_min_bytes: 256 * 1024 * 1024,

@@ -82,6 +82,8 @@ pub enum Found {
     States(Vec<pb::ConversationState>, Option<ConversationId>),
     /// Conversations that are not where the client believes.
     Positions(Vec<pb::Position>),
+    /// A record of the client's got a seq.
+    Accepted(Box<pb::SendAck>),
     /// It was carried out.
     Nothing,
 }

@@ -30,6 +30,7 @@ use crate::{
         admin::{Admin, Pending},
         deliver::Outbound,
         owner,
+        recall::Recaller,
         send::{self, Intake},
     },
     config::Config,
@@ -115,8 +116,15 @@ impl Node {
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let base =
-            Shared { config, ports: &ports, intake: &intake, directory: &directory, handles: &handles }
+        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let base = Shared {
+            config,
+            ports: &ports,
+            intake: &intake,
+            directory: &directory,
+            handles: &handles,
+            admin: &admin,
+        }
                 .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
@@ -144,7 +152,7 @@ impl Node {
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let api = Api {
-            admin: Admin::new(ports.me.clone(), intake, pending),
+            admin,
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
@@ -247,6 +255,7 @@ struct Shared<'a> {
     intake: &'a Arc<Intake>,
     directory: &'a Arc<Directory>,
     handles: &'a ShardHandles,
+    admin: &'a Admin,
 }
 
 impl Shared<'_> {
@@ -267,6 +276,10 @@ impl Shared<'_> {
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
             ports: Arc::clone(self.ports),
+            recaller: Recaller {
+                admin: self.admin.clone(),
+                within: Duration::from_millis(config.limits.recall_ms),
+            },
             rooms: Arc::new(Rooms::default()),
             runtime,
             metrics,

@@ -7,7 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::session::Answer,
     pb::{self, server_frame::Body as Frame},
-    record::{MemberAction, MemberChange, Message, Record},
+    record::{MemberAction, MemberChange, Message, Recall, Record},
 };
 
 use super::admin::{ADMIN_CONN, Pending};
@@ -59,18 +59,28 @@ impl Outbound {
             &message.content,
         );
         let mine = record.origin.node == self.me.node && record.origin.boot == self.me.boot;
-        let (audience, shards) = match message.conversation.kind() {
-            ConversationKind::Direct(a, b) => self.two(a, b),
-            ConversationKind::Group(_) | ConversationKind::Room(_) => {
-                (Audience::Members, self.directory.conversation(&message.conversation))
-            }
-        };
+        let (audience, shards) = self.everybody(&message.conversation);
         let delivery = Delivery {
             conversation: message.conversation.clone(),
             seq,
             audience,
             frame: Arc::new(frame),
             origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
+            tracked,
+        };
+        self.item(shards, Item::Push(delivery));
+    }
+
+    /// A recall that has its seq, for everybody in the conversation; who asked for it, too.
+    pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool) {
+        let (audience, shards) = self.everybody(&recall.conversation);
+        let push = recall_push(record.received_at, recall, seq);
+        let delivery = Delivery {
+            conversation: recall.conversation.clone(),
+            seq,
+            audience,
+            frame: Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) })),
+            origin: None,
             tracked,
         };
         self.item(shards, Item::Push(delivery));
@@ -138,6 +148,16 @@ impl Outbound {
         }
     }
 
+    /// Who is in the conversation, and the shards that have some of them.
+    fn everybody(&self, conversation: &ConversationId) -> (Audience, ShardSet) {
+        match conversation.kind() {
+            ConversationKind::Direct(a, b) => self.two(a, b),
+            ConversationKind::Group(_) | ConversationKind::Room(_) => {
+                (Audience::Members, self.directory.conversation(conversation))
+            }
+        }
+    }
+
     fn two(&self, a: &str, b: &str) -> (Audience, ShardSet) {
         let users: Arc<[UserId]> =
             [a, b].iter().take(if a == b { 1 } else { 2 }).filter_map(|id| UserId::new(id).ok()).collect();
@@ -167,6 +187,18 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
         lists.resize_with(index + 1, Vec::new);
     }
     &mut lists[index]
+}
+
+/// A recall as everybody in the conversation sees it.
+pub(super) fn recall_push(time: u64, recall: &Recall, seq: u64) -> pb::Push {
+    pb::Push {
+        conversation: recall.conversation.to_string(),
+        seq,
+        sender: recall.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+        time,
+        recall: Some(pb::RecallEvent { seq: recall.seq }),
+        ..Default::default()
+    }
 }
 
 /// A change of members as the members see it.

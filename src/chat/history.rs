@@ -14,7 +14,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    deliver::event_push,
+    deliver::{event_push, recall_push},
     seek,
     unread::{Span, View},
 };
@@ -170,7 +170,8 @@ impl Paging<'_> {
         self.page.messages.reverse();
         self.page.recalled.reverse();
         self.page.expired.reverse();
-        self.after(view, seq - 1, self.pull.limit + 1, PAGE_BYTES / 2).await
+        let is_there = view.sees(seq) && seq > view.pruned_to;
+        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
     }
 
     /// Runs of neighbours are read at once. What no longer fits is not named: the client asks for it again.
@@ -237,12 +238,13 @@ impl Paging<'_> {
     }
 }
 
-/// The row as it was pushed; none for a recalled message, and for the recall itself.
+/// The row as it was pushed; none for a recalled message.
 pub(super) fn push_of(row: &StoredRow) -> Option<pb::Push> {
     match &row.row.body {
         Body::Message(message) if row.recalled.is_none() => Some(message_push(row, message)),
         Body::Member(change) => Some(event_push(row.row.time, change, row.row.seq)),
-        Body::Message(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
+        Body::Recall(recall) => Some(recall_push(row.row.time, recall, row.row.seq)),
+        Body::Message(_) | Body::Prune(_) | Body::Rules(_) => None,
     }
 }
 
@@ -256,5 +258,6 @@ fn message_push(row: &StoredRow, message: &Message) -> pb::Push {
         // It was decoded when it came; what can't be decoded now is left out, as in a push.
         content: Content::decode(message.content.clone()).ok(),
         event: None,
+        recall: None,
     }
 }

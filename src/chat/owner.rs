@@ -289,7 +289,11 @@ impl Owner {
                     self.part_all(&change.conversation, out).await?;
                 }
             }
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => {}
+            Body::Recall(recall) => {
+                let tracked = self.is_small(&recall.conversation).await?;
+                out.recall(record, recall, seq, tracked);
+            }
+            Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }

@@ -10,13 +10,14 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::session::POSITIONS_MAX,
     pb,
+    record::Body,
 };
 
 use super::{
     history::{Refusal, away, push_of},
     unread::View,
 };
-use crate::store::{Direction, Membership, PageQuery, Store};
+use crate::store::{Direction, Membership, PageQuery, Store, StoredRow};
 
 /// Conversations told at a time, and about the most bytes of them.
 const STATES_MAX: usize = 128;
@@ -97,7 +98,8 @@ async fn last(
     let cursor = view.max().saturating_add(1);
     let query = PageQuery { cursor, direction: Direction::Backward, limit: LAST_ROWS, max_bytes: LAST_BYTES };
     let page = store.page(conversation, query).await.map_err(away)?;
-    let last = page.rows.iter().filter(|row| view.sees(row.row.seq)).find_map(push_of);
+    let is_shown = |row: &&StoredRow| view.sees(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
+    let last = page.rows.iter().filter(is_shown).find_map(push_of);
     Ok(last.filter(|push| push.encoded_len() <= LAST_BYTES))
 }
 

@@ -9,7 +9,7 @@ use tidegate_protocol::{
     pb::server_frame::Body as Said,
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
     chat::{history, receipt, sync},
     inline,
@@ -28,6 +28,8 @@ pub(super) struct Asking {
     told: bool,
     /// The conversation behind which a Sync goes on.
     next: Option<ConversationId>,
+    /// It goes to the log: without an answer nobody knows what became of it.
+    appends: bool,
 }
 
 type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + Send>>;
@@ -36,7 +38,7 @@ impl Shard {
     /// Asks the store; the answer comes at once or as mail.
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
-        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None };
+        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None, appends: false };
         let store = Arc::clone(&self.context.ports.store);
         let work: Work = match query {
             Query::Pull(pull) => {
@@ -49,6 +51,14 @@ impl Shard {
                 Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
             }),
             Query::Read { conversation, seq } => self.mark(conn, user, conversation, seq),
+            Query::Recall { conversation, seq } => {
+                asking.appends = true;
+                let recaller = self.context.recaller.clone();
+                Box::pin(async move {
+                    let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
+                    Ok(Found::Accepted(Box::new(ack)))
+                })
+            }
             Query::Sync(positions) => {
                 asking.positions = Arc::new(positions.into_iter().collect());
                 self.states(user, &asking)
@@ -82,10 +92,12 @@ impl Shard {
 
     fn start(&mut self, conn: &mut Conn, work: Work) {
         let (key, home) = (conn.key, self.context.own_handle());
-        let in_time = async move {
-            let away = Err((Code::StoreUnavailable, "the store did not answer in time"));
-            tokio::time::timeout(DEADLINE, work).await.unwrap_or(away)
+        let late = match conn.asking.as_ref().is_some_and(|asking| asking.appends) {
+            true => (Code::Unknown, ""),
+            false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
+        let in_time =
+            async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {
@@ -114,6 +126,7 @@ impl Shard {
                 asking.next = next;
             }
             Ok(Found::Positions(positions)) => session.query_pong(id, positions, self.now, out),
+            Ok(Found::Accepted(ack)) => session.query_told(id, vec![Said::SendAck(*ack)], out),
             Ok(Found::Nothing) => session.query_done(id, out),
             Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
         }

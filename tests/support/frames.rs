@@ -36,6 +36,10 @@ pub mod ask {
         Asked::Read(pb::Read { conversation: conversation.into(), seq })
     }
 
+    pub fn recall(conversation: &str, seq: u64) -> Asked {
+        Asked::Recall(pb::Recall { conversation: conversation.into(), seq })
+    }
+
     pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
         let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
         Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })

@@ -105,6 +105,7 @@ envelope!(ClientFrame, client_frame {
     Leave "leave",
     Bye "bye",
     Pong "pong",
+    Recall "recall",
 });
 
 envelope!(ServerFrame, server_frame {

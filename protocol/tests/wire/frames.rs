@@ -105,6 +105,7 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         text().prop_map(|room| Body::Join(pb::Join { room })),
         text().prop_map(|room| Body::Leave(pb::Leave { room })),
         pong().prop_map(Body::Pong),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];
@@ -117,8 +118,9 @@ fn event() -> impl Strategy<Value = pb::MemberEvent> {
 
 /// Any push.
 pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
-    (text(), number(), text(), text(), number(), option::of(content()), option::weighted(0.2, event()))
-        .prop_map(|(conversation, seq, sender, msg_id, time, content, event)| pb::Push {
+    let recall = option::weighted(0.1, number().prop_map(|seq| pb::RecallEvent { seq }));
+    (text(), number(), text(), text(), number(), option::of(content()), option::weighted(0.2, event()), recall)
+        .prop_map(|(conversation, seq, sender, msg_id, time, content, event, recall)| pb::Push {
             conversation,
             seq,
             sender,
@@ -126,6 +128,7 @@ pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
             time,
             content,
             event,
+            recall,
         })
 }
 

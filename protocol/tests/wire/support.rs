@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below keep it honest about what exists.
-pub(crate) const KINDS: [&str; 29] = [
+pub(crate) const KINDS: [&str; 30] = [
     "client hello",
     "client send",
     "client ack",
@@ -153,6 +153,7 @@ pub(crate) const KINDS: [&str; 29] = [
     "client leave",
     "client bye",
     "client pong",
+    "client recall",
     "server push",
     "server sendAck",
     "server error",
@@ -186,6 +187,7 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Join(_) => "client join",
         Body::Leave(_) => "client leave",
         Body::Bye(_) => "client bye",
+        Body::Recall(_) => "client recall",
         Body::Pong(_) => "client pong",
     }
 }

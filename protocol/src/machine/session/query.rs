@@ -1,4 +1,4 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, and Ping with positions.
+//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, and Ping with positions.
 //!
 //! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
 //! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
@@ -38,6 +38,13 @@ pub enum Query {
         /// Where.
         conversation: ConversationId,
         /// Up to there.
+        seq: u64,
+    },
+    /// The message is taken back, for everybody: a SendAck with the seq of the recall.
+    Recall {
+        /// Where.
+        conversation: ConversationId,
+        /// Which, from 1.
         seq: u64,
     },
 }
@@ -121,6 +128,20 @@ impl Session {
     pub(super) fn handle_read(&mut self, id: u64, read: &pb::Read, limits: &Limits, out: &mut Vec<Action>) {
         let query = self.may_ask(&read.conversation);
         let query = query.map(|conversation| Query::Read { conversation, seq: read.seq });
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_recall(
+        &mut self,
+        id: u64,
+        recall: &pb::Recall,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = self.may_ask(&recall.conversation).and_then(|conversation| match recall.seq {
+            0 => Err((Code::Malformed, "seqs begin at 1".to_owned())),
+            seq => Ok(Query::Recall { conversation, seq }),
+        });
         self.ask(id, query, limits, out);
     }
 
