@@ -116,7 +116,7 @@ impl Paging<'_> {
         limit: usize,
         max_bytes: usize,
     ) -> Result<(), Refusal> {
-        let from = cursor.max(view.pruned_to);
+        let from = cursor.max(view.gone_to());
         let Some(span) = view.spans.iter().find(|span| span.last > from) else {
             self.expired(cursor + 1, view.max());
             return Ok(());
@@ -127,7 +127,7 @@ impl Paging<'_> {
         for row in rows.iter().filter(|row| row.row.seq <= span.last) {
             // Before the first: not the user's, or taken by retention, perhaps just now.
             self.expired(next, row.row.seq - 1);
-            self.row(row);
+            self.row(view, row);
             next = row.row.seq + 1;
         }
         if next == cursor + 1 {
@@ -145,7 +145,7 @@ impl Paging<'_> {
         max_bytes: usize,
     ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
-        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.pruned_to;
+        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.gone_to();
         let Some(span) = view.spans.iter().rev().find(is_there) else {
             self.expired(1, end);
             return Ok(());
@@ -153,9 +153,10 @@ impl Paging<'_> {
         let last = span.last.min(end);
         let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
         let mut next = end;
-        for row in rows.iter().filter(|row| row.row.seq >= span.first) {
+        let first = span.first.max(view.gone_to() + 1);
+        for row in rows.iter().filter(|row| row.row.seq >= first) {
             self.expired(row.row.seq + 1, next);
-            self.row(row);
+            self.row(view, row);
             next = row.row.seq - 1;
         }
         if next < view.min() || next == end {
@@ -170,7 +171,7 @@ impl Paging<'_> {
         self.page.messages.reverse();
         self.page.recalled.reverse();
         self.page.expired.reverse();
-        let is_there = view.sees(seq) && seq > view.pruned_to;
+        let is_there = view.sees(seq) && seq > view.gone_to();
         self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
     }
 
@@ -189,9 +190,9 @@ impl Paging<'_> {
             let kept_from = rows.first().map_or(u64::MAX, |row| row.row.seq);
             let read_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
             for seq in run.iter().copied().filter(|seq| *seq <= read_to) {
-                match rows.iter().find(|row| row.row.seq == seq && view.sees(seq)) {
-                    Some(row) => self.row(row),
-                    None if seq < kept_from || !view.sees(seq) => self.expired(seq, seq),
+                match rows.iter().find(|row| row.row.seq == seq && view.shows(seq)) {
+                    Some(row) => self.row(view, row),
+                    None if seq < kept_from || !view.shows(seq) => self.expired(seq, seq),
                     None => {}
                 }
             }
@@ -213,7 +214,10 @@ impl Paging<'_> {
         Ok(self.store.page(&self.pull.conversation, query).await.map_err(away)?.rows)
     }
 
-    fn row(&mut self, row: &StoredRow) {
+    fn row(&mut self, view: &View, row: &StoredRow) {
+        if !view.shows(row.row.seq) {
+            return self.expired(row.row.seq, row.row.seq);
+        }
         match push_of(row) {
             Some(push) => {
                 if let Body::Message(message) = &row.row.body {

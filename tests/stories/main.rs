@@ -7,6 +7,7 @@ mod drain;
 mod groups;
 mod leaving;
 mod login;
+mod personal;
 mod recall;
 mod rooms;
 #[path = "../support/mod.rs"]

@@ -40,6 +40,14 @@ pub mod ask {
         Asked::Recall(pb::Recall { conversation: conversation.into(), seq })
     }
 
+    pub fn clear(conversation: &str, seq: u64) -> Asked {
+        Asked::Clear(pb::Clear { conversation: conversation.into(), seq })
+    }
+
+    pub fn hide(conversation: &str, seqs: &[u64]) -> Asked {
+        Asked::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
+    }
+
     pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
         let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
         Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })

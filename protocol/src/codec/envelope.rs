@@ -106,6 +106,8 @@ envelope!(ClientFrame, client_frame {
     Bye "bye",
     Pong "pong",
     Recall "recall",
+    Clear "clear",
+    Hide "hide",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -126,6 +128,8 @@ envelope!(ServerFrame, server_frame {
     Receipt "receipt",
     NextIdIs "nextIdIs" or "next_id_is",
     Ping "ping",
+    Cleared "cleared",
+    Hidden "hidden",
 });
 
 /// Fills a place once; `null` (`None`) fills nothing.

@@ -106,6 +106,8 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         text().prop_map(|room| Body::Leave(pb::Leave { room })),
         pong().prop_map(Body::Pong),
         (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Clear(pb::Clear { conversation, seq })),
+        (text(), vec(number(), 0..5)).prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];

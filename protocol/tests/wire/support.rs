@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below keep it honest about what exists.
-pub(crate) const KINDS: [&str; 30] = [
+pub(crate) const KINDS: [&str; 34] = [
     "client hello",
     "client send",
     "client ack",
@@ -154,6 +154,8 @@ pub(crate) const KINDS: [&str; 30] = [
     "client bye",
     "client pong",
     "client recall",
+    "client clear",
+    "client hide",
     "server push",
     "server sendAck",
     "server error",
@@ -171,6 +173,8 @@ pub(crate) const KINDS: [&str; 30] = [
     "server receipt",
     "server nextIdIs",
     "server ping",
+    "server cleared",
+    "server hidden",
 ];
 
 pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
@@ -188,6 +192,8 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Leave(_) => "client leave",
         Body::Bye(_) => "client bye",
         Body::Recall(_) => "client recall",
+        Body::Clear(_) => "client clear",
+        Body::Hide(_) => "client hide",
         Body::Pong(_) => "client pong",
     }
 }
@@ -212,6 +218,8 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
         Body::Receipt(_) => "server receipt",
         Body::NextIdIs(_) => "server nextIdIs",
         Body::Ping(_) => "server ping",
+        Body::Cleared(_) => "server cleared",
+        Body::Hidden(_) => "server hidden",
     }
 }
 

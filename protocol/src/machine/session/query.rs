@@ -1,4 +1,4 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, and Ping with positions.
+//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, Clear, Hide, and Ping with positions.
 //!
 //! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
 //! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
@@ -11,7 +11,7 @@ use crate::{
     pb::{self, server_frame::Body as Said},
 };
 
-/// The most seqs in one Pull.
+/// The most seqs in one Pull or Hide.
 pub const SEQS_MAX: usize = 200;
 
 /// The most messages in one page; how many come when the client does not say is [`PAGE_DEFAULT`].
@@ -39,6 +39,20 @@ pub enum Query {
         conversation: ConversationId,
         /// Up to there.
         seq: u64,
+    },
+    /// Everything up to the seq is taken away for the user: Done.
+    Clear {
+        /// Where.
+        conversation: ConversationId,
+        /// Up to there, from 1.
+        seq: u64,
+    },
+    /// These are taken away for the user: Done.
+    Hide {
+        /// Where.
+        conversation: ConversationId,
+        /// Which, ascending.
+        seqs: Vec<u64>,
     },
     /// The message is taken back, for everybody: a SendAck with the seq of the recall.
     Recall {
@@ -138,10 +152,29 @@ impl Session {
         limits: &Limits,
         out: &mut Vec<Action>,
     ) {
-        let query = self.may_ask(&recall.conversation).and_then(|conversation| match recall.seq {
-            0 => Err((Code::Malformed, "seqs begin at 1".to_owned())),
-            seq => Ok(Query::Recall { conversation, seq }),
+        let query = self.may_ask(&recall.conversation).and_then(|conversation| {
+            Ok(Query::Recall { conversation, seq: from_one(recall.seq)? })
         });
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_clear(
+        &mut self,
+        id: u64,
+        clear: &pb::Clear,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = self.may_ask(&clear.conversation).and_then(|conversation| {
+            Ok(Query::Clear { conversation, seq: from_one(clear.seq)? })
+        });
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_hide(&mut self, id: u64, hide: pb::Hide, limits: &Limits, out: &mut Vec<Action>) {
+        let query = self
+            .may_ask(&hide.conversation)
+            .and_then(|conversation| Ok(Query::Hide { conversation, seqs: listed(hide.seqs)? }));
         self.ask(id, query, limits, out);
     }
 
@@ -189,6 +222,10 @@ impl Session {
             ConversationKind::Direct(..) | ConversationKind::Group(_) => Ok(conversation),
         }
     }
+}
+
+fn from_one(seq: u64) -> Result<u64, Refusal> {
+    if seq == 0 { Err((Code::Malformed, "seqs begin at 1".to_owned())) } else { Ok(seq) }
 }
 
 fn parse(key: &str) -> Result<ConversationId, Refusal> {

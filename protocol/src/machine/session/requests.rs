@@ -61,6 +61,8 @@ impl Session {
             }
             Asked::Read(read) => self.handle_read(id, &read, limits, out),
             Asked::Recall(recall) => self.handle_recall(id, &recall, limits, out),
+            Asked::Clear(clear) => self.handle_clear(id, &clear, limits, out),
+            Asked::Hide(hide) => self.handle_hide(id, hide, limits, out),
             Asked::Sync(sync) => self.handle_sync(id, &sync, limits, out),
             Asked::Pull(pull) => self.handle_pull(id, pull, limits, out),
             // The caller closed on it.
