@@ -114,6 +114,19 @@ pub struct Delivery {
     pub tracked: bool,
 }
 
+/// A volatile frame on its way to connections.
+#[derive(Clone)]
+pub struct Volatile {
+    /// Where it belongs.
+    pub conversation: ConversationId,
+    /// Who gets it.
+    pub audience: Audience,
+    /// The frame, encoded at most once per framing.
+    pub frame: Arc<PushFrame>,
+    /// The connection that sent it.
+    pub origin: ConnKey,
+}
+
 /// What a shard is told.
 pub enum Mail {
     /// A new connection.
@@ -132,6 +145,10 @@ pub enum Mail {
     Replaced(UserId, DeviceId, u64),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
+    /// A volatile frame.
+    Signal(Volatile),
+    /// Whether a group is small, or why nobody knows: for a volatile frame of the connection that asked in its frame.
+    Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
     /// A part of the node's drain.
     Drain(Drain),
     /// Close every connection with this code, then stop the shard.

@@ -266,6 +266,7 @@ impl Shared<'_> {
             node: self.ports.me.node.clone(),
             boot: self.ports.me.boot,
             limits: session_limits(config),
+            small_group_max: config.limits.small_group_max,
             caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
             frame_deadline: Duration::from_millis(config.timing.frame_ms),
             write_deadline: Duration::from_millis(config.timing.write_ms),
@@ -405,6 +406,8 @@ fn session_limits(config: &Config) -> session::Limits {
         },
         errors_max: u16::try_from(limits.errors_max).unwrap_or(u16::MAX),
         rooms_max: limits.rooms_max as usize,
+        signal_bytes_max: u32(limits.signal_bytes_max),
+        signals_per_second: limits.signals_per_second,
         reply_deadline: ms(timing.reply_ms),
         window: WindowLimits {
             count_max: limits.window_max,

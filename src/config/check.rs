@@ -75,6 +75,14 @@ impl Limits {
             limits.content_bytes_max + 1_024 <= limits.window_bytes_max,
             "limits.window_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is never pushed",
         );
+        need(
+            limits.signal_bytes_max + 256 <= limits.frame_bytes_max,
+            "limits.signal_bytes_max: 256 less than limits.frame_bytes_max",
+        );
+        need(
+            limits.signals_per_second <= 1_000,
+            "limits.signals_per_second: at most 1000, or a connection could keep a shard busy with them",
+        );
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(
             limits.hold_max > 0 && limits.hold_bytes_max > 0,

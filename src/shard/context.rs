@@ -28,6 +28,8 @@ pub struct Context {
     pub boot: u64,
     /// Bounds of sessions.
     pub limits: session::Limits,
+    /// Groups up to this many members take signals.
+    pub small_group_max: usize,
     /// Bounds of outboxes.
     pub caps: Caps,
     /// From the first byte of a frame to its last.

@@ -10,6 +10,7 @@ mod login;
 mod personal;
 mod recall;
 mod rooms;
+mod signals;
 #[path = "../support/mod.rs"]
 mod support;
 mod sync;

@@ -170,6 +170,14 @@ impl Client {
         }
     }
 
+    /// The next signal.
+    pub fn expect_signal(&mut self) -> pb::Signal {
+        match self.take("a signal", |frame| matches!(frame.body, Some(Said::Signal(_)))).body {
+            Some(Said::Signal(signal)) => signal,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// The next notice.
     pub fn expect_notice(&mut self) -> pb::Notice {
         match self.take("a notice", |frame| matches!(frame.body, Some(Said::Notice(_)))).body {

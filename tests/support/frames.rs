@@ -48,6 +48,18 @@ pub mod ask {
         Asked::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
     }
 
+    /// For `place`: a conversation key (it has a colon), or a user.
+    pub fn signal(place: &str, kind: &str, text: &str) -> Asked {
+        let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
+        Asked::Signal(pb::Signal {
+            conversation: conversation.into(),
+            to_user: to_user.into(),
+            kind: kind.into(),
+            content: (!text.is_empty()).then(|| tidegate_protocol::content::Content::text(text)),
+            ..Default::default()
+        })
+    }
+
     pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
         let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
         Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })

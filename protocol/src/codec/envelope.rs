@@ -108,6 +108,7 @@ envelope!(ClientFrame, client_frame {
     Recall "recall",
     Clear "clear",
     Hide "hide",
+    Signal "signal",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -130,6 +131,7 @@ envelope!(ServerFrame, server_frame {
     Ping "ping",
     Cleared "cleared",
     Hidden "hidden",
+    Signal "signal",
 });
 
 /// Fills a place once; `null` (`None`) fills nothing.

@@ -43,6 +43,7 @@ mod login;
 mod query;
 mod requests;
 mod send;
+mod signal;
 mod types;
 
 pub use self::{
@@ -82,6 +83,8 @@ pub struct Session {
     /// An unchained submission; lives from an input to the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
+    /// When the budget of signals is whole again.
+    signals_until: Time,
     /// Only with a chain.
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
@@ -134,6 +137,7 @@ impl Session {
             asking: false,
             pending: None,
             flights: Flights::default(),
+            signals_until: Time::ZERO,
             ordered: None,
             rooms: Vec::new(),
         }

@@ -261,6 +261,9 @@ impl<'a> Replay<'a> {
             Action::Join { id, room } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.joined(id, &room, Ok(()), l, out));
             }
+            Action::Signal { id, .. } => {
+                conn_of(&mut self.peers, name).input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+            }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);
                 let saved =

@@ -74,6 +74,18 @@ fn send() -> impl Strategy<Value = pb::Send> {
     )
 }
 
+fn signal() -> impl Strategy<Value = pb::Signal> {
+    (text(), text(), text(), option::of(content()), text()).prop_map(
+        |(conversation, to_user, kind, content, sender)| pb::Signal {
+            conversation,
+            to_user,
+            kind,
+            content,
+            sender,
+        },
+    )
+}
+
 fn pull() -> impl Strategy<Value = pb::Pull> {
     (text(), number(), vec(number(), 0..5), small(), kind(), number()).prop_map(
         |(conversation, cursor, seqs, limit, direction, time)| pb::Pull {
@@ -108,6 +120,7 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
         (text(), number()).prop_map(|(conversation, seq)| Body::Clear(pb::Clear { conversation, seq })),
         (text(), vec(number(), 0..5)).prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
+        signal().prop_map(Body::Signal),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];

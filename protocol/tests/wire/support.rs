@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below keep it honest about what exists.
-pub(crate) const KINDS: [&str; 34] = [
+pub(crate) const KINDS: [&str; 36] = [
     "client hello",
     "client send",
     "client ack",
@@ -156,6 +156,7 @@ pub(crate) const KINDS: [&str; 34] = [
     "client recall",
     "client clear",
     "client hide",
+    "client signal",
     "server push",
     "server sendAck",
     "server error",
@@ -175,6 +176,7 @@ pub(crate) const KINDS: [&str; 34] = [
     "server ping",
     "server cleared",
     "server hidden",
+    "server signal",
 ];
 
 pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
@@ -194,6 +196,7 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Recall(_) => "client recall",
         Body::Clear(_) => "client clear",
         Body::Hide(_) => "client hide",
+        Body::Signal(_) => "client signal",
         Body::Pong(_) => "client pong",
     }
 }
@@ -220,6 +223,7 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
         Body::Ping(_) => "server ping",
         Body::Cleared(_) => "server cleared",
         Body::Hidden(_) => "server hidden",
+        Body::Signal(_) => "server signal",
     }
 }
 
