@@ -125,7 +125,7 @@ impl Node {
             handles: &handles,
             admin: &admin,
         }
-                .context(&token_key, services.handle().clone(), metrics.clone());
+        .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
             Outbound::new(

@@ -44,12 +44,8 @@ pub async fn hide(
     let mut hidden = Vec::with_capacity(wanted.len());
     while let Some(first) = wanted.first().copied() {
         let run = wanted.iter().zip(first..).take_while(|(seq, next)| *seq == next).count();
-        let query = PageQuery {
-            cursor: first - 1,
-            direction: Direction::Forward,
-            limit: run,
-            max_bytes: STEP_BYTES,
-        };
+        let query =
+            PageQuery { cursor: first - 1, direction: Direction::Forward, limit: run, max_bytes: STEP_BYTES };
         let rows = store.page(conversation, query).await.map_err(away)?.rows;
         // Without rows, or with later ones only, retention was here just now.
         let up_to = rows.last().map_or(u64::MAX, |row| row.row.seq);

@@ -126,4 +126,3 @@ impl Counting<'_> {
 fn is_message(row: &StoredRow) -> bool {
     matches!(row.row.body, Body::Message(_))
 }
-

@@ -56,8 +56,8 @@ impl Recaller {
         let Body::Message(message) = &found.row.body else {
             return Err((Code::NotFound, "only messages can be recalled"));
         };
-        let leads = matches!(conversation.kind(), ConversationKind::Group(_))
-            && standing.member.role >= Role::Admin;
+        let leads =
+            matches!(conversation.kind(), ConversationKind::Group(_)) && standing.member.role >= Role::Admin;
         if !leads && message.sender != *user {
             return Err((Code::Forbidden, "a message is recalled by its sender, or by who leads the group"));
         }
@@ -70,7 +70,9 @@ impl Recaller {
             Answer::Accepted { seq, time } => Ok(ack(seq, time, false)),
             Answer::Duplicate { seq, time } => Ok(ack(seq, time, true)),
             Answer::Refused { code, .. } => Err((code, "")),
-            Answer::Unknown | Answer::AppendFailed => Err((Code::Unknown, "ask again: a recall is done once")),
+            Answer::Unknown | Answer::AppendFailed => {
+                Err((Code::Unknown, "ask again: a recall is done once"))
+            }
         }
     }
 }

@@ -31,8 +31,7 @@ pub(super) async fn since(
     time: u64,
 ) -> Result<u64, Refusal> {
     let read = async |after: u64, limit: usize| -> Result<Vec<StoredRow>, Refusal> {
-        let query =
-            PageQuery { cursor: after, direction: Direction::Forward, limit, max_bytes: STEP_BYTES };
+        let query = PageQuery { cursor: after, direction: Direction::Forward, limit, max_bytes: STEP_BYTES };
         Ok(store.page(conversation, query).await.map_err(away)?.rows)
     };
     // All before the place that this finds are older than `time`, whatever is disordered within the slack.

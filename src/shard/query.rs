@@ -40,7 +40,8 @@ impl Shard {
     /// Asks the store; the answer comes at once or as mail.
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
-        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
+        let mut asking =
+            Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
         let store = Arc::clone(&self.context.ports.store);
         let work: Work = match query {
             Query::Pull(pull) => {
@@ -118,8 +119,7 @@ impl Shard {
             true => (Code::Unknown, ""),
             false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
-        let in_time =
-            async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
+        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {

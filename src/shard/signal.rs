@@ -102,7 +102,12 @@ impl Shard {
     }
 
     /// The size of the group is known: the client has its answer, the others the signal.
-    pub(super) fn on_sized(&mut self, id: u64, volatile: Volatile, sized: Result<bool, (Code, &'static str)>) {
+    pub(super) fn on_sized(
+        &mut self,
+        id: u64,
+        volatile: Volatile,
+        sized: Result<bool, (Code, &'static str)>,
+    ) {
         if let Ok(small) = sized {
             self.hub.note_small(&volatile.conversation, small, self.now);
         }
@@ -162,7 +167,9 @@ impl Shard {
             let Some(signal) = self.signals.pop_front() else { return };
             let slots: Vec<u32> = match &signal.audience {
                 Audience::Members => self.hub.members_of(&signal.conversation),
-                Audience::Users(users) => users.iter().flat_map(|user| self.hub.slots(user)).copied().collect(),
+                Audience::Users(users) => {
+                    users.iter().flat_map(|user| self.hub.slots(user)).copied().collect()
+                }
             };
             left = left.saturating_sub(slots.len().max(1));
             let origin = self.conns.find(signal.origin);

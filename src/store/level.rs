@@ -11,7 +11,7 @@ pub struct Mark {
     pub own: u64,
 }
 
-/// An entry that the user has deleted for himself.
+/// An entry that the user has taken away for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Which.
@@ -20,7 +20,7 @@ pub struct Hidden {
     pub counts: bool,
 }
 
-/// How a user stands to the history of a conversation; shared by his devices.
+/// How a user stands to the history of a conversation; shared by their devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Level {
     /// Up to where the user has read.

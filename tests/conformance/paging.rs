@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use prost::Message;
 use tidegate::{
-    chat::history,
+    chat::{history, sync},
     store::{EmbeddedStore, MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code,
+    content::Content,
+    id::ConversationId,
     machine::session::{Pull, Which},
     pb,
     record::{Body, MemberAction},
@@ -127,6 +130,34 @@ proptest! {
     ) {
         block_on(check(Arc::new(MemoryStore::default()), &talk, at, by, limit, arrivals));
     }
+}
+
+#[test]
+fn a_sync_is_told_in_parts_that_are_bounded_however_much_there_is() {
+    block_on(async {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+        let mut owner = Owner::take_over(&store, 0, 1).await;
+        for n in 0..300 {
+            let place = ConversationId::direct(&user("ann"), &user(&format!("u{n:03}")));
+            let Body::Message(mut said) = message(&place, "ann", "m", 0, "") else { panic!("a message") };
+            said.content = Content::text("x".repeat(n * 20)).encode_to_vec().into();
+            owner.run(&[Body::Message(said)]).await;
+        }
+        let (mut after, mut told, mut parts) = (None, 0, 0);
+        loop {
+            let nothing = sync::Positions::default();
+            let part = sync::states(&*store, &user("ann"), &nothing, after.as_ref()).await.unwrap();
+            let bytes: usize = part.states.iter().map(Message::encoded_len).sum();
+            assert!(bytes <= 40 * 1024 && part.states.len() <= 128, "{bytes} bytes");
+            (told, parts) = (told + part.states.len(), parts + 1);
+            after = part.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(told, 300);
+        assert!(parts > 3, "{parts}");
+    });
 }
 
 #[test]

@@ -413,7 +413,8 @@ async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn St
     let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
     let at = |seq| Mark { seq, messages: seq, own: 0 };
     let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
-    let hide = |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
+    let hide =
+        |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
     save(hide(&[2, 3])).await;
     save(hide(&[1, 3])).await;
     assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
@@ -424,7 +425,10 @@ async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn St
     assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
     let told = store.memberships(&bob, None, 9).await.unwrap();
     assert_eq!(told[0].standing.level, level);
-    assert_eq!(store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level, Level::default());
+    assert_eq!(
+        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
+        Level::default()
+    );
 }
 
 async fn partitions_move_apart(store: &Arc<dyn Store>) {

@@ -34,7 +34,7 @@ enum Op {
     Read(usize, u64),
     /// By whom, and how far, in tenths.
     Clear(usize, u64),
-    /// By whom, and which of a hundred places, in hundredths of what there is.
+    /// By whom, and which, in hundredths of what there is.
     Hide(usize, Vec<u64>),
     Recall(u64),
     Prune(u64),
@@ -150,30 +150,9 @@ impl World {
                     assert_eq!(read, Err((Code::NotAMember, "")));
                 }
             }
-            Op::Clear(who, tenths) => {
-                let seq = last * tenths / 10;
-                let cleared = clear::clear(&*self.store, &user(USERS[who]), &g, seq).await;
-                if self.naive.ever[who] {
-                    let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
-                    let moved = seq > self.naive.cleared[who];
-                    assert_eq!(cleared.unwrap().map(|mark| mark.seq), moved.then_some(seq));
-                    self.naive.cleared[who] = self.naive.cleared[who].max(seq);
-                } else {
-                    assert_eq!(cleared, Err((Code::NotAMember, "")));
-                }
-            }
+            Op::Clear(who, tenths) => self.clear(who, last * tenths / 10).await,
             Op::Hide(who, ref places) => {
-                let seqs: BTreeSet<u64> = places.iter().map(|place| 1 + last * place / 100).collect();
-                let asked: Vec<u64> = seqs.iter().copied().collect();
-                let hidden = hide::hide(&*self.store, &user(USERS[who]), &g, &asked).await;
-                if self.naive.ever[who] {
-                    let there: BTreeSet<u64> = self.naive.pullable(who).into_iter().collect();
-                    let new: Vec<u64> = seqs.intersection(&there).copied().collect();
-                    assert_eq!(hidden, Ok(new.clone()));
-                    self.naive.hidden[who].extend(new);
-                } else {
-                    assert_eq!(hidden, Err((Code::NotAMember, "")));
-                }
+                self.hide(who, places.iter().map(|place| 1 + last * place / 100).collect()).await;
             }
             Op::Recall(tenths) => {
                 let seq = (last * tenths / 10).max(1);
@@ -187,6 +166,29 @@ impl World {
                 self.naive.pruned_to = self.naive.pruned_to.max(up_to);
             }
         }
+    }
+
+    async fn clear(&mut self, who: usize, seq: u64) {
+        let cleared = clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq).await;
+        if !self.naive.ever[who] {
+            return assert_eq!(cleared, Err((Code::NotAMember, "")));
+        }
+        let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
+        let moved = seq > self.naive.cleared[who];
+        assert_eq!(cleared.unwrap().map(|mark| mark.seq), moved.then_some(seq));
+        self.naive.cleared[who] = self.naive.cleared[who].max(seq);
+    }
+
+    async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
+        let asked: Vec<u64> = seqs.iter().copied().collect();
+        let hidden = hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked).await;
+        if !self.naive.ever[who] {
+            return assert_eq!(hidden, Err((Code::NotAMember, "")));
+        }
+        let there: BTreeSet<u64> = self.naive.pullable(who).into_iter().collect();
+        let new: Vec<u64> = seqs.intersection(&there).copied().collect();
+        assert_eq!(hidden, Ok(new.clone()));
+        self.naive.hidden[who].extend(new);
     }
 
     async fn check_states(&self) {

@@ -1,4 +1,4 @@
-//! What a user keeps for himself: cleared histories, hidden entries, and what is unread in all; on every device alike.
+//! What a user keeps for themselves: cleared histories, hidden entries, and what is unread in all; on every device alike.
 
 use tidegate_protocol::{
     Code,
@@ -55,7 +55,12 @@ fn a_cleared_history_is_gone_on_all_devices_of_the_user_and_on_no_other() {
     talk(&mut alice, "bob", "n", 1);
     assert_eq!(phone.state(PLACE).unread, 1);
     phone.settle();
-    assert!(!phone.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Cleared(pb::Cleared { seq: 10, .. })))));
+    assert!(
+        !phone
+            .inbox
+            .iter()
+            .any(|frame| matches!(frame.body, Some(Said::Cleared(pb::Cleared { seq: 10, .. }))))
+    );
     let mut eve = node.login(Wire::Tcp, "eve", "phone");
     assert_eq!(eve.refused(ask::clear(PLACE, 1)), Code::Forbidden);
     assert_eq!(eve.refused(ask::hide("g:nowhere", &[1])), Code::NotAMember);

@@ -29,14 +29,22 @@ fn a_recall_takes_a_seq_is_pushed_to_all_and_empties_the_history() {
             assert!(pushes[2].content.is_none());
             client.ack(&place, 3);
         }
-        assert_eq!(alice.expect_push().recall, Some(pb::RecallEvent { seq: 2 }), "who asked hears it as well");
+        assert_eq!(
+            alice.expect_push().recall,
+            Some(pb::RecallEvent { seq: 2 }),
+            "who asked hears it as well"
+        );
         let again = recalled(&mut alice, &place, 2);
         assert_eq!((again.seq, again.time, again.duplicate), (3, ack.time, true), "it is done once");
         other.no_push();
         let page = other.page(ask::after(&place, 0, 10));
         let seqs: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
         assert_eq!((seqs, page.recalled, page.complete_to), (vec![1, 3], vec![2], 3));
-        assert_eq!(page.messages[1].recall, Some(pb::RecallEvent { seq: 2 }), "who was away hears it by the page");
+        assert_eq!(
+            page.messages[1].recall,
+            Some(pb::RecallEvent { seq: 2 }),
+            "who was away hears it by the page"
+        );
         let last = other.state(&place).last.expect("what can be shown");
         assert_eq!(last.seq, 1, "a recall is no message to show");
     }

@@ -58,12 +58,15 @@ fn signals_are_for_members_of_small_groups() {
         assert_eq!(eve.refused(ask::signal("d:ann:bob", "typing", "")), Code::Forbidden);
     }
     done(&mut ann, ask::signal(&small, "typing", ""));
-    assert_eq!(bob.expect_signal(), pb::Signal {
-        conversation: small.clone(),
-        kind: "typing".into(),
-        sender: "ann".into(),
-        ..Default::default()
-    });
+    assert_eq!(
+        bob.expect_signal(),
+        pb::Signal {
+            conversation: small.clone(),
+            kind: "typing".into(),
+            sender: "ann".into(),
+            ..Default::default()
+        }
+    );
     node.kick(&small, &["ann"]);
     assert_eq!(ann.expect_push().event.expect("the kick").users, ["ann"]);
     assert_eq!(ann.refused(ask::signal(&small, "typing", "")), Code::NotAMember);
@@ -113,9 +116,10 @@ fn a_signal_never_waits_behind_messages_nor_takes_their_room() {
         done(&mut ann, ask::signal("bob", "late", ""));
     }
     bob.settle();
-    let late = bob.inbox.iter().filter(
-        |frame| matches!(&frame.body, Some(Said::Signal(signal)) if signal.kind == "late"),
-    );
+    let late = bob
+        .inbox
+        .iter()
+        .filter(|frame| matches!(&frame.body, Some(Said::Signal(signal)) if signal.kind == "late"));
     assert_eq!(late.count(), 0, "what waits is not for signals");
     let state = bob.state("d:ann:bob");
     assert_eq!((state.max_seq, state.unread), (last, last));

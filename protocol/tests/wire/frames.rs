@@ -119,7 +119,8 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         pong().prop_map(Body::Pong),
         (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
         (text(), number()).prop_map(|(conversation, seq)| Body::Clear(pb::Clear { conversation, seq })),
-        (text(), vec(number(), 0..5)).prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
+        (text(), vec(number(), 0..5))
+            .prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
         signal().prop_map(Body::Signal),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
@@ -134,7 +135,16 @@ fn event() -> impl Strategy<Value = pb::MemberEvent> {
 /// Any push.
 pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
     let recall = option::weighted(0.1, number().prop_map(|seq| pb::RecallEvent { seq }));
-    (text(), number(), text(), text(), number(), option::of(content()), option::weighted(0.2, event()), recall)
+    (
+        text(),
+        number(),
+        text(),
+        text(),
+        number(),
+        option::of(content()),
+        option::weighted(0.2, event()),
+        recall,
+    )
         .prop_map(|(conversation, seq, sender, msg_id, time, content, event, recall)| pb::Push {
             conversation,
             seq,
@@ -230,14 +240,16 @@ fn page() -> impl Strategy<Value = pb::Page> {
 }
 
 fn state() -> impl Strategy<Value = pb::ConversationState> {
-    (text(), number(), number(), number(), number(), option::of(push())).prop_map(
-        |(conversation, max_seq, min_seq, read_seq, unread, last)| pb::ConversationState {
+    (text(), number(), number(), number(), number(), option::of(push()), number(), vec(number(), 0..4)).prop_map(
+        |(conversation, max_seq, min_seq, read_seq, unread, last, cleared_seq, hidden)| pb::ConversationState {
             conversation,
             max_seq,
             min_seq,
             read_seq,
             unread,
             last,
+            cleared_seq,
+            hidden,
         },
     )
 }
@@ -264,7 +276,10 @@ pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
         text().prop_map(|next_id| Body::NextIdIs(pb::NextIdIs { next_id })),
         positions().prop_map(|positions| Body::Ping(pb::Ping { positions })),
         Just(Body::Done(pb::Done {})),
-        Just(Body::SyncEnd(pb::SyncEnd {})),
+        number().prop_map(|unread| Body::SyncEnd(pb::SyncEnd { unread })),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Cleared(pb::Cleared { conversation, seq })),
+        (text(), vec(number(), 0..5)).prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
+        signal().prop_map(Body::Signal),
     ];
     (number(), option::weighted(0.95, body)).prop_map(|(id, body)| pb::ServerFrame { id, body })
 }

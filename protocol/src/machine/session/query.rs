@@ -152,9 +152,9 @@ impl Session {
         limits: &Limits,
         out: &mut Vec<Action>,
     ) {
-        let query = self.may_ask(&recall.conversation).and_then(|conversation| {
-            Ok(Query::Recall { conversation, seq: from_one(recall.seq)? })
-        });
+        let query = self
+            .may_ask(&recall.conversation)
+            .and_then(|conversation| Ok(Query::Recall { conversation, seq: from_one(recall.seq)? }));
         self.ask(id, query, limits, out);
     }
 
@@ -165,9 +165,9 @@ impl Session {
         limits: &Limits,
         out: &mut Vec<Action>,
     ) {
-        let query = self.may_ask(&clear.conversation).and_then(|conversation| {
-            Ok(Query::Clear { conversation, seq: from_one(clear.seq)? })
-        });
+        let query = self
+            .may_ask(&clear.conversation)
+            .and_then(|conversation| Ok(Query::Clear { conversation, seq: from_one(clear.seq)? }));
         self.ask(id, query, limits, out);
     }
 

@@ -1,6 +1,9 @@
 //! Signals: volatile frames, checked and held to a budget here, told to the others by the driver or dropped.
 
-use super::{Action, Limits, Session, State, send::{Refusal, place}};
+use super::{
+    Action, Limits, Session, State,
+    send::{Refusal, place},
+};
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind, check_id},
@@ -50,7 +53,13 @@ impl Session {
             Ok(_) => {
                 out.push(Action::SignalDropped);
                 if id != 0 {
-                    self.refuse(id, Code::RateLimited, "signals come too fast; this one was dropped", limits, out);
+                    self.refuse(
+                        id,
+                        Code::RateLimited,
+                        "signals come too fast; this one was dropped",
+                        limits,
+                        out,
+                    );
                 }
             }
         }

@@ -174,7 +174,13 @@ fn a_signal_is_checked_and_held_to_a_budget() {
     let signal = |conversation: &str, kind: &str, bytes: usize| {
         let content = Some(tidegate_protocol::content::Content::text("x".repeat(bytes)));
         let (conversation, kind) = (conversation.to_owned(), kind.to_owned());
-        Asked::Signal(pb::Signal { conversation, kind, content, sender: "bob".to_owned(), ..Default::default() })
+        Asked::Signal(pb::Signal {
+            conversation,
+            kind,
+            content,
+            sender: "bob".to_owned(),
+            ..Default::default()
+        })
     };
     let mut conn = Conn::plain();
     conn.frame(1, signal("d:bob:cid", "typing", 1));
@@ -201,7 +207,11 @@ fn a_signal_is_checked_and_held_to_a_budget() {
         conn.frame(0, signal("g:a", "typing", 1));
     }
     conn.frame(0, signal("g:a", "typing", 1));
-    assert_eq!(conn.heard().iter().filter(|said| *said == "signal dropped").count(), 1, "no more than a second's");
+    assert_eq!(
+        conn.heard().iter().filter(|said| *said == "signal dropped").count(),
+        1,
+        "no more than a second's"
+    );
 }
 
 #[test]
