@@ -93,7 +93,7 @@ pub struct Limits {
     pub window_bytes_max: usize,
     /// Rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked.
+    /// Groups up to this many members are tracked until acked, and take signals.
     pub small_group_max: usize,
     /// Largest content of a signal, in bytes.
     pub signal_bytes_max: usize,

@@ -240,18 +240,19 @@ fn page() -> impl Strategy<Value = pb::Page> {
 }
 
 fn state() -> impl Strategy<Value = pb::ConversationState> {
-    (text(), number(), number(), number(), number(), option::of(push()), number(), vec(number(), 0..4)).prop_map(
-        |(conversation, max_seq, min_seq, read_seq, unread, last, cleared_seq, hidden)| pb::ConversationState {
-            conversation,
-            max_seq,
-            min_seq,
-            read_seq,
-            unread,
-            last,
-            cleared_seq,
-            hidden,
-        },
-    )
+    (text(), number(), number(), number(), number(), option::of(push()), number(), vec(number(), 0..4))
+        .prop_map(|(conversation, max_seq, min_seq, read_seq, unread, last, cleared_seq, hidden)| {
+            pb::ConversationState {
+                conversation,
+                max_seq,
+                min_seq,
+                read_seq,
+                unread,
+                last,
+                cleared_seq,
+                hidden,
+            }
+        })
 }
 
 /// Any frame of the broker.
@@ -278,7 +279,8 @@ pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
         Just(Body::Done(pb::Done {})),
         number().prop_map(|unread| Body::SyncEnd(pb::SyncEnd { unread })),
         (text(), number()).prop_map(|(conversation, seq)| Body::Cleared(pb::Cleared { conversation, seq })),
-        (text(), vec(number(), 0..5)).prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
+        (text(), vec(number(), 0..5))
+            .prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
         signal().prop_map(Body::Signal),
     ];
     (number(), option::weighted(0.95, body)).prop_map(|(id, body)| pb::ServerFrame { id, body })
