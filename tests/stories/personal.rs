@@ -127,7 +127,7 @@ fn what_is_unread_in_all_is_the_sum() {
     assert_eq!(bob.sync_all(&[]), (vec![], 0));
     // More than one part of the answer.
     let mut model = 0;
-    for n in 0..150 {
+    for n in 0..200 {
         let count = n % 4;
         let mut peer = node.login(Wire::Tcp, &format!("u{n:03}"), "phone");
         talk(&mut peer, "bob", "m", count);
