@@ -3,7 +3,7 @@
 //! They never enter an outbox, so they neither delay a message nor take its room; the few that wait for the end of a turn
 //! are bounded in number, and so are the members that a turn serves.
 
-use std::{io, io::IoSlice, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code, Time,
@@ -15,12 +15,12 @@ use tidegate_protocol::{
 use super::{
     Shard,
     conn::{Conn, DIRTY, LIVE, WAITING},
-    write::write_slices,
 };
 use crate::{
     directory::ShardSet,
     inline,
     mail::{Audience, Mail, Volatile},
+    net::transfer,
 };
 
 /// Signals that may wait for the end of a turn.
@@ -189,7 +189,7 @@ impl Shard {
             return self.context.metrics.signals_dropped.increment(1);
         };
         let bytes = frame.bytes(hot.wire);
-        match write_slices(stream, &[IoSlice::new(bytes)]) {
+        match transfer::write(stream, bytes) {
             Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
             // What was begun has to be ended.
             Ok(taken) if taken > 0 => {
