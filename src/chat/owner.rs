@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
     machine::{
         ledger::{Ledger, Loaded, Need, Outcome, Stop},
         session::Answer,
@@ -302,7 +302,11 @@ impl Owner {
                     self.part_all(&change.conversation, out).await?;
                 }
             }
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => {}
+            Body::Recall(recall) => {
+                let tracked = self.is_small(&recall.conversation).await?;
+                out.recall(record, recall, seq, tracked);
+            }
+            Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }
@@ -343,7 +347,8 @@ impl Owner {
     async fn groups_of(&self, user: &UserId) -> Result<Vec<ConversationId>, GivenUp> {
         let store = &self.ports.store;
         let mut groups = Vec::new();
-        let mut after: Option<ConversationId> = None;
+        // Direct conversations come first, may be thousands, and are none of this.
+        let mut after = last_direct();
         loop {
             let page = retry(|| store.memberships(user, after.as_ref(), MEMBERSHIP_PAGE)).await?;
             let Some(last) = page.last() else { return Ok(groups) };
@@ -358,6 +363,12 @@ impl Owner {
             }
         }
     }
+}
+
+/// The last key that a direct conversation can have.
+fn last_direct() -> Option<ConversationId> {
+    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
+    Some(ConversationId::direct(&user, &user))
 }
 
 /// Calls the store until it answers; what can't be mended by waiting ends the ownership.

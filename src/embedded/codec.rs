@@ -14,7 +14,7 @@ use tidegate_protocol::{
 use super::Trouble;
 use crate::{
     bus::TopicId,
-    store::{Fence, Mark, StoredRow},
+    store::{Fence, Hidden, Level, Mark, StoredRow},
 };
 
 /// Where a partition stands.
@@ -36,7 +36,7 @@ pub(crate) enum Pair {
     Member = b'm' as isize,
     /// user, conversation → nothing.
     OfUser = b'u' as isize,
-    /// user, conversation → mark.
+    /// user, conversation → level.
     Mark = b'r' as isize,
 }
 
@@ -124,6 +124,10 @@ impl Reader {
 
     fn hash(&mut self) -> Result<Hash16, Trouble> {
         self.take(16)?[..].try_into().map_err(|_| damaged())
+    }
+
+    fn mark(&mut self) -> Result<Mark, Trouble> {
+        Ok(Mark { seq: self.int()?, messages: self.int()?, own: self.int()? })
     }
 
     fn text(&mut self) -> Result<String, Trouble> {
@@ -218,15 +222,36 @@ pub(crate) fn stay(value: &[u8]) -> Result<Stay, Trouble> {
     Ok(Stay { joined_seq, left_seq, joined_messages: from.int()?, left_messages: from.int()? })
 }
 
-pub(crate) fn put_mark(it: &Mark) -> Vec<u8> {
+/// The read mark; behind it, if there is more, the mark up to which is cleared and what is hidden above that.
+pub(crate) fn put_level(it: &Level) -> Vec<u8> {
     let mut to = Vec::with_capacity(16);
-    ints(&[it.seq, it.messages, it.own], &mut to);
+    ints(&[it.mark.seq, it.mark.messages, it.mark.own], &mut to);
+    if it.cleared.seq == 0 && it.hidden.is_empty() {
+        return to;
+    }
+    ints(&[it.cleared.seq, it.cleared.messages, it.cleared.own, it.hidden.len() as u64], &mut to);
+    let mut last = 0;
+    for hidden in &it.hidden {
+        ints(&[(hidden.seq - last) << 1 | u64::from(hidden.counts)], &mut to);
+        last = hidden.seq;
+    }
     to
 }
 
-pub(crate) fn mark(value: &[u8]) -> Result<Mark, Trouble> {
+pub(crate) fn level(value: &[u8]) -> Result<Level, Trouble> {
     let mut from = Reader(Bytes::copy_from_slice(value));
-    Ok(Mark { seq: from.int()?, messages: from.int()?, own: from.int()? })
+    let mark = from.mark()?;
+    if from.0.is_empty() {
+        return Ok(Level { mark, ..Level::default() });
+    }
+    let cleared = from.mark()?;
+    let (count, mut hidden, mut last) = (from.int()?, Vec::new(), 0_u64);
+    for _ in 0..count {
+        let step = from.int()?;
+        last = last.checked_add(step >> 1).ok_or_else(damaged)?;
+        hidden.push(Hidden { seq: last, counts: step & 1 == 1 });
+    }
+    Ok(Level { mark, cleared, hidden })
 }
 
 pub(crate) fn put_device(it: &Device) -> Vec<u8> {

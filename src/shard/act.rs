@@ -47,6 +47,8 @@ impl Shard {
         match action {
             Action::Login(hello) => self.login(conn, &hello),
             Action::Join { id, room } => self.join_room(conn, id, &room),
+            Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, *signal),
+            Action::SignalDropped => self.context.metrics.signals_dropped.increment(1),
             Action::Leave { room } => {
                 self.hub.leave(&ConversationId::room(&room), conn.key.slot);
             }

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{Direction, EmbeddedStore, Fence, Mark, MemoryStore, Page, PageQuery, Store, StoreError},
+    store::{
+        Direction, EmbeddedStore, Fence, Hidden, Level, Mark, MemoryStore, Page, PageQuery, Personal, Store,
+        StoreError,
+    },
 };
 use tidegate_protocol::{
     Code,
@@ -55,6 +58,7 @@ suite! {
         memberships_are_told_to_both_sides_and_kept_after_leaving
         a_rejoined_member_keeps_every_stay
         s23_s24_marks_only_move_forward_and_are_told_with_the_standing
+        what_is_cleared_and_hidden_is_told_with_the_standing
         partitions_move_apart
     }
 }
@@ -445,13 +449,13 @@ async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
 async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
-    let mark = |seq| Mark { seq, messages: seq, own: 0 };
+    let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
     let (bob, d) = (user("bob"), direct());
     let stored = async || {
         let told = store.memberships(&bob, None, 9).await.unwrap();
         let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
         assert_eq!(summary.standing.unwrap(), told[0].standing);
-        told.iter().map(|it| it.standing.mark.seq).collect::<Vec<_>>()
+        told.iter().map(|it| it.standing.level.mark.seq).collect::<Vec<_>>()
     };
     assert_eq!(stored().await, [0, 0]);
     store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
@@ -459,9 +463,35 @@ async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &
     store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 1], "a late one changes nothing");
     let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!(ann.mark, Mark::default(), "marks are each user's own");
+    assert_eq!(ann.level, Level::default(), "marks are each user's own");
     owner.run(&[say("m3")]).await;
     assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
+}
+
+async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
+    let (bob, d) = (user("bob"), direct());
+    let save = async |change: Personal| store.save_marks(&[(bob.clone(), d.clone(), change)]).await.unwrap();
+    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
+    let at = |seq| Mark { seq, messages: seq, own: 0 };
+    let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
+    let hide =
+        |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
+    save(hide(&[2, 3])).await;
+    save(hide(&[1, 3])).await;
+    assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
+    save(Personal::Read(at(1))).await;
+    save(Personal::Cleared(at(2))).await;
+    save(Personal::Cleared(at(1))).await;
+    let level = Level { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
+    assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
+    let told = store.memberships(&bob, None, 9).await.unwrap();
+    assert_eq!(told[0].standing.level, level);
+    assert_eq!(
+        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
+        Level::default()
+    );
 }
 
 async fn partitions_move_apart(store: &Arc<dyn Store>) {

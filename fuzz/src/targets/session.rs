@@ -165,6 +165,12 @@ impl Driver {
             Action::Close { .. } => self.closed = true,
             Action::Join { id, room } => self.joins.push_back((id, room)),
             Action::Query { id, .. } => self.queries.push_back(id),
+            Action::Signal { id, .. } => {
+                let (mut out, outcome) =
+                    (Vec::new(), if id % 2 == 0 { Ok(()) } else { Err((Code::NotAMember, "")) });
+                self.session.signalled(id, outcome, &self.limits, &mut out);
+                out.into_iter().for_each(|action| self.apply(action));
+            }
             _ => {}
         }
     }

@@ -46,10 +46,11 @@ mod login;
 mod query;
 mod requests;
 mod send;
+mod signal;
 mod types;
 
 pub use self::{
-    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, Which},
+    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
     types::{Action, Alarm, Answer, ChainSaved, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
 };
 
@@ -85,6 +86,8 @@ pub struct Session {
     /// An unchained submission; lives from an input to the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
+    /// When the budget of signals is whole again.
+    signals_until: Time,
     /// Only with a chain.
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
@@ -137,6 +140,7 @@ impl Session {
             asking: false,
             pending: None,
             flights: Flights::default(),
+            signals_until: Time::ZERO,
             ordered: None,
             rooms: Vec::new(),
         }

@@ -163,7 +163,13 @@ impl<'a> Replay<'a> {
                     code => panic!("{what}: nothing led to {code:?}"),
                 });
             }
-            Some(said @ (Said::Page(_) | Said::ConversationState(_) | Said::SyncEnd(_) | Said::Done(_))) => {
+            Some(
+                said @ (Said::Page(_)
+                | Said::ConversationState(_)
+                | Said::SyncEnd(_)
+                | Said::Done(_)
+                | Said::SendAck(_)),
+            ) => {
                 self.with(name, now, |conn| {
                     let more = matches!(said, Said::ConversationState(_));
                     conn.input(|s, l, now, out| {
@@ -177,7 +183,10 @@ impl<'a> Replay<'a> {
             Some(Said::Shed(_) | Said::Behind(_) | Said::Ping(_) | Said::Receipt(_)) => {
                 self.say(name, now, &frame);
             }
-            Some(Said::Push(push)) if push.conversation.starts_with("r:") => self.say(name, now, &frame),
+            Some(Said::Cleared(_) | Said::Hidden(_) | Said::Signal(_)) => self.say(name, now, &frame),
+            Some(Said::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {
+                self.say(name, now, &frame);
+            }
             Some(Said::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
                 self.say(name, now, &frame);
             }
@@ -265,6 +274,9 @@ impl<'a> Replay<'a> {
             Action::Join { id, room } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.joined(id, &room, Ok(()), l, out));
             }
+            Action::Signal { id, .. } => {
+                conn_of(&mut self.peers, name).input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+            }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);
                 let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
@@ -292,7 +304,7 @@ impl<'a> Replay<'a> {
                 let body = Some(Said::Close(code.close(&reason, after_ms)));
                 self.say(name, now, &pb::ServerFrame { id: 0, body });
             }
-            Action::Leave { .. } | Action::Acked { .. } | Action::Alarm(_) => {}
+            Action::Leave { .. } | Action::Acked { .. } | Action::Alarm(_) | Action::SignalDropped => {}
         }
     }
 

@@ -228,7 +228,7 @@ impl Session {
         limits: &Limits,
     ) -> Result<(Box<Submit>, Option<MsgId>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
-        let conversation = place(&send, identity)?;
+        let conversation = place(&send.conversation, &send.to_user, identity)?;
         let msg_id = MsgId::new(&send.msg_id).map_err(|why| bad_id("msgId", &why))?;
         let next_id = match send.next_id.as_str() {
             "" => None,
@@ -251,9 +251,9 @@ impl Session {
     }
 }
 
-/// Where a Send goes. Membership of groups and rooms is decided where it is known.
-fn place(send: &pb::Send, me: &Identity) -> Result<ConversationId, Refusal> {
-    match (send.conversation.as_str(), send.to_user.as_str()) {
+/// Where a Send or Signal goes. Membership of groups and rooms is decided where it is known.
+pub(super) fn place(conversation: &str, to_user: &str, me: &Identity) -> Result<ConversationId, Refusal> {
+    match (conversation, to_user) {
         ("", "") => Err((Code::BadContent, String::new())),
         ("", user) => {
             let user = UserId::new(user).map_err(|why| bad_id("toUser", &why))?;

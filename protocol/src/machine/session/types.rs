@@ -40,6 +40,10 @@ pub struct Limits {
     pub rooms_max: usize,
     /// The most conversations that one conn numbers chained records for.
     pub chained_conversations_max: usize,
+    /// The most bytes of the encoded Content of a Signal.
+    pub signal_bytes_max: u32,
+    /// Signals a second; those of one second may come at once. 0 = none are taken.
+    pub signals_per_second: u32,
     /// When a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
     /// The driver's window; the client's wishes change `ack_timeout` and `tries`.
@@ -61,6 +65,8 @@ impl Default for Limits {
             errors_max: 32,
             rooms_max: 64,
             chained_conversations_max: 4_096,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
             reply_deadline: Duration::from_secs(5),
             window: WindowLimits::default(),
         }
@@ -93,6 +99,17 @@ pub enum Action {
         /// The room.
         room: RoomId,
     },
+    /// Check whether the conn may, tell the others, then call `signalled`.
+    Signal {
+        /// The frame to answer.
+        id: u64,
+        /// Where to.
+        conversation: ConversationId,
+        /// What to tell: complete, the sender included.
+        signal: Box<pb::Signal>,
+    },
+    /// A signal over the budget was dropped: for metrics.
+    SignalDropped,
     /// Take the conn out of the room. The client has its answer already.
     Leave {
         /// The room.

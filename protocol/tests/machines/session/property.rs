@@ -247,6 +247,7 @@ impl Run {
                 }
                 other => prop_assert!(self.welcomed, "before Welcome: {other:?}"),
             },
+            Action::Signal { .. } | Action::SignalDropped => prop_assert!(self.welcomed),
             Action::Leave { .. }
             | Action::Acked { .. }
             | Action::SaveChain { .. }

@@ -169,6 +169,8 @@ pub(crate) fn brief(action: &Action) -> String {
     match action {
         Action::Login(_) => "login".to_owned(),
         Action::Join { id, room } => format!("{id} join {room}"),
+        Action::Signal { id, conversation, signal } => format!("{id} signal {conversation} {}", signal.kind),
+        Action::SignalDropped => "signal dropped".to_owned(),
         Action::Leave { room } => format!("leave {room}"),
         Action::Acked { conversation, seq } => format!("acked {conversation} {seq}"),
         Action::SaveChain { done, expected } => format!("save {done} then {expected}"),
