@@ -93,8 +93,14 @@ pub struct Limits {
     pub window_bytes_max: usize,
     /// Rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked.
+    /// Groups up to this many members are tracked until acked, and take signals.
     pub small_group_max: usize,
+    /// Largest content of a signal, in bytes.
+    pub signal_bytes_max: usize,
+    /// Signals a second and connection, those of one second at once; above it they are dropped; 0 = none are taken.
+    pub signals_per_second: u32,
+    /// How long a sender may recall a message, in ms; 0 = never. Owners and admins of a group always may.
+    pub recall_ms: u64,
     /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
@@ -215,6 +221,9 @@ impl Default for Limits {
             window_bytes_max: 256 * 1024,
             rooms_max: 100,
             small_group_max: 500,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
+            recall_ms: 120_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
             mailbox_bytes_max: 16 * 1024 * 1024,

@@ -32,7 +32,7 @@ pub(crate) use self::{codec::*, database::Database};
 use self::{directory::Directory, tail::Tail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
-    store::{Fence, Mark, StoreError, TakenOver},
+    store::{Fence, Personal, StoreError, TakenOver},
 };
 
 pub use self::directory::FORMAT;
@@ -166,7 +166,7 @@ enum Job {
         reply: Reply<()>,
     },
     Marks {
-        marks: Vec<(UserId, ConversationId, Mark)>,
+        marks: Vec<(UserId, ConversationId, Personal)>,
         reply: Reply<()>,
     },
     /// Write what waits now, and say when it is there.
@@ -311,7 +311,7 @@ impl Engine {
 
     pub(crate) async fn save_marks(
         &self,
-        marks: Vec<(UserId, ConversationId, Mark)>,
+        marks: Vec<(UserId, ConversationId, Personal)>,
     ) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Marks { marks, reply })?;

@@ -49,6 +49,8 @@ metrics! {
     counter retransmits "tidegate_retransmits_total" "Pushes sent again because no ack came."
     counter behind "tidegate_behind_total" "Conversations turned into a Behind hint for a full outbox or mailbox."
     counter shed "tidegate_shed_total" "Room frames dropped for a full outbox or mailbox."
+    counter signals "tidegate_signals_total" "Volatile frames written, one a receiver."
+    counter signals_dropped "tidegate_signals_dropped_total" "Volatile frames dropped: over their sender's budget, or not taken at once by a receiver."
     counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."

@@ -30,6 +30,7 @@ use crate::{
         admin::{Admin, Pending},
         deliver::Outbound,
         owner,
+        recall::Recaller,
         send::{self, Intake},
     },
     config::Config,
@@ -115,9 +116,16 @@ impl Node {
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let base =
-            Shared { config, ports: &ports, intake: &intake, directory: &directory, handles: &handles }
-                .context(&token_key, services.handle().clone(), metrics.clone());
+        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let base = Shared {
+            config,
+            ports: &ports,
+            intake: &intake,
+            directory: &directory,
+            handles: &handles,
+            admin: &admin,
+        }
+        .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
             Outbound::new(
@@ -147,7 +155,7 @@ impl Node {
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let api = Api {
-            admin: Admin::new(ports.me.clone(), intake, pending),
+            admin,
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
@@ -250,6 +258,7 @@ struct Shared<'a> {
     intake: &'a Arc<Intake>,
     directory: &'a Arc<Directory>,
     handles: &'a ShardHandles,
+    admin: &'a Admin,
 }
 
 impl Shared<'_> {
@@ -260,6 +269,7 @@ impl Shared<'_> {
             node: self.ports.me.node.clone(),
             boot: self.ports.me.boot,
             limits: session_limits(config),
+            small_group_max: config.limits.small_group_max,
             caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
             mailbox_bytes: config.limits.mailbox_bytes_max,
             frame_deadline: Duration::from_millis(config.timing.frame_ms),
@@ -271,6 +281,10 @@ impl Shared<'_> {
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
             ports: Arc::clone(self.ports),
+            recaller: Recaller {
+                admin: self.admin.clone(),
+                within: Duration::from_millis(config.limits.recall_ms),
+            },
             rooms: Arc::new(Rooms::default()),
             runtime,
             metrics,
@@ -400,6 +414,8 @@ fn session_limits(config: &Config) -> session::Limits {
         },
         errors_max: u16::try_from(limits.errors_max).unwrap_or(u16::MAX),
         rooms_max: limits.rooms_max as usize,
+        signal_bytes_max: u32(limits.signal_bytes_max),
+        signals_per_second: limits.signals_per_second,
         reply_deadline: ms(timing.reply_ms),
         window: WindowLimits {
             count_max: limits.window_max,

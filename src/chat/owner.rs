@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
     machine::{
         ledger::{Ledger, Loaded, Need, Outcome, Stop},
         session::Answer,
@@ -39,6 +39,10 @@ const EVICT_BUDGET: usize = 8_192;
 
 /// Memberships read from the store at a time.
 const MEMBERSHIP_PAGE: usize = 1_000;
+
+/// Said with the refusal of an id that was refused before, though it might be allowed now.
+const REFUSED_BEFORE: &str =
+    "this id was refused before, and its chain went on: send the content under a new id";
 
 /// What the owner is told by the configuration.
 #[derive(Clone, Debug)]
@@ -273,6 +277,10 @@ impl Owner {
                 self.metrics.refusals.increment(1);
                 Answer::Refused { code, message: "".into() }
             }
+            Outcome::RefusedBefore { code } => {
+                self.metrics.refusals.increment(1);
+                Answer::Refused { code, message: REFUSED_BEFORE.into() }
+            }
             // A newer connection of the device has spoken: this one must come back with a newer epoch.
             Outcome::Void { .. } => Answer::AppendFailed,
             Outcome::Noted => return Ok(()),
@@ -294,7 +302,11 @@ impl Owner {
                     self.part_all(&change.conversation, out).await?;
                 }
             }
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => {}
+            Body::Recall(recall) => {
+                let tracked = self.is_small(&recall.conversation).await?;
+                out.recall(record, recall, seq, tracked);
+            }
+            Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }
@@ -335,7 +347,8 @@ impl Owner {
     async fn groups_of(&self, user: &UserId) -> Result<Vec<ConversationId>, GivenUp> {
         let store = &self.ports.store;
         let mut groups = Vec::new();
-        let mut after: Option<ConversationId> = None;
+        // Direct conversations come first, may be thousands, and are none of this.
+        let mut after = last_direct();
         loop {
             let page = retry(|| store.memberships(user, after.as_ref(), MEMBERSHIP_PAGE)).await?;
             let Some(last) = page.last() else { return Ok(groups) };
@@ -350,6 +363,12 @@ impl Owner {
             }
         }
     }
+}
+
+/// The last key that a direct conversation can have.
+fn last_direct() -> Option<ConversationId> {
+    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
+    Some(ConversationId::direct(&user, &user))
 }
 
 /// Calls the store until it answers; what can't be mended by waiting ends the ownership.

@@ -167,14 +167,13 @@ async fn settle(world: &World) -> Result<(), String> {
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} let in late, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
         report.rows,
         report.pushes,
         report.repeated,
         report.refused,
         report.told_gaps,
         report.excused,
-        report.let_in_late,
         report.faults,
         report.longest_recovery_ns / 1_000_000,
     );

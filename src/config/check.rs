@@ -91,6 +91,14 @@ impl Limits {
             (4_096..=1 << 30).contains(&limits.mailbox_bytes_max),
             "limits.mailbox_bytes_max: between 4096 bytes and 1 GiB",
         );
+        need(
+            limits.signal_bytes_max + 256 <= limits.frame_bytes_max,
+            "limits.signal_bytes_max: 256 less than limits.frame_bytes_max",
+        );
+        need(
+            limits.signals_per_second <= 1_000,
+            "limits.signals_per_second: at most 1000, or a connection could keep a shard busy with them",
+        );
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(
             limits.hold_max > 0 && limits.hold_bytes_max > 0,
