@@ -177,5 +177,8 @@ fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
         lone.now = lone.now + std::time::Duration::from_millis(300);
     }
     assert_eq!(lone.handles[0].conns(), 0, "the shard has forgotten it");
+    // The kernel hands out what came before a reset; only the error tells of it.
+    let error = bob.link.stream().take_error().expect("a socket tells its error");
+    assert!(error.is_none(), "a reset: {error:?}");
     assert_eq!(bob.expect_close(), Code::Draining);
 }
