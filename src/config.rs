@@ -29,7 +29,7 @@ pub struct Config {
     pub drain: Drain,
     /// Options of client sockets.
     pub socket: Socket,
-    /// Faults to inject, for tests only; refused by release builds.
+    /// Faults to inject, for tests only.
     pub fault: Fault,
 }
 
@@ -171,14 +171,16 @@ pub struct Socket {
     pub user_timeout_ms: u64,
 }
 
-/// Faults to inject, for tests only; refused by release builds.
+/// Faults to inject, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Fault {
-    /// A message with this id makes the code of its connection panic.
+    /// A message with this id makes the code of its connection panic; refused by release builds.
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
+    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    pub disk_file: PathBuf,
 }
 
 impl Default for Node {

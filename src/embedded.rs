@@ -6,6 +6,7 @@
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
+mod broken;
 mod codec;
 mod database;
 mod directory;
@@ -35,7 +36,7 @@ use crate::{
     store::{Fence, Personal, StoreError, TakenOver},
 };
 
-pub use self::directory::FORMAT;
+pub use self::{broken::BrokenDisk, directory::FORMAT};
 
 /// An append that no archive confirms within about this time is written by itself.
 pub const SPILL_AFTER: Duration = Duration::from_millis(40);

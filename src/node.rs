@@ -36,7 +36,7 @@ use crate::{
     config::Config,
     directory::Directory,
     drain::Drainer,
-    embedded::{Engine, EngineConfig, RealDisk},
+    embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
@@ -338,11 +338,18 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
         (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
     } else {
+        let fault = &config.fault.disk_file;
+        let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
+            Arc::new(RealDisk)
+        } else {
+            tracing::warn!(file = %fault.display(), "fault.disk_file is set: the disk fails as that file says");
+            Arc::new(BrokenDisk::new(fault.clone()))
+        };
         let engine = Arc::new(Engine::open(EngineConfig {
             path: config.node.data.join("store"),
             partitions: log.partitions,
             free_bytes_min: config.limits.disk_free_min_bytes,
-            disk: Arc::new(RealDisk),
+            disk,
         })?);
         let bus = EmbeddedBus::new(Arc::clone(&engine), log);
         let broken = engine.fatal();

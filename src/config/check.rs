@@ -51,7 +51,7 @@ impl Config {
         self.check_drain(&mut need);
         need(
             cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault: faults are for tests; this is a release build",
+            "fault.panic_on_msg_id: for tests; this is a release build",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
