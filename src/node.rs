@@ -136,10 +136,7 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings {
-            small_group_max: config.limits.small_group_max,
-            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
-        };
+        let settings = owner_settings(config);
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -398,6 +395,13 @@ fn start_shards(
         shards.push((handle, thread));
     }
     Ok(shards)
+}
+
+fn owner_settings(config: &Config) -> owner::Settings {
+    owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    }
 }
 
 fn session_limits(config: &Config) -> session::Limits {
