@@ -7,11 +7,15 @@ use std::{
     hint::black_box,
     io::{Read, Write},
     net::TcpStream,
-    time::Duration,
 };
 
 use prost::Message as _;
-use tidegate_protocol::{content::Content, pb};
+use tidegate_protocol::{content::Content, id::ConversationId, pb};
+
+#[path = "../tests/support/lone.rs"]
+mod lone;
+
+use lone::{Lone, push};
 
 type Run = fn(u64);
 
@@ -44,6 +48,7 @@ fn push_encode(iterations: u64) {
         time: 1_763_712_000_000,
         content: Some(Content::text("x".repeat(128))),
         event: None,
+        recall: None,
     };
     let frame = pb::ServerFrame { id: 0, body: Some(pb::server_frame::Body::Push(push)) };
     for _ in 0..iterations {
@@ -67,99 +72,65 @@ fn send_decode(iterations: u64) {
     }
 }
 
-/// One more member served by a fan-out, in a real node with real sockets; a 100th of all else a message costs is in it.
-///
-/// The members' ends are never read: their socket buffers hold it all.
+/// One more member served by a fan-out to a hundred, on real sockets; a 100th of all else a turn costs is in it.
 fn fan_out(iterations: u64) {
-    let node = TestNode::start();
-    let members: Vec<String> = (0..FAN_MEMBERS).map(|n| format!("m{n}")).collect();
-    node.create_group("g", &members);
-    let mut conns: Vec<TcpStream> = members.iter().map(|user| node.login(user)).collect();
-    let talker = &mut conns[0];
-    for number in 0..iterations.div_ceil(FAN_MEMBERS - 1) {
-        let send = pb::Send {
-            conversation: "g:g".into(),
-            msg_id: format!("m{number}"),
-            content: Some(Content::text("x".repeat(128))),
-            ..Default::default()
-        };
-        ask(talker, pb::client_frame::Body::Send(send));
-        read_frame(talker);
+    let (mut lone, group) = (Lone::new(1, |_, _| {}), harbour());
+    let mut members: Vec<TcpStream> = (0..FAN_MEMBERS)
+        .map(|n| {
+            let mut member = hello(&lone, &format!("m{n}"));
+            lone.accept(0);
+            lone.admit(0, std::slice::from_ref(&group));
+            read_frame(&mut member);
+            member
+        })
+        .collect();
+    let text = "x".repeat(128);
+    for seq in 1..=iterations.div_ceil(FAN_MEMBERS) {
+        assert!(lone.push(0, push(&group, seq, &text)), "the mailbox is empty");
+        counted(&mut lone);
+        members.iter_mut().for_each(read_frame);
     }
 }
 
-/// A connection from accept over Hello to Welcome, then closed; both ends' user space.
+/// A connection from accept over Hello to Welcome, then closed, as the shard sees it.
 fn accept_path(iterations: u64) {
-    let node = TestNode::start();
+    let mut lone = Lone::new(1, |_, _| {});
     for number in 0..iterations {
-        drop(node.login(&format!("u{number}")));
+        let mut client = hello(&lone, &format!("u{number:06}"));
+        lone.accept(0);
+        // It is registered; it says Hello; the owner answers and it is welcome; it is gone.
+        counted(&mut lone);
+        counted(&mut lone);
+        assert!(lone.answer_logins(0, &[]), "a login");
+        counted(&mut lone);
+        read_frame(&mut client);
+        drop(client);
+        counted(&mut lone);
+        assert_eq!(lone.handles[0].conns(), 0);
     }
 }
 
-/// Members of the group; the talker is one of them.
-const FAN_MEMBERS: u64 = 101;
-
-struct TestNode {
-    node: Option<tidegate::node::Node>,
-    data: std::path::PathBuf,
+/// What the counts of a shard are taken inside of (`xtask/src/counts.rs`): one turn, whatever was done before it.
+#[inline(never)]
+fn counted(lone: &mut Lone) {
+    lone.turn(0);
 }
 
-impl TestNode {
-    fn start() -> Self {
-        let data = env::temp_dir().join(format!("tidegate-counts-{}", std::process::id()));
-        let sets = [
-            format!("node.data={}", data.display()),
-            // The disk decides how many turns a message takes, and with it the count.
-            "node.store=memory".into(),
-            "node.shards=1".into(),
-            "listen.client=127.0.0.1:0".into(),
-            "listen.admin=127.0.0.1:0".into(),
-            "limits.small_group_max=1".into(),
-            "limits.conns_per_ip=0".into(),
-            "timing.handshake_ms=600000".into(),
-        ];
-        let config = tidegate::config::Config::load(None, &sets).expect("a sound configuration");
-        Self { node: Some(tidegate::node::Node::start(&config).expect("a node starts")), data }
-    }
+/// Members of the group.
+const FAN_MEMBERS: u64 = 100;
 
-    fn node(&self) -> &tidegate::node::Node {
-        self.node.as_ref().expect("it runs until it is dropped")
-    }
-
-    fn create_group(&self, id: &str, members: &[String]) {
-        let body = serde_json::json!({"id": id, "members": members}).to_string();
-        let mut stream = TcpStream::connect(self.node().addresses.admin).expect("the admin port");
-        let head =
-            "POST /v1/groups HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
-        write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("it is read");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
-    }
-
-    fn login(&self, user: &str) -> TcpStream {
-        let token = tidegate::auth::sign(&self.node().token_key, user, None, Duration::from_secs(3_600));
-        let mut stream = TcpStream::connect(self.node().addresses.client).expect("the client port");
-        stream.write_all(b"TG/1\n").expect("it is read");
-        let hello = pb::Hello { version: 1, token, device: "d".into(), ..Default::default() };
-        ask(&mut stream, pb::client_frame::Body::Hello(hello));
-        read_frame(&mut stream);
-        stream
-    }
+fn harbour() -> ConversationId {
+    ConversationId::parse("g:harbour").expect("a good id")
 }
 
-impl Drop for TestNode {
-    fn drop(&mut self) {
-        if let Some(node) = self.node.take() {
-            node.stop();
-        }
-        std::fs::remove_dir_all(&self.data).ok();
-    }
-}
-
-fn ask(stream: &mut TcpStream, body: pb::client_frame::Body) {
-    let frame = pb::ClientFrame { id: 1, body: Some(body) };
-    stream.write_all(&frame.encode_length_delimited_to_vec()).expect("it is read");
+/// Connects and says Hello; the shard has not heard of it.
+fn hello(lone: &Lone, user: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(lone.address()).expect("it listens");
+    let hello = pb::Hello { version: 1, token: lone.token(user), device: "d".into(), ..Default::default() };
+    let frame = pb::ClientFrame { id: 1, body: Some(pb::client_frame::Body::Hello(hello)) };
+    let bytes = [b"TG/1\n".to_vec(), frame.encode_length_delimited_to_vec()].concat();
+    stream.write_all(&bytes).expect("a small frame fits");
+    stream
 }
 
 /// Reads one frame and forgets it: a byte of length (or two), then the payload.

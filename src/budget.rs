@@ -1,10 +1,9 @@
 //! The node's bounds on connections and memory, and who is let in (DESIGN 4, "admission by bytes").
 
 use std::{
-    fs,
     net::IpAddr,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
 };
@@ -12,6 +11,10 @@ use std::{
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use tidegate_protocol::Code;
+
+mod memory;
+
+pub use memory::{memory_limit, memory_used};
 
 /// Files, sockets to services and the like that need descriptors besides client connections.
 pub const DESCRIPTORS_RESERVED: usize = 200;
@@ -151,66 +154,6 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The memory this process may use, in bytes: the configured budget, or the smaller of cgroup limit and machine.
-pub fn memory_limit(configured: u64) -> u64 {
-    if configured > 0 {
-        return configured;
-    }
-    let machine = field(&read("/proc/meminfo"), "MemTotal:").map_or(u64::MAX, |kib| kib * 1024);
-    cgroup_limit().unwrap_or(u64::MAX).min(machine)
-}
-
-/// Resident memory of this process, in bytes, plus the kernel's memory for TCP sockets in this network namespace.
-pub fn memory_used(with_sockets: bool) -> u64 {
-    let resident = field(&read("/proc/self/status"), "VmRSS:").unwrap_or(0) * 1024;
-    if !with_sockets {
-        return resident;
-    }
-    let sockets = read("/proc/net/sockstat");
-    let kernel = sockets.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
-        line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok()
-    });
-    resident + kernel.unwrap_or(0) * page_bytes()
-}
-
-/// The kernel's page, in which it counts socket memory.
-fn page_bytes() -> u64 {
-    static BYTES: OnceLock<u64> = OnceLock::new();
-    *BYTES.get_or_init(|| field(&read("/proc/self/smaps"), "KernelPageSize:").map_or(4_096, |kib| kib * 1024))
-}
-
-fn cgroup_limit() -> Option<u64> {
-    let of = |path: String| read(&path).trim().parse::<u64>().ok().filter(|limit| *limit < 1 << 60);
-    let paths = read("/proc/self/cgroup");
-    paths
-        .lines()
-        .flat_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
-            let path = path.trim_end_matches('/');
-            match controllers {
-                "" => {
-                    vec![format!("/sys/fs/cgroup{path}/memory.max"), "/sys/fs/cgroup/memory.max".to_owned()]
-                }
-                "memory" => vec![
-                    format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
-                    "/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned(),
-                ],
-                _ => Vec::new(),
-            }
-        })
-        .filter_map(of)
-        .min()
-}
-
-fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,11 +184,5 @@ mod tests {
         assert_eq!(admission.note_memory(95, 100), Pressure::Full);
         assert_eq!(admission.note_memory(10, 100), Pressure::Fine);
         assert!(admission.admit([127, 0, 0, 1].into()).is_ok());
-    }
-
-    #[test]
-    fn this_machine_has_a_limit_and_uses_less() {
-        assert!(memory_used(false) > 0);
-        assert!(memory_used(true) < memory_limit(0));
     }
 }

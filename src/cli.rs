@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 pub mod bench;
 pub mod chaos;
 pub mod client;
+pub mod plan;
 pub mod send;
 pub mod serve;
 pub mod tail;
@@ -41,6 +42,10 @@ enum Command {
     Token(token::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
+    /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
+    DrainPlan(plan::PlanArgs),
+    /// Look at a configuration without running a node
+    Config(plan::ConfigArgs),
     /// Break a node and its network, then check every promise from what clients saw and what the log holds
     #[command(hide = true)]
     Chaos(chaos::Args),
@@ -64,6 +69,8 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::DrainPlan(args) => plan::plan(&args),
+        Command::Config(args) => plan::config(&args),
         Command::Chaos(args) => chaos::run(&args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))

@@ -29,7 +29,7 @@ pub struct Config {
     pub drain: Drain,
     /// Options of client sockets.
     pub socket: Socket,
-    /// Faults to inject, for tests only; refused by release builds.
+    /// Faults to inject, for tests only.
     pub fault: Fault,
 }
 
@@ -93,17 +93,27 @@ pub struct Limits {
     pub window_bytes_max: usize,
     /// Rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked.
+    /// Groups up to this many members are tracked until acked, and take signals.
     pub small_group_max: usize,
+    /// Largest content of a signal, in bytes.
+    pub signal_bytes_max: usize,
+    /// Signals a second and connection, those of one second at once; above it they are dropped; 0 = none are taken.
+    pub signals_per_second: u32,
+    /// How long a sender may recall a message, in ms; 0 = never. Owners and admins of a group always may.
+    pub recall_ms: u64,
     /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
     pub intake_bytes_max: usize,
+    /// Bytes that may wait for one shard; above it conversations get Behind and room frames are shed.
+    pub mailbox_bytes_max: usize,
     /// With fewer bytes than this free on the disk, sends are refused until there is more; leaves room to compact.
     pub disk_free_min_bytes: u64,
-    /// Memory budget in bytes, kernel socket memory included; 0 = the cgroup's limit or the machine's memory.
+    /// Memory budget in bytes, kernel socket memory included; 0 = the smallest limit of the cgroups around the node, or
+    /// the machine's memory.
     pub memory_bytes: u64,
-    /// Count the kernel's TCP memory towards it. It is that of the whole network namespace: false where others share it.
+    /// Count the kernel's TCP memory towards it: that of the node's cgroup (v2), else that of the whole network namespace;
+    /// false where others share that.
     pub memory_counts_sockets: bool,
 }
 
@@ -161,12 +171,16 @@ pub struct Socket {
     pub user_timeout_ms: u64,
 }
 
-/// Faults to inject, for tests only; refused by release builds.
+/// Faults to inject, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Fault {
-    /// A message with this id makes the code of its connection panic.
+    /// A message with this id makes the code of its connection panic; refused by release builds.
     pub panic_on_msg_id: String,
+    /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
+    pub panic_in: String,
+    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    pub disk_file: PathBuf,
 }
 
 impl Default for Node {
@@ -209,8 +223,12 @@ impl Default for Limits {
             window_bytes_max: 256 * 1024,
             rooms_max: 100,
             small_group_max: 500,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
+            recall_ms: 120_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
+            mailbox_bytes_max: 16 * 1024 * 1024,
             disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
             memory_counts_sockets: true,

@@ -6,6 +6,7 @@
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
+mod broken;
 mod codec;
 mod database;
 mod directory;
@@ -32,10 +33,10 @@ pub(crate) use self::{codec::*, database::Database};
 use self::{directory::Directory, tail::Tail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
-    store::{Fence, Mark, StoreError, TakenOver},
+    store::{Fence, Personal, StoreError, TakenOver},
 };
 
-pub use self::directory::FORMAT;
+pub use self::{broken::BrokenDisk, directory::FORMAT};
 
 /// An append that no archive confirms within about this time is written by itself.
 pub const SPILL_AFTER: Duration = Duration::from_millis(40);
@@ -166,7 +167,7 @@ enum Job {
         reply: Reply<()>,
     },
     Marks {
-        marks: Vec<(UserId, ConversationId, Mark)>,
+        marks: Vec<(UserId, ConversationId, Personal)>,
         reply: Reply<()>,
     },
     /// Write what waits now, and say when it is there.
@@ -311,7 +312,7 @@ impl Engine {
 
     pub(crate) async fn save_marks(
         &self,
-        marks: Vec<(UserId, ConversationId, Mark)>,
+        marks: Vec<(UserId, ConversationId, Personal)>,
     ) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Marks { marks, reply })?;

@@ -1,7 +1,9 @@
 //! What other threads tell a shard, and the handle they tell it through.
 //!
-//! A mailbox is bounded. Full: senders on the services runtime wait; a shard never waits for another (room frames
-//! are shed and counted, everything else between shards goes through the owner).
+//! A mailbox is bounded in mails and in bytes. Full: the owner turns pushes into `Behind` and waits with the rest; a
+//! shard never waits for another (room frames are shed and counted, everything else between shards goes through the
+//! owner). Bytes are charged when a mail is posted, and given back when the shard takes it: from there on the shard's
+//! own bound counts them, until their fan-out is done (`shard/hub.rs`).
 
 use std::{
     io,
@@ -12,6 +14,7 @@ use std::{
     },
 };
 
+use prost::Message as _;
 use tidegate_protocol::{
     Code,
     codec::PushFrame,
@@ -19,12 +22,15 @@ use tidegate_protocol::{
     machine::{drain::Pace, session::Answer},
     pb,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::{budget::Seat, routes::Route, scratch::ChainState};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
+
+/// What an id, a count or a position counts in a mail, in bytes.
+const ENTRY_BYTES: usize = 64;
 
 /// Names one connection of this node for as long as the process lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,12 +88,14 @@ pub enum Found {
     States(Vec<pb::ConversationState>, Option<ConversationId>),
     /// Conversations that are not where the client believes.
     Positions(Vec<pb::Position>),
+    /// A record of the client's got a seq.
+    Accepted(Box<pb::SendAck>),
     /// It was carried out.
     Nothing,
 }
 
 /// Who gets a push.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// These users, on all their connections here.
     Users(Arc<[UserId]>),
@@ -112,6 +120,19 @@ pub struct Delivery {
     pub tracked: bool,
 }
 
+/// A volatile frame on its way to connections.
+#[derive(Clone)]
+pub struct Volatile {
+    /// Where it belongs.
+    pub conversation: ConversationId,
+    /// Who gets it.
+    pub audience: Audience,
+    /// The frame, encoded at most once per framing.
+    pub frame: Arc<PushFrame>,
+    /// The connection that sent it.
+    pub origin: ConnKey,
+}
+
 /// What a shard is told.
 pub enum Mail {
     /// A new connection.
@@ -130,6 +151,10 @@ pub enum Mail {
     Replaced(UserId, DeviceId, u64),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
+    /// A volatile frame.
+    Signal(Volatile),
+    /// Whether a group is small, or why nobody knows: for a volatile frame of the connection that asked in its frame.
+    Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
     /// A part of the node's drain.
     Drain(Drain),
     /// Close every connection with this code, then stop the shard.
@@ -175,12 +200,69 @@ pub enum Item {
     Join(ConversationId, Arc<[UserId]>),
     /// These users are no members from here on.
     Part(ConversationId, Arc<[UserId]>),
+    /// Pushes were left out because there was no room for them: who should have got them hears up to where.
+    Behind(Lag),
+}
+
+/// Pushes that were left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lag {
+    /// Of which conversation.
+    pub conversation: ConversationId,
+    /// The last seq that was left out.
+    pub max_seq: u64,
+    /// Who should have got them.
+    pub audience: Audience,
+}
+
+impl Item {
+    /// About what it holds while it waits, in bytes.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Push(delivery) => delivery.weight(),
+            Self::Join(_, users) | Self::Part(_, users) => 4 * ENTRY_BYTES + users.len() * ENTRY_BYTES,
+            Self::Behind(_) => 2 * ENTRY_BYTES,
+        }
+    }
+}
+
+impl Delivery {
+    /// About what it holds while it waits, in bytes.
+    pub fn weight(&self) -> usize {
+        4 * ENTRY_BYTES + self.frame.proto().len()
+    }
+}
+
+impl Mail {
+    /// About what it holds beside its own place, in bytes; 0 for what the number of mails bounds well enough.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Deliver(items) => items.iter().map(Item::weight).sum(),
+            Self::Answers(answers) => answers.len() * ENTRY_BYTES,
+            Self::Memberships(_, groups) => groups.len() * ENTRY_BYTES,
+            Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
+            Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
+            Self::Found(_, Ok(Found::Positions(positions))) => positions.len() * ENTRY_BYTES,
+            Self::Signal(signal) | Self::Sized(_, signal, _) => 4 * ENTRY_BYTES + signal.frame.proto().len(),
+            Self::Found(..)
+            | Self::Accepted(..)
+            | Self::LoginDone(..)
+            | Self::Replaced(..)
+            | Self::Missed(..)
+            | Self::Drain(_)
+            | Self::Stop(_)
+            | Self::ShedMemory => 0,
+        }
+    }
 }
 
 /// How other threads reach one shard.
 #[derive(Clone)]
 pub struct ShardHandle {
-    mailbox: mpsc::Sender<Mail>,
+    mailbox: mpsc::Sender<(u32, Mail)>,
+    /// Bytes that still fit.
+    room: Arc<Semaphore>,
+    bytes_max: u32,
     waker: Arc<mio::Waker>,
     awake: Arc<AtomicBool>,
     conns: Arc<AtomicUsize>,
@@ -189,7 +271,8 @@ pub struct ShardHandle {
 
 /// The receiving side of a [`ShardHandle`], owned by the shard.
 pub struct Mailbox {
-    mails: mpsc::Receiver<Mail>,
+    mails: mpsc::Receiver<(u32, Mail)>,
+    room: Arc<Semaphore>,
     awake: Arc<AtomicBool>,
     /// Connections of the shard, for the acceptor's even hand-out.
     pub conns: Arc<AtomicUsize>,
@@ -197,19 +280,23 @@ pub struct Mailbox {
     pub told: Arc<AtomicUsize>,
 }
 
-/// A mailbox whose sender wakes `waker`'s poll.
-pub fn mailbox(waker: mio::Waker) -> (ShardHandle, Mailbox) {
+/// A mailbox of at most `bytes_max` bytes, whose sender wakes `waker`'s poll.
+pub fn mailbox(waker: mio::Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
+    let bytes_max = u32::try_from(bytes_max).unwrap_or(u32::MAX);
+    let room = Arc::new(Semaphore::new(bytes_max as usize));
     let (sender, mails) = mpsc::channel(MAILBOX_MAX);
     let (awake, conns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let told = Arc::new(AtomicUsize::new(0));
     let handle = ShardHandle {
         mailbox: sender,
+        room: Arc::clone(&room),
+        bytes_max,
         waker: Arc::new(waker),
         awake: Arc::clone(&awake),
         conns: Arc::clone(&conns),
         told: Arc::clone(&told),
     };
-    (handle, Mailbox { mails, awake, conns, told })
+    (handle, Mailbox { mails, room, awake, conns, told })
 }
 
 impl ShardHandle {
@@ -218,22 +305,43 @@ impl ShardHandle {
     /// # Errors
     /// Fails when the shard has stopped.
     pub async fn post(&self, mail: Mail) -> io::Result<()> {
-        self.mailbox.send(mail).await.map_err(|_| stopped())?;
+        let charge = self.charge(mail.weight());
+        let permit = self.room.acquire_many(charge).await.map_err(|_| stopped())?;
+        let place = self.mailbox.reserve().await.map_err(|_| stopped())?;
+        permit.forget();
+        place.send((charge, mail));
         self.wake()
     }
 
-    /// Like [`Self::post`], for threads without a runtime.
+    /// Like [`Self::post`], for threads without a runtime, and for mails that weigh nothing.
     ///
     /// # Errors
     /// Fails when the shard has stopped.
     pub fn post_blocking(&self, mail: Mail) -> io::Result<()> {
-        self.mailbox.blocking_send(mail).map_err(|_| stopped())?;
+        debug_assert_eq!(mail.weight(), 0, "nobody could wait for its bytes here");
+        self.mailbox.blocking_send((0, mail)).map_err(|_| stopped())?;
         self.wake()
     }
 
     /// Posts if there is room at once; says whether it did.
     pub fn try_post(&self, mail: Mail) -> bool {
-        self.mailbox.try_send(mail).is_ok() && self.wake().is_ok()
+        let charge = self.charge(mail.weight());
+        let Ok(permit) = self.room.try_acquire_many(charge) else { return false };
+        if self.mailbox.try_send((charge, mail)).is_err() {
+            return false;
+        }
+        permit.forget();
+        self.wake().is_ok()
+    }
+
+    /// Whether so many bytes fit now; mails that are posted meanwhile may take the room.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.room.available_permits() >= self.charge(bytes) as usize
+    }
+
+    /// A mail that is larger than the whole mailbox has it for itself.
+    fn charge(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes).unwrap_or(u32::MAX).min(self.bytes_max)
     }
 
     /// Connections the shard has.
@@ -260,7 +368,9 @@ impl ShardHandle {
 impl Mailbox {
     /// The next mail, if any.
     pub fn take(&mut self) -> Option<Mail> {
-        self.mails.try_recv().ok()
+        let (charge, mail) = self.mails.try_recv().ok()?;
+        self.room.add_permits(charge as usize);
+        Some(mail)
     }
 
     /// To be called before the mailbox is looked at for the last time before sleeping.
@@ -280,22 +390,16 @@ impl Mailbox {
     }
 }
 
+impl Drop for Mailbox {
+    /// Nobody waits for the room of a shard that has stopped.
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}
+
 fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the shard has stopped")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_packed_key_unpacks_to_itself() {
-        for key in [
-            ConnKey { shard: 0, slot: 0, generation: 0 },
-            ConnKey { shard: 63, slot: u32::MAX, generation: 0xff_ffff },
-            ConnKey { shard: 7, slot: 12_345, generation: 99 },
-        ] {
-            assert_eq!(ConnKey::unpack(key.pack()), key);
-        }
-    }
-}
+mod tests;

@@ -30,12 +30,13 @@ use crate::{
         admin::{Admin, Pending},
         deliver::Outbound,
         owner,
+        recall::Recaller,
         send::{self, Intake},
     },
     config::Config,
     directory::Directory,
     drain::Drainer,
-    embedded::{Engine, EngineConfig, RealDisk},
+    embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
@@ -115,9 +116,16 @@ impl Node {
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let base =
-            Shared { config, ports: &ports, intake: &intake, directory: &directory, handles: &handles }
-                .context(&token_key, services.handle().clone(), metrics.clone());
+        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let base = Shared {
+            config,
+            ports: &ports,
+            intake: &intake,
+            directory: &directory,
+            handles: &handles,
+            admin: &admin,
+        }
+        .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
             Outbound::new(
@@ -128,7 +136,10 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings { small_group_max: config.limits.small_group_max };
+        let settings = owner::Settings {
+            small_group_max: config.limits.small_group_max,
+            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+        };
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -144,7 +155,7 @@ impl Node {
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let api = Api {
-            admin: Admin::new(ports.me.clone(), intake, pending),
+            admin,
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
@@ -247,6 +258,7 @@ struct Shared<'a> {
     intake: &'a Arc<Intake>,
     directory: &'a Arc<Directory>,
     handles: &'a ShardHandles,
+    admin: &'a Admin,
 }
 
 impl Shared<'_> {
@@ -257,7 +269,9 @@ impl Shared<'_> {
             node: self.ports.me.node.clone(),
             boot: self.ports.me.boot,
             limits: session_limits(config),
+            small_group_max: config.limits.small_group_max,
             caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
+            mailbox_bytes: config.limits.mailbox_bytes_max,
             frame_deadline: Duration::from_millis(config.timing.frame_ms),
             write_deadline: Duration::from_millis(config.timing.write_ms),
             linger: Duration::from_millis(config.timing.linger_ms),
@@ -267,10 +281,18 @@ impl Shared<'_> {
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
             ports: Arc::clone(self.ports),
+            recaller: Recaller {
+                admin: self.admin.clone(),
+                within: Duration::from_millis(config.limits.recall_ms),
+            },
             rooms: Arc::new(Rooms::default()),
             runtime,
             metrics,
-            panic_on_msg_id: config.fault.panic_on_msg_id.clone(),
+            panic_on_msg_id: match config.fault.panic_in.as_str() {
+                "shard" => config.fault.panic_on_msg_id_in("shard"),
+                _ => config.fault.panic_on_msg_id_in("connection"),
+            },
+            panic_in_shard: config.fault.panic_in == "shard",
         }
     }
 }
@@ -316,11 +338,18 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
         (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
     } else {
+        let fault = &config.fault.disk_file;
+        let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
+            Arc::new(RealDisk)
+        } else {
+            tracing::warn!(file = %fault.display(), "fault.disk_file is set: the disk fails as that file says");
+            Arc::new(BrokenDisk::new(fault.clone()))
+        };
         let engine = Arc::new(Engine::open(EngineConfig {
             path: config.node.data.join("store"),
             partitions: log.partitions,
             free_bytes_min: config.limits.disk_free_min_bytes,
-            disk: Arc::new(RealDisk),
+            disk,
         })?);
         let bus = EmbeddedBus::new(Arc::clone(&engine), log);
         let broken = engine.fatal();
@@ -392,6 +421,8 @@ fn session_limits(config: &Config) -> session::Limits {
         },
         errors_max: u16::try_from(limits.errors_max).unwrap_or(u16::MAX),
         rooms_max: limits.rooms_max as usize,
+        signal_bytes_max: u32(limits.signal_bytes_max),
+        signals_per_second: limits.signals_per_second,
         reply_deadline: ms(timing.reply_ms),
         window: WindowLimits {
             count_max: limits.window_max,

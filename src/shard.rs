@@ -1,7 +1,7 @@
 //! A shard: one thread with its own poll, its own connections and its own indexes (DESIGN 4, ADR 0001).
 //!
 //! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail,
-//! fan-out in slices, flushing what was touched, handing over the sends of the turn, the sweep. No step awaits.
+//! fan-out in slices, flushing what was touched, handing over the sends of the turn, signals, the sweep. No step awaits.
 
 mod act;
 mod conn;
@@ -14,11 +14,12 @@ mod mailroom;
 mod outbox;
 mod query;
 mod read;
+mod signal;
 mod sweep;
 mod write;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
@@ -69,6 +70,8 @@ pub struct Shard {
     own: Vec<Mail>,
     /// Room frames that other shards had no room for, until those shards have been told.
     missed: HashMap<(usize, ConversationId), u64>,
+    /// Volatile frames for the end of a turn.
+    signals: VecDeque<crate::mail::Volatile>,
     /// Frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
@@ -93,7 +96,7 @@ struct Scratch {
 /// Fails when the kernel gives no poll.
 pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
     let poll = Poll::new()?;
-    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?);
+    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
     let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
     let scratch = Scratch::new(&context);
     let shard = Shard {
@@ -109,6 +112,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         joining: Vec::new(),
         own: Vec::new(),
         missed: HashMap::new(),
+        signals: VecDeque::new(),
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,
@@ -132,23 +136,31 @@ impl Shard {
     pub fn run(mut self, start: Instant) -> io::Result<()> {
         let mut events = Events::with_capacity(1_024);
         loop {
-            self.mailbox.about_to_sleep();
-            let timeout = self.sleep_time();
-            match self.poll.poll(&mut events, Some(timeout)) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ => {}
-            }
-            self.mailbox.awoke();
-            self.now = Time::from_millis(start.elapsed().as_millis() as u64);
-            self.turn(&events);
+            self.step(&mut events, || Time::from_millis(start.elapsed().as_millis() as u64))?;
             if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Never inlined: the instruction counts are taken inside it (`benches/counts.toml`).
-    #[inline(never)]
+    /// Sleeps until there is something to do, 100 ms at most, then does one turn of it. For [`Self::run`], and for those
+    /// who drive a shard by hand, with a clock of their own.
+    ///
+    /// # Errors
+    /// Fails when polling itself fails.
+    pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
+        self.mailbox.about_to_sleep();
+        let timeout = self.sleep_time();
+        match self.poll.poll(events, Some(timeout)) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        self.mailbox.awoke();
+        self.now = now();
+        self.turn(events);
+        Ok(())
+    }
+
     fn turn(&mut self, events: &Events) {
         // 1. What the sockets say.
         for event in events {
@@ -159,8 +171,11 @@ impl Shard {
             let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
             let ended = event.is_read_closed();
             self.with_conn(slot as u32, |shard, conn| {
-                if writable && conn.outbox.is_some() {
-                    shard.flush(conn);
+                if writable {
+                    conn.refused = false;
+                    if conn.outbox.is_some() {
+                        shard.flush(conn);
+                    }
                 }
                 // The end is told once; reading goes on until it is met.
                 conn.peer_ended |= ended;
@@ -184,7 +199,9 @@ impl Shard {
         }
         // 5. Hand over this turn's sends.
         self.hand_over();
-        // 6. Deadlines.
+        // 6. What is volatile, where nothing else waits.
+        self.tell_signals();
+        // 7. Deadlines.
         if self.now >= self.next_tick {
             self.next_tick = self.now + TICK;
             self.sweep();
@@ -196,7 +213,8 @@ impl Shard {
             || self.hub.has_work()
             || !self.again.is_empty()
             || !self.own.is_empty()
-            || !self.dirty.is_empty();
+            || !self.dirty.is_empty()
+            || !self.signals.is_empty();
         let backlog = !self.batch.is_empty() || !self.joining.is_empty();
         match (busy, backlog) {
             (true, _) => Duration::ZERO,

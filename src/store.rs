@@ -14,9 +14,11 @@ use crate::bus::TopicId;
 
 mod embedded;
 mod faulty;
+mod level;
 mod memory;
 
 pub use embedded::EmbeddedStore;
+pub use level::{Hidden, Level, Mark, Personal};
 pub use memory::MemoryStore;
 
 /// Names one term of one owner: 128 fresh random bits for each take-over.
@@ -41,17 +43,6 @@ pub struct Snapshot<T> {
     pub rows: Vec<T>,
 }
 
-/// Up to where a user has read a conversation, and what lies there: so that unread is a subtraction (DESIGN 6.8).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
-    /// Everything up to here is read.
-    pub seq: u64,
-    /// How many messages the conversation has up to there.
-    pub messages: u64,
-    /// How many of them are the user's own.
-    pub own: u64,
-}
-
 /// How a user stands in a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
@@ -59,8 +50,8 @@ pub struct Standing {
     pub member: Member,
     /// The times the user was in before, oldest first.
     pub stays: Vec<Stay>,
-    /// Up to where the user has read.
-    pub mark: Mark,
+    /// What the user keeps of it: read, cleared, hidden.
+    pub level: Level,
 }
 
 /// A user's standing in a conversation, with the head of the conversation.
@@ -219,9 +210,9 @@ pub trait Store: Send + Sync {
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError>;
 
-    /// Moves the marks forward: one at a lower seq than what is stored changes nothing. When this returns, every read
-    /// sees them; they outlive the process as what is archived does, but the newest may be lost with the machine.
-    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError>;
+    /// Changes what users keep of conversations ([`Level::apply`]): marks move forward only. When this returns, every
+    /// read sees it; it outlives the process as what is archived does, but the newest may be lost with the machine.
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
 
     /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

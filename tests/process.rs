@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{Client, Process, Said, command, fresh_data};
+use support::{Client, Process, Said, ask, command, fresh_data, send};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -125,4 +125,64 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     let (output, said) = fails(&["timing.write_ms=0", "node.shards=many"]);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("shards"), "{said}");
+}
+
+/// What is left of a node without one of its parts would look healthy, so the process ends and says which it was.
+/// Faults are compiled into debug builds only.
+#[cfg(debug_assertions)]
+#[test]
+fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
+    for (part, named) in [("shard", "a shard ended by itself"), ("owner", "the owner ended by itself")] {
+        let mut node = Process::start(&[
+            "fault.panic_on_msg_id=boom",
+            &format!("fault.panic_in={part}"),
+            "node.store=memory",
+        ]);
+        let mut alice = node.login(Wire::Tcp, "alice", "d");
+        assert!(alice.text("bob", "m1", "all is well") > 0);
+        alice.say(ask::send(send("bob", "boom", "!")));
+        let status = node.exit();
+        assert_eq!(status.code(), Some(1), "{part}: {}", node.said());
+        assert!(node.said().contains(named), "{part}: {}", node.said());
+    }
+}
+
+/// Runs another command of the binary: its status, and all that it says.
+fn runs(words: &[&str]) -> (Option<i32>, String) {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words).output();
+    let output = output.expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+#[test]
+fn a_drain_is_planned_on_paper() {
+    let public = ["--set", "drain.lb_delay_ms=5000"];
+    let (code, said) = runs(&[&["drain-plan", "-c", "10000"], &public[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    for part in
+        ["10000 clients", "5.0 s   accepting", "30.0 s   334 clients a second", "47.0 s", "52 s   to grant"]
+    {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    let (code, said) = runs(&[&["drain-plan", "-c", "50000"], &public[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("50000 clients need 117000 at drain.max_rate"), "{said}");
+}
+
+#[test]
+fn a_configuration_whose_drain_does_not_fit_is_refused() {
+    let conns = ["config", "check", "--set", "limits.conns_max=10000", "--set", "drain.lb_delay_ms=5000"];
+    let check = |more: &[&str]| runs(&[&conns[..], more].concat());
+    let (code, said) = check(&["--grace", "60"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = check(&["--grace", "30"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("--grace 30") && said.contains("may take 52 s"), "{said}");
+    let (code, said) = check(&["--set", "drain.max_rate=100"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("drain.deadline_ms 50000") && said.contains("drain.max_rate"), "{said}");
+    let (code, said) = check(&["--set", "drain.flush_ms=1"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("drain.flush_ms: at least 100 ms"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! What an administrator asks of a group: a record like any other, and its answer.
+//! What an administrator asks of a group, and recalls: records like any other that no send stands for, and their answers.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use tidegate_protocol::{
     Code,
     id::MsgId,
     machine::session::Answer,
-    record::{Body, MemberChange, Origin, Record},
+    record::{Body, MemberChange, Origin, Recall, Record},
 };
 use tokio::sync::oneshot;
 
@@ -59,6 +59,15 @@ impl Admin {
 
     /// Appends the change and waits for the ledger's word; `now_ms` is the wall clock.
     pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
+        self.append(Body::Member(change), now_ms).await
+    }
+
+    /// The same for a recall that is allowed.
+    pub async fn recall(&self, recall: Recall, now_ms: u64) -> Answer {
+        self.append(Body::Recall(recall), now_ms).await
+    }
+
+    async fn append(&self, body: Body, now_ms: u64) -> Answer {
         if self.intake.is_short() {
             return Answer::Refused { code: Code::Overloaded, message: "".into() };
         }
@@ -66,7 +75,7 @@ impl Admin {
         let (asker, answer) = oneshot::channel();
         self.pending.waiting.insert(request, asker);
         let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
-        let record = Record { origin, received_at: now_ms, body: Body::Member(change) };
+        let record = Record { origin, received_at: now_ms, body };
         let answer = if self.intake.send(record).await {
             tokio::time::timeout(ANSWER_DEADLINE, answer).await.ok().and_then(Result::ok)
         } else {

@@ -1,19 +1,19 @@
 //! Delivering what the ledger accepted: who is where, one encoded frame, one mail a shard, in log order.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use tidegate_protocol::{
     codec::PushFrame,
     id::{ConversationId, ConversationKind, UserId},
     machine::session::Answer,
     pb::{self, server_frame::Body as Frame},
-    record::{MemberAction, MemberChange, Message, Record},
+    record::{MemberAction, MemberChange, Message, Recall, Record},
 };
 
 use super::admin::{ADMIN_CONN, Pending};
 use crate::{
     directory::{Directory, ShardSet},
-    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandles},
+    mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, ShardHandle, ShardHandles},
     routes::NodeBoot,
 };
 
@@ -59,18 +59,28 @@ impl Outbound {
             &message.content,
         );
         let mine = record.origin.node == self.me.node && record.origin.boot == self.me.boot;
-        let (audience, shards) = match message.conversation.kind() {
-            ConversationKind::Direct(a, b) => self.two(a, b),
-            ConversationKind::Group(_) | ConversationKind::Room(_) => {
-                (Audience::Members, self.directory.conversation(&message.conversation))
-            }
-        };
+        let (audience, shards) = self.everybody(&message.conversation);
         let delivery = Delivery {
             conversation: message.conversation.clone(),
             seq,
             audience,
             frame: Arc::new(frame),
             origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
+            tracked,
+        };
+        self.item(shards, Item::Push(delivery));
+    }
+
+    /// A recall that has its seq, for everybody in the conversation; who asked for it, too.
+    pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool) {
+        let (audience, shards) = self.everybody(&recall.conversation);
+        let push = recall_push(record.received_at, recall, seq);
+        let delivery = Delivery {
+            conversation: recall.conversation.clone(),
+            seq,
+            audience,
+            frame: Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) })),
+            origin: None,
             tracked,
         };
         self.item(shards, Item::Push(delivery));
@@ -127,13 +137,23 @@ impl Outbound {
         for shard in 0..self.items.len() {
             let items = std::mem::take(&mut self.items[shard]);
             if !items.is_empty() {
-                self.post(shard, Mail::Deliver(items)).await;
+                self.deliver(shard, items).await;
             }
         }
         for shard in 0..self.answers.len() {
             let answers = std::mem::take(&mut self.answers[shard]);
             if !answers.is_empty() {
                 self.post(shard, Mail::Answers(answers)).await;
+            }
+        }
+    }
+
+    /// Who is in the conversation, and the shards that have some of them.
+    fn everybody(&self, conversation: &ConversationId) -> (Audience, ShardSet) {
+        match conversation.kind() {
+            ConversationKind::Direct(a, b) => self.two(a, b),
+            ConversationKind::Group(_) | ConversationKind::Room(_) => {
+                (Audience::Members, self.directory.conversation(conversation))
             }
         }
     }
@@ -154,8 +174,20 @@ impl Outbound {
         }
     }
 
+    /// A shard that has no room left gets hints in place of pushes: it holds up neither the log nor the other shards.
+    async fn deliver(&self, shard: usize, items: Vec<Item>) {
+        let Some(handle) = self.handle(shard) else { return };
+        let has_room = handle.has_room(items.iter().map(Item::weight).sum());
+        let items = if has_room { items } else { hints(items) };
+        self.post(shard, Mail::Deliver(items)).await;
+    }
+
+    fn handle(&self, shard: usize) -> Option<&ShardHandle> {
+        self.shards.get().and_then(|shards| shards.get(shard))
+    }
+
     async fn post(&self, shard: usize, mail: Mail) {
-        let Some(handle) = self.shards.get().and_then(|shards| shards.get(shard)) else { return };
+        let Some(handle) = self.handle(shard) else { return };
         if handle.post(mail).await.is_err() {
             tracing::debug!(shard, "a shard has stopped; its clients will come back elsewhere");
         }
@@ -167,6 +199,50 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
         lists.resize_with(index + 1, Vec::new);
     }
     &mut lists[index]
+}
+
+/// What is left of items without their pushes: for each conversation up to where it goes on, between the changes of its
+/// members, which stay.
+fn hints(items: Vec<Item>) -> Vec<Item> {
+    let mut kept: Vec<Item> = Vec::new();
+    let mut open: HashMap<ConversationId, usize> = HashMap::new();
+    for item in items {
+        let lag = match item {
+            Item::Push(delivery) => Lag {
+                conversation: delivery.conversation,
+                max_seq: delivery.seq,
+                audience: delivery.audience,
+            },
+            Item::Behind(lag) => lag,
+            Item::Join(..) | Item::Part(..) => {
+                if let Item::Join(conversation, _) | Item::Part(conversation, _) = &item {
+                    open.remove(conversation);
+                }
+                kept.push(item);
+                continue;
+            }
+        };
+        match open.get(&lag.conversation).and_then(|at| kept.get_mut(*at)) {
+            Some(Item::Behind(earlier)) => earlier.max_seq = earlier.max_seq.max(lag.max_seq),
+            _ => {
+                open.insert(lag.conversation.clone(), kept.len());
+                kept.push(Item::Behind(lag));
+            }
+        }
+    }
+    kept
+}
+
+/// A recall as everybody in the conversation sees it.
+pub(super) fn recall_push(time: u64, recall: &Recall, seq: u64) -> pb::Push {
+    pb::Push {
+        conversation: recall.conversation.to_string(),
+        seq,
+        sender: recall.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+        time,
+        recall: Some(pb::RecallEvent { seq: recall.seq }),
+        ..Default::default()
+    }
 }
 
 /// A change of members as the members see it.
@@ -192,3 +268,6 @@ pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

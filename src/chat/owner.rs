@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
     machine::{
         ledger::{Ledger, Loaded, Need, Outcome, Stop},
         session::Answer,
@@ -15,7 +15,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::deliver::Outbound;
+use super::{deliver::Outbound, send};
 use crate::{
     bus::{Batch, OwnershipEvent, ReadError, TopicId},
     mail::ConnKey,
@@ -40,11 +40,17 @@ const EVICT_BUDGET: usize = 8_192;
 /// Memberships read from the store at a time.
 const MEMBERSHIP_PAGE: usize = 1_000;
 
+/// Said with the refusal of an id that was refused before, though it might be allowed now.
+const REFUSED_BEFORE: &str =
+    "this id was refused before, and its chain went on: send the content under a new id";
+
 /// What the owner is told by the configuration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
+    /// A fault for tests: the owner panics at this message; empty = none.
+    pub panic_on_msg_id: String,
 }
 
 /// Why an owner gave its partition up.
@@ -95,7 +101,7 @@ pub async fn own_all(
     };
     while let Some(event) = ownership.next().await {
         let OwnershipEvent::Assigned(partition) = event else { continue };
-        let error = match Owner::take_over(partition, &ports, settings, &metrics).await {
+        let error = match Owner::take_over(partition, &ports, settings.clone(), &metrics).await {
             Ok(owner) => owner.run(&mut logins, &mut out).await,
             Err(error) => error,
         };
@@ -197,6 +203,9 @@ impl Owner {
         for (offset, record) in records {
             match record {
                 Ok(record) => {
+                    if cfg!(debug_assertions) && send::is_message(&record, &self.settings.panic_on_msg_id) {
+                        panic!("a fault injected by fault.panic_on_msg_id in fault.panic_in=owner");
+                    }
                     let outcome = self.apply(offset, &record).await?;
                     decided.push((record, outcome));
                 }
@@ -268,6 +277,10 @@ impl Owner {
                 self.metrics.refusals.increment(1);
                 Answer::Refused { code, message: "".into() }
             }
+            Outcome::RefusedBefore { code } => {
+                self.metrics.refusals.increment(1);
+                Answer::Refused { code, message: REFUSED_BEFORE.into() }
+            }
             // A newer connection of the device has spoken: this one must come back with a newer epoch.
             Outcome::Void { .. } => Answer::AppendFailed,
             Outcome::Noted => return Ok(()),
@@ -289,7 +302,11 @@ impl Owner {
                     self.part_all(&change.conversation, out).await?;
                 }
             }
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => {}
+            Body::Recall(recall) => {
+                let tracked = self.is_small(&recall.conversation).await?;
+                out.recall(record, recall, seq, tracked);
+            }
+            Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }
@@ -330,7 +347,8 @@ impl Owner {
     async fn groups_of(&self, user: &UserId) -> Result<Vec<ConversationId>, GivenUp> {
         let store = &self.ports.store;
         let mut groups = Vec::new();
-        let mut after: Option<ConversationId> = None;
+        // Direct conversations come first, may be thousands, and are none of this.
+        let mut after = last_direct();
         loop {
             let page = retry(|| store.memberships(user, after.as_ref(), MEMBERSHIP_PAGE)).await?;
             let Some(last) = page.last() else { return Ok(groups) };
@@ -345,6 +363,12 @@ impl Owner {
             }
         }
     }
+}
+
+/// The last key that a direct conversation can have.
+fn last_direct() -> Option<ConversationId> {
+    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
+    Some(ConversationId::direct(&user, &user))
 }
 
 /// Calls the store until it answers; what can't be mended by waiting ends the ownership.

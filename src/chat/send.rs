@@ -133,6 +133,11 @@ pub fn weight(record: &Record) -> usize {
     }
 }
 
+/// Whether a record is the message with that id; for planned faults.
+pub(crate) fn is_message(record: &Record, msg_id: &str) -> bool {
+    matches!(&record.body, Body::Message(message) if message.msg_id.as_str() == msg_id)
+}
+
 /// The partition in which a conversation lives; the same on every node and for ever.
 pub fn partition_of(conversation: &ConversationId, partitions: u32) -> u32 {
     let hash = FixedState::with_seed(0).hash_one(conversation.as_str());

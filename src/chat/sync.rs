@@ -10,13 +10,14 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::session::POSITIONS_MAX,
     pb,
+    record::Body,
 };
 
 use super::{
     history::{Refusal, away, push_of},
     unread::View,
 };
-use crate::store::{Direction, Membership, PageQuery, Store};
+use crate::store::{Direction, Membership, PageQuery, Store, StoredRow};
 
 /// Conversations told at a time, and about the most bytes of them.
 const STATES_MAX: usize = 128;
@@ -29,7 +30,7 @@ const LAST_BYTES: usize = 4 * 1024;
 const LAST_ROWS: usize = 4;
 
 /// Memberships read at a time for a Ping.
-const PAGE: usize = 1_000;
+const PAGE: usize = 256;
 
 /// What a client said it has.
 pub type Positions = HashMap<ConversationId, u64>;
@@ -85,6 +86,8 @@ async fn state(
         read_seq: view.mark().seq,
         unread: view.unread(),
         last,
+        cleared_seq: view.level().cleared.seq,
+        hidden: view.level().hidden.iter().map(|it| it.seq).collect(),
     })
 }
 
@@ -94,10 +97,16 @@ async fn last(
     conversation: &ConversationId,
     view: &View,
 ) -> Result<Option<pb::Push>, Refusal> {
-    let cursor = view.max().saturating_add(1);
+    // Below what is hidden at the end, there may be something to show.
+    let shown = view.level().hidden.iter().rev().fold(view.max(), |end, it| end - u64::from(it.seq == end));
+    if shown <= view.gone_to() {
+        return Ok(None);
+    }
+    let cursor = shown.saturating_add(1);
     let query = PageQuery { cursor, direction: Direction::Backward, limit: LAST_ROWS, max_bytes: LAST_BYTES };
     let page = store.page(conversation, query).await.map_err(away)?;
-    let last = page.rows.iter().filter(|row| view.sees(row.row.seq)).find_map(push_of);
+    let is_shown = |row: &&StoredRow| view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
+    let last = page.rows.iter().filter(is_shown).find_map(push_of);
     Ok(last.filter(|push| push.encoded_len() <= LAST_BYTES))
 }
 

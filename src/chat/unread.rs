@@ -9,7 +9,7 @@ use tidegate_protocol::{
     machine::ledger::Head,
 };
 
-use crate::store::{Mark, Standing};
+use crate::store::{Level, Mark, Standing};
 
 /// A range of seqs, both ends included, during which the user was in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct View {
     /// Whether the user is in now.
     pub is_in: bool,
     sent: u64,
-    mark: Mark,
+    level: Level,
 }
 
 impl View {
@@ -58,12 +58,12 @@ impl View {
             spans.push(Span { first: member.joined_seq, last, before: member.joined_messages, up_to });
         }
         let is_in = member.is_in();
-        Self { spans, pruned_to: head.pruned_to, is_in, sent: member.sent, mark: standing.mark }
+        Self { spans, pruned_to: head.pruned_to, is_in, sent: member.sent, level: standing.level.clone() }
     }
 
     /// The lowest seq that the user can still pull; above [`Self::max`] when there is none.
     pub fn min(&self) -> u64 {
-        let kept = self.pruned_to.saturating_add(1);
+        let kept = self.gone_to().saturating_add(1);
         let span = self.spans.iter().find(|span| span.last >= kept);
         span.map_or(kept, |span| span.first.max(kept))
     }
@@ -78,6 +78,21 @@ impl View {
         self.spans.iter().any(|span| (span.first..=span.last).contains(&seq))
     }
 
+    /// Up to where nothing is left for the user: retention took it, or the user cleared it.
+    pub fn gone_to(&self) -> u64 {
+        self.pruned_to.max(self.level.cleared.seq)
+    }
+
+    /// Whether a row at that seq is shown to the user: not cleared, not hidden, of a time when the user was in.
+    pub fn shows(&self, seq: u64) -> bool {
+        self.sees(seq) && seq > self.level.cleared.seq && !self.level.hides(seq)
+    }
+
+    /// What the user keeps of the conversation.
+    pub fn level(&self) -> &Level {
+        &self.level
+    }
+
     /// The user's own messages in the conversation.
     pub fn sent(&self) -> u64 {
         self.sent
@@ -85,14 +100,16 @@ impl View {
 
     /// Up to where the user has read.
     pub fn mark(&self) -> Mark {
-        self.mark
+        self.level.mark
     }
 
-    /// The messages of others above the mark that the user may see.
+    /// The messages of others above the mark that the user may see, has not cleared and has not hidden.
     pub fn unread(&self) -> u64 {
-        let after = |span: &Span| span.up_to - self.mark.messages.clamp(span.before, span.up_to);
+        let floor = self.level.floor();
+        let after = |span: &Span| span.up_to - floor.messages.clamp(span.before, span.up_to);
         let messages: u64 = self.spans.iter().map(after).sum();
+        let hidden = self.level.hidden.iter().filter(|it| it.counts && it.seq > floor.seq).count() as u64;
         // All of the user's own lie in the ranges: who is not in can't send.
-        messages.saturating_sub(self.sent.saturating_sub(self.mark.own))
+        messages.saturating_sub(self.sent.saturating_sub(floor.own)).saturating_sub(hidden)
     }
 }

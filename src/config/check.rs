@@ -1,6 +1,6 @@
 //! What no configuration may say, each with the cure; all problems are told at once.
 
-use super::{Config, Limits};
+use super::{Config, Fault, Limits};
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -51,8 +51,20 @@ impl Config {
         self.check_drain(&mut need);
         need(
             cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault: faults are for tests; this is a release build",
+            "fault.panic_on_msg_id: for tests; this is a release build",
         );
+        need(
+            ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
+            "fault.panic_in: `connection`, `shard` or `owner`",
+        );
+    }
+}
+
+impl Fault {
+    /// The planned panic, if it is that part's.
+    pub fn panic_on_msg_id_in(&self, part: &str) -> String {
+        let planned = if self.panic_in.is_empty() { "connection" } else { &self.panic_in };
+        if planned == part { self.panic_on_msg_id.clone() } else { String::new() }
     }
 }
 
@@ -74,6 +86,18 @@ impl Limits {
         need(
             limits.content_bytes_max + 1_024 <= limits.window_bytes_max,
             "limits.window_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is never pushed",
+        );
+        need(
+            (4_096..=1 << 30).contains(&limits.mailbox_bytes_max),
+            "limits.mailbox_bytes_max: between 4096 bytes and 1 GiB",
+        );
+        need(
+            limits.signal_bytes_max + 256 <= limits.frame_bytes_max,
+            "limits.signal_bytes_max: 256 less than limits.frame_bytes_max",
+        );
+        need(
+            limits.signals_per_second <= 1_000,
+            "limits.signals_per_second: at most 1000, or a connection could keep a shard busy with them",
         );
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(

@@ -1,10 +1,11 @@
-//! Keys and values as they lie on disk, format version 1. Keys sort as their parts do; ids are free of zero bytes.
+//! Keys and values as they lie on disk, format version 2. Keys sort as their parts do; ids are free of zero bytes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use prost::encoding::{decode_varint, encode_varint};
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, NodeId, UserId},
     machine::ledger::{Device, Head, Key, Member, Row, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
@@ -13,7 +14,7 @@ use tidegate_protocol::{
 use super::Trouble;
 use crate::{
     bus::TopicId,
-    store::{Fence, Mark, StoredRow},
+    store::{Fence, Hidden, Level, Mark, StoredRow},
 };
 
 /// Where a partition stands.
@@ -35,7 +36,7 @@ pub(crate) enum Pair {
     Member = b'm' as isize,
     /// user, conversation → nothing.
     OfUser = b'u' as isize,
-    /// user, conversation → mark.
+    /// user, conversation → level.
     Mark = b'r' as isize,
 }
 
@@ -123,6 +124,10 @@ impl Reader {
 
     fn hash(&mut self) -> Result<Hash16, Trouble> {
         self.take(16)?[..].try_into().map_err(|_| damaged())
+    }
+
+    fn mark(&mut self) -> Result<Mark, Trouble> {
+        Ok(Mark { seq: self.int()?, messages: self.int()?, own: self.int()? })
     }
 
     fn text(&mut self) -> Result<String, Trouble> {
@@ -217,15 +222,36 @@ pub(crate) fn stay(value: &[u8]) -> Result<Stay, Trouble> {
     Ok(Stay { joined_seq, left_seq, joined_messages: from.int()?, left_messages: from.int()? })
 }
 
-pub(crate) fn put_mark(it: &Mark) -> Vec<u8> {
+/// The read mark; behind it, if there is more, the mark up to which is cleared and what is hidden above that.
+pub(crate) fn put_level(it: &Level) -> Vec<u8> {
     let mut to = Vec::with_capacity(16);
-    ints(&[it.seq, it.messages, it.own], &mut to);
+    ints(&[it.mark.seq, it.mark.messages, it.mark.own], &mut to);
+    if it.cleared.seq == 0 && it.hidden.is_empty() {
+        return to;
+    }
+    ints(&[it.cleared.seq, it.cleared.messages, it.cleared.own, it.hidden.len() as u64], &mut to);
+    let mut last = 0;
+    for hidden in &it.hidden {
+        ints(&[(hidden.seq - last) << 1 | u64::from(hidden.counts)], &mut to);
+        last = hidden.seq;
+    }
     to
 }
 
-pub(crate) fn mark(value: &[u8]) -> Result<Mark, Trouble> {
+pub(crate) fn level(value: &[u8]) -> Result<Level, Trouble> {
     let mut from = Reader(Bytes::copy_from_slice(value));
-    Ok(Mark { seq: from.int()?, messages: from.int()?, own: from.int()? })
+    let mark = from.mark()?;
+    if from.0.is_empty() {
+        return Ok(Level { mark, ..Level::default() });
+    }
+    let cleared = from.mark()?;
+    let (count, mut hidden, mut last) = (from.int()?, Vec::new(), 0_u64);
+    for _ in 0..count {
+        let step = from.int()?;
+        last = last.checked_add(step >> 1).ok_or_else(damaged)?;
+        hidden.push(Hidden { seq: last, counts: step & 1 == 1 });
+    }
+    Ok(Level { mark, cleared, hidden })
 }
 
 pub(crate) fn put_device(it: &Device) -> Vec<u8> {
@@ -242,14 +268,23 @@ pub(crate) fn device(value: &[u8]) -> Result<Device, Trouble> {
 pub(crate) fn put_key(it: &Key) -> Vec<u8> {
     let mut to = Vec::with_capacity(40);
     to.extend_from_slice(&it.body_hash);
-    ints(&[it.seq, it.time, it.offset], &mut to);
+    let refused = it.refused.map_or(0, Code::number);
+    ints(&[it.seq, it.time, it.offset, refused.into()], &mut to);
     to
 }
 
 pub(crate) fn key(value: &[u8]) -> Result<Key, Trouble> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let body_hash = from.hash()?;
-    Ok(Key { body_hash, seq: from.int()?, time: from.int()?, offset: from.int()? })
+    let (seq, time, offset) = (from.int()?, from.int()?, from.int()?);
+    // Format 1 remembered no refusals: its keys end here.
+    let number = if from.0.is_empty() { 0 } else { from.int()? };
+    let refused = match u16::try_from(number) {
+        Ok(0) => None,
+        Ok(number) => Some(Code::from_number(number).ok_or_else(damaged)?),
+        Err(_) => return Err(damaged()),
+    };
+    Ok(Key { body_hash, seq, time, offset, refused })
 }
 
 /// Whose frame it was does not matter any more: the shortest origin that a record may have.

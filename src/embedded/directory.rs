@@ -14,8 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{OpenError, journal};
 
-/// The layout that this program writes.
-pub const FORMAT: u32 = 1;
+/// The layout that this program writes. 2: keys of refused messages ([`Key::refused`]).
+///
+/// [`Key::refused`]: tidegate_protocol::machine::ledger::Key::refused
+pub const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format.json";
 const DRAFT: &str = "db.new";
@@ -110,6 +112,8 @@ impl Directory {
     fn upgrade(&self, found: u32) -> Result<(), OpenError> {
         match found {
             FORMAT => Ok(()),
+            // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
+            1 => self.write_marker().map_err(|error| OpenError::Io { path: self.path.clone(), error }),
             _ => Err(OpenError::Foreign(self.path.clone())),
         }
     }

@@ -5,7 +5,7 @@
 //! the same, the database is closed and opened again once there is space, and the owner's retry finds out.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
     sync::{Arc, PoisonError, atomic::Ordering, mpsc},
     time::{Duration, Instant},
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, Mark, StoreError, TakenOver},
+    store::{Fence, Level, Personal, StoreError, TakenOver},
 };
 
 /// How often free space and waiting appends are looked at.
@@ -188,25 +188,23 @@ impl Writer {
     }
 
     /// Marks go to the system without a sync: they outlive the process, and the next archive's sync takes them along.
-    fn save_marks(&mut self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+    fn save_marks(&mut self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.usable()?;
         self.write(PersistMode::Buffer, |database, _, batch| {
-            let mut newest: HashMap<Vec<u8>, Mark> = HashMap::new();
-            for (user, conversation, mark) in marks {
-                let key = codec::mark_key(conversation, user);
-                let stored = match newest.get(&key) {
-                    Some(mark) => Some(*mark),
-                    None => {
-                        let value = database.state.get(&key).map_err(Trouble::from)?;
-                        value.map(|value| codec::mark(&value)).transpose()?
+            let mut levels: HashMap<Vec<u8>, (Level, bool)> = HashMap::new();
+            for (user, conversation, change) in changes {
+                let (level, changed) = match levels.entry(codec::mark_key(conversation, user)) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => {
+                        let value = database.state.get(entry.key()).map_err(Trouble::from)?;
+                        let level = value.map(|value| codec::level(&value)).transpose()?.unwrap_or_default();
+                        entry.insert((level, false))
                     }
                 };
-                if stored.is_none_or(|stored| mark.seq > stored.seq) {
-                    newest.insert(key, *mark);
-                }
+                *changed |= level.apply(change);
             }
-            for (key, mark) in newest {
-                batch.insert(&database.state, key, codec::put_mark(&mark));
+            for (key, (level, _)) in levels.into_iter().filter(|(_, (_, changed))| *changed) {
+                batch.insert(&database.state, key, codec::put_level(&level));
             }
             Ok(())
         })

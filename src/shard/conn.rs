@@ -93,6 +93,8 @@ pub(super) struct Conn {
     pub(super) ending: Option<Ending>,
     /// When the socket last refused bytes, while it does.
     pub(super) blocked_since: Option<Time>,
+    /// The socket refused bytes and has not said since that it takes some: writing would be a wasted system call.
+    pub(super) refused: bool,
     /// Reading stopped while bytes may wait in the socket.
     pub(super) paused: bool,
     /// The poll said that the peer will send nothing more; what it sent may still be unread.

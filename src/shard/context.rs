@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::outbox::Caps;
 use crate::{
     auth::Verifier,
-    chat::send::Intake,
+    chat::{recall::Recaller, send::Intake},
     directory::Directory,
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
@@ -28,8 +28,12 @@ pub struct Context {
     pub boot: u64,
     /// Bounds of sessions.
     pub limits: session::Limits,
+    /// Groups up to this many members take signals.
+    pub small_group_max: usize,
     /// Bounds of outboxes.
     pub caps: Caps,
+    /// Bytes that may wait in its mailbox.
+    pub mailbox_bytes: usize,
     /// From the first byte of a frame to its last.
     pub frame_deadline: Duration,
     /// For a socket that takes no bytes.
@@ -48,6 +52,8 @@ pub struct Context {
     pub intake: Arc<Intake>,
     /// The five ports.
     pub ports: Arc<Ports>,
+    /// Takes messages back.
+    pub recaller: Recaller,
     /// Numbers of live rooms.
     pub rooms: Arc<Rooms>,
     /// The services runtime, for futures that must wait.
@@ -56,6 +62,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// A fault for tests; empty = none.
     pub panic_on_msg_id: String,
+    /// Whether that fault ends the shard and not only the connection.
+    pub panic_in_shard: bool,
 }
 
 impl Context {

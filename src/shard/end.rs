@@ -136,6 +136,7 @@ impl Shard {
             asking: None,
             ending: None,
             blocked_since: None,
+            refused: false,
             paused: false,
             peer_ended: false,
             half_closed: false,

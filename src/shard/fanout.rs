@@ -18,9 +18,11 @@ use super::{
     conn::{Conn, DIRTY, LIVE, Sent, WAITING},
     hub::Work,
     outbox::Pushed,
-    write::write_slices,
 };
-use crate::mail::{Audience, Delivery, Item, Mail};
+use crate::{
+    mail::{Audience, Delivery, Item, Mail},
+    net::transfer,
+};
 
 /// A run of pushes as slices and their length, made for a wire when the first member uses it.
 struct Slices<'a> {
@@ -118,6 +120,7 @@ impl Shard {
         let (conversation, users, join) = match &item {
             Item::Join(conversation, users) => (conversation, users, true),
             Item::Part(conversation, users) => (conversation, users, false),
+            Item::Behind(lag) => return self.on_lag(lag),
             Item::Push(_) => return,
         };
         for user in users.iter() {
@@ -154,7 +157,7 @@ impl Shard {
                 continue;
             };
             let (bytes, len) = slices.of(hot.wire);
-            let result = write_slices(stream, bytes);
+            let result = transfer::write_slices(stream, bytes);
             written += run.len() as u64;
             match result {
                 Ok(taken) if taken == len => {}

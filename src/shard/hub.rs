@@ -13,7 +13,10 @@ use std::{
 use foldhash::quality::RandomState;
 use slab::Slab;
 use smallvec::SmallVec;
-use tidegate_protocol::id::{ConversationId, UserId};
+use tidegate_protocol::{
+    Time,
+    id::{ConversationId, UserId},
+};
 
 use crate::{
     directory::Directory,
@@ -23,7 +26,7 @@ use crate::{
 /// Most pushes of one group written together.
 const RUN_MAX: usize = 64;
 
-/// Bytes of pushes that may wait for their fan-out; above it mail stays in the mailbox and room sends are refused.
+/// Bytes of pushes that may wait for their fan-out or be in it; above it mail stays in the mailbox and room sends are refused.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Marks a member that left while a fan-out was walking the array.
@@ -40,7 +43,7 @@ pub(super) struct Hub {
     links: Vec<SmallVec<[Link; 3]>>,
     /// Groups with work in hand, each once.
     ready: VecDeque<u32>,
-    /// Bytes of all pushes and changes that wait for their fan-out.
+    /// Bytes of all pushes and changes whose fan-out is not done.
     waiting: usize,
 }
 
@@ -51,10 +54,14 @@ struct Group {
     job: Option<Job>,
     queued: bool,
     holes: bool,
+    /// Whether it is small, and when that was seen.
+    small: Option<(bool, Time)>,
 }
 
 struct Job {
     run: Arc<[Delivery]>,
+    /// What the run weighs; it waits until everybody is served.
+    bytes: usize,
     next: usize,
     /// Members that join later stand beyond it and are not served.
     end: usize,
@@ -79,7 +86,7 @@ pub(super) enum Work {
         /// Past the last member index.
         end: usize,
     },
-    /// A membership change whose turn has come.
+    /// A membership change, or a hint about pushes left out, whose turn has come.
     Change(Item),
 }
 
@@ -176,11 +183,12 @@ impl Hub {
         }
     }
 
-    /// Queues a membership change behind the pushes that came before it; gives it back when nothing is before it.
+    /// Queues a membership change, or a hint about pushes left out, behind the pushes that came before it; gives it back when nothing is before it.
     pub(super) fn change(&mut self, item: Item) -> Option<Item> {
         let conversation = match &item {
             Item::Join(conversation, _) | Item::Part(conversation, _) => conversation,
             Item::Push(delivery) => &delivery.conversation,
+            Item::Behind(lag) => &lag.conversation,
         };
         let group = self.ids.get(conversation).copied().filter(|group| self.groups[*group as usize].queued);
         let Some(group) = group else { return Some(item) };
@@ -192,6 +200,19 @@ impl Hub {
     pub(super) fn member(&self, group: u32, index: usize) -> Option<u32> {
         let slot = *self.groups.get(group as usize)?.members.get(index)?;
         (slot != LEFT).then_some(slot)
+    }
+
+    /// Whether a group is small, if that was seen after `since`.
+    pub(super) fn is_small(&self, conversation: &ConversationId, since: Time) -> Option<bool> {
+        let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize])?;
+        group.small.filter(|(_, seen)| *seen > since).map(|(small, _)| small)
+    }
+
+    /// A group was seen to be small, or not to be.
+    pub(super) fn note_small(&mut self, conversation: &ConversationId, small: bool, now: Time) {
+        if let Some(group) = self.ids.get(conversation) {
+            self.groups[*group as usize].small = Some((small, now));
+        }
     }
 
     /// All members of a conversation here.
@@ -212,10 +233,9 @@ impl Hub {
             let group = &mut self.groups[index as usize];
             if group.job.is_none() {
                 let run = take_run(&mut group.pending);
-                self.waiting -= run.iter().map(push_weight).sum::<usize>();
                 if run.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
-                        self.waiting -= weight(&change);
+                        self.waiting -= change.weight();
                         self.ready.push_front(index);
                         return Some(Work::Change(change));
                     }
@@ -223,7 +243,8 @@ impl Hub {
                     self.close_if_empty(index);
                     continue;
                 }
-                group.job = Some(Job { run, next: 0, end: group.members.len() });
+                let bytes = run.iter().map(Delivery::weight).sum();
+                group.job = Some(Job { run, bytes, next: 0, end: group.members.len() });
             }
             let job = group.job.as_mut().expect("set above or before");
             let (start, end) = (job.next, job.end.min(job.next + budget));
@@ -242,6 +263,7 @@ impl Hub {
             job: None,
             queued: false,
             holes: false,
+            small: None,
         };
         let index = self.groups.insert(group) as u32;
         self.ids.insert(conversation.clone(), index);
@@ -250,7 +272,7 @@ impl Hub {
     }
 
     fn enqueue(&mut self, index: u32, item: Item) {
-        self.waiting += weight(&item);
+        self.waiting += item.weight();
         let group = &mut self.groups[index as usize];
         group.pending.push_back(item);
         if !group.queued {
@@ -283,10 +305,8 @@ impl Hub {
     /// Ends a job that has served everybody and closes the holes that were left meanwhile.
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
-        if group.job.as_ref().is_none_or(|job| job.next < job.end) {
-            return;
-        }
-        group.job = None;
+        let Some(job) = group.job.take_if(|job| job.next >= job.end) else { return };
+        self.waiting -= job.bytes;
         if !std::mem::take(&mut group.holes) {
             return;
         }
@@ -307,24 +327,13 @@ impl Hub {
     }
 }
 
-fn weight(item: &Item) -> usize {
-    match item {
-        Item::Push(delivery) => push_weight(delivery),
-        Item::Join(_, users) | Item::Part(_, users) => 256 + users.len() * 32,
-    }
-}
-
-fn push_weight(delivery: &Delivery) -> usize {
-    256 + delivery.frame.proto().len()
-}
-
 fn take_run(pending: &mut VecDeque<Item>) -> Arc<[Delivery]> {
     let pushes = pending.iter().take(RUN_MAX).take_while(|item| matches!(item, Item::Push(_))).count();
     pending
         .drain(..pushes)
         .filter_map(|item| match item {
             Item::Push(delivery) => Some(delivery),
-            Item::Join(..) | Item::Part(..) => None,
+            Item::Join(..) | Item::Part(..) | Item::Behind(_) => None,
         })
         .collect()
 }

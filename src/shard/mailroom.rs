@@ -2,10 +2,13 @@
 
 use std::{collections::VecDeque, mem};
 
-use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer};
+use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer, record::Record};
 
 use super::Shard;
-use crate::mail::{ConnKey, Mail};
+use crate::{
+    chat::send,
+    mail::{Audience, ConnKey, Item, Lag, Mail},
+};
 
 /// Connections that one memory alarm ends on a shard.
 const SHED_CONNS: usize = 16;
@@ -45,7 +48,10 @@ impl Shard {
                 }
             }
             Mail::Answers(answers) => self.answers(answers.into()),
-            Mail::Deliver(items) => items.into_iter().for_each(|item| self.take_item(item)),
+            Mail::Deliver(items) => items.into_iter().for_each(|item| match item {
+                Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
+                item => self.take_item(item),
+            }),
             Mail::LoginDone(key, done) => match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| {
                     shard.on_login(conn, done);
@@ -82,6 +88,8 @@ impl Shard {
                     }
                 }
             }
+            Mail::Signal(signal) => self.take_signal(signal),
+            Mail::Sized(id, signal, small) => self.on_sized(id, signal, small),
             Mail::Drain(order) => self.on_drain(order),
             Mail::Stop(code) => {
                 self.stopping = true;
@@ -98,6 +106,23 @@ impl Shard {
                 Some(slot) => self.with_conn(slot, |shard, conn| shard.on_answers(conn, &mut answers)),
                 None => while answers.pop_front_if(|(other, ..)| *other == key).is_some() {},
             }
+        }
+    }
+
+    /// Pushes were left out on the way here: whom they were for hears up to where.
+    pub(super) fn on_lag(&mut self, lag: &Lag) {
+        let slots: Vec<u32> = match &lag.audience {
+            Audience::Members => self.hub.members_of(&lag.conversation),
+            Audience::Users(users) => users.iter().flat_map(|user| self.hub.slots(user)).copied().collect(),
+        };
+        for slot in slots {
+            self.with_conn(slot, |shard, conn| {
+                if conn.is_open() {
+                    let outbox = conn.outbox.get_or_insert_with(Box::default);
+                    let marked = outbox.mark_behind(&lag.conversation, lag.max_seq);
+                    shard.pushed(conn, marked);
+                }
+            });
         }
     }
 
@@ -140,6 +165,10 @@ impl Shard {
 
     /// Gives this turn's sends and logins to the owner; what it can't take now is offered again next turn.
     pub(super) fn hand_over(&mut self) {
+        let is_planned = |record: &Record| send::is_message(record, &self.context.panic_on_msg_id);
+        if cfg!(debug_assertions) && self.context.panic_in_shard && self.batch.iter().any(is_planned) {
+            panic!("a fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
+        }
         if !self.batch.is_empty() {
             self.batch = self.context.intake.offer_records(mem::take(&mut self.batch));
         }

@@ -6,12 +6,12 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
     machine::session::Query,
-    pb::server_frame::Body as Said,
+    pb::{self, server_frame::Body as Said},
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
-    chat::{history, receipt, sync},
+    chat::{clear, hide, history, receipt, sync},
     inline,
     mail::{Found, Mail},
 };
@@ -28,6 +28,10 @@ pub(super) struct Asking {
     told: bool,
     /// The conversation behind which a Sync goes on.
     next: Option<ConversationId>,
+    /// It goes to the log: without an answer nobody knows what became of it.
+    appends: bool,
+    /// Unread messages in the conversations that a Sync has told so far.
+    unread: u64,
 }
 
 type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + Send>>;
@@ -36,7 +40,8 @@ impl Shard {
     /// Asks the store; the answer comes at once or as mail.
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
-        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None };
+        let mut asking =
+            Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
         let store = Arc::clone(&self.context.ports.store);
         let work: Work = match query {
             Query::Pull(pull) => {
@@ -48,7 +53,15 @@ impl Shard {
                 let positions = positions.into_iter().collect();
                 Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
             }),
-            Query::Read { conversation, seq } => self.mark(conn, user, conversation, seq),
+            Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
+            Query::Recall { conversation, seq } => {
+                asking.appends = true;
+                let recaller = self.context.recaller.clone();
+                Box::pin(async move {
+                    let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
+                    Ok(Found::Accepted(Box::new(ack)))
+                })
+            }
             Query::Sync(positions) => {
                 asking.positions = Arc::new(positions.into_iter().collect());
                 self.states(user, &asking)
@@ -67,14 +80,34 @@ impl Shard {
         })
     }
 
-    fn mark(&self, conn: &Conn, user: UserId, conversation: ConversationId, seq: u64) -> Work {
+    /// Changes what the user keeps of a conversation, and tells the user's other devices.
+    fn keep(&self, conn: &Conn, user: UserId, query: Query) -> Work {
         let store = Arc::clone(&self.context.ports.store);
         let (directory, shards) = (Arc::clone(&self.context.directory), Arc::clone(&self.context.handles));
-        let reader = conn.key;
+        let actor = conn.key;
         Box::pin(async move {
-            let moved = receipt::read(&*store, &user, &conversation, seq).await?;
-            if let (Some(mark), Some(shards)) = (moved, shards.get()) {
-                receipt::tell(&directory, shards, &user, &conversation, mark, reader).await;
+            let (place, news) = match query {
+                Query::Read { conversation, seq } => {
+                    let moved = receipt::read(&*store, &user, &conversation, seq).await?;
+                    let news = moved.map(|mark| receipt::receipt(&user, &conversation, mark));
+                    (conversation, news)
+                }
+                Query::Clear { conversation, seq } => {
+                    let moved = clear::clear(&*store, &user, &conversation, seq).await?;
+                    let news = moved.map(|mark| clear::cleared(&conversation, mark));
+                    (conversation, news)
+                }
+                Query::Hide { conversation, seqs } => {
+                    let hidden = hide::hide(&*store, &user, &conversation, &seqs).await?;
+                    let news = (!hidden.is_empty()).then(|| hide::hidden(&conversation, hidden));
+                    (conversation, news)
+                }
+                Query::Pull(_) | Query::Sync(_) | Query::Positions(_) | Query::Recall { .. } => {
+                    return Ok(Found::Nothing);
+                }
+            };
+            if let (Some(news), Some(shards)) = (news, shards.get()) {
+                receipt::tell(&directory, shards, &user, &place, news, actor);
             }
             Ok(Found::Nothing)
         })
@@ -82,10 +115,11 @@ impl Shard {
 
     fn start(&mut self, conn: &mut Conn, work: Work) {
         let (key, home) = (conn.key, self.context.own_handle());
-        let in_time = async move {
-            let away = Err((Code::StoreUnavailable, "the store did not answer in time"));
-            tokio::time::timeout(DEADLINE, work).await.unwrap_or(away)
+        let late = match conn.asking.as_ref().is_some_and(|asking| asking.appends) {
+            true => (Code::Unknown, ""),
+            false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
+        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {
@@ -108,12 +142,14 @@ impl Shard {
         match found {
             Ok(Found::Page(page)) => session.query_told(id, vec![Said::Page(*page)], out),
             Ok(Found::States(states, next)) => {
-                let end = next.is_none().then(|| Said::SyncEnd(Default::default()));
+                asking.unread += states.iter().map(|state| state.unread).sum::<u64>();
+                let end = next.is_none().then(|| Said::SyncEnd(pb::SyncEnd { unread: asking.unread }));
                 let told = states.into_iter().map(Said::ConversationState).chain(end).collect();
                 session.query_told(id, told, out);
                 asking.next = next;
             }
             Ok(Found::Positions(positions)) => session.query_pong(id, positions, self.now, out),
+            Ok(Found::Accepted(ack)) => session.query_told(id, vec![Said::SendAck(*ack)], out),
             Ok(Found::Nothing) => session.query_done(id, out),
             Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
         }

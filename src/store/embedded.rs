@@ -13,8 +13,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, Mark, Membership, Page, PageQuery, Snapshot, Standing, Store, StoreError, StoredRow,
-    Summary, TakenOver,
+    Direction, Fence, Membership, Page, PageQuery, Personal, Snapshot, Standing, Store, StoreError,
+    StoredRow, Summary, TakenOver,
 };
 use crate::{
     bus::TopicId,
@@ -68,9 +68,9 @@ impl<'a> Reading<'a> {
                 stays.push(embedded::stay(&entry.value()?)?);
             }
         }
-        let mark = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
-        let mark = mark.map(|value| embedded::mark(&value)).transpose()?.unwrap_or_default();
-        Ok(Some(Standing { member, stays, mark }))
+        let level = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
+        let level = level.map(|value| embedded::level(&value)).transpose()?.unwrap_or_default();
+        Ok(Some(Standing { member, stays, level }))
     }
 
     fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, Trouble> {
@@ -282,8 +282,8 @@ impl Store for EmbeddedStore {
         self.0.read(move |it| Ok(Reading::new(it).summary(&id, of.as_ref())?)).await
     }
 
-    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
-        self.0.save_marks(marks.to_vec()).await
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
+        self.0.save_marks(changes.to_vec()).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -7,7 +7,7 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use super::{Fence, Mark, Membership, Page, PageQuery, Snapshot, Store, StoreError, Summary, TakenOver};
+use super::{Fence, Membership, Page, PageQuery, Personal, Snapshot, Store, StoreError, Summary, TakenOver};
 use crate::{
     bus::TopicId,
     fault::{Breaks, Faulty},
@@ -80,8 +80,8 @@ impl Store for Faulty<dyn Store> {
         self.call("summary", self.inner.summary(conversation, of)).await
     }
 
-    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
-        self.call("save_marks", self.inner.save_marks(marks)).await
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
+        self.call("save_marks", self.inner.save_marks(changes)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

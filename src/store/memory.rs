@@ -15,8 +15,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, Mark, Membership, Page, PageQuery, Snapshot, Standing, Store, StoreError, StoredRow,
-    Summary, TakenOver,
+    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Snapshot, Standing, Store, StoreError,
+    StoredRow, Summary, TakenOver,
 };
 use crate::bus::TopicId;
 
@@ -52,7 +52,7 @@ struct Conversation {
     members_in: u64,
     /// Of those who came back, oldest first.
     stays: HashMap<UserId, Vec<Stay>>,
-    marks: HashMap<UserId, Mark>,
+    levels: HashMap<UserId, Level>,
     devices: HashMap<(UserId, DeviceId), Device>,
 }
 
@@ -67,7 +67,7 @@ impl Conversation {
         Some(Standing {
             member: *self.members.get(user)?,
             stays: self.stays.get(user).cloned().unwrap_or_default(),
-            mark: self.marks.get(user).copied().unwrap_or_default(),
+            level: self.levels.get(user).cloned().unwrap_or_default(),
         })
     }
 }
@@ -297,13 +297,10 @@ impl Store for MemoryStore {
         Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, standing }))
     }
 
-    async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         let mut state = self.lock();
-        for (user, conversation, mark) in marks {
-            let kept = state.conversation(conversation).marks.entry(user.clone()).or_default();
-            if mark.seq > kept.seq {
-                *kept = *mark;
-            }
+        for (user, conversation, change) in changes {
+            state.conversation(conversation).levels.entry(user.clone()).or_default().apply(change);
         }
         Ok(())
     }

@@ -321,6 +321,19 @@ async fn a_torn_end_is_cut_off_and_damage_before_it_is_refused_with_what_to_do()
     }
 }
 
+#[tokio::test]
+async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
+    let disk = TestDisk::new();
+    let mut first = Small::start(&disk).await;
+    assert_eq!(accepted(&first.say(&["m1"], 0).await), [1]);
+    drop(first);
+    let marker = disk.path.join("format.json");
+    fs::write(&marker, "{\"tidegate_store\":1}").unwrap();
+    let mut second = Small::start(&disk).await;
+    assert!(matches!(second.say(&["m1"], 1).await[..], [Outcome::Duplicate { seq: 1, .. }]));
+    assert_eq!(fs::read_to_string(&marker).unwrap(), format!("{{\"tidegate_store\":{FORMAT}}}"));
+}
+
 #[test]
 fn a_foreign_a_newer_and_a_locked_directory_are_refused_with_the_cure() {
     let disk = TestDisk::new();

@@ -38,6 +38,7 @@ macro_rules! suite {
 mod bus;
 mod embedded;
 mod link;
+mod paging;
 mod routes;
 mod scratch;
 mod store;

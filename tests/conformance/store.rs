@@ -7,12 +7,16 @@ use std::sync::Arc;
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{Direction, EmbeddedStore, Fence, Mark, MemoryStore, Page, PageQuery, Store, StoreError},
+    store::{
+        Direction, EmbeddedStore, Fence, Hidden, Level, Mark, MemoryStore, Page, PageQuery, Personal, Store,
+        StoreError,
+    },
 };
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Loaded, Need, Outcome, Stay},
-    record::{Body, MemberAction, Position, Prune, Recall, Rules},
+    record::{Body, MemberAction, Position, Prune, Recall, Rules, SenderOrder},
 };
 
 use self::owner::{Owner, change, message};
@@ -34,6 +38,7 @@ suite! {
     { memory => super::memory(); faultless => super::faultless(); embedded => super::embedded(); }
     {
         a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
+        s7_a_new_owner_waits_for_no_one_who_died
         s8_an_archive_moves_rows_and_position_together_or_not_at_all
         s10_s11_a_former_owner_neither_archives_nor_loads
         a_lost_answer_is_found_out_by_doing_the_same_again
@@ -42,14 +47,18 @@ suite! {
         a_load_answers_each_need_in_order_with_the_position
         s20_s21_s22_a_retry_at_a_new_owner_finds_its_key
         the_recent_keys_are_all_keys_from_an_offset_on
+        a_refusal_of_a_chained_message_is_kept_like_an_ack
         keys_are_forgotten_by_rules_only
         s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive
+        s13_s14_rows_sort_by_their_whole_seq
+        s18_reading_old_pages_moves_nothing
         a_page_is_bounded_but_always_brings_one_row
         s19_recalled_and_pruned_rows_are_gone_and_said_to_be
         members_are_paged_and_counted
         memberships_are_told_to_both_sides_and_kept_after_leaving
         a_rejoined_member_keeps_every_stay
         s23_s24_marks_only_move_forward_and_are_told_with_the_standing
+        what_is_cleared_and_hidden_is_told_with_the_standing
         partitions_move_apart
     }
 }
@@ -97,6 +106,16 @@ async fn a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_arch
     assert_eq!(second.ledger.archived_position(), left_at);
     assert_eq!(second.run(&[say("m3")]).await.map(seq_of), [3], "the seqs go on");
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+async fn s7_a_new_owner_waits_for_no_one_who_died(store: &Arc<dyn Store>) {
+    let mut first = Owner::take_over(store, 0, 1).await;
+    first.run(&[say("m1")]).await;
+    // It dies with a batch in hand, and releases nothing.
+    first.apply(&[say("m2")]).await;
+    drop(first);
+    let mut second = Owner::take_over(store, 0, 2).await;
+    assert_eq!(second.run(&[say("m2")]).await.map(seq_of), [2]);
 }
 
 async fn s8_an_archive_moves_rows_and_position_together_or_not_at_all(store: &Arc<dyn Store>) {
@@ -234,6 +253,28 @@ async fn the_recent_keys_are_all_keys_from_an_offset_on(store: &Arc<dyn Store>) 
     assert_eq!(offsets, [1, 2]);
 }
 
+async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Store>) {
+    let chained = |n| {
+        let mut body = message(&group("team"), "bob", &format!("m{n}"), 1, "text");
+        if let Body::Message(message) = &mut body {
+            message.order = SenderOrder { epoch: 1, n, chained: true };
+        }
+        body
+    };
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let create = change("team", MemberAction::Create, &["ann"], "q1");
+    let join = change("team", MemberAction::Join, &["bob"], "q2");
+    let outcomes = owner.run(&[create, chained(0), join, chained(1)]).await;
+    assert_eq!(outcomes[1], Outcome::Refused { code: Code::NotAMember });
+    assert_eq!(seq_of(outcomes[3]), 3);
+    let recent = store.recent_keys(0, owner.fence, 0).await.unwrap().rows;
+    let refused: Vec<_> = recent.iter().filter_map(|(_, key)| Some((key.offset, key.refused?))).collect();
+    assert_eq!(refused, [(1, Code::NotAMember)]);
+    let mut next = Owner::take_over(store, 0, 2).await;
+    let again = next.run(&[chained(0)]).await;
+    assert_eq!(again, [Outcome::RefusedBefore { code: Code::NotAMember }]);
+}
+
 async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2")]).await;
@@ -274,6 +315,32 @@ async fn s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive(store
     assert_eq!(seqs(&store.page(&direct(), forth(10, 3)).await.unwrap()), [11, 12, 13]);
     let end = store.page(&direct(), forth(u64::MAX, 3)).await.unwrap();
     assert_eq!((seqs(&end), end.head.unwrap().last_seq), (vec![], 58));
+}
+
+async fn s13_s14_rows_sort_by_their_whole_seq(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let (_, mut delta) = owner.apply(&[say("m1"), say("m2"), say("m3"), say("m4")]).await;
+    let far = [9, 10, (1 << 53) + 1, (1 << 53) + 2];
+    for (row, seq) in delta.rows.iter_mut().zip(far) {
+        row.seq = seq;
+    }
+    delta.heads[0].1.last_seq = far[3];
+    store.archive(0, owner.fence, &delta).await.unwrap();
+    assert_eq!(history(store, &direct()).await, far);
+    assert_eq!(seqs(&store.page(&direct(), forth(far[2], 9)).await.unwrap()), [far[3]]);
+}
+
+async fn s18_reading_old_pages_moves_nothing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    for n in 0..20 {
+        owner.run(&[say(&format!("m{n}"))]).await;
+    }
+    let newest = seqs(&store.page(&direct(), back(5)).await.unwrap());
+    for _ in 0..10 {
+        assert_eq!(seqs(&store.page(&direct(), forth(0, 5)).await.unwrap()), [1, 2, 3, 4, 5]);
+    }
+    assert_eq!(newest, [20, 19, 18, 17, 16]);
+    assert_eq!(seqs(&store.page(&direct(), back(5)).await.unwrap()), newest);
 }
 
 async fn a_page_is_bounded_but_always_brings_one_row(store: &Arc<dyn Store>) {
@@ -382,13 +449,13 @@ async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
 async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
-    let mark = |seq| Mark { seq, messages: seq, own: 0 };
+    let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
     let (bob, d) = (user("bob"), direct());
     let stored = async || {
         let told = store.memberships(&bob, None, 9).await.unwrap();
         let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
         assert_eq!(summary.standing.unwrap(), told[0].standing);
-        told.iter().map(|it| it.standing.mark.seq).collect::<Vec<_>>()
+        told.iter().map(|it| it.standing.level.mark.seq).collect::<Vec<_>>()
     };
     assert_eq!(stored().await, [0, 0]);
     store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
@@ -396,9 +463,35 @@ async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &
     store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 1], "a late one changes nothing");
     let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!(ann.mark, Mark::default(), "marks are each user's own");
+    assert_eq!(ann.level, Level::default(), "marks are each user's own");
     owner.run(&[say("m3")]).await;
     assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
+}
+
+async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
+    let (bob, d) = (user("bob"), direct());
+    let save = async |change: Personal| store.save_marks(&[(bob.clone(), d.clone(), change)]).await.unwrap();
+    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
+    let at = |seq| Mark { seq, messages: seq, own: 0 };
+    let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
+    let hide =
+        |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
+    save(hide(&[2, 3])).await;
+    save(hide(&[1, 3])).await;
+    assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
+    save(Personal::Read(at(1))).await;
+    save(Personal::Cleared(at(2))).await;
+    save(Personal::Cleared(at(1))).await;
+    let level = Level { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
+    assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
+    let told = store.memberships(&bob, None, 9).await.unwrap();
+    assert_eq!(told[0].standing.level, level);
+    assert_eq!(
+        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
+        Level::default()
+    );
 }
 
 async fn partitions_move_apart(store: &Arc<dyn Store>) {

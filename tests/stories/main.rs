@@ -7,7 +7,10 @@ mod drain;
 mod groups;
 mod leaving;
 mod login;
+mod personal;
+mod recall;
 mod rooms;
+mod signals;
 #[path = "../support/mod.rs"]
 mod support;
 mod sync;

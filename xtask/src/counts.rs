@@ -62,8 +62,7 @@ struct Limit {
 }
 
 /// The tables of `benches/counts.toml`, and what is counted for each.
-const TABLES: &[(&str, Option<&str>)] =
-    &[("instructions", None), ("shard", Some("tidegate::shard::Shard::turn"))];
+const TABLES: &[(&str, Option<&str>)] = &[("instructions", None), ("shard", Some("counts::counted"))];
 
 fn read_limits(text: &str) -> anyhow::Result<Vec<Limit>> {
     let file: toml::Table = text.parse()?;

@@ -1,29 +1,29 @@
-//! Fuzzing on a machine that has the tools; the short stable replay of the same inputs is part of `cargo test`.
+//! Fuzzing every decoder with libFuzzer; the short stable replay of the kept inputs is part of `cargo test`.
 
 use anyhow::bail;
 
-use crate::shell::{self, Shell};
+use crate::{
+    shell::{self, Shell},
+    tools,
+};
 
+/// Each target for that long, on one core. What is found new goes to a scratch folder; what is worth keeping is copied to
+/// `fuzz/corpus/` by hand.
 pub(crate) fn run(shell: &Shell, seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
-    if !shell::have("cargo-fuzz") {
-        bail!("cargo-fuzz is not installed: `cargo install --locked cargo-fuzz`");
-    }
-    let nightly = shell::output(shell.command("cargo").args(["+nightly", "--version"]));
-    if nightly.is_err() {
-        bail!("fuzzing needs a nightly toolchain: `rustup toolchain install nightly --profile minimal`");
-    }
-    let fuzz = shell.root.join("fuzz");
-    if !fuzz.join("Cargo.toml").exists() {
-        bail!("there are no fuzz targets yet: {} is missing", fuzz.join("Cargo.toml").display());
-    }
-    let (list, _) = shell::output(shell.command("cargo").args(["+nightly", "fuzz", "list"]))?;
+    let (list, _) = shell::output(tools::cargo_fuzz(shell)?.arg("list"))?;
     let targets: Vec<&str> = list.lines().filter(|target| only.is_none_or(|only| only == *target)).collect();
     if targets.is_empty() {
         bail!("no such fuzz target; there are: {}", list.lines().collect::<Vec<_>>().join(", "));
     }
-    let limit = format!("-max_total_time={seconds}");
-    for target in targets {
-        shell::run(shell.command("cargo").args(["+nightly", "fuzz", "run", target, "--", &limit]))?;
+    let build = shell.target.join("fuzz");
+    let time = format!("-max_total_time={seconds}");
+    for target in &targets {
+        let found = shell.scratch(&format!("fuzz-{target}"))?;
+        let kept = shell.root.join("fuzz/corpus").join(target);
+        let mut command = tools::cargo_fuzz(shell)?;
+        command.arg("run").arg("--target-dir").arg(&build).arg(target).arg(&found).arg(&kept);
+        shell::run(command.args(["--", &time, "-print_final_stats=1", "-verbosity=0"]))?;
     }
+    println!("{} targets ran for {seconds} s each without a finding", targets.len());
     Ok(())
 }

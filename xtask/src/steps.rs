@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::{autobahn, counts, shell::Shell, third_party, tools};
+use crate::{autobahn, chaos, counts, shell::Shell, third_party, tools};
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
@@ -14,11 +14,7 @@ const STEPS: &[(&str, &str, Run)] = &[
     ("clippy", "lints, warnings are errors", |shell| {
         shell.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     }),
-    (
-        "deny",
-        "licences, bans, sources (told, not failed, where cargo-deny is missing)",
-        tools::deny_if_present,
-    ),
+    ("deny", "licences, bans and sources of every dependency", tools::deny),
     ("schema", "buf lint of the wire and record schema", third_party::schema),
     ("tests", "cargo test --workspace", |shell| shell.cargo(&["test", "--workspace"])),
     ("build", "release build and examples", |shell| {
@@ -26,6 +22,7 @@ const STEPS: &[(&str, &str, Run)] = &[
     }),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
+    ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
     ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 

@@ -1,6 +1,6 @@
 //! What the steps need from outside: found, installed, or refused with the way to get it. Never skipped in silence.
 
-use std::{fs, path::PathBuf};
+use std::{env, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, bail};
 
@@ -108,22 +108,51 @@ pub(crate) fn buf(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-const DENY_HOW: &str =
-    "cargo-deny is not installed: `cargo install --locked cargo-deny` (it compiles for minutes)";
+/// Pinned; each is compiled once, for about four minutes on two cores, below the target folder.
+const CARGO_DENY: (&str, &str) = ("cargo-deny", "0.20.2");
+const CARGO_FUZZ: (&str, &str) = ("cargo-fuzz", "0.13.2");
 
-/// Licences, bans and sources; an error without cargo-deny.
-pub(crate) fn deny(shell: &Shell) -> anyhow::Result<()> {
-    if !shell::have("cargo-deny") {
-        bail!("{DENY_HOW}");
+/// The folder of a cargo subcommand of that version, compiled if need be; one of another version on the PATH is not used,
+/// so that all see the same findings.
+fn cargo_tool(shell: &Shell, (name, version): (&str, &str)) -> anyhow::Result<PathBuf> {
+    let folder = shell.target.join("tools").join(format!("{name}-{version}"));
+    let bin = folder.join("bin");
+    if !bin.join(name).is_file() {
+        eprintln!("`{name}` {version} is missing: compiling it, once");
+        let build = shell.target.join("tools").join("build");
+        let mut command =
+            shell.cargo_command(&["install", "--locked", "--quiet", "--version", version, name]);
+        command.arg("--root").arg(&folder).arg("--target-dir").arg(&build);
+        shell::run(&mut command).with_context(|| format!("installing {name} {version} with cargo"))?;
+        // What it was made of is larger than all else and of no more use.
+        fs::remove_dir_all(&build).ok();
     }
-    shell.cargo(&["deny", "--offline", "--workspace", "check", "bans", "licenses", "sources"])
+    Ok(bin)
 }
 
-/// The same, but a machine without cargo-deny is told so, loudly, and goes on: `cargo xtask deny` is the strict one.
-pub(crate) fn deny_if_present(shell: &Shell) -> anyhow::Result<()> {
-    if shell::have("cargo-deny") {
-        return deny(shell);
+/// Licences, bans and sources, by `deny.toml` and the lock file alone.
+pub(crate) fn deny(shell: &Shell) -> anyhow::Result<()> {
+    let bin = cargo_tool(shell, CARGO_DENY)?;
+    let what = ["--offline", "--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"];
+    // Offline it needs what the lock file names to be there, for every platform that it looks at.
+    shell.cargo(&["fetch", "--locked", "--quiet"])?;
+    shell::run(shell.command(bin.join("cargo-deny")).args(what))
+}
+
+/// `cargo +nightly fuzz`, with all that it needs.
+pub(crate) fn cargo_fuzz(shell: &Shell) -> anyhow::Result<Command> {
+    if shell::output(shell.command("cargo").args(["+nightly", "--version"])).is_err() {
+        let how = "fuzzing needs a nightly toolchain: `rustup toolchain install nightly --profile minimal`";
+        if !shell::have("rustup") {
+            bail!("{how}");
+        }
+        let words = ["toolchain", "install", "nightly", "--profile", "minimal"];
+        shell::run(shell.command("rustup").args(words)).context(how)?;
     }
-    eprintln!("!! NOT CHECKED: licences, banned crates, sources.\n!! {DENY_HOW}");
-    Ok(())
+    let bin = cargo_tool(shell, CARGO_FUZZ)?;
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([bin].into_iter().chain(env::split_paths(&path)))?;
+    let mut command = shell.command("cargo");
+    command.args(["+nightly", "fuzz"]).env("PATH", path).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    Ok(command)
 }

@@ -17,6 +17,7 @@ pub(crate) struct Kept {
     pub(crate) time: u64,
     pub(crate) hash: Hash16,
     pub(crate) offset: u64,
+    pub(crate) refused: Option<Code>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -96,9 +97,10 @@ impl Model {
             let window = if it.attempt == 0 { self.rules.dedup_window } else { 0 };
             let near = window == 0 || kept.offset + window >= offset;
             if near && kept.offset >= self.rules.keys_from {
-                return match kept.hash == it.body_hash {
-                    true => Outcome::Duplicate { seq: kept.seq, time: kept.time },
-                    false => refused(Code::Conflict),
+                return match (kept.hash == it.body_hash, kept.refused) {
+                    (true, None) => Outcome::Duplicate { seq: kept.seq, time: kept.time },
+                    (true, Some(code)) => Outcome::RefusedBefore { code },
+                    (false, _) => refused(Code::Conflict),
                 };
             }
         }
@@ -109,6 +111,9 @@ impl Model {
             return refused(Code::OrderBroken);
         }
         if let Err(code) = self.may_talk(it) {
+            if it.order.chained {
+                self.ids.insert(id, Kept { seq: 0, time, hash: it.body_hash, offset, refused: Some(code) });
+            }
             return refused(code);
         }
         if let ConversationKind::Direct(a, b) = it.conversation.kind() {
@@ -123,7 +128,7 @@ impl Model {
         let own = member.sent;
         let answer = self.append(offset, time, Body::Message(it.clone()), own);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
-        self.ids.insert(id, Kept { seq, time, hash: it.body_hash, offset });
+        self.ids.insert(id, Kept { seq, time, hash: it.body_hash, offset, refused: None });
         answer
     }
 
@@ -160,7 +165,7 @@ impl Model {
         }
         let answer = self.append(offset, time, Body::Member(it.clone()), 0);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
-        let kept = Kept { seq, time, hash: it.body_hash(), offset };
+        let kept = Kept { seq, time, hash: it.body_hash(), offset, refused: None };
         self.requests.insert(request, (kept, it.clone()));
         answer
     }

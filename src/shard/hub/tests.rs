@@ -141,3 +141,16 @@ fn removing_a_connection_leaves_no_trace_of_it() {
     }
     assert!(hub.groups.is_empty() && hub.users.is_empty() && hub.ids.is_empty());
 }
+
+#[test]
+fn a_run_counts_until_its_last_member_is_served() {
+    let (mut hub, g) = (hub(), group("g"));
+    (0..4).for_each(|slot| assert!(hub.join(&g, slot)));
+    hub.push(push(&g, 1));
+    let waiting = hub.waiting;
+    assert!(waiting > 0);
+    assert!(hub.next_work(3).is_some());
+    assert_eq!(hub.waiting, waiting, "its frame is still held");
+    assert_eq!(serve(&mut hub, 100).len(), 1);
+    assert_eq!(hub.waiting, 0);
+}

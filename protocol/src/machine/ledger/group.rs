@@ -67,7 +67,7 @@ pub(super) fn member(
         }
         ledger.cache.set_member(id, &user, row);
     }
-    ledger.cache.set_key(hash, Key { seq, time, body_hash, offset });
+    ledger.cache.set_key(hash, Key { seq, time, body_hash, offset, refused: None });
     Ok(append(ledger, offset, time, decided.head, Body::Member(change.clone()), id))
 }
 

@@ -54,8 +54,13 @@ pub(super) fn apply(
         mutation: ledger.mutation,
     };
     let refusal = CHECKS.iter().find_map(|check| check(&facts));
+    let lasting = facts.lasting(refusal.as_ref());
     if let Some(next) = facts.device_after(refusal.as_ref()).filter(|next| Some(*next) != device) {
         ledger.cache.set_device(id, &message.sender, &message.device, next);
+    }
+    if let Some(code) = lasting {
+        let (time, body_hash) = (record.received_at, message.body_hash);
+        ledger.cache.set_key(hash, Key { seq: 0, time, body_hash, offset, refused: Some(code) });
     }
     Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
 }
@@ -74,10 +79,10 @@ fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
     if let Some(refusal) = early.and_then(|check| check(facts)) {
         return Some(refusal);
     }
-    Some(if key.body_hash == facts.message.body_hash {
-        Outcome::Duplicate { seq: key.seq, time: key.time }
-    } else {
-        Outcome::Refused { code: Code::Conflict }
+    Some(match key.refused {
+        _ if key.body_hash != facts.message.body_hash => Outcome::Refused { code: Code::Conflict },
+        Some(code) => Outcome::RefusedBefore { code },
+        None => Outcome::Duplicate { seq: key.seq, time: key.time },
     })
 }
 
@@ -144,6 +149,18 @@ impl Facts<'_> {
         stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
     }
 
+    /// The refusal to remember: one for good, of a chained message, by today's membership. What follows it in its chain
+    /// goes on, so it may never come in behind that, whatever it is told when its answer was lost. A conflict has a
+    /// key already; what the chain or the epoch refuses is for now, and has nothing behind it.
+    fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
+        match refusal {
+            Some(Outcome::Refused { code: code @ (Code::NotAMember | Code::NotFound) }) => {
+                self.message.order.chained.then_some(*code)
+            }
+            _ => None,
+        }
+    }
+
     /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain
     /// takes its number (a refusal that stands must not break what follows), and a newer epoch shuts older ones out.
     fn device_after(&self, refusal: Option<&Outcome>) -> Option<Device> {
@@ -151,8 +168,8 @@ impl Facts<'_> {
             return None;
         }
         let stand = self.stand();
-        let keeps =
-            self.breaks(Mutation::RefusedKeepsNumber) && matches!(refusal, Some(Outcome::Refused { .. }));
+        let refused = matches!(refusal, Some(Outcome::Refused { .. } | Outcome::RefusedBefore { .. }));
+        let keeps = refused && self.breaks(Mutation::RefusedKeepsNumber);
         let takes = self.message.order.chained && self.is_next() && !keeps;
         Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
     }
@@ -184,7 +201,7 @@ fn accept(
     member.sent += 1;
     ledger.cache.set_member(id, &message.sender, member);
     ledger.cache.set_head(id, head);
-    let key = Key { seq, time, body_hash: message.body_hash, offset };
+    let key = Key { seq, time, body_hash: message.body_hash, offset, refused: None };
     ledger.cache.set_key(hash, key);
     ledger.cache.set_row(id, seq, RowHead { sender: Some(message.sender.clone()), recalled: None });
     let body = Body::Message(message.clone());

@@ -88,17 +88,19 @@ pub struct Device {
     pub next_n: u64,
 }
 
-/// What is remembered of an id that was accepted.
+/// What is remembered of an id that was decided: accepted, or refused for good as part of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The seq it got.
+    /// The seq it got; 0 when it was refused.
     pub seq: u64,
-    /// The receive time it was acked with.
+    /// The receive time of the record that decided; the one it was acked with.
     pub time: u64,
     /// The hash of the content.
     pub body_hash: Hash16,
-    /// The offset of the record that was accepted.
+    /// The offset of the record that decided.
     pub offset: u64,
+    /// Why it was refused; none when it was accepted.
+    pub refused: Option<Code>,
 }
 
 /// What the ledger must know of a row of history, for recalls.
@@ -164,7 +166,7 @@ pub struct Delta {
     pub stays: Vec<(ConversationId, UserId, Stay)>,
     /// Devices that changed.
     pub devices: Vec<(ConversationId, UserId, DeviceId, Device)>,
-    /// Ids that were accepted. One key per id: the newest acceptance replaces an older one.
+    /// Ids that were decided. One key per id: the newest decision replaces an older one.
     pub keys: Vec<(Hash16, Key)>,
 }
 
@@ -220,6 +222,12 @@ pub enum Outcome {
     /// It is not accepted.
     Refused {
         /// Why.
+        code: Code,
+    },
+    /// It was refused for good before, and its chain went on without it: the same refusal again, whatever is allowed by
+    /// now. Its content needs a new id.
+    RefusedBefore {
+        /// Why then.
         code: Code,
     },
     /// It comes from a conn that a newer one of the same device has replaced. Never told to the client: the origin

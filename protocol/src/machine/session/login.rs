@@ -1,6 +1,6 @@
 //! From Hello to Welcome, and whose word counts on where the chain stands.
 
-use super::{Action, Identity, Limits, LoggedIn, Session, State, send::Ordered, types::Wishes};
+use super::{Action, ChainSaved, Identity, Limits, LoggedIn, Session, State, send::Ordered, types::Wishes};
 use crate::{
     Code, Time,
     id::{DeviceId, MsgId},
@@ -23,8 +23,8 @@ pub(super) struct Hello {
 impl Session {
     /// The login holds: says Welcome. Ignored unless a login was asked for and is undecided.
     ///
-    /// The chain starts at the declared id, if there is one, unless that is saved as done: then the client has missed
-    /// acks, Welcome tells the saved id, and the client sends again what has no ack. Without a declared id it starts at
+    /// The chain starts at the declared id, if there is one, unless that is saved as done or skipped: then the client has
+    /// missed acks or a notice, Welcome tells the saved id, and the client sends again what has no ack. Without a declared id it starts at
     /// the saved one, else at a fresh one. See [`Chain::adopt`] for a declared id that the saved state does not know.
     pub fn logged_in(&mut self, login: LoggedIn, limits: &Limits, now: Time, out: &mut Vec<Action>) {
         let hello = match std::mem::replace(&mut self.state, State::Live) {
@@ -37,11 +37,8 @@ impl Session {
         let Hello { id, next_id, chain } = *hello;
         let chained = chain || next_id.is_some();
         let chain = match (login.chain_saved, next_id) {
-            (Some((saved, done)), Some(declared)) if declared != saved && !done.contains(&declared) => {
-                Chain::adopt(declared, saved, done, limits.chain)
-            }
-            (Some((saved, done)), _) => Chain::resume(saved, done, limits.chain),
             (None, declared) => Chain::new(declared.unwrap_or(login.fresh_next_id), limits.chain),
+            (Some(saved), declared) => go_on(saved, declared, limits),
         };
         let next_id = chain.expected().clone();
         if chained {
@@ -102,4 +99,15 @@ impl Session {
         self.say(id, Said::Error(code.error(&reason)), out);
         self.close(code, reason, out);
     }
+}
+
+fn go_on<T>(saved: ChainSaved, declared: Option<MsgId>, limits: &Limits) -> Chain<T> {
+    let ChainSaved { expected, done, skipped } = saved;
+    let unknown = |id: &MsgId| *id != expected && !done.contains(id) && !skipped.contains(id);
+    let mut chain = match declared.filter(unknown) {
+        Some(declared) => Chain::adopt(declared, expected, done, limits.chain),
+        None => Chain::resume(expected, done, limits.chain),
+    };
+    chain.note_skipped(skipped);
+    chain
 }

@@ -60,6 +60,10 @@ impl Session {
                 self.leave(Code::Bye, "", out);
             }
             Asked::Read(read) => self.handle_read(id, &read, limits, out),
+            Asked::Recall(recall) => self.handle_recall(id, &recall, limits, out),
+            Asked::Clear(clear) => self.handle_clear(id, &clear, limits, out),
+            Asked::Hide(hide) => self.handle_hide(id, hide, limits, out),
+            Asked::Signal(signal) => self.handle_signal(id, signal, limits, now, out),
             Asked::Sync(sync) => self.handle_sync(id, &sync, limits, out),
             Asked::Pull(pull) => self.handle_pull(id, pull, limits, out),
             // The caller closed on it.

@@ -40,6 +40,10 @@ pub struct Limits {
     pub rooms_max: usize,
     /// The most conversations that one conn numbers chained records for.
     pub chained_conversations_max: usize,
+    /// The most bytes of the encoded Content of a Signal.
+    pub signal_bytes_max: u32,
+    /// Signals a second; those of one second may come at once. 0 = none are taken.
+    pub signals_per_second: u32,
     /// When a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
     /// The driver's window; the client's wishes change `ack_timeout` and `tries`.
@@ -61,6 +65,8 @@ impl Default for Limits {
             errors_max: 32,
             rooms_max: 64,
             chained_conversations_max: 4_096,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
             reply_deadline: Duration::from_secs(5),
             window: WindowLimits::default(),
         }
@@ -93,6 +99,17 @@ pub enum Action {
         /// The room.
         room: RoomId,
     },
+    /// Check whether the conn may, tell the others, then call `signalled`.
+    Signal {
+        /// The frame to answer.
+        id: u64,
+        /// Where to.
+        conversation: ConversationId,
+        /// What to tell: complete, the sender included.
+        signal: Box<pb::Signal>,
+    },
+    /// A signal over the budget was dropped: for metrics.
+    SignalDropped,
     /// Take the conn out of the room. The client has its answer already.
     Leave {
         /// The room.
@@ -110,6 +127,13 @@ pub enum Action {
         /// The id that has its answer now, as have all before it.
         done: MsgId,
         /// Its successor.
+        expected: MsgId,
+    },
+    /// Save for the next login of this device: append `skipped` to the skipped ids (keep the last 256), set `expected`.
+    SaveSkip {
+        /// The id that was given up: refused for good, also by later connections.
+        skipped: MsgId,
+        /// The first chained id without an answer saved, or where the chain goes on.
         expected: MsgId,
     },
     /// For metrics, events and the guard; the client has its Notice already.
@@ -232,14 +256,25 @@ pub struct LoggedIn {
     pub session: String,
     /// This node.
     pub node: NodeId,
-    /// The chain as last saved: the expected id, and the done ids, oldest first.
-    pub chain_saved: Option<(MsgId, Vec<MsgId>)>,
+    /// The chain as last saved.
+    pub chain_saved: Option<ChainSaved>,
     /// Whether the session named in `resume` was found.
     pub resumed: bool,
     /// The wall clock, for people.
     pub server_time_ms: u64,
     /// A random id: where the chain starts when neither side knows one.
     pub fresh_next_id: MsgId,
+}
+
+/// Where a device's chain stood when its last connection had its last answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainSaved {
+    /// The id that the next chained message carries.
+    pub expected: MsgId,
+    /// Ids that have their answers, oldest first; the last 256.
+    pub done: Vec<MsgId>,
+    /// Ids that were given up, oldest first; the last 256.
+    pub skipped: Vec<MsgId>,
 }
 
 /// Who speaks on a conn, from login to the end.

@@ -171,6 +171,36 @@ fn a_refusal_by_membership_takes_its_number() {
     assert_eq!(seq(it.say(by_bob("m1", 1))), 4);
 }
 
+/// The answer is lost in a crash, the chain has gone on, the sender is let in: the retry must not come in behind.
+#[test]
+fn a_lasting_refusal_of_a_chained_message_is_given_again_after_a_join() {
+    let mut it = group();
+    let by_dan = |to: &str, id: &str, epoch, n, chained| Message {
+        order: SenderOrder { epoch, n, chained },
+        ..message(to, "dan", id)
+    };
+    assert_eq!(it.say(by_dan("g:a", "m1", 1, 0, true)), refused(Code::NotAMember));
+    assert_eq!(it.say(by_dan("g:b", "m2", 1, 0, true)), refused(Code::NotFound));
+    assert_eq!(it.say(by_dan("g:a", "loose", 1, 0, false)), refused(Code::NotAMember));
+    assert_eq!(it.say(by_dan("g:a", "early", 1, 7, true)), refused(Code::OrderBroken));
+    let join = change(MemberAction::Join, &["dan"], "ann", "q2");
+    assert_eq!(seq(it.member(join)), 2);
+    assert_eq!(seq(it.say(by_dan("g:a", "m3", 1, 1, true))), 3, "the chain goes on");
+    let before = |code| Outcome::RefusedBefore { code };
+    let again = Message { attempt: 1, ..by_dan("g:a", "m1", 2, 0, true) };
+    assert_eq!(it.say(again.clone()), before(Code::NotAMember));
+    assert_eq!(
+        it.say(Message { order: SenderOrder { chained: false, ..again.order }, ..again }),
+        before(Code::NotAMember)
+    );
+    assert_eq!(it.say(by_dan("g:b", "m2", 2, 0, true)), before(Code::NotFound));
+    let other = Message { body_hash: body_hash(b"other"), ..by_dan("g:a", "m1", 2, 1, true) };
+    assert_eq!(it.say(other), refused(Code::Conflict));
+    // What has nothing behind it is judged anew: the unchained one, and the one that was only early.
+    assert_eq!(seq(it.say(by_dan("g:a", "loose", 2, 0, false))), 4);
+    assert_eq!(seq(it.say(by_dan("g:a", "early", 2, 2, true))), 5);
+}
+
 #[test]
 fn a_first_attempt_is_compared_with_the_window_and_a_retry_with_everything() {
     let mut it = Partition::new();
@@ -268,6 +298,20 @@ fn a_recall_takes_a_seq_once_and_is_for_the_sender_or_an_admin() {
     assert_eq!(seq(it.put(recall("bob"))), 3);
     assert_eq!(it.put(recall("ann")), Outcome::Duplicate { seq: 3, time: 1_000 });
     assert_eq!(it.ledger.head(&conversation("g:a")).unwrap().unwrap().messages, 1);
+}
+
+#[test]
+fn s25_a_message_writes_no_row_for_each_member() {
+    let mut it = Partition::new();
+    let names: Vec<String> = (0..900).map(|n| format!("u{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    it.member(change(MemberAction::Create, &names, "ann", "q1"));
+    let made = it.ledger.take_delta(it.end()).unwrap();
+    assert_eq!(made.members.len(), 901);
+    it.say(message("g:a", "ann", "m1"));
+    let delta = it.ledger.take_delta(it.end()).unwrap();
+    let counts = (delta.heads.len(), delta.members.len(), delta.keys.len(), delta.rows.len());
+    assert_eq!(counts, (1, 1, 1, 1), "only the sender's own row moves");
 }
 
 #[test]

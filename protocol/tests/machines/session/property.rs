@@ -247,7 +247,12 @@ impl Run {
                 }
                 other => prop_assert!(self.welcomed, "before Welcome: {other:?}"),
             },
-            Action::Leave { .. } | Action::Acked { .. } | Action::SaveChain { .. } | Action::Alarm(_) => {
+            Action::Signal { .. } | Action::SignalDropped => prop_assert!(self.welcomed),
+            Action::Leave { .. }
+            | Action::Acked { .. }
+            | Action::SaveChain { .. }
+            | Action::SaveSkip { .. }
+            | Action::Alarm(_) => {
                 prop_assert!(self.welcomed);
             }
         }

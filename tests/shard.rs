@@ -1,0 +1,184 @@
+//! One shard at a time, turn by turn: what is full is told, and what is refused is not tried again before there is hope.
+
+#[path = "support/mod.rs"]
+mod support;
+
+#[path = "support/lone.rs"]
+mod lone;
+
+use lone::{Lone, push, push_to};
+use support::{Client, Said, ask, hello, text_of};
+use tidegate::mail::{Audience, Item, Lag, Mail};
+use tidegate_protocol::{
+    Code,
+    codec::Wire,
+    id::{ConversationId, UserId},
+};
+
+fn id(text: &str) -> ConversationId {
+    ConversationId::parse(text).expect("a good id")
+}
+
+/// Connected and its Hello said; the shard knows the user but not the groups.
+fn connect(lone: &mut Lone, shard: usize, user: &str) -> Client {
+    let mut client = Client::connect(lone.address(), Wire::Tcp);
+    lone.accept(shard);
+    lone.turn(shard);
+    client.say(ask::hello(hello(&lone.token(user), "d")));
+    client
+}
+
+fn login(lone: &mut Lone, shard: usize, user: &str, groups: &[ConversationId]) -> Client {
+    let mut client = connect(lone, shard, user);
+    lone.admit(shard, groups);
+    assert!(matches!(client.reply(1), Said::Welcome(_)));
+    client
+}
+
+fn join(lone: &mut Lone, shard: usize, client: &mut Client, room: &str) {
+    let id = client.say(ask::join(room));
+    lone.turn(shard);
+    assert!(matches!(client.reply(id), Said::Done(_)));
+}
+
+#[test]
+fn pushes_left_out_for_a_full_mailbox_are_told_as_behind_and_in_their_place() {
+    let (mut lone, g) = (Lone::new(1, |_, _| {}), id("g:harbour"));
+    let mut bob = login(&mut lone, 0, "bob", std::slice::from_ref(&g));
+    let direct = id("d:alice:bob");
+    let bobs = Audience::Users([UserId::new("bob").expect("a good id")].into());
+    let left_out = [
+        Item::Push(push(&g, 1, "one")),
+        Item::Behind(Lag { conversation: g.clone(), max_seq: 3, audience: Audience::Members }),
+        Item::Push(push(&g, 4, "four")),
+        Item::Behind(Lag { conversation: direct.clone(), max_seq: 9, audience: bobs }),
+    ];
+    lone.post(0, Mail::Deliver(left_out.into()));
+    (0..3).for_each(|_| lone.turn(0));
+    let mut told = Vec::new();
+    while told.len() < 3 {
+        match bob.take("pushes and hints", |_| true).body {
+            Some(Said::Push(push)) => told.push((push.conversation, push.seq)),
+            Some(Said::Behind(behind)) => told.push((behind.conversation, behind.max_seq)),
+            other => panic!("{other:?}"),
+        }
+    }
+    // What follows a hole is part of it until the hole is told.
+    let mut groups: Vec<u64> = told.iter().filter(|(at, _)| *at == g.as_str()).map(|(_, seq)| *seq).collect();
+    groups.dedup();
+    assert_eq!(groups, [1, 4], "{told:?}");
+    assert!(told.contains(&(direct.to_string(), 9)), "{told:?}");
+}
+
+#[test]
+fn room_frames_that_find_the_mailbox_of_another_shard_full_are_counted_and_told() {
+    const FRAMES: u64 = 40;
+    // Room for a few of them.
+    let mut lone = Lone::new(2, |context, _| context.mailbox_bytes = 8 * 1_400);
+    let mut speaker = login(&mut lone, 0, "speaker", &[]);
+    let mut guest = login(&mut lone, 1, "guest", &[]);
+    join(&mut lone, 0, &mut speaker, "hall");
+    join(&mut lone, 1, &mut guest, "hall");
+    let text = "x".repeat(1_000);
+    for n in 0..FRAMES {
+        let id = speaker.say(ask::send(support::send("r:hall", &format!("m{n}"), &text)));
+        lone.turn(0);
+        assert!(matches!(speaker.reply(id), Said::SendAck(_)), "the room goes on");
+    }
+    (0..4).for_each(|_| lone.turn(1));
+    // What could not be told then is told by the next sweep.
+    lone.now = lone.now + std::time::Duration::from_secs(1);
+    lone.turn(0);
+    (0..4).for_each(|_| lone.turn(1));
+    let (mut got, mut shed) = (0, 0);
+    while got + shed < FRAMES {
+        match guest.take("frames, then how many were shed", |_| true).body {
+            Some(Said::Push(push)) => got += u64::from(text_of(&push) == text),
+            Some(Said::Shed(told)) => shed += told.count,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(got + shed, FRAMES);
+    assert!((1..20).contains(&got), "{got} frames fitted");
+}
+
+#[test]
+fn what_comes_before_welcome_waits_for_it() {
+    let (mut lone, g) = (Lone::new(1, |_, _| {}), id("g:harbour"));
+    let mut bob = connect(&mut lone, 0, "bob");
+    lone.turn(0);
+    // The route stands and the user is indexed; the owner has not answered yet.
+    assert!(lone.push(0, push_to("bob", &id("d:alice:bob"), 1, "early")));
+    (0..3).for_each(|_| lone.turn(0));
+    bob.listen(std::time::Duration::from_millis(50));
+    assert!(bob.inbox.is_empty(), "{:?}", bob.inbox);
+    lone.admit(0, std::slice::from_ref(&g));
+    let welcome = bob.take("the first frame", |_| true);
+    assert!(matches!(welcome.body, Some(Said::Welcome(_))), "{welcome:?}");
+    assert_eq!(text_of(&bob.expect_push()), "early");
+}
+
+/// Write calls of this thread, failed ones included.
+fn writes() -> u64 {
+    let told = std::fs::read_to_string("/proc/thread-self/io").expect("the kernel counts");
+    told.lines().find_map(|line| line.strip_prefix("syscw: ")?.parse().ok()).expect("a count")
+}
+
+#[test]
+fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
+    let mut lone = Lone::new(1, |context, socket| {
+        socket.send_buffer_bytes = 16 * 1024;
+        context.caps.data = 64 * 1024;
+    });
+    let g = id("g:harbour");
+    let mut bob = login(&mut lone, 0, "bob", std::slice::from_ref(&g));
+    let text = "x".repeat(4_000);
+    let mut seq = 0;
+    let mut wasted = Vec::new();
+    for _ in 0..1_500 {
+        seq += 1;
+        assert!(lone.push(0, push(&g, seq, &text)));
+        let before = writes();
+        lone.turn(0);
+        wasted.push(writes() - before);
+    }
+    assert_eq!(wasted.iter().rev().take(300).sum::<u64>(), 0, "tries in vain");
+    // He reads at last: all of it comes, or a word about it.
+    let mut next = 1;
+    while next <= seq {
+        lone.turn(0);
+        bob.listen(std::time::Duration::from_millis(1));
+        while let Some(frame) = bob.inbox.pop_front() {
+            match frame.body {
+                Some(Said::Push(push)) => assert_eq!(std::mem::replace(&mut next, push.seq + 1), push.seq),
+                Some(Said::Behind(behind)) => next = behind.max_seq + 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(bob.ended.is_none(), "{:?}", bob.ended);
+    }
+}
+
+#[test]
+fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
+    let mut lone = Lone::new(1, |context, _| context.limits.in_flight_max = 1);
+    let mut bob = login(&mut lone, 0, "bob", &[]);
+    // The owner never answers: after the first the shard reads no more, and the rest lies in the socket.
+    for n in 0..2_000 {
+        bob.say(ask::send(support::send("alice", &format!("m{n}"), &"x".repeat(500))));
+        if n % 100 == 0 {
+            lone.turn(0);
+        }
+    }
+    lone.post(0, Mail::Stop(Code::Draining));
+    // A send without an answer is waited for, then the last words go out, then input is discarded for a while.
+    for _ in 0..40 {
+        lone.turn(0);
+        lone.now = lone.now + std::time::Duration::from_millis(300);
+    }
+    assert_eq!(lone.handles[0].conns(), 0, "the shard has forgotten it");
+    // The kernel hands out what came before a reset; only the error tells of it.
+    let error = bob.link.stream().take_error().expect("a socket tells its error");
+    assert!(error.is_none(), "a reset: {error:?}");
+    assert_eq!(bob.expect_close(), Code::Draining);
+}

@@ -1,0 +1,30 @@
+//! Replays `fuzz/corpus/upgrade/` through its fuzz target without a fuzzer.
+
+/// Where the target looks for it.
+mod net {
+    pub(crate) use tidegate::net::upgrade;
+}
+
+#[path = "../fuzz/src/upgrade.rs"]
+#[allow(unreachable_pub, reason = "it is public in the crate of the fuzz targets")]
+mod target;
+
+use std::{fs, path::Path};
+
+use net::upgrade::{Policy, Progress, upgrade};
+
+#[test]
+fn every_input_of_the_corpus_passes_and_both_ends_are_in_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/upgrade");
+    let (mut done, mut refused) = (0, 0);
+    for entry in fs::read_dir(folder).expect("a corpus") {
+        let input = fs::read(entry.expect("an entry").path()).expect("an input");
+        target::upgrade(&input);
+        match upgrade(&input[1..], &Policy { origins: vec!["https://chat.example.org".into()] }) {
+            Ok(Progress::Done { .. }) => done += 1,
+            Ok(Progress::NeedMore) => {}
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(done >= 5 && refused >= 15, "{done} upgrades and {refused} refusals");
+}
