@@ -302,6 +302,13 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
+fn owner_settings(config: &Config) -> owner::Settings {
+    owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    }
+}
+
 /// Refuses to start a node that could never let anybody in.
 fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
