@@ -5,6 +5,7 @@ pub mod deliver;
 pub mod history;
 pub mod login;
 pub mod owner;
+pub mod reader;
 pub mod receipt;
 pub mod send;
 pub mod sync;

@@ -18,6 +18,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::{drain::Pace, session::Answer},
     pb,
+    settings::UserSettings,
 };
 use tokio::sync::mpsc;
 
@@ -62,6 +63,8 @@ pub struct LoginDone {
     pub replaced: bool,
     /// Where the device's chain stands, as far as anybody remembers.
     pub chain: Option<ChainState>,
+    /// What the user wishes, now and before.
+    pub wishes: UserSettings,
 }
 
 /// A login that can't be completed now.

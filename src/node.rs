@@ -115,9 +115,16 @@ impl Node {
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let base =
-            Shared { config, ports: &ports, intake: &intake, directory: &directory, handles: &handles }
-                .context(&token_key, services.handle().clone(), metrics.clone());
+        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let base = Shared {
+            config,
+            ports: &ports,
+            intake: &intake,
+            directory: &directory,
+            handles: &handles,
+            admin: &admin,
+        }
+        .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let outbound = || {
             Outbound::new(
@@ -144,7 +151,7 @@ impl Node {
             Acceptor::new(door, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let api = Api {
-            admin: Admin::new(ports.me.clone(), intake, pending),
+            admin,
             ports: Arc::clone(&ports),
             admission,
             metrics: rendered,
@@ -247,6 +254,7 @@ struct Shared<'a> {
     intake: &'a Arc<Intake>,
     directory: &'a Arc<Directory>,
     handles: &'a ShardHandles,
+    admin: &'a Admin,
 }
 
 impl Shared<'_> {
@@ -267,6 +275,7 @@ impl Shared<'_> {
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
             ports: Arc::clone(self.ports),
+            admin: self.admin.clone(),
             rooms: Arc::new(Rooms::default()),
             runtime,
             metrics,

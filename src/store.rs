@@ -8,6 +8,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Head, Key, Loaded, Member, Need, Row, Stay},
     record::{Hash16, Position, Rules},
+    settings::UserSettings,
 };
 
 use crate::bus::TopicId;
@@ -158,9 +159,6 @@ pub enum StoreError {
 /// What is archived. All reads see only what a successful archive wrote, whole, and once seen it stays.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Whether an archive outlives the process.
-    fn durable(&self) -> bool;
-
     /// Makes `fence` the fence of the partition, whoever had it, in one transaction with reading where it stands.
     /// After Ok no archive or load under an earlier fence succeeds. A partition that was never archived takes
     /// `topic` as its log; one of another log fails with [`StoreError::LogReplaced`] and keeps its fence. Who may
@@ -222,6 +220,10 @@ pub trait Store: Send + Sync {
     /// Moves the marks forward: one at a lower seq than what is stored changes nothing. When this returns, every read
     /// sees them; they outlive the process as what is archived does, but the newest may be lost with the machine.
     async fn save_marks(&self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError>;
+
+    /// Puts what the user wishes now over what was wished before, if it wishes anything, and gives the result. As
+    /// durable as marks are; of two calls at once neither loses what only it says.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

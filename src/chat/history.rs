@@ -7,7 +7,6 @@ use prost::Message as _;
 use tidegate_protocol::{
     Code,
     content::Content,
-    id::UserId,
     machine::session::{Pull, Which},
     pb,
     record::{Body, Message},
@@ -15,6 +14,7 @@ use tidegate_protocol::{
 
 use super::{
     deliver::event_push,
+    reader::Reader,
     unread::{Span, View},
 };
 use crate::store::{Direction, PageQuery, Store, StoreError, StoredRow};
@@ -31,12 +31,12 @@ pub(super) fn away(error: StoreError) -> Refusal {
     (Code::StoreUnavailable, "")
 }
 
-/// Reads the page that `user` asks for.
+/// Reads the page that `reader` asks for.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
-pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::Page, Refusal> {
-    let view = view(store, user, pull).await?;
+pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
+    let view = view(store, reader, pull).await?;
     let mut page = Paging {
         store,
         pull,
@@ -55,9 +55,9 @@ pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::P
     Ok(page.page)
 }
 
-async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Refusal> {
-    let summary = store.summary(&pull.conversation, Some(user)).await.map_err(away)?;
-    let direct = pull.conversation.is_direct_of(user);
+async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
+    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(away)?;
+    let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
         return Err(if direct {
             (Code::NotYet, "nothing was said here yet")
@@ -66,7 +66,7 @@ async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Ref
         });
     };
     let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    let view = View::new(&pull.conversation, &summary.head, &standing);
+    let view = reader.view(store, &pull.conversation, &summary.head, &standing).await?;
     let beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
         Which::Before(_) => false,
@@ -75,7 +75,9 @@ async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Ref
     match (beyond, view.is_in) {
         (false, _) => Ok(view),
         (true, true) => Err((Code::NotYet, "there is nothing beyond what you have")),
-        (true, false) => Err((Code::NotAMember, "you have everything up to when you left")),
+        (true, false) => {
+            Err((Code::NotAMember, "you have everything up to when you left, or the group ended"))
+        }
     }
 }
 
@@ -121,7 +123,7 @@ impl Paging<'_> {
         let last = span.last.min(end);
         let rows = self.read(last + 1, Direction::Backward, self.pull.limit, PAGE_BYTES).await?;
         let mut next = end;
-        for row in rows.iter().filter(|row| row.row.seq >= span.first) {
+        for row in rows.iter().filter(|row| row.row.seq >= span.first.max(view.pruned_to + 1)) {
             self.expired(row.row.seq + 1, next);
             self.row(row);
             next = row.row.seq - 1;

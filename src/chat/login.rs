@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
+    settings::UserSettings,
 };
 
 use crate::{
@@ -13,8 +14,14 @@ use crate::{
     routes::{Registration, Route},
 };
 
-/// Registers the device's route and loads its chain; the newest login wins at once, whatever was there.
-pub async fn login(ports: Arc<Ports>, user: UserId, device: DeviceId) -> Result<LoginDone, LoginError> {
+/// Registers the device's route, loads its chain and keeps what its user wishes; the newest login wins at once, whatever
+/// was there.
+pub async fn login(
+    ports: Arc<Ports>,
+    user: UserId,
+    device: DeviceId,
+    now: UserSettings,
+) -> Result<LoginDone, LoginError> {
     let wish = Registration {
         user: user.clone(),
         device: device.clone(),
@@ -28,6 +35,11 @@ pub async fn login(ports: Arc<Ports>, user: UserId, device: DeviceId) -> Result<
     })?;
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
     let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    // Nor are wishes: what this client said counts for its connection all the same.
+    let wishes = ports.store.wishes(&user, now).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the settings of a login could not be kept");
+        now
+    });
     let route = Route { user, device, token: registered.token };
-    Ok(LoginDone { route, replaced: registered.replaced.is_some(), chain })
+    Ok(LoginDone { route, replaced: registered.replaced.is_some(), chain, wishes })
 }

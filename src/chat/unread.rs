@@ -11,28 +11,33 @@ use tidegate_protocol::{
 
 use crate::store::{Mark, Standing};
 
-/// A range of seqs, both ends included, during which the user was in.
+/// A range of seqs, both ends included, that the user may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The first seq, that of the join.
+    /// The first seq: that of the join, or 1.
     pub first: u64,
-    /// The last seq, that of the leaving, or of the conversation.
+    /// The last seq: that of the leaving, or of the conversation.
     pub last: u64,
-    /// Messages of the conversation before `first`.
+}
+
+/// A time during which the user was in, in messages of the conversation: what may be unread. Narrower than a [`Span`]
+/// where the group shows newcomers what was said before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stretch {
     before: u64,
-    /// Messages of the conversation up to `last`.
     up_to: u64,
 }
 
 /// A conversation as one user sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The user's ranges, oldest first; never empty.
+    /// The user's ranges, oldest first, none touching another; never empty.
     pub spans: Vec<Span>,
-    /// Retention took everything up to here.
+    /// Retention took everything up to here, or the user does not wish to see it any more.
     pub pruned_to: u64,
-    /// Whether the user is in now.
+    /// Whether the user is in now, and there is something to be in.
     pub is_in: bool,
+    stretches: Vec<Stretch>,
     sent: u64,
     mark: Mark,
 }
@@ -42,23 +47,25 @@ impl View {
     pub fn new(conversation: &ConversationId, head: &Head, standing: &Standing) -> Self {
         let member = &standing.member;
         let mut spans: Vec<Span> = Vec::with_capacity(standing.stays.len() + 1);
+        let mut stretches = Vec::with_capacity(standing.stays.len() + 1);
         if matches!(conversation.kind(), ConversationKind::Direct(..)) {
-            spans.push(Span { first: 1, last: head.last_seq, before: 0, up_to: head.messages });
+            spans.push(Span { first: 1, last: head.last_seq });
+            stretches.push(Stretch { before: 0, up_to: head.messages });
         } else {
-            spans.extend(standing.stays.iter().map(|stay| Span {
-                first: stay.joined_seq,
-                last: stay.left_seq,
-                before: stay.joined_messages,
-                up_to: stay.left_messages,
-            }));
             let (last, up_to) = match member.is_in() {
                 true => (head.last_seq, head.messages),
                 false => (member.left_seq, member.left_messages),
             };
-            spans.push(Span { first: member.joined_seq, last, before: member.joined_messages, up_to });
+            let past = standing.stays.iter();
+            spans.extend(past.clone().map(|stay| Span { first: stay.joined_seq, last: stay.left_seq }));
+            spans.push(Span { first: member.joined_seq, last });
+            stretches
+                .extend(past.map(|stay| Stretch { before: stay.joined_messages, up_to: stay.left_messages }));
+            stretches.push(Stretch { before: member.joined_messages, up_to });
         }
-        let is_in = member.is_in();
-        Self { spans, pruned_to: head.pruned_to, is_in, sent: member.sent, mark: standing.mark }
+        let is_in = member.is_in() && head.deleted_seq == 0;
+        let (pruned_to, sent, mark) = (head.pruned_to, member.sent, standing.mark);
+        Self { spans: merged(spans), pruned_to, is_in, stretches, sent, mark }
     }
 
     /// The lowest seq that the user can still pull; above [`Self::max`] when there is none.
@@ -73,9 +80,9 @@ impl View {
         self.spans.last().map_or(0, |span| span.last)
     }
 
-    /// Whether the seq lies in a range of the user's.
+    /// Whether the seq lies in a range of the user's, and is not gone.
     pub fn sees(&self, seq: u64) -> bool {
-        self.spans.iter().any(|span| (span.first..=span.last).contains(&seq))
+        seq > self.pruned_to && self.spans.iter().any(|span| (span.first..=span.last).contains(&seq))
     }
 
     /// The user's own messages in the conversation.
@@ -88,11 +95,24 @@ impl View {
         self.mark
     }
 
-    /// The messages of others above the mark that the user may see.
+    /// The messages of others above the mark that were said while the user was in.
     pub fn unread(&self) -> u64 {
-        let after = |span: &Span| span.up_to - self.mark.messages.clamp(span.before, span.up_to);
-        let messages: u64 = self.spans.iter().map(after).sum();
-        // All of the user's own lie in the ranges: who is not in can't send.
+        let after = |it: &Stretch| it.up_to - self.mark.messages.clamp(it.before, it.up_to);
+        let messages: u64 = self.stretches.iter().map(after).sum();
+        // All of the user's own lie in the stretches: who is not in can't send.
         messages.saturating_sub(self.sent.saturating_sub(self.mark.own))
     }
+}
+
+/// Ranges that overlap or touch become one: who sees everything sees what an earlier stay showed, too.
+fn merged(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_by_key(|span| span.first);
+    spans.dedup_by(|next, kept| {
+        let touches = next.first <= kept.last.saturating_add(1);
+        if touches {
+            kept.last = kept.last.max(next.last);
+        }
+        touches
+    });
+    spans
 }

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::outbox::Caps;
 use crate::{
     auth::Verifier,
-    chat::send::Intake,
+    chat::{admin::Admin, send::Intake},
     directory::Directory,
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
@@ -48,6 +48,8 @@ pub struct Context {
     pub intake: Arc<Intake>,
     /// The five ports.
     pub ports: Arc<Ports>,
+    /// For what a client asks of a group.
+    pub admin: Admin,
     /// Numbers of live rooms.
     pub rooms: Arc<Rooms>,
     /// The services runtime, for futures that must wait.

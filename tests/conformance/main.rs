@@ -38,6 +38,7 @@ macro_rules! suite {
 mod bus;
 mod embedded;
 mod link;
+mod reader;
 mod routes;
 mod scratch;
 mod store;

@@ -13,6 +13,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Loaded, Need, Outcome, Stay},
     record::{Body, MemberAction, Position, Prune, Recall, Rules},
+    settings::{Retention, Unread, UserSettings},
 };
 
 use self::owner::{Owner, change, message};
@@ -50,6 +51,8 @@ suite! {
         memberships_are_told_to_both_sides_and_kept_after_leaving
         a_rejoined_member_keeps_every_stay
         s23_s24_marks_only_move_forward_and_are_told_with_the_standing
+        stays_that_all_begin_at_the_beginning_are_all_kept
+        what_users_wish_is_kept_one_by_one
         partitions_move_apart
     }
 }
@@ -401,6 +404,32 @@ async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &
     assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
 }
 
+async fn stays_that_all_begin_at_the_beginning_are_all_kept(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let Body::Member(mut open) = change("g", MemberAction::Create, &["ann"], "r0") else { unreachable!() };
+    open.settings.insert("history".into(), "all".into());
+    owner.run(&[Body::Member(open)]).await;
+    for n in 1..=3 {
+        let kick = change("g", MemberAction::Kick, &["ann"], &format!("k{n}"));
+        owner.run(&[kick, change("g", MemberAction::Join, &["ann"], &format!("j{n}"))]).await;
+    }
+    let told = store.memberships(&user("ann"), None, 9).await.unwrap();
+    let stays: Vec<_> = told[0].standing.stays.iter().map(|stay| (stay.joined_seq, stay.left_seq)).collect();
+    assert_eq!(stays, [(1, 2), (1, 4), (1, 6)]);
+}
+
+async fn what_users_wish_is_kept_one_by_one(store: &Arc<dyn Store>) {
+    let (ann, nothing) = (user("ann"), UserSettings::default());
+    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), nothing);
+    let first = UserSettings { ack_tries: 2, retention: Some(Retention::OneDay), ..nothing };
+    assert_eq!(store.wishes(&ann, first).await.unwrap(), first);
+    let then = UserSettings { unread: Some(Unread::None), retention: Some(Retention::None), ..nothing };
+    let both = UserSettings { ack_tries: 2, ..then };
+    assert_eq!(store.wishes(&ann, then).await.unwrap(), both);
+    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), both);
+    assert_eq!(store.wishes(&user("an"), nothing).await.unwrap(), nothing, "another user");
+}
+
 async fn partitions_move_apart(store: &Arc<dyn Store>) {
     let mut one = Owner::take_over(store, 0, 1).await;
     let mut two = Owner::take_over(store, 1, 2).await;
@@ -412,9 +441,8 @@ async fn partitions_move_apart(store: &Arc<dyn Store>) {
 }
 
 #[test]
-fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
+fn memory_answers_at_the_first_poll() {
     let store = memory();
-    assert!(!store.durable());
     at_once(store.take_over(0, Fence(1), TOPIC)).unwrap();
     at_once(store.load(0, Fence(1), &[])).unwrap();
     at_once(store.recent_keys(0, Fence(1), 0)).unwrap();
@@ -423,4 +451,5 @@ fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
     at_once(store.summary(&direct(), None)).unwrap();
     at_once(store.page(&direct(), back(1))).unwrap();
     at_once(store.save_marks(&[])).unwrap();
+    at_once(store.wishes(&user("ann"), UserSettings::default())).unwrap();
 }

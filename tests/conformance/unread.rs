@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{history, receipt, sync},
+    chat::{history, reader::Reader, receipt, sync},
     store::{EmbeddedStore, MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -34,6 +34,8 @@ enum Op {
     Read(usize, u64),
     Recall(u64),
     Prune(u64),
+    /// Whether who joins from now on sees everything.
+    History(bool),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -44,14 +46,16 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Read(who, tenths)),
         1 => (0..11u64).prop_map(Op::Recall),
         1 => (0..6u64).prop_map(Op::Prune),
+        1 => any::<bool>().prop_map(Op::History),
     ]
 }
 
 /// What one would write down by hand.
 #[derive(Default)]
 struct Naive {
-    /// Who said it, for a message; and who saw it.
-    rows: Vec<(Option<usize>, [bool; 3])>,
+    /// Who said it, for a message; who was in then; and who may see it.
+    rows: Vec<(Option<usize>, [bool; 3], [bool; 3])>,
+    all: bool,
     is_in: [bool; 3],
     ever: [bool; 3],
     read: [u64; 3],
@@ -62,21 +66,21 @@ impl Naive {
     fn row(&mut self, sender: Option<usize>, also: &[usize]) {
         let mut saw = self.is_in;
         also.iter().for_each(|who| saw[*who] = true);
-        self.rows.push((sender, saw));
+        self.rows.push((sender, saw, saw));
     }
 
     fn max(&self, who: usize) -> u64 {
-        self.rows.iter().rposition(|(_, saw)| saw[who]).map_or(0, |at| at as u64 + 1)
+        self.rows.iter().rposition(|(_, _, sees)| sees[who]).map_or(0, |at| at as u64 + 1)
     }
 
     fn unread(&self, who: usize) -> u64 {
         let above = self.rows.iter().skip(self.read[who] as usize);
-        above.filter(|(sender, saw)| saw[who] && sender.is_some_and(|it| it != who)).count() as u64
+        above.filter(|(sender, was_in, _)| was_in[who] && sender.is_some_and(|it| it != who)).count() as u64
     }
 
     fn pullable(&self, who: usize) -> Vec<u64> {
         let seqs = 1..=self.rows.len() as u64;
-        seqs.filter(|seq| *seq > self.pruned_to && self.rows[*seq as usize - 1].1[who]).collect()
+        seqs.filter(|seq| *seq > self.pruned_to && self.rows[*seq as usize - 1].2[who]).collect()
     }
 }
 
@@ -114,6 +118,9 @@ impl World {
             }
             Op::Join(who) => {
                 assert!(self.record(change("g", MemberAction::Join, &[USERS[who]], &request)).await);
+                if self.naive.all && !self.naive.is_in[who] {
+                    self.naive.rows.iter_mut().for_each(|(_, _, sees)| sees[who] = true);
+                }
                 self.naive.is_in[who] = true;
                 self.naive.ever[who] = true;
                 self.naive.row(None, &[]);
@@ -142,6 +149,16 @@ impl World {
                     self.naive.row(None, &[]);
                 }
             }
+            Op::History(all) => {
+                let word = if all { "all" } else { "join" };
+                let Body::Member(mut set) = change("g", MemberAction::Settings, &[], &request) else {
+                    unreachable!()
+                };
+                set.settings.insert("history".into(), word.into());
+                assert!(self.record(Body::Member(set)).await);
+                self.naive.all = all;
+                self.naive.row(None, &[]);
+            }
             Op::Prune(tenths) => {
                 let up_to = last * tenths / 10;
                 self.record(Body::Prune(Prune { conversation: g, up_to })).await;
@@ -153,7 +170,7 @@ impl World {
     async fn check_states(&self) {
         for (who, name) in USERS.iter().enumerate() {
             let nothing = sync::Positions::default();
-            let found = sync::states(&*self.store, &user(name), &nothing, None).await.unwrap();
+            let found = sync::states(&*self.store, &Reader::new(user(name)), &nothing, None).await.unwrap();
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
             let told = (state.max_seq, state.read_seq, state.unread);
@@ -172,7 +189,7 @@ impl World {
         loop {
             let which = if forward { Which::After(cursor) } else { Which::Before(cursor) };
             let pull = Pull { conversation: group("g"), which, limit };
-            let page = match history::pull(&*self.store, &user(USERS[who]), &pull).await {
+            let page = match history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await {
                 Ok(page) => page,
                 Err((Code::NotYet | Code::NotAMember, _)) => break,
                 Err(other) => panic!("{other:?}"),
@@ -203,7 +220,9 @@ impl World {
                 assert_eq!((&seen, &gone), (&truth, &rest), "{}, {forward}, {limit}", USERS[who]);
             }
             let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
-            let page = history::pull(&*self.store, &user(USERS[who]), &pull(all.collect())).await.unwrap();
+            let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull(all.collect()))
+                .await
+                .unwrap();
             let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
             seen.extend(&page.recalled);
             seen.sort_unstable();

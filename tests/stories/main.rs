@@ -7,7 +7,9 @@ mod drain;
 mod groups;
 mod leaving;
 mod login;
+mod membership;
 mod rooms;
+mod settings;
 #[path = "../support/mod.rs"]
 mod support;
 mod sync;

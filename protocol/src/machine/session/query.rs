@@ -1,4 +1,4 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, and Ping with positions.
+//! What a client asks of the stored conversations: Pull, Sync, Read, Leave of a group, and Ping with positions.
 //!
 //! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
 //! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
@@ -36,6 +36,8 @@ pub enum Query {
         /// Up to there.
         seq: u64,
     },
+    /// The user is no member of the group any more, by a record of the log: Done.
+    Leave(ConversationId),
 }
 
 /// Which part of a history is wanted.
@@ -113,6 +115,24 @@ impl Session {
     pub(super) fn handle_read(&mut self, id: u64, read: &pb::Read, limits: &Limits, out: &mut Vec<Action>) {
         let query = self.may_ask(&read.conversation);
         let query = query.map(|conversation| Query::Read { conversation, seq: read.seq });
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_leave_group(
+        &mut self,
+        id: u64,
+        leave: &pb::Leave,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = parse(&leave.conversation).and_then(|conversation| match conversation.kind() {
+            ConversationKind::Group(_) if leave.room.is_empty() => Ok(Query::Leave(conversation)),
+            ConversationKind::Group(_) => Err((Code::Malformed, "set room or conversation".to_owned())),
+            ConversationKind::Direct(..) => {
+                Err((Code::Forbidden, "the two of a direct conversation always are in it".to_owned()))
+            }
+            ConversationKind::Room(_) => Err((Code::BadId, "name a live room in room".to_owned())),
+        });
         self.ask(id, query, limits, out);
     }
 
