@@ -136,11 +136,9 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings {
-            small_group_max: config.limits.small_group_max,
-            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
-        };
-        let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
+        let logins = outlets.logins;
+        let own =
+            owner::own_all(Arc::clone(&ports), logins, outbound(), owner_settings(config), metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
@@ -316,6 +314,13 @@ fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
         );
     }
     Ok(admission)
+}
+
+fn owner_settings(config: &Config) -> owner::Settings {
+    owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    }
 }
 
 /// Says why once the store is broken; never, when it is in memory.
