@@ -404,13 +404,6 @@ fn start_shards(
     Ok(shards)
 }
 
-fn owner_settings(config: &Config) -> owner::Settings {
-    owner::Settings {
-        small_group_max: config.limits.small_group_max,
-        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
-    }
-}
-
 fn session_limits(config: &Config) -> session::Limits {
     let (limits, timing) = (&config.limits, &config.timing);
     let ms = Duration::from_millis;

@@ -2,22 +2,21 @@
 
 pub(super) mod owner;
 mod pages;
+mod personal;
 
 use std::sync::Arc;
 
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{
-        Direction, EmbeddedStore, Fence, Hidden, Level, Mark, MemoryStore, Page, PageQuery, Personal, Store,
-        StoreError,
-    },
+    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Loaded, Need, Outcome, Stay},
+    machine::ledger::{Delta, Loaded, Need, Outcome},
     record::{Body, MemberAction, Position, Rules, SenderOrder},
+    settings::UserSettings,
 };
 
 use self::{
@@ -26,6 +25,11 @@ use self::{
         a_page_is_bounded_but_always_brings_one_row, s13_s14_rows_sort_by_their_whole_seq,
         s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive,
         s18_reading_old_pages_moves_nothing, s19_recalled_and_pruned_rows_are_gone_and_said_to_be,
+    },
+    personal::{
+        a_rejoined_member_keeps_every_stay, s23_s24_marks_only_move_forward_and_are_told_with_the_standing,
+        stays_that_all_begin_at_the_beginning_are_all_kept,
+        what_is_cleared_and_hidden_is_told_with_the_standing, what_users_wish_is_kept_one_by_one,
     },
 };
 use super::{at_once, device, group, user};
@@ -67,6 +71,8 @@ suite! {
         a_rejoined_member_keeps_every_stay
         s23_s24_marks_only_move_forward_and_are_told_with_the_standing
         what_is_cleared_and_hidden_is_told_with_the_standing
+        stays_that_all_begin_at_the_beginning_are_all_kept
+        what_users_wish_is_kept_one_by_one
         partitions_move_apart
     }
 }
@@ -349,86 +355,6 @@ async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<d
     assert_eq!(store.memberships(&user("eve"), None, 9).await.unwrap(), []);
 }
 
-async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
-    let mut owner = Owner::take_over(store, 0, 1).await;
-    let g = group("g");
-    let said = |id: &str| message(&g, "ann", id, 0, "text");
-    owner.run(&[change("g", MemberAction::Create, &["ann", "cid"], "r1"), said("m1")]).await;
-    // One batch: what lies between two archives must not fall out.
-    owner
-        .run(&[
-            change("g", MemberAction::Kick, &["cid"], "r2"),
-            said("m2"),
-            change("g", MemberAction::Join, &["cid"], "r3"),
-            said("m3"),
-            change("g", MemberAction::Kick, &["cid"], "r4"),
-        ])
-        .await;
-    owner.run(&[said("m4"), change("g", MemberAction::Join, &["cid"], "r5")]).await;
-    let standing = store.summary(&g, Some(&user("cid"))).await.unwrap().unwrap().standing.unwrap();
-    let stay = |joined_seq, left_seq, joined_messages, left_messages| Stay {
-        joined_seq,
-        left_seq,
-        joined_messages,
-        left_messages,
-    };
-    assert_eq!(standing.stays, [stay(1, 3, 0, 1), stay(5, 7, 2, 3)]);
-    let member = standing.member;
-    assert_eq!((member.joined_seq, member.left_seq, member.joined_messages, member.stays), (9, 0, 4, 2));
-    let told = store.memberships(&user("cid"), None, 9).await.unwrap();
-    assert_eq!(told[0].standing, standing);
-    let ann = store.summary(&g, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!((ann.stays, ann.member.joined_seq, ann.member.sent), (vec![], 1, 4));
-}
-
-async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
-    let mut owner = Owner::take_over(store, 0, 1).await;
-    owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
-    let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
-    let (bob, d) = (user("bob"), direct());
-    let stored = async || {
-        let told = store.memberships(&bob, None, 9).await.unwrap();
-        let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
-        assert_eq!(summary.standing.unwrap(), told[0].standing);
-        told.iter().map(|it| it.standing.level.mark.seq).collect::<Vec<_>>()
-    };
-    assert_eq!(stored().await, [0, 0]);
-    store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
-    assert_eq!(stored().await, [2, 0]);
-    store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
-    assert_eq!(stored().await, [2, 1], "a late one changes nothing");
-    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!(ann.level, Level::default(), "marks are each user's own");
-    owner.run(&[say("m3")]).await;
-    assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
-}
-
-async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn Store>) {
-    let mut owner = Owner::take_over(store, 0, 1).await;
-    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
-    let (bob, d) = (user("bob"), direct());
-    let save = async |change: Personal| store.save_marks(&[(bob.clone(), d.clone(), change)]).await.unwrap();
-    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
-    let at = |seq| Mark { seq, messages: seq, own: 0 };
-    let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
-    let hide =
-        |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
-    save(hide(&[2, 3])).await;
-    save(hide(&[1, 3])).await;
-    assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
-    save(Personal::Read(at(1))).await;
-    save(Personal::Cleared(at(2))).await;
-    save(Personal::Cleared(at(1))).await;
-    let level = Level { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
-    assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
-    let told = store.memberships(&bob, None, 9).await.unwrap();
-    assert_eq!(told[0].standing.level, level);
-    assert_eq!(
-        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
-        Level::default()
-    );
-}
-
 async fn partitions_move_apart(store: &Arc<dyn Store>) {
     let mut one = Owner::take_over(store, 0, 1).await;
     let mut two = Owner::take_over(store, 1, 2).await;
@@ -440,9 +366,8 @@ async fn partitions_move_apart(store: &Arc<dyn Store>) {
 }
 
 #[test]
-fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
+fn memory_answers_at_the_first_poll() {
     let store = memory();
-    assert!(!store.durable());
     at_once(store.take_over(0, Fence(1), TOPIC)).unwrap();
     at_once(store.load(0, Fence(1), &[])).unwrap();
     at_once(store.recent_keys(0, Fence(1), 0)).unwrap();
@@ -451,4 +376,5 @@ fn memory_answers_at_the_first_poll_and_says_that_it_forgets() {
     at_once(store.summary(&direct(), None)).unwrap();
     at_once(store.page(&direct(), back(1))).unwrap();
     at_once(store.save_marks(&[])).unwrap();
+    at_once(store.wishes(&user("ann"), UserSettings::default())).unwrap();
 }
