@@ -6,6 +6,7 @@ pub mod history;
 pub mod login;
 pub mod owner;
 pub mod receipt;
+pub mod retention;
 pub mod send;
 pub mod sync;
 pub mod unread;

@@ -9,6 +9,7 @@ pub mod chaos;
 pub mod client;
 pub mod send;
 pub mod serve;
+pub mod store;
 pub mod tail;
 pub mod token;
 
@@ -39,6 +40,8 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// Check, count, export or import the store of a node that does not run
+    Store(store::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
     /// Break a node and its network, then check every promise from what clients saw and what the log holds
@@ -63,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
     };

@@ -30,6 +30,7 @@ use crate::{
         admin::{Admin, Pending},
         deliver::Outbound,
         owner,
+        retention::{self, Keep},
         send::{self, Intake},
     },
     config::Config,
@@ -128,8 +129,9 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings { small_group_max: config.limits.small_group_max };
-        let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
+        let logins = outlets.logins;
+        let own =
+            owner::own_all(Arc::clone(&ports), logins, outbound(), owner_settings(config)?, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
@@ -296,14 +298,25 @@ fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     Ok(admission)
 }
 
+fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings> {
+    let kept = &config.retention;
+    let node = Keep::parse(&kept.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
+    let (every, keys) = (Duration::from_millis(kept.sweep_ms), Duration::from_secs(kept.keys_days * 86_400));
+    let retention = retention::Settings { node, every, keys, wall_ms };
+    Ok(owner::Settings { small_group_max: config.limits.small_group_max, retention })
+}
+
+/// The wall clock, in ms since 1970.
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
 /// Says why once the store is broken; never, when it is in memory.
 type Broken = watch::Receiver<Option<String>>;
 
 /// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
 fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
-    let wall_ms =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
     let topic = TopicId(rand::random());
     let log = LocalBusConfig {
         partitions: 1,
@@ -331,7 +344,7 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
         me: NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() },
         bus,
         store,
-        routes: Arc::new(MemoryRoutes::new(wall_ms, leases, now)),
+        routes: Arc::new(MemoryRoutes::new(wall_ms(), leases, now)),
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
         link: Arc::new(LocalLink),
     };

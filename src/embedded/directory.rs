@@ -64,6 +64,15 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Locks a directory in which there is a store already; makes none.
+    pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
+        match path.join(FORMAT_FILE).try_exists() {
+            Ok(true) => Self::enter(path),
+            Ok(false) => Err(OpenError::Missing(path.to_owned())),
+            Err(error) => Err(OpenError::Io { path: path.to_owned(), error }),
+        }
+    }
+
     /// Where the database is.
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
@@ -110,7 +119,7 @@ impl Directory {
     fn upgrade(&self, found: u32) -> Result<(), OpenError> {
         match found {
             FORMAT => Ok(()),
-            _ => Err(OpenError::Foreign(self.path.clone())),
+            _ => Err(OpenError::Older { path: self.path.clone(), found }),
         }
     }
 
