@@ -93,8 +93,7 @@ fn check(path: &Path) -> anyhow::Result<()> {
     });
     if found.faults > 0 {
         anyhow::bail!(
-            "{} has {} faults in {} rows: put it back from a backup, or export what can be read and look at the \
-             conversations named above",
+            "{} has {} faults in {} rows: put it back from a backup; the disk may be failing",
             path.display(),
             found.faults,
             found.looked_at

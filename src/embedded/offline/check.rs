@@ -186,18 +186,19 @@ impl Checking<'_> {
         for entry in store.view.iter(&database.state) {
             let place = entry.key().map_err(Trouble::from).and_then(|key| Place::of(&key));
             let (id, user) = match place {
-                Ok(Place::Member(id, user) | Place::OfUser(user, id) | Place::Stay(id, user, _)) => {
+                Ok(Place::Topic | Place::Standing(_) | Place::Log(..) | Place::Swept(_)) => continue,
+                Ok(Place::Head(_) | Place::Mark(..)) => continue,
+                Ok(Place::Member(id, _)) => (id, None),
+                Ok(Place::OfUser(user, id) | Place::Stay(id, user, _) | Place::Device(id, user, _)) => {
                     (id, Some(user))
                 }
-                Ok(Place::Device(id, user, _)) => (id, Some(user)),
-                Ok(_) => continue,
                 Err(trouble) => {
                     self.tell(words(trouble));
                     continue;
                 }
             };
             let is_there = self.has_head(&id, &mut last);
-            let member = user.is_some_and(|user| {
+            let member = user.is_none_or(|user| {
                 let key = codec::pair(Pair::Member, id.as_str(), user.as_str());
                 matches!(store.view.get(&database.state, key), Ok(Some(_)))
             });
