@@ -7,5 +7,8 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // The allocator asks for huge pages; a login storm then leaves twice the memory that its connections need
+    // (docs/performance.md). A kernel without the switch only costs memory.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     tidegate::cli::main()
 }

@@ -18,9 +18,11 @@ use super::{
     conn::{Conn, DIRTY, LIVE, Sent, WAITING},
     hub::Work,
     outbox::Pushed,
-    write::write_slices,
 };
-use crate::mail::{Audience, Delivery, Item, Mail};
+use crate::{
+    mail::{Audience, Delivery, Item, Mail},
+    net::transfer,
+};
 
 /// A run of pushes as slices and their length, made for a wire when the first member uses it.
 struct Slices<'a> {
@@ -154,7 +156,7 @@ impl Shard {
                 continue;
             };
             let (bytes, len) = slices.of(hot.wire);
-            let result = write_slices(stream, bytes);
+            let result = transfer::write_slices(stream, bytes);
             written += run.len() as u64;
             match result {
                 Ok(taken) if taken == len => {}

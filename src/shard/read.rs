@@ -1,6 +1,6 @@
 //! From bytes to frames: reads into the shard's buffer, cuts, decodes, and hands each frame to the session.
 
-use std::io::{self, Read};
+use std::io;
 
 use tidegate_protocol::{
     Code,
@@ -13,7 +13,10 @@ use super::{
     conn::{Conn, Ending, Partial, Stage},
     write::REPLY_CHUNK,
 };
-use crate::net::upgrade::{self, Progress};
+use crate::net::{
+    transfer,
+    upgrade::{self, Progress},
+};
 
 /// What the bytes at hand gave.
 enum Cut {
@@ -92,9 +95,9 @@ impl Shard {
     }
 
     fn receive(&mut self, conn: &Conn, kept: usize) -> io::Result<usize> {
-        let Some(mut stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(0) };
+        let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(0) };
         loop {
-            match stream.read(&mut self.scratch.read[kept..]) {
+            match transfer::read(stream, &mut self.scratch.read[kept..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => return other,
             }

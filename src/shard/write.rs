@@ -1,6 +1,6 @@
 //! From frames to bytes: replies at once, the rest through the outbox, one `writev` a connection and turn.
 
-use std::io::{self, IoSlice, Write};
+use std::io;
 
 use bytes::Bytes;
 use prost::Message;
@@ -16,6 +16,7 @@ use super::{
     conn::{Conn, Ending, WAITING},
     outbox::{Caps, Hints, Outbox, Pushed},
 };
+use crate::net::transfer;
 
 impl Shard {
     /// Adds a frame to the replies of the connection that is being worked on.
@@ -40,11 +41,11 @@ impl Shard {
     }
 
     fn try_flush(&mut self, conn: &mut Conn, reply: &[u8]) -> io::Result<()> {
-        let Some(mut stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
+        let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
         let mut rest = reply;
         let logging_in = conn.is_open() && conn.session.phase() == Phase::LoggingIn;
         if !rest.is_empty() && (logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty())) {
-            match stream.write(rest) {
+            match transfer::write(stream, rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -71,7 +72,7 @@ impl Shard {
         let Some(outbox) = &mut conn.outbox else { return Ok(()) };
         let before = outbox.bytes();
         loop {
-            outbox.write_with(|slices| write_slices(stream, slices))?;
+            outbox.write_with(|slices| transfer::write_slices(stream, slices))?;
             match outbox.take_hints() {
                 Some(hints) => {
                     let wire = self.conns.hot[conn.key.slot as usize].wire;
@@ -123,14 +124,6 @@ impl Shard {
 /// Replies to one connection that are gathered before they are written: what one read asks for in small frames can be
 /// thirty times its size, and the caps of the outbox are only asked when something is written.
 pub(super) const REPLY_CHUNK: usize = 16 * 1024;
-
-/// Writes slices, by plain `write` when there is one.
-pub(super) fn write_slices(mut stream: &mio::net::TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-    match slices {
-        [one] => stream.write(one),
-        many => stream.write_vectored(many),
-    }
-}
 
 /// Queues the hints; false = there is no room even for them.
 fn tell(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) -> bool {

@@ -14,6 +14,7 @@ use super::{
     orders::{Answer, Order, Outcome, Peer, Setup},
 };
 use anyhow::{Context, Result, ensure};
+pub(super) use idle::beat;
 use mesh::Mesh;
 use publisher::Publisher;
 use std::{

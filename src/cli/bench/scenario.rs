@@ -18,6 +18,9 @@ use anyhow::{Context, Result, bail};
 /// Connections on their way at a time where the pace of logging in is not what is measured.
 const PARALLEL: usize = 128;
 
+/// The same where what a storm of logins leaves behind must not be measured.
+const CALM: usize = 4;
+
 /// Where a scenario puts its sections.
 type Sink<'a> = &'a mut dyn FnMut(Section);
 
@@ -110,6 +113,11 @@ impl Side {
     fn connect(&mut self, users: usize, publishers: usize, room: Option<&str>) -> Result<Outcome> {
         let room = room.map(ToOwned::to_owned);
         self.ask(&Order::Connect { users, publishers, parallel: PARALLEL, room })
+    }
+
+    /// Connects users a few at a time, as they come on a quiet day.
+    fn connect_calmly(&mut self, users: usize) -> Result<Outcome> {
+        self.ask(&Order::Connect { users, publishers: 0, parallel: CALM, room: None })
     }
 }
 

@@ -6,16 +6,23 @@ use super::{
 };
 use crate::cli::bench::{
     host,
-    orders::Outcome,
+    orders::{Outcome, Peer},
     wire::{self, kind},
 };
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
+/// The empty frame, which is a ping.
+pub(in crate::cli::bench) fn beat(transport: wire::Transport) -> Vec<u8> {
+    let mut beat = Vec::new();
+    wire::put_client(transport, &[], &mut beat);
+    beat
+}
+
 impl Driver {
     pub(super) fn idle(&mut self, heartbeat_ms: u64, ms: u64) -> Result<Outcome> {
-        let mut beat = Vec::new();
-        wire::put_client(self.setup.transport, &[], &mut beat);
+        let raw = matches!(self.setup.peer, Peer::Echo { .. });
+        let beat = beat(self.setup.transport);
         let users = self.users as u64;
         let mut outcome = Outcome::default();
         let meter = self.meter()?;
@@ -38,6 +45,7 @@ impl Driver {
             self.mesh.turn(Duration::from_millis(1), |slot, _, heard| {
                 match &heard {
                     Heard::Frame(view) if view.kind == kind::PONG => heard_back += 1,
+                    Heard::Bytes(_) if raw => heard_back += 1,
                     other => surprise(slot, other)?,
                 }
                 Ok(())

@@ -6,7 +6,8 @@ use crate::cli::bench::{
     admin::Admin,
     child::Launcher,
     host,
-    orders::Order,
+    driver::beat,
+    orders::{Order, Outcome, Peer},
     report::{Section, Target},
     wire::Transport,
 };
@@ -42,6 +43,11 @@ fn watch(
     heartbeat: f64,
     transport: Transport,
 ) -> Result<Section> {
+    let order = Order::Idle {
+        heartbeat_ms: (heartbeat * 1000.0).max(1.0) as u64,
+        ms: (seconds * 1000.0) as u64,
+    };
+    let raw = raw(launcher, conns, transport, &order)?;
     let mut side = Side::tidegate(launcher, "idle", 1, transport, 0)?;
     let mut admin = Admin::connect(&side.server.second)?;
     for at in 0..conns.div_ceil(GROUP_SIZE) {
@@ -54,11 +60,10 @@ fn watch(
     let pid = side.server.pid();
     let empty = empty_us(pid)?;
     let (rss, heap) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
-    side.connect(conns, 0, None)?;
+    side.connect_calmly(conns)?;
     settle();
     let (rss_in, heap_in) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
-    let heartbeat_ms = (heartbeat * 1000.0).max(1.0) as u64;
-    let outcome = side.ask(&Order::Idle { heartbeat_ms, ms: (seconds * 1000.0) as u64 })?;
+    let outcome = side.ask(&order)?;
     let rss_end = host::rss_anon(pid)?;
 
     let mut section = Section::new(format!(
@@ -68,9 +73,11 @@ fn watch(
     let each = |after: u64| after.saturating_sub(rss) as f64 / conns as f64 / 1024.0;
     let bound = if transport == Transport::Tcp { 1.5 } else { 2.0 };
     section.one("anonymous RSS per connection", each(rss_in), "KiB", Some(Target::AtMost(bound)));
-    let cpu = outcome.server_cpu_ns as f64 / 1e3 / (outcome.wall_ns as f64 / 1e9) / conns as f64;
+    let cpu = |o: &Outcome| o.server_cpu_ns as f64 / 1e3 / (o.wall_ns as f64 / 1e9) / conns as f64;
     let what = format!("CPU per connection, heartbeat every {heartbeat} s");
-    section.one(&what, cpu, "µs/s", Some(Target::AtMost(0.5)));
+    section.one(&what, cpu(&outcome), "µs/s", Some(Target::AtMost(0.5)));
+    section.one("the same of a raw echo loop", cpu(&raw), "µs/s", None);
+    section.one("CPU, tidegate / raw", cpu(&outcome) / cpu(&raw), "x", None);
     section.one("anonymous RSS per connection after that", each(rss_end), "KiB", None);
     match (heap, heap_in) {
         (Some(before), Some(after)) => {
@@ -83,6 +90,16 @@ fn watch(
     section.one("server waiting for its CPU", outcome.server_waits(), "%", None);
     section.one("heartbeats, each answered", outcome.count as f64, "", None);
     Ok(section)
+}
+
+/// A loop of system calls under the same heartbeats: what the kernel and the machine alone cost.
+fn raw(launcher: &Launcher, conns: usize, transport: Transport, order: &Order) -> Result<Outcome> {
+    let bytes = beat(transport).len();
+    let size = bytes.to_string();
+    let arguments = ["raw-echo", "--request", &size, "--reply", &size];
+    let mut side = Side::raw_reply(launcher, &arguments, Peer::Echo { bytes }, transport)?;
+    side.connect_calmly(conns)?;
+    side.ask(order)
 }
 
 /// CPU that the node takes with nobody in it, in µs a second.

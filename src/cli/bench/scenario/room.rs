@@ -15,7 +15,7 @@ const ROOM: &str = "hot";
 /// Busy below this counts as part load, in percent.
 const PART_LOAD: f64 = 60.0;
 /// Part load is searched for in so many steps.
-const STEPS: usize = 5;
+const STEPS: usize = 9;
 
 /// A hot room as asked for.
 #[derive(Clone, Copy)]
@@ -124,7 +124,7 @@ fn part_load(side: &mut Side, shape: Shape, hot: &[Outcome], section: &mut Secti
             section.one("load generator busy there", outcome.client_busy(), "%", None);
             return Ok(());
         }
-        rate *= 0.8 * PART_LOAD / load;
+        rate *= (0.8 * PART_LOAD / load).min(0.5);
     }
     section.note(format!("No rate was found at which the server is less than {PART_LOAD} % busy."));
     Ok(())
