@@ -137,9 +137,8 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let logins = outlets.logins;
-        let own =
-            owner::own_all(Arc::clone(&ports), logins, outbound(), owner_settings(config)?, metrics.clone());
+        let settings = owner_settings(config)?;
+        let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);
