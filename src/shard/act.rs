@@ -220,7 +220,12 @@ impl Shard {
             request: ticket,
         };
         let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
-        match self.context.intake.reserve(send::weight(&record)) {
+        // Refused here, a chain waits for its client; refused by the log, it would end the connection.
+        let room = match self.context.ports.bus.refuses_all() {
+            true => Err(Code::BusUnavailable),
+            false => self.context.intake.reserve(send::weight(&record)),
+        };
+        match room {
             Ok(()) => self.batch.push(record),
             Err(code) => {
                 let limits = &self.context.limits;
