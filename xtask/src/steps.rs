@@ -8,6 +8,9 @@ use crate::{autobahn, chaos, counts, shell::Shell, third_party, tools};
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
+/// The release build that all later steps use.
+pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "tidegate", "--bins", "--examples"];
+
 /// Cheap ones first, so that a slip is told within a minute.
 const STEPS: &[(&str, &str, Run)] = &[
     ("fmt", "cargo fmt --check", |shell| shell.cargo(&["fmt", "--all", "--check"])),
@@ -17,9 +20,7 @@ const STEPS: &[(&str, &str, Run)] = &[
     ("deny", "licences, bans and sources of every dependency", tools::deny),
     ("schema", "buf lint of the wire and record schema", third_party::schema),
     ("tests", "cargo test --workspace", |shell| shell.cargo(&["test", "--workspace"])),
-    ("build", "release build and examples", |shell| {
-        shell.cargo(&["build", "--release", "--package", "tidegate", "--bins", "--examples"])
-    }),
+    ("build", "release build and examples", |shell| shell.cargo(BUILD)),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
     ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
