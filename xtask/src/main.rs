@@ -5,6 +5,7 @@ mod counts;
 mod docs;
 mod fuzz;
 mod server;
+mod services;
 mod shell;
 mod steps;
 mod third_party;
@@ -65,12 +66,27 @@ enum Command {
         #[arg(last = true)]
         args: Vec<String>,
     },
+    /// Real servers for tests and for trying out: Kafka, Redis 7 and 6.2, Postgres, private to this target folder.
+    Services {
+        #[command(subcommand)]
+        what: Services,
+    },
     /// Write the pages that are generated from the code.
     Docs {
         /// Only say whether they are current.
         #[arg(long)]
         check: bool,
     },
+}
+
+#[derive(Subcommand)]
+enum Services {
+    /// Install what is missing, start what does not run, write `target/services/services.json`.
+    Up,
+    /// Stop what `up` started, and remove its data.
+    Down,
+    /// Say what runs where; fails unless all do.
+    Status,
 }
 
 fn main() -> ExitCode {
@@ -99,6 +115,12 @@ fn run(command: Command) -> anyhow::Result<()> {
             shell.cargo(&words)
         }
         Command::Chaos { short: _, seconds, seed, args } => chaos(&shell, seconds, seed, &args),
+        Command::Services { what: Services::Up } => services::up(&shell).map(drop),
+        Command::Services { what: Services::Down } => services::down(&shell),
+        Command::Services { what: Services::Status } => match services::status(&shell) {
+            true => Ok(()),
+            false => anyhow::bail!("not all services run: `cargo xtask services up`"),
+        },
         Command::Docs { check } => docs::run(&shell, check),
     }
 }
