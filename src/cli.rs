@@ -11,6 +11,7 @@ pub mod send;
 pub mod serve;
 pub mod tail;
 pub mod token;
+pub mod topics;
 
 /// A connection broker: holds the connections of clients and moves their messages in order, at least once.
 #[derive(Parser, Debug)]
@@ -39,6 +40,8 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// The topics of a cluster on Kafka: nothing makes them by itself
+    Topics(topics::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
     /// Break a node and its network, then check every promise from what clients saw and what the log holds
@@ -63,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Topics(args) => topics::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
     };

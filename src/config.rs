@@ -8,7 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod kafka;
 use tidegate_protocol::machine::drain::Settings;
+
+pub use kafka::Kafka;
+
+/// Settings that are lists, for the environment.
+const LISTS: &[&str] = &["listen.origins", "kafka.brokers", "kafka.node_brokers", "kafka.properties"];
 
 /// How long load balancers are given to look elsewhere.
 const LB_DELAY: Duration = Duration::from_millis(5_000);
@@ -27,6 +33,8 @@ pub struct Config {
     pub timing: Timing,
     /// How a node leaves.
     pub drain: Drain,
+    /// The log of profile `cluster`.
+    pub kafka: Kafka,
     /// Options of client sockets.
     pub socket: Socket,
     /// Faults to inject, for tests only; refused by release builds.
@@ -43,7 +51,7 @@ pub struct Node {
     pub data: PathBuf,
     /// Threads that hold connections; 0 = one per core.
     pub shards: usize,
-    /// `single`: one node on its own. `cluster` comes later.
+    /// `single`: one node on its own; `cluster`: several, with their log on Kafka.
     pub profile: String,
     /// Where messages are kept: `embedded` = on disk under node.data; `memory` = nowhere after a restart, for tests.
     pub store: String,
@@ -269,7 +277,9 @@ impl Config {
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
         let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
-        builder = builder.add_source(environment.list_separator(",").with_list_parse_key("listen.origins"));
+        builder = builder.add_source(
+            LISTS.iter().fold(environment.list_separator(","), |all, key| all.with_list_parse_key(key)),
+        );
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
                 return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));

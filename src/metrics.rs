@@ -56,6 +56,12 @@ metrics! {
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."
     gauge drain_phase "tidegate_drain_phase" "How far the drain is: 0 ready, 1 cordoned, 2 noticing, 3 draining, 4 flushing."
     counter drain_cut "tidegate_drain_cut_total" "Connections that the drain's deadline cut."
+    gauge kafka_queue "tidegate_kafka_append_queue_bytes" "Appended bytes that Kafka has not answered for; 0 without Kafka, as all of these."
+    gauge kafka_rtt "tidegate_kafka_rtt_seconds" "Time between a request and the answer of the slowest broker, 99th percentile of the last second."
+    gauge kafka_lag "tidegate_kafka_lag_records" "Records of the owned partitions that are not read yet."
+    gauge kafka_read_ahead "tidegate_kafka_read_ahead_bytes" "Bytes of records that are read and wait for the ledger."
+    counter kafka_errors "tidegate_kafka_errors_total" "Errors that the Kafka client reported, such as a broker that went away."
+    counter kafka_unknowns "tidegate_kafka_appends_unknown_total" "Appends that Kafka did not answer in time."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
 }

@@ -95,6 +95,12 @@ impl Node {
     /// # Errors
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
+        if config.node.profile != "single" {
+            anyhow::bail!(
+                "node.profile = `{}`: a node of this version runs as `single` only; `cluster` serves `tidegate topics ensure`",
+                config.node.profile
+            );
+        }
         let start = Instant::now();
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;

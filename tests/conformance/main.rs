@@ -37,9 +37,12 @@ macro_rules! suite {
 
 mod bus;
 mod embedded;
+mod kafka;
 mod link;
 mod routes;
 mod scratch;
+#[path = "../support/services.rs"]
+mod services;
 mod store;
 mod unread;
 
