@@ -15,6 +15,7 @@
 //! | `real-time-inversion` | sent after an ack, with a smaller seq than the acked one |
 //! | `session-order` | one connection's messages, each sent once, changed places in a conversation |
 //! | `chain-order` | a device's chained messages changed places in a conversation |
+//! | `let-in-late` | so did one whose sender came in between its attempts: its refusal was forgotten |
 //! | `unexplained-gap`, `false-gap` | the log has a hole nobody declared, or a declared hole has a row |
 //! | `non-monotonic`, `duplicate-after-dedup` | seqs fall, or repeat behind the client's own dedup |
 //! | `silent-skip`, `not-delivered` | a member missed it while connected, and was not told |
@@ -26,8 +27,6 @@
 //! completeness is judged within one connection: from its first push of a conversation to its last, and for
 //! connections that live to the end, everything sent after their login. Whoever is cut off within
 //! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
-//! A chained message whose sender joined between its attempts is out of the chain's order: its lost answer may have been
-//! a refusal, and refusals are not remembered ([`Report::let_in_late`]).
 //! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
 
 mod availability;
@@ -111,8 +110,6 @@ pub struct Report {
     pub told_gaps: u64,
     /// Holes seen so shortly before a connection broke that the word may have been lost.
     pub excused: u64,
-    /// Chained messages that were retried after their sender had joined: they may be behind their successors.
-    pub let_in_late: u64,
     /// Frames of live rooms that were shed, and told.
     pub shed: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.

@@ -33,11 +33,13 @@ pub struct Config {
     pub timing: Timing,
     /// How a node leaves.
     pub drain: Drain,
+    /// How long messages and dedup keys are kept.
+    pub retention: Retention,
     /// The log of profile `cluster`.
     pub kafka: Kafka,
     /// Options of client sockets.
     pub socket: Socket,
-    /// Faults to inject, for tests only; refused by release builds.
+    /// Faults to inject, for tests only.
     pub fault: Fault,
 }
 
@@ -101,8 +103,14 @@ pub struct Limits {
     pub window_bytes_max: usize,
     /// Rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked.
+    /// Groups up to this many members are tracked until acked, and take signals.
     pub small_group_max: usize,
+    /// Largest content of a signal, in bytes.
+    pub signal_bytes_max: usize,
+    /// Signals a second and connection, those of one second at once; above it they are dropped; 0 = none are taken.
+    pub signals_per_second: u32,
+    /// How long a sender may recall a message, in ms; 0 = never. Owners and admins of a group always may.
+    pub recall_ms: u64,
     /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
@@ -143,6 +151,19 @@ pub struct Timing {
     pub linger_ms: u64,
 }
 
+/// How long messages and dedup keys are kept; see docs/store.md.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Retention {
+    /// How long messages are kept where a group's setting `retention` does not say otherwise: none (one hour), 1d, 7d,
+    /// 30d or forever.
+    pub messages: String,
+    /// Between two looks at what is too old, in milliseconds.
+    pub sweep_ms: u64,
+    /// Days for which the ids of sends are kept at least: a retry within them is never a second message; at least 8.
+    pub keys_days: u64,
+}
+
 /// How a node leaves: what happens between a signal and the end of the process.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -173,14 +194,16 @@ pub struct Socket {
     pub user_timeout_ms: u64,
 }
 
-/// Faults to inject, for tests only; refused by release builds.
+/// Faults to inject, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Fault {
-    /// A message with this id makes the code of its connection panic.
+    /// A message with this id makes the code of its connection panic; refused by release builds.
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
+    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    pub disk_file: PathBuf,
 }
 
 impl Default for Node {
@@ -223,6 +246,9 @@ impl Default for Limits {
             window_bytes_max: 256 * 1024,
             rooms_max: 100,
             small_group_max: 500,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
+            recall_ms: 120_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
             mailbox_bytes_max: 16 * 1024 * 1024,
@@ -252,6 +278,12 @@ impl Default for Timing {
 impl Default for Drain {
     fn default() -> Self {
         Self { lb_delay_ms: 0, spread_ms: 30_000, max_rate: 500, flush_ms: 5_000, deadline_ms: 50_000 }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { messages: "forever".into(), sweep_ms: 60_000, keys_days: 8 }
     }
 }
 

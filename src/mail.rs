@@ -21,6 +21,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::{drain::Pace, session::Answer},
     pb,
+    settings::UserSettings,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -68,6 +69,8 @@ pub struct LoginDone {
     pub replaced: bool,
     /// Where the device's chain stands, as far as anybody remembers.
     pub chain: Option<ChainState>,
+    /// What the user wishes, now and before.
+    pub wishes: UserSettings,
 }
 
 /// A login that can't be completed now.
@@ -88,6 +91,8 @@ pub enum Found {
     States(Vec<pb::ConversationState>, Option<ConversationId>),
     /// Conversations that are not where the client believes.
     Positions(Vec<pb::Position>),
+    /// A record of the client's got a seq.
+    Accepted(Box<pb::SendAck>),
     /// It was carried out.
     Nothing,
 }
@@ -118,6 +123,19 @@ pub struct Delivery {
     pub tracked: bool,
 }
 
+/// A volatile frame on its way to connections.
+#[derive(Clone)]
+pub struct Volatile {
+    /// Where it belongs.
+    pub conversation: ConversationId,
+    /// Who gets it.
+    pub audience: Audience,
+    /// The frame, encoded at most once per framing.
+    pub frame: Arc<PushFrame>,
+    /// The connection that sent it.
+    pub origin: ConnKey,
+}
+
 /// What a shard is told.
 pub enum Mail {
     /// A new connection.
@@ -136,6 +154,10 @@ pub enum Mail {
     Replaced(UserId, DeviceId, u64),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
+    /// A volatile frame.
+    Signal(Volatile),
+    /// Whether a group is small, or why nobody knows: for a volatile frame of the connection that asked in its frame.
+    Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
     /// A part of the node's drain.
     Drain(Drain),
     /// Close every connection with this code, then stop the shard.
@@ -224,6 +246,7 @@ impl Mail {
             Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Positions(positions))) => positions.len() * ENTRY_BYTES,
+            Self::Signal(signal) | Self::Sized(_, signal, _) => 4 * ENTRY_BYTES + signal.frame.proto().len(),
             Self::Found(..)
             | Self::Accepted(..)
             | Self::LoginDone(..)

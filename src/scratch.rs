@@ -10,7 +10,8 @@ mod memory;
 
 pub use memory::MemoryScratch;
 
-/// How many done ids of a chain are worth keeping: what one device may have in flight (DESIGN 6.3).
+/// How many done ids of a chain are worth keeping, and how many skipped ones: what one device may have in flight
+/// (DESIGN 6.3).
 pub const DONE_IDS_MAX: usize = 256;
 
 /// Where the nextId chain of a device stands.
@@ -23,6 +24,8 @@ pub struct ChainState {
     /// The ids released last, oldest first: retries of these are acked, never held. At most [`DONE_IDS_MAX`], the
     /// oldest beyond are dropped.
     pub done: Vec<MsgId>,
+    /// The ids given up last, oldest first: refused for good. At most [`DONE_IDS_MAX`], the oldest beyond are dropped.
+    pub skipped: Vec<MsgId>,
 }
 
 /// A chain state with its owner.

@@ -1,7 +1,7 @@
 //! A shard: one thread with its own poll, its own connections and its own indexes (DESIGN 4, ADR 0001).
 //!
 //! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail,
-//! fan-out in slices, flushing what was touched, handing over the sends of the turn, the sweep. No step awaits.
+//! fan-out in slices, flushing what was touched, handing over the sends of the turn, signals, the sweep. No step awaits.
 
 mod act;
 mod conn;
@@ -14,11 +14,12 @@ mod mailroom;
 mod outbox;
 mod query;
 mod read;
+mod signal;
 mod sweep;
 mod write;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
@@ -69,6 +70,8 @@ pub struct Shard {
     own: Vec<Mail>,
     /// Room frames that other shards had no room for, until those shards have been told.
     missed: HashMap<(usize, ConversationId), u64>,
+    /// Volatile frames for the end of a turn.
+    signals: VecDeque<crate::mail::Volatile>,
     /// Frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
@@ -109,6 +112,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         joining: Vec::new(),
         own: Vec::new(),
         missed: HashMap::new(),
+        signals: VecDeque::new(),
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,
@@ -195,7 +199,9 @@ impl Shard {
         }
         // 5. Hand over this turn's sends.
         self.hand_over();
-        // 6. Deadlines.
+        // 6. What is volatile, where nothing else waits.
+        self.tell_signals();
+        // 7. Deadlines.
         if self.now >= self.next_tick {
             self.next_tick = self.now + TICK;
             self.sweep();
@@ -207,7 +213,8 @@ impl Shard {
             || self.hub.has_work()
             || !self.again.is_empty()
             || !self.own.is_empty()
-            || !self.dirty.is_empty();
+            || !self.dirty.is_empty()
+            || !self.signals.is_empty();
         let backlog = !self.batch.is_empty() || !self.joining.is_empty();
         match (busy, backlog) {
             (true, _) => Duration::ZERO,

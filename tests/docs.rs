@@ -6,6 +6,8 @@
 mod cli;
 #[path = "docs/config.rs"]
 mod config;
+#[path = "docs/flaws.rs"]
+mod flaws;
 
 use std::{
     env,
@@ -21,6 +23,7 @@ const PAGES: &[&str] = &[
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/ARCHITECTURE.md",
+    "docs/flaws.md",
     "docs/http.md",
     "docs/performance.md",
     "docs/adr/README.md",

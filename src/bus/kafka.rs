@@ -1,4 +1,4 @@
-//! `Bus` over Apache Kafka: the log of a cluster (`docs/adr/0006-kafka.md` says how each promise is kept).
+//! `Bus` over Apache Kafka: the log of a cluster (`docs/adr/0008-kafka.md` says how each promise is kept).
 
 use std::{
     collections::HashMap,

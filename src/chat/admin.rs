@@ -1,6 +1,7 @@
-//! What an administrator asks of a group: a record like any other, and its answer.
+//! What an administrator asks of a group, and recalls: records like any other that no send stands for, and their answers.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,13 +12,13 @@ use std::{
 use dashmap::DashMap;
 use tidegate_protocol::{
     Code,
-    id::MsgId,
+    id::{ConversationId, MsgId, UserId},
     machine::session::Answer,
-    record::{Body, MemberChange, Origin, Record},
+    record::{Body, MemberAction, MemberChange, Origin, Recall, Record},
 };
 use tokio::sync::oneshot;
 
-use super::send::Intake;
+use super::{history::Refusal, send::Intake};
 use crate::routes::NodeBoot;
 
 /// The origin of records that no connection sent; no [`crate::mail::ConnKey`] packs to it (shards end at 63).
@@ -59,6 +60,15 @@ impl Admin {
 
     /// Appends the change and waits for the ledger's word; `now_ms` is the wall clock.
     pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
+        self.append(Body::Member(change), now_ms).await
+    }
+
+    /// The same for a recall that is allowed.
+    pub async fn recall(&self, recall: Recall, now_ms: u64) -> Answer {
+        self.append(Body::Recall(recall), now_ms).await
+    }
+
+    async fn append(&self, body: Body, now_ms: u64) -> Answer {
         if self.intake.is_short() {
             return Answer::Refused { code: Code::Overloaded, message: "".into() };
         }
@@ -66,7 +76,7 @@ impl Admin {
         let (asker, answer) = oneshot::channel();
         self.pending.waiting.insert(request, asker);
         let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
-        let record = Record { origin, received_at: now_ms, body: Body::Member(change) };
+        let record = Record { origin, received_at: now_ms, body };
         let answer = if self.intake.send(record).await {
             tokio::time::timeout(ANSWER_DEADLINE, answer).await.ok().and_then(Result::ok)
         } else {
@@ -74,6 +84,29 @@ impl Admin {
         };
         self.pending.waiting.remove(&request);
         answer.unwrap_or(Answer::Unknown)
+    }
+
+    /// Takes a user out of a group at the user's own wish.
+    ///
+    /// # Errors
+    /// What the ledger says; `NOT_A_MEMBER` is what a repetition hears.
+    pub async fn leave(&self, group: ConversationId, user: UserId, now_ms: u64) -> Result<(), Refusal> {
+        let change = MemberChange {
+            conversation: group,
+            action: MemberAction::Leave,
+            users: vec![user.clone()],
+            role: None,
+            by: Some(user),
+            settings: BTreeMap::new(),
+            request_id: Self::fresh_request_id(),
+        };
+        match self.change(change, now_ms).await {
+            Answer::Accepted { .. } | Answer::Duplicate { .. } => Ok(()),
+            Answer::Refused { code, .. } => Err((code, "")),
+            Answer::Unknown | Answer::AppendFailed => {
+                Err((Code::Unknown, "ask again: NOT_A_MEMBER then says that it was done"))
+            }
+        }
     }
 
     /// A fresh idempotency key for a request that names none.

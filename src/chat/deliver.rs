@@ -7,7 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::session::Answer,
     pb::{self, server_frame::Body as Frame},
-    record::{MemberAction, MemberChange, Message, Record},
+    record::{MemberAction, MemberChange, Message, Recall, Record, Role},
 };
 
 use super::admin::{ADMIN_CONN, Pending};
@@ -59,18 +59,28 @@ impl Outbound {
             &message.content,
         );
         let mine = record.origin.node == self.me.node && record.origin.boot == self.me.boot;
-        let (audience, shards) = match message.conversation.kind() {
-            ConversationKind::Direct(a, b) => self.two(a, b),
-            ConversationKind::Group(_) | ConversationKind::Room(_) => {
-                (Audience::Members, self.directory.conversation(&message.conversation))
-            }
-        };
+        let (audience, shards) = self.everybody(&message.conversation);
         let delivery = Delivery {
             conversation: message.conversation.clone(),
             seq,
             audience,
             frame: Arc::new(frame),
             origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
+            tracked,
+        };
+        self.item(shards, Item::Push(delivery));
+    }
+
+    /// A recall that has its seq, for everybody in the conversation; who asked for it, too.
+    pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool) {
+        let (audience, shards) = self.everybody(&recall.conversation);
+        let push = recall_push(record.received_at, recall, seq);
+        let delivery = Delivery {
+            conversation: recall.conversation.clone(),
+            seq,
+            audience,
+            frame: Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) })),
+            origin: None,
             tracked,
         };
         self.item(shards, Item::Push(delivery));
@@ -134,6 +144,16 @@ impl Outbound {
             let answers = std::mem::take(&mut self.answers[shard]);
             if !answers.is_empty() {
                 self.post(shard, Mail::Answers(answers)).await;
+            }
+        }
+    }
+
+    /// Who is in the conversation, and the shards that have some of them.
+    fn everybody(&self, conversation: &ConversationId) -> (Audience, ShardSet) {
+        match conversation.kind() {
+            ConversationKind::Direct(a, b) => self.two(a, b),
+            ConversationKind::Group(_) | ConversationKind::Room(_) => {
+                (Audience::Members, self.directory.conversation(conversation))
             }
         }
     }
@@ -213,6 +233,18 @@ fn hints(items: Vec<Item>) -> Vec<Item> {
     kept
 }
 
+/// A recall as everybody in the conversation sees it.
+pub(super) fn recall_push(time: u64, recall: &Recall, seq: u64) -> pb::Push {
+    pb::Push {
+        conversation: recall.conversation.to_string(),
+        seq,
+        sender: recall.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+        time,
+        recall: Some(pb::RecallEvent { seq: recall.seq }),
+        ..Default::default()
+    }
+}
+
 /// A change of members as the members see it.
 pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push {
     let kind = match change.action {
@@ -221,11 +253,16 @@ pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push
         MemberAction::Leave => pb::MemberChange::Left,
         MemberAction::Kick => pb::MemberChange::Kicked,
         MemberAction::Role => pb::MemberChange::Role,
-        MemberAction::Settings | MemberAction::Delete => pb::MemberChange::Settings,
+        MemberAction::Settings => pb::MemberChange::Settings,
+        MemberAction::Delete => pb::MemberChange::Deleted,
+        MemberAction::Mute => pb::MemberChange::Muted,
+        MemberAction::Unmute => pb::MemberChange::Unmuted,
     };
     let event = pb::MemberEvent {
         change: kind as i32,
         users: change.users.iter().map(ToString::to_string).collect(),
+        role: change.role.map(Role::word).unwrap_or_default().to_owned(),
+        settings: change.settings.clone(),
     };
     pb::Push {
         conversation: change.conversation.to_string(),

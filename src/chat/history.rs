@@ -7,14 +7,15 @@ use prost::Message as _;
 use tidegate_protocol::{
     Code,
     content::Content,
-    id::UserId,
     machine::session::{Pull, Which},
     pb,
     record::{Body, Message},
 };
 
 use super::{
-    deliver::event_push,
+    deliver::{event_push, recall_push},
+    reader::Reader,
+    seek,
     unread::{Span, View},
 };
 use crate::store::{Direction, PageQuery, Store, StoreError, StoredRow};
@@ -31,12 +32,20 @@ pub(super) fn away(error: StoreError) -> Refusal {
     (Code::StoreUnavailable, "")
 }
 
-/// Reads the page that `user` asks for.
+/// Reads the page that `reader` asks for.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
-pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::Page, Refusal> {
-    let view = view(store, user, pull).await?;
+pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
+    let view = view(store, reader, pull).await?;
+    let since = match pull.which {
+        Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
+        _ => None,
+    };
+    if since.is_some_and(|first| first > view.max()) {
+        return Err(beyond(&view));
+    }
+    let limit = pull.limit;
     let mut page = Paging {
         store,
         pull,
@@ -48,16 +57,21 @@ pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::P
         },
     };
     match &pull.which {
-        Which::After(cursor) => page.after(&view, *cursor).await?,
-        Which::Before(cursor) => page.before(&view, *cursor).await?,
+        Which::After(cursor) => page.after(&view, *cursor, limit, PAGE_BYTES).await?,
+        Which::Before(cursor) => page.before(&view, *cursor, limit, PAGE_BYTES).await?,
         Which::Seqs(seqs) => page.seqs(&view, seqs).await?,
+        Which::Around(seq) => page.around(&view, *seq).await?,
+        Which::Since(_) => {
+            let cursor = since.map_or(0, |first| first.saturating_sub(1));
+            page.after(&view, cursor, limit, PAGE_BYTES).await?;
+        }
     }
     Ok(page.page)
 }
 
-async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Refusal> {
-    let summary = store.summary(&pull.conversation, Some(user)).await.map_err(away)?;
-    let direct = pull.conversation.is_direct_of(user);
+async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
+    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(away)?;
+    let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
         return Err(if direct {
             (Code::NotYet, "nothing was said here yet")
@@ -66,16 +80,22 @@ async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Ref
         });
     };
     let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    let view = View::new(&pull.conversation, &summary.head, &standing);
-    let beyond = match &pull.which {
+    let view = reader.view(store, &pull.conversation, &summary.head, &standing).await?;
+    let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
-        Which::Before(_) => false,
+        Which::Before(_) | Which::Since(_) => false,
         Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
+        Which::Around(seq) => *seq > view.max(),
     };
-    match (beyond, view.is_in) {
-        (false, _) => Ok(view),
-        (true, true) => Err((Code::NotYet, "there is nothing beyond what you have")),
-        (true, false) => Err((Code::NotAMember, "you have everything up to when you left")),
+    if is_beyond { Err(beyond(&view)) } else { Ok(view) }
+}
+
+/// What is said to who asks for what lies beyond the last seq.
+fn beyond(view: &View) -> Refusal {
+    if view.is_in {
+        (Code::NotYet, "there is nothing beyond what you have")
+    } else {
+        (Code::NotAMember, "you have everything up to when you left, or the group ended")
     }
 }
 
@@ -89,19 +109,25 @@ struct Paging<'a> {
 
 impl Paging<'_> {
     /// At most one range of the user's, and the gap that lies before it.
-    async fn after(&mut self, view: &View, cursor: u64) -> Result<(), Refusal> {
-        let from = cursor.max(view.pruned_to);
+    async fn after(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
+        let from = cursor.max(view.gone_to());
         let Some(span) = view.spans.iter().find(|span| span.last > from) else {
             self.expired(cursor + 1, view.max());
             return Ok(());
         };
         let from = from.max(span.first - 1);
-        let rows = self.read(from, Direction::Forward, self.pull.limit, PAGE_BYTES).await?;
+        let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
         let mut next = cursor + 1;
         for row in rows.iter().filter(|row| row.row.seq <= span.last) {
             // Before the first: not the user's, or taken by retention, perhaps just now.
             self.expired(next, row.row.seq - 1);
-            self.row(row);
+            self.row(view, row);
             next = row.row.seq + 1;
         }
         if next == cursor + 1 {
@@ -111,25 +137,42 @@ impl Paging<'_> {
     }
 
     /// At most one range of the user's, and the gap that lies behind it; with the lowest, what lies before it, too.
-    async fn before(&mut self, view: &View, cursor: u64) -> Result<(), Refusal> {
+    async fn before(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
-        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.pruned_to;
+        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.gone_to();
         let Some(span) = view.spans.iter().rev().find(is_there) else {
             self.expired(1, end);
             return Ok(());
         };
         let last = span.last.min(end);
-        let rows = self.read(last + 1, Direction::Backward, self.pull.limit, PAGE_BYTES).await?;
+        let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
         let mut next = end;
-        for row in rows.iter().filter(|row| row.row.seq >= span.first) {
+        let first = span.first.max(view.gone_to() + 1);
+        for row in rows.iter().filter(|row| row.row.seq >= first) {
             self.expired(row.row.seq + 1, next);
-            self.row(row);
+            self.row(view, row);
             next = row.row.seq - 1;
         }
         if next < view.min() || next == end {
             self.expired(1, next);
         }
         Ok(())
+    }
+
+    /// What precedes, turned round, and what follows: together they name every seq from the first to the last.
+    async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
+        self.before(view, seq, self.pull.limit, PAGE_BYTES / 2).await?;
+        self.page.messages.reverse();
+        self.page.recalled.reverse();
+        self.page.expired.reverse();
+        let is_there = view.sees(seq) && seq > view.gone_to();
+        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
     }
 
     /// Runs of neighbours are read at once. What no longer fits is not named: the client asks for it again.
@@ -147,9 +190,9 @@ impl Paging<'_> {
             let kept_from = rows.first().map_or(u64::MAX, |row| row.row.seq);
             let read_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
             for seq in run.iter().copied().filter(|seq| *seq <= read_to) {
-                match rows.iter().find(|row| row.row.seq == seq && view.sees(seq)) {
-                    Some(row) => self.row(row),
-                    None if seq < kept_from || !view.sees(seq) => self.expired(seq, seq),
+                match rows.iter().find(|row| row.row.seq == seq && view.shows(seq)) {
+                    Some(row) => self.row(view, row),
+                    None if seq < kept_from || !view.shows(seq) => self.expired(seq, seq),
                     None => {}
                 }
             }
@@ -171,7 +214,10 @@ impl Paging<'_> {
         Ok(self.store.page(&self.pull.conversation, query).await.map_err(away)?.rows)
     }
 
-    fn row(&mut self, row: &StoredRow) {
+    fn row(&mut self, view: &View, row: &StoredRow) {
+        if !view.shows(row.row.seq) {
+            return self.expired(row.row.seq, row.row.seq);
+        }
         match push_of(row) {
             Some(push) => {
                 if let Body::Message(message) = &row.row.body {
@@ -190,17 +236,19 @@ impl Paging<'_> {
         }
         match self.page.expired.last_mut() {
             Some(range) if range.last + 1 == first => range.last = last,
+            Some(range) if last + 1 == range.first => range.first = first,
             _ => self.page.expired.push(pb::SeqRange { first, last }),
         }
     }
 }
 
-/// The row as it was pushed; none for a recalled message, and for the recall itself.
+/// The row as it was pushed; none for a recalled message.
 pub(super) fn push_of(row: &StoredRow) -> Option<pb::Push> {
     match &row.row.body {
         Body::Message(message) if row.recalled.is_none() => Some(message_push(row, message)),
         Body::Member(change) => Some(event_push(row.row.time, change, row.row.seq)),
-        Body::Message(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
+        Body::Recall(recall) => Some(recall_push(row.row.time, recall, row.row.seq)),
+        Body::Message(_) | Body::Prune(_) | Body::Rules(_) => None,
     }
 }
 
@@ -214,5 +262,6 @@ fn message_push(row: &StoredRow, message: &Message) -> pb::Push {
         // It was decoded when it came; what can't be decoded now is left out, as in a push.
         content: Content::decode(message.content.clone()).ok(),
         event: None,
+        recall: None,
     }
 }

@@ -6,22 +6,26 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
     machine::{
-        ledger::{Ledger, Loaded, Need, Outcome, Stop},
+        ledger::{Ledger, Need, Outcome, Stop},
         session::Answer,
     },
     record::{Body, MemberAction, Position, Record},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{deliver::Outbound, send};
+use super::{
+    deliver::Outbound,
+    retention::{self, Sweeper},
+    send,
+};
 use crate::{
     bus::{Batch, OwnershipEvent, ReadError, TopicId},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
-    store::{Fence, StoreError},
+    store::{Fence, Scan, StoreError},
 };
 
 /// Most records decided in one batch, and about the most bytes.
@@ -40,11 +44,17 @@ const EVICT_BUDGET: usize = 8_192;
 /// Memberships read from the store at a time.
 const MEMBERSHIP_PAGE: usize = 1_000;
 
+/// Said with the refusal of an id that was refused before, though it might be allowed now.
+const REFUSED_BEFORE: &str =
+    "this id was refused before, and its chain went on: send the content under a new id";
+
 /// What the owner is told by the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
+    /// How long messages and dedup keys are kept.
+    pub retention: retention::Settings,
     /// A fault for tests: the owner panics at this message; empty = none.
     pub panic_on_msg_id: String,
 }
@@ -132,9 +142,9 @@ impl Owner {
         // Without a window every unknown key is looked up when it matters: there is no use in loading them first.
         if taken.rules.dedup_window > 0 {
             let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
-            let keys = retry(|| ports.store.recent_keys(partition, fence, from)).await?;
-            let rows = keys.rows.into_iter().map(|(hash, key)| Loaded::Key(hash, Some(key)));
-            ledger.load(keys.position, rows)?;
+            let keys = Scan::Keys { from, after: None, limit: usize::MAX };
+            let keys = retry(|| ports.store.scan(partition, fence, &keys)).await?;
+            ledger.load(keys.position, keys.rows)?;
             ledger.keys_complete_from(from);
         }
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
@@ -155,6 +165,9 @@ impl Owner {
         out: &mut Outbound,
     ) -> GivenUp {
         let ports = Arc::clone(&self.ports);
+        // Ends with this, whichever way.
+        let mut sweeper = JoinSet::new();
+        sweeper.spawn(self.sweep());
         loop {
             let next = self.ledger.next_offset();
             tokio::select! {
@@ -178,6 +191,16 @@ impl Owner {
                     }
                 }
             }
+        }
+    }
+
+    fn sweep(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (ports, metrics) = (Arc::clone(&self.ports), Some(self.metrics.clone()));
+        let (partition, fence, settings) = (self.partition, self.fence, self.settings.retention);
+        let rules = self.ledger.rules();
+        async move {
+            let (bus, store) = (&*ports.bus, &*ports.store);
+            Sweeper { partition, fence, bus, store, settings, rules, metrics }.run().await;
         }
     }
 
@@ -276,6 +299,10 @@ impl Owner {
                 self.metrics.refusals.increment(1);
                 Answer::Refused { code, message: "".into() }
             }
+            Outcome::RefusedBefore { code } => {
+                self.metrics.refusals.increment(1);
+                Answer::Refused { code, message: REFUSED_BEFORE.into() }
+            }
             // A newer connection of the device has spoken: this one must come back with a newer epoch.
             Outcome::Void { .. } => Answer::AppendFailed,
             Outcome::Noted => return Ok(()),
@@ -297,7 +324,11 @@ impl Owner {
                     self.part_all(&change.conversation, out).await?;
                 }
             }
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => {}
+            Body::Recall(recall) => {
+                let tracked = self.is_small(&recall.conversation).await?;
+                out.recall(record, recall, seq, tracked);
+            }
+            Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }
@@ -338,7 +369,8 @@ impl Owner {
     async fn groups_of(&self, user: &UserId) -> Result<Vec<ConversationId>, GivenUp> {
         let store = &self.ports.store;
         let mut groups = Vec::new();
-        let mut after: Option<ConversationId> = None;
+        // Direct conversations come first, may be thousands, and are none of this.
+        let mut after = last_direct();
         loop {
             let page = retry(|| store.memberships(user, after.as_ref(), MEMBERSHIP_PAGE)).await?;
             let Some(last) = page.last() else { return Ok(groups) };
@@ -353,6 +385,12 @@ impl Owner {
             }
         }
     }
+}
+
+/// The last key that a direct conversation can have.
+fn last_direct() -> Option<ConversationId> {
+    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
+    Some(ConversationId::direct(&user, &user))
 }
 
 /// Calls the store until it answers; what can't be mended by waiting ends the ownership.

@@ -10,13 +10,15 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::session::POSITIONS_MAX,
     pb,
+    record::Body,
 };
 
 use super::{
     history::{Refusal, away, push_of},
+    reader::Reader,
     unread::View,
 };
-use crate::store::{Direction, Membership, PageQuery, Store};
+use crate::store::{Direction, Membership, PageQuery, Store, StoredRow};
 
 /// Conversations told at a time, and about the most bytes of them.
 const STATES_MAX: usize = 128;
@@ -29,7 +31,7 @@ const LAST_BYTES: usize = 4 * 1024;
 const LAST_ROWS: usize = 4;
 
 /// Memberships read at a time for a Ping.
-const PAGE: usize = 1_000;
+const PAGE: usize = 256;
 
 /// What a client said it has.
 pub type Positions = HashMap<ConversationId, u64>;
@@ -49,16 +51,16 @@ pub struct States {
 /// When the store can't be read.
 pub async fn states(
     store: &dyn Store,
-    user: &UserId,
+    reader: &Reader,
     positions: &Positions,
     after: Option<&ConversationId>,
 ) -> Result<States, Refusal> {
-    let page = store.memberships(user, after, STATES_MAX).await.map_err(away)?;
+    let page = store.memberships(&reader.user, after, STATES_MAX).await.map_err(away)?;
     let whole = page.len() < STATES_MAX;
     let (mut states, mut bytes, mut next) = (Vec::with_capacity(page.len()), 0, None);
     let count = page.len();
     for (n, membership) in page.into_iter().enumerate() {
-        let state = state(store, positions, &membership).await?;
+        let state = state(store, reader, positions, &membership).await?;
         bytes += state.encoded_len();
         states.push(state);
         if bytes >= STATES_BYTES || n + 1 == count {
@@ -72,10 +74,12 @@ pub async fn states(
 
 async fn state(
     store: &dyn Store,
+    reader: &Reader,
     positions: &Positions,
     membership: &Membership,
 ) -> Result<pb::ConversationState, Refusal> {
-    let view = View::new(&membership.conversation, &membership.head, &membership.standing);
+    let (conversation, standing) = (&membership.conversation, &membership.standing);
+    let view = reader.view(store, conversation, &membership.head, standing).await?;
     let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
     let last = if has_all { None } else { last(store, &membership.conversation, &view).await? };
     Ok(pb::ConversationState {
@@ -83,8 +87,10 @@ async fn state(
         max_seq: view.max(),
         min_seq: view.min(),
         read_seq: view.mark().seq,
-        unread: view.unread(),
+        unread: reader.unread(conversation, &view),
         last,
+        cleared_seq: view.level().cleared.seq,
+        hidden: view.level().hidden.iter().map(|it| it.seq).collect(),
     })
 }
 
@@ -94,10 +100,16 @@ async fn last(
     conversation: &ConversationId,
     view: &View,
 ) -> Result<Option<pb::Push>, Refusal> {
-    let cursor = view.max().saturating_add(1);
+    // Below what is hidden at the end, there may be something to show.
+    let shown = view.level().hidden.iter().rev().fold(view.max(), |end, it| end - u64::from(it.seq == end));
+    if shown <= view.gone_to() {
+        return Ok(None);
+    }
+    let cursor = shown.saturating_add(1);
     let query = PageQuery { cursor, direction: Direction::Backward, limit: LAST_ROWS, max_bytes: LAST_BYTES };
     let page = store.page(conversation, query).await.map_err(away)?;
-    let last = page.rows.iter().filter(|row| view.sees(row.row.seq)).find_map(push_of);
+    let is_shown = |row: &&StoredRow| view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
+    let last = page.rows.iter().filter(is_shown).find_map(push_of);
     Ok(last.filter(|push| push.encoded_len() <= LAST_BYTES))
 }
 

@@ -7,9 +7,9 @@ use super::{Checker, Event, Id};
 impl Checker<'_> {
     /// Real time over all, and the order in which each connection and each chain wrote.
     pub(super) fn check_order(&mut self) {
-        // The last seq in (conversation, connection), and in (conversation, user, device) for chains.
+        // The last seq in (conversation, connection), and in (conversation, user, device) for chains, with whose it is.
         let mut sessions: HashMap<(Id, u64), u64> = HashMap::new();
-        let mut chains: HashMap<(Id, Id, Id), u64> = HashMap::new();
+        let mut chains: HashMap<(Id, Id, Id), (u64, Id)> = HashMap::new();
         let mut found = Vec::new();
         for (at, stamped) in self.history.events.iter().enumerate() {
             let Event::SendInv { cid, .. } = stamped.event else { continue };
@@ -29,24 +29,23 @@ impl Checker<'_> {
                 }
                 *last = seq.max(*last);
             }
-            if send.chained && self.was_let_in_late(cid) {
-                self.report.let_in_late += 1;
-            } else if send.chained {
-                let last = chains.entry((send.conv, send.user, send.device)).or_default();
-                if seq < *last {
-                    found.push(("chain-order", at, cid, seq, *last));
+            if send.chained {
+                let last = chains.entry((send.conv, send.user, send.device)).or_insert((seq, cid));
+                if seq < last.0 {
+                    let rule = if self.was_let_in_late(last.1) { "let-in-late" } else { "chain-order" };
+                    found.push((rule, at, cid, seq, last.0));
                 }
-                *last = seq.max(*last);
+                *last = (*last).max((seq, cid));
             }
         }
         for (rule, at, cid, seq, other) in found {
-            self.broken(rule, at, |h| format!("{} has {seq}, behind {other}", h.name(cid)));
+            self.broken(rule, at, |h| format!("{} has {seq}, after {other}", h.name(cid)));
         }
     }
 
     /// Whether a message was sent again after its sender had come into the conversation: its first attempt may have
-    /// been refused for good, which is an answer, and the chain went on. When that answer is lost the retry is judged
-    /// anew, as the broker remembers no refusals, and is accepted behind its successors.
+    /// been refused for good, which is an answer, and the chain went on. When that answer is lost the retry must be
+    /// refused again (ADR 3), or it comes in behind its successors.
     fn was_let_in_late(&self, cid: Id) -> bool {
         let Some(send) = self.sends.get(&cid).filter(|send| send.attempts > 1) else { return false };
         let spans = self.logs.get(&send.conv).and_then(|log| log.members.get(&send.user));

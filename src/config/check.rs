@@ -47,8 +47,20 @@ impl Config {
         need(timing.linger_ms <= 10_000, "timing.linger_ms: at most 10000");
         self.check_drain(&mut need);
         need(
+            ["none", "1d", "7d", "30d", "forever"].contains(&self.retention.messages.as_str()),
+            "retention.messages: none, 1d, 7d, 30d or forever",
+        );
+        need(
+            (1_000..=3_600_000).contains(&self.retention.sweep_ms),
+            "retention.sweep_ms: between one second and one hour",
+        );
+        need(
+            (8..=3_650).contains(&self.retention.keys_days),
+            "retention.keys_days: between 8 and 3650; clients may retry for 7 days",
+        );
+        need(
             cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault: faults are for tests; this is a release build",
+            "fault.panic_on_msg_id: for tests; this is a release build",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
@@ -113,6 +125,14 @@ impl Limits {
         need(
             (4_096..=1 << 30).contains(&limits.mailbox_bytes_max),
             "limits.mailbox_bytes_max: between 4096 bytes and 1 GiB",
+        );
+        need(
+            limits.signal_bytes_max + 256 <= limits.frame_bytes_max,
+            "limits.signal_bytes_max: 256 less than limits.frame_bytes_max",
+        );
+        need(
+            limits.signals_per_second <= 1_000,
+            "limits.signals_per_second: at most 1000, or a connection could keep a shard busy with them",
         );
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(

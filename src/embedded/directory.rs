@@ -14,8 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{OpenError, journal};
 
-/// The layout that this program writes.
-pub const FORMAT: u32 = 1;
+/// The layout that this program writes. 2: keys of refused messages ([`Key::refused`]).
+///
+/// [`Key::refused`]: tidegate_protocol::machine::ledger::Key::refused
+pub const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format.json";
 const DRAFT: &str = "db.new";
@@ -64,6 +66,15 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Locks a directory in which there is a store already; makes none.
+    pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
+        match path.join(FORMAT_FILE).try_exists() {
+            Ok(true) => Self::enter(path),
+            Ok(false) => Err(OpenError::Missing(path.to_owned())),
+            Err(error) => Err(OpenError::Io { path: path.to_owned(), error }),
+        }
+    }
+
     /// Where the database is.
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
@@ -110,7 +121,9 @@ impl Directory {
     fn upgrade(&self, found: u32) -> Result<(), OpenError> {
         match found {
             FORMAT => Ok(()),
-            _ => Err(OpenError::Foreign(self.path.clone())),
+            // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
+            1 => self.write_marker().map_err(|error| OpenError::Io { path: self.path.clone(), error }),
+            _ => Err(OpenError::Older { path: self.path.clone(), found }),
         }
     }
 

@@ -5,7 +5,7 @@
 //! the same, the database is closed and opened again once there is space, and the owner's retry finds out.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
     sync::{Arc, PoisonError, atomic::Ordering, mpsc},
     time::{Duration, Instant},
@@ -16,16 +16,18 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
     record::{Position, Rules},
+    settings::UserSettings,
 };
 
 use super::{
     Core, Database, Job, SPILL_AFTER, Standing, Trouble,
     archive::{self, Known},
     codec,
+    sweep::KeySweep,
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, Mark, StoreError, TakenOver},
+    store::{Fence, Level, Personal, StoreError, TakenOver},
 };
 
 /// How often free space and waiting appends are looked at.
@@ -46,6 +48,7 @@ pub(super) struct Writer {
     free: u64,
     /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
     stuck: bool,
+    keys: KeySweep,
 }
 
 fn full() -> StoreError {
@@ -68,6 +71,7 @@ impl Writer {
             looked_at_space,
             free: u64::MAX,
             stuck: false,
+            keys: KeySweep::default(),
         };
         writer.learn()?;
         writer.look_at_space();
@@ -78,6 +82,7 @@ impl Writer {
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
+        self.keys = KeySweep::default();
         let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..self.core.config.partitions {
@@ -100,6 +105,7 @@ impl Writer {
                 self.look_at_space();
             }
             self.spill(SPILL_AFTER);
+            self.sweep_keys();
         }
         self.spill(Duration::ZERO);
     }
@@ -116,11 +122,38 @@ impl Writer {
             Job::Marks { marks, reply } => {
                 reply.send(self.save_marks(&marks)).ok();
             }
+            Job::Wishes { user, now, reply } => {
+                reply.send(self.save_wishes(&user, now)).ok();
+            }
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
                 }
             }
+        }
+    }
+
+    /// Takes the next few keys away that the rules forget. What of it a crash undoes is swept again.
+    fn sweep_keys(&mut self) {
+        if self.usable().is_err() || !self.keys.is_due() {
+            return;
+        }
+        let forgets: Vec<_> =
+            self.standings.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
+        for (partition, keys_from) in forgets {
+            if !self.keys.has_work(partition, keys_from) {
+                continue;
+            }
+            let mut sweep = std::mem::take(&mut self.keys);
+            let mut step = None;
+            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
+                step = sweep.stage(database, partition, keys_from, batch)?;
+                Ok(())
+            });
+            if swept.is_ok() {
+                sweep.done(partition, step);
+            }
+            self.keys = sweep;
         }
     }
 
@@ -188,28 +221,40 @@ impl Writer {
     }
 
     /// Marks go to the system without a sync: they outlive the process, and the next archive's sync takes them along.
-    fn save_marks(&mut self, marks: &[(UserId, ConversationId, Mark)]) -> Result<(), StoreError> {
+    fn save_marks(&mut self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.usable()?;
         self.write(PersistMode::Buffer, |database, _, batch| {
-            let mut newest: HashMap<Vec<u8>, Mark> = HashMap::new();
-            for (user, conversation, mark) in marks {
-                let key = codec::mark_key(conversation, user);
-                let stored = match newest.get(&key) {
-                    Some(mark) => Some(*mark),
-                    None => {
-                        let value = database.state.get(&key).map_err(Trouble::from)?;
-                        value.map(|value| codec::mark(&value)).transpose()?
+            let mut levels: HashMap<Vec<u8>, (Level, bool)> = HashMap::new();
+            for (user, conversation, change) in changes {
+                let (level, changed) = match levels.entry(codec::mark_key(conversation, user)) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => {
+                        let value = database.state.get(entry.key()).map_err(Trouble::from)?;
+                        let level = value.map(|value| codec::level(&value)).transpose()?.unwrap_or_default();
+                        entry.insert((level, false))
                     }
                 };
-                if stored.is_none_or(|stored| mark.seq > stored.seq) {
-                    newest.insert(key, *mark);
-                }
+                *changed |= level.apply(change);
             }
-            for (key, mark) in newest {
-                batch.insert(&database.state, key, codec::put_mark(&mark));
+            for (key, (level, _)) in levels.into_iter().filter(|(_, (_, changed))| *changed) {
+                batch.insert(&database.state, key, codec::put_level(&level));
             }
             Ok(())
         })
+    }
+
+    /// As marks go.
+    fn save_wishes(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.usable()?;
+        let mut wishes = now;
+        self.write(PersistMode::Buffer, |database, _, batch| {
+            let key = codec::wishes_key(user);
+            let before = database.state.get(&key).map_err(Trouble::from)?;
+            wishes = now.over(before.map(|value| codec::wishes(&value)).transpose()?.unwrap_or_default());
+            batch.insert(&database.state, key, codec::put_wishes(&wishes));
+            Ok(())
+        })?;
+        Ok(wishes)
     }
 
     /// Writes the records that wait for longer than `age`. False: something could not be written.

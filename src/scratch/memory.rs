@@ -61,8 +61,10 @@ impl Scratch for MemoryScratch {
             if state.chains.get(&key).is_some_and(|saved| saved.epoch > chain.epoch) {
                 continue;
             }
-            chain.done.drain(..chain.done.len().saturating_sub(DONE_IDS_MAX));
-            let bytes = chain.done.iter().map(|id| id.as_str().len() + 32).sum();
+            for ids in [&mut chain.done, &mut chain.skipped] {
+                ids.drain(..ids.len().saturating_sub(DONE_IDS_MAX));
+            }
+            let bytes = chain.done.iter().chain(&chain.skipped).map(|id| id.as_str().len() + 32).sum();
             state.chains.put(key, chain, bytes);
         }
         Ok(())

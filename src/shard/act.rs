@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 use tidegate_protocol::{
     Code, codec,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId},
-    machine::session::{Action, Alarm, Answer, LoggedIn, Submit},
+    machine::session::{Action, Alarm, Answer, ChainSaved, LoggedIn, Submit},
     pb::{self, server_frame::Body as Said},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
@@ -47,6 +47,8 @@ impl Shard {
         match action {
             Action::Login(hello) => self.login(conn, &hello),
             Action::Join { id, room } => self.join_room(conn, id, &room),
+            Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, *signal),
+            Action::SignalDropped => self.context.metrics.signals_dropped.increment(1),
             Action::Leave { room } => {
                 self.hub.leave(&ConversationId::room(&room), conn.key.slot);
             }
@@ -58,7 +60,10 @@ impl Shard {
                     }
                 }
             }
-            Action::SaveChain { done, expected } => self.save_chain(conn, done, expected),
+            Action::SaveChain { done, expected } => self.save_chain(conn, expected, |it| &mut it.done, done),
+            Action::SaveSkip { skipped, expected } => {
+                self.save_chain(conn, expected, |it| &mut it.skipped, skipped);
+            }
             Action::Alarm(alarm) => self.alarm(conn, &alarm),
             Action::Reply(frame) => {
                 if matches!(&frame.body, Some(Said::Error(error)) if error.code == UNKNOWN) {
@@ -91,7 +96,8 @@ impl Shard {
             return refused(self, conn, Code::DeviceMismatch, "");
         }
         let key = conn.key;
-        let work = login::login(Arc::clone(&self.context.ports), identity.user, device);
+        let wish = conn.session.wished();
+        let work = login::login(Arc::clone(&self.context.ports), identity.user, device, wish);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {
@@ -122,6 +128,7 @@ impl Shard {
                 return self.act(conn);
             }
         };
+        conn.session.wishes_are(done.wishes);
         self.hub.add_user(&done.route.user, conn.key.slot);
         if done.replaced {
             self.replace_others(&done);
@@ -142,7 +149,11 @@ impl Shard {
             epoch: who.route.token.epoch,
             session: format!("{}-{:x}", who.route.token.at.node, who.route.token.epoch),
             node: self.context.node.clone(),
-            chain_saved: who.chain.as_ref().map(|chain| (chain.expected.clone(), chain.done.clone())),
+            chain_saved: who.chain.clone().map(|ChainState { expected, done, skipped, .. }| ChainSaved {
+                expected,
+                done,
+                skipped,
+            }),
             resumed: false,
             server_time_ms: wall_ms(),
             fresh_next_id: fresh_id(),
@@ -243,19 +254,31 @@ impl Shard {
         conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.scratch.actions);
     }
 
-    fn save_chain(&mut self, conn: &mut Conn, done: MsgId, expected: MsgId) {
+    /// Saves where the chain stands, and one more id that is done, or skipped.
+    fn save_chain(
+        &mut self,
+        conn: &mut Conn,
+        expected: MsgId,
+        list: fn(&mut ChainState) -> &mut Vec<MsgId>,
+        id: MsgId,
+    ) {
         let Some(who) = &mut conn.who else { return };
         let epoch = who.route.token.epoch;
         let chain = who.chain.get_or_insert_with(|| ChainState {
             epoch,
             expected: expected.clone(),
             done: Vec::new(),
+            skipped: Vec::new(),
         });
         chain.epoch = epoch;
         chain.expected = expected;
-        chain.done.push(done);
-        if chain.done.len() > DONE_IDS_MAX {
-            chain.done.remove(0);
+        let ids = list(chain);
+        // A client that insists on a skipped id has it saved once.
+        if ids.last() != Some(&id) {
+            ids.push(id);
+        }
+        if ids.len() > DONE_IDS_MAX {
+            ids.remove(0);
         }
         let save = ChainSave {
             user: who.route.user.clone(),

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::outbox::Caps;
 use crate::{
     auth::Verifier,
-    chat::send::Intake,
+    chat::{recall::Recaller, send::Intake},
     directory::Directory,
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
@@ -28,6 +28,8 @@ pub struct Context {
     pub boot: u64,
     /// Bounds of sessions.
     pub limits: session::Limits,
+    /// Groups up to this many members take signals.
+    pub small_group_max: usize,
     /// Bounds of outboxes.
     pub caps: Caps,
     /// Bytes that may wait in its mailbox.
@@ -50,6 +52,8 @@ pub struct Context {
     pub intake: Arc<Intake>,
     /// The five ports.
     pub ports: Arc<Ports>,
+    /// Takes messages back.
+    pub recaller: Recaller,
     /// Numbers of live rooms.
     pub rooms: Arc<Rooms>,
     /// The services runtime, for futures that must wait.

@@ -13,7 +13,10 @@ use std::{
 use foldhash::quality::RandomState;
 use slab::Slab;
 use smallvec::SmallVec;
-use tidegate_protocol::id::{ConversationId, UserId};
+use tidegate_protocol::{
+    Time,
+    id::{ConversationId, UserId},
+};
 
 use crate::{
     directory::Directory,
@@ -51,6 +54,8 @@ struct Group {
     job: Option<Job>,
     queued: bool,
     holes: bool,
+    /// Whether it is small, and when that was seen.
+    small: Option<(bool, Time)>,
 }
 
 struct Job {
@@ -197,6 +202,19 @@ impl Hub {
         (slot != LEFT).then_some(slot)
     }
 
+    /// Whether a group is small, if that was seen after `since`.
+    pub(super) fn is_small(&self, conversation: &ConversationId, since: Time) -> Option<bool> {
+        let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize])?;
+        group.small.filter(|(_, seen)| *seen > since).map(|(small, _)| small)
+    }
+
+    /// A group was seen to be small, or not to be.
+    pub(super) fn note_small(&mut self, conversation: &ConversationId, small: bool, now: Time) {
+        if let Some(group) = self.ids.get(conversation) {
+            self.groups[*group as usize].small = Some((small, now));
+        }
+    }
+
     /// All members of a conversation here.
     pub(super) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
         let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize]);
@@ -245,6 +263,7 @@ impl Hub {
             job: None,
             queued: false,
             holes: false,
+            small: None,
         };
         let index = self.groups.insert(group) as u32;
         self.ids.insert(conversation.clone(), index);

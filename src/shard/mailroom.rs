@@ -88,6 +88,8 @@ impl Shard {
                     }
                 }
             }
+            Mail::Signal(signal) => self.take_signal(signal),
+            Mail::Sized(id, signal, small) => self.on_sized(id, signal, small),
             Mail::Drain(order) => self.on_drain(order),
             Mail::Stop(code) => {
                 self.stopping = true;

@@ -6,12 +6,12 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
     machine::session::Query,
-    pb::server_frame::Body as Said,
+    pb::{self, server_frame::Body as Said},
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
-    chat::{history, receipt, sync},
+    chat::{clear, hide, history, reader::Reader, receipt, sync},
     inline,
     mail::{Found, Mail},
 };
@@ -28,6 +28,10 @@ pub(super) struct Asking {
     told: bool,
     /// The conversation behind which a Sync goes on.
     next: Option<ConversationId>,
+    /// It goes to the log: without an answer nobody knows what became of it.
+    appends: bool,
+    /// Unread messages in the conversations that a Sync has told so far.
+    unread: u64,
 }
 
 type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + Send>>;
@@ -35,46 +39,92 @@ type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + S
 impl Shard {
     /// Asks the store; the answer comes at once or as mail.
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
-        let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
-        let mut asking = Asking { id, positions: Arc::default(), told: false, next: None };
+        let Some(reader) = Self::reader(conn) else { return };
+        let user = reader.user.clone();
+        let mut asking =
+            Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
         let store = Arc::clone(&self.context.ports.store);
-        let work: Work = match query {
-            Query::Pull(pull) => {
-                Box::pin(
-                    async move { Ok(Found::Page(Box::new(history::pull(&*store, &user, &pull).await?))) },
-                )
-            }
-            Query::Positions(positions) => Box::pin(async move {
-                let positions = positions.into_iter().collect();
-                Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
-            }),
-            Query::Read { conversation, seq } => self.mark(conn, user, conversation, seq),
-            Query::Sync(positions) => {
-                asking.positions = Arc::new(positions.into_iter().collect());
-                self.states(user, &asking)
-            }
-        };
+        let work: Work =
+            match query {
+                Query::Pull(pull) => Box::pin(async move {
+                    Ok(Found::Page(Box::new(history::pull(&*store, &reader, &pull).await?)))
+                }),
+                Query::Positions(positions) => Box::pin(async move {
+                    let positions = positions.into_iter().collect();
+                    Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
+                }),
+                Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
+                Query::Recall { conversation, seq } => {
+                    asking.appends = true;
+                    let recaller = self.context.recaller.clone();
+                    Box::pin(async move {
+                        let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
+                        Ok(Found::Accepted(Box::new(ack)))
+                    })
+                }
+                Query::Leave(conversation) => {
+                    asking.appends = true;
+                    let admin = self.context.recaller.admin.clone();
+                    Box::pin(async move {
+                        admin.leave(conversation, user, wall_ms()).await?;
+                        Ok(Found::Nothing)
+                    })
+                }
+                Query::Sync(positions) => {
+                    asking.positions = Arc::new(positions.into_iter().collect());
+                    self.states(reader, &asking)
+                }
+            };
         conn.asking = Some(Box::new(asking));
         self.start(conn, work);
     }
 
-    fn states(&self, user: UserId, asking: &Asking) -> Work {
+    fn reader(conn: &Conn) -> Option<Reader> {
+        let user = conn.who.as_ref()?.route.user.clone();
+        Some(Reader { user, viewing: conn.session.viewing(), now_ms: wall_ms() })
+    }
+
+    fn states(&self, reader: Reader, asking: &Asking) -> Work {
         let store = Arc::clone(&self.context.ports.store);
         let (positions, after) = (Arc::clone(&asking.positions), asking.next.clone());
         Box::pin(async move {
-            let found = sync::states(&*store, &user, &positions, after.as_ref()).await?;
+            let found = sync::states(&*store, &reader, &positions, after.as_ref()).await?;
             Ok(Found::States(found.states, found.next))
         })
     }
 
-    fn mark(&self, conn: &Conn, user: UserId, conversation: ConversationId, seq: u64) -> Work {
+    /// Changes what the user keeps of a conversation, and tells the user's other devices.
+    fn keep(&self, conn: &Conn, user: UserId, query: Query) -> Work {
         let store = Arc::clone(&self.context.ports.store);
         let (directory, shards) = (Arc::clone(&self.context.directory), Arc::clone(&self.context.handles));
-        let reader = conn.key;
+        let actor = conn.key;
         Box::pin(async move {
-            let moved = receipt::read(&*store, &user, &conversation, seq).await?;
-            if let (Some(mark), Some(shards)) = (moved, shards.get()) {
-                receipt::tell(&directory, shards, &user, &conversation, mark, reader);
+            let (place, news) = match query {
+                Query::Read { conversation, seq } => {
+                    let moved = receipt::read(&*store, &user, &conversation, seq).await?;
+                    let news = moved.map(|mark| receipt::receipt(&user, &conversation, mark));
+                    (conversation, news)
+                }
+                Query::Clear { conversation, seq } => {
+                    let moved = clear::clear(&*store, &user, &conversation, seq).await?;
+                    let news = moved.map(|mark| clear::cleared(&conversation, mark));
+                    (conversation, news)
+                }
+                Query::Hide { conversation, seqs } => {
+                    let hidden = hide::hide(&*store, &user, &conversation, &seqs).await?;
+                    let news = (!hidden.is_empty()).then(|| hide::hidden(&conversation, hidden));
+                    (conversation, news)
+                }
+                Query::Pull(_)
+                | Query::Sync(_)
+                | Query::Positions(_)
+                | Query::Recall { .. }
+                | Query::Leave(_) => {
+                    return Ok(Found::Nothing);
+                }
+            };
+            if let (Some(news), Some(shards)) = (news, shards.get()) {
+                receipt::tell(&directory, shards, &user, &place, news, actor);
             }
             Ok(Found::Nothing)
         })
@@ -82,10 +132,11 @@ impl Shard {
 
     fn start(&mut self, conn: &mut Conn, work: Work) {
         let (key, home) = (conn.key, self.context.own_handle());
-        let in_time = async move {
-            let away = Err((Code::StoreUnavailable, "the store did not answer in time"));
-            tokio::time::timeout(DEADLINE, work).await.unwrap_or(away)
+        let late = match conn.asking.as_ref().is_some_and(|asking| asking.appends) {
+            true => (Code::Unknown, ""),
+            false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
+        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {
@@ -108,12 +159,14 @@ impl Shard {
         match found {
             Ok(Found::Page(page)) => session.query_told(id, vec![Said::Page(*page)], out),
             Ok(Found::States(states, next)) => {
-                let end = next.is_none().then(|| Said::SyncEnd(Default::default()));
+                asking.unread += states.iter().map(|state| state.unread).sum::<u64>();
+                let end = next.is_none().then(|| Said::SyncEnd(pb::SyncEnd { unread: asking.unread }));
                 let told = states.into_iter().map(Said::ConversationState).chain(end).collect();
                 session.query_told(id, told, out);
                 asking.next = next;
             }
             Ok(Found::Positions(positions)) => session.query_pong(id, positions, self.now, out),
+            Ok(Found::Accepted(ack)) => session.query_told(id, vec![Said::SendAck(*ack)], out),
             Ok(Found::Nothing) => session.query_done(id, out),
             Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
         }
@@ -130,10 +183,9 @@ impl Shard {
             return;
         }
         let Some(mut asking) = conn.asking.take() else { return };
-        let user = conn.who.as_ref().map(|who| who.route.user.clone()).filter(|_| asking.next.is_some());
-        if let Some(user) = user {
+        if let Some(reader) = Self::reader(conn).filter(|_| asking.next.is_some()) {
             asking.told = false;
-            let work = self.states(user, &asking);
+            let work = self.states(reader, &asking);
             conn.asking = Some(asking);
             self.start(conn, work);
             return self.act(conn);

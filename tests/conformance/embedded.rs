@@ -1,5 +1,7 @@
 //! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
 
+mod offline;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -319,6 +321,19 @@ async fn a_torn_end_is_cut_off_and_damage_before_it_is_refused_with_what_to_do()
         assert_eq!(small.seqs().await, [1, 2]);
         assert_eq!(accepted(&small.say(&["m4"], 0).await), [3]);
     }
+}
+
+#[tokio::test]
+async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
+    let disk = TestDisk::new();
+    let mut first = Small::start(&disk).await;
+    assert_eq!(accepted(&first.say(&["m1"], 0).await), [1]);
+    drop(first);
+    let marker = disk.path.join("format.json");
+    fs::write(&marker, "{\"tidegate_store\":1}").unwrap();
+    let mut second = Small::start(&disk).await;
+    assert!(matches!(second.say(&["m1"], 1).await[..], [Outcome::Duplicate { seq: 1, .. }]));
+    assert_eq!(fs::read_to_string(&marker).unwrap(), format!("{{\"tidegate_store\":{FORMAT}}}"));
 }
 
 #[test]

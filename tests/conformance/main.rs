@@ -39,6 +39,8 @@ mod bus;
 mod embedded;
 mod kafka;
 mod link;
+mod paging;
+mod reader;
 mod routes;
 mod scratch;
 #[path = "../support/services.rs"]

@@ -37,6 +37,8 @@ suite! {
         a_hit_that_one_rule_refuses_is_counted_by_none
         a_refused_hit_does_not_push_its_retry_away
         a_limit_of_zero_refuses
+        s31_s34_hits_of_one_instant_are_all_counted
+        s35_a_window_may_be_half_a_second
         keys_and_windows_count_apart
     }
 }
@@ -46,7 +48,12 @@ fn id(n: usize) -> MsgId {
 }
 
 fn state(epoch: u64, expected: usize) -> ChainState {
-    ChainState { epoch, expected: id(expected), done: (0..expected).map(id).collect() }
+    ChainState {
+        epoch,
+        expected: id(expected),
+        done: (0..expected).map(id).collect(),
+        skipped: (7..7 + expected).map(id).collect(),
+    }
 }
 
 fn save(name: &str, state: ChainState) -> Vec<ChainSave> {
@@ -135,6 +142,24 @@ async fn a_refused_hit_does_not_push_its_retry_away(world: &World) {
 
 async fn a_limit_of_zero_refuses(world: &World) {
     assert_eq!(world.hit(&[rule("user:ann", 10, 0)]).await, refused(0, 10));
+}
+
+async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
+    let rules = [rule("group:team", 60, 100)];
+    for hit in 0..100 {
+        assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
+    }
+    assert_eq!(world.hit(&rules).await, refused(0, 60));
+}
+
+async fn s35_a_window_may_be_half_a_second(world: &World) {
+    let half = Duration::from_millis(500);
+    let rules = [WindowRule { window: half, ..rule("user:ann", 0, 1) }];
+    for _ in 0..3 {
+        assert_eq!(world.hit(&rules).await, Hit::Allowed);
+        assert_eq!(world.hit(&rules).await, Hit::Refused { rule: 0, retry_after: half });
+        world.clock.pass(half);
+    }
 }
 
 async fn keys_and_windows_count_apart(world: &World) {

@@ -1,10 +1,10 @@
 //! Unread, marks and pages against a naive model, after any history: flaws S17 (paging) and S23, S24 (counts that drift).
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{history, receipt, sync},
+    chat::{clear, hide, history, reader::Reader, receipt, sync},
     store::{EmbeddedStore, MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -32,8 +32,14 @@ enum Op {
     Kick(usize),
     /// By whom, and how far of what there is, in tenths.
     Read(usize, u64),
+    /// By whom, and how far, in tenths.
+    Clear(usize, u64),
+    /// By whom, and which, in hundredths of what there is.
+    Hide(usize, Vec<u64>),
     Recall(u64),
     Prune(u64),
+    /// Whether who joins from now on sees everything.
+    History(bool),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -42,19 +48,25 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..3usize).prop_map(Op::Join),
         2 => (0..3usize).prop_map(Op::Kick),
         5 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Read(who, tenths)),
+        1 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Clear(who, tenths)),
+        4 => (0..3usize, prop::collection::vec(0..110u64, 1..4)).prop_map(|(who, places)| Op::Hide(who, places)),
         1 => (0..11u64).prop_map(Op::Recall),
         1 => (0..6u64).prop_map(Op::Prune),
+        1 => any::<bool>().prop_map(Op::History),
     ]
 }
 
 /// What one would write down by hand.
 #[derive(Default)]
 struct Naive {
-    /// Who said it, for a message; and who saw it.
-    rows: Vec<(Option<usize>, [bool; 3])>,
+    /// Who said it, for a message; who was in then; and who may see it.
+    rows: Vec<(Option<usize>, [bool; 3], [bool; 3])>,
+    all: bool,
     is_in: [bool; 3],
     ever: [bool; 3],
     read: [u64; 3],
+    cleared: [u64; 3],
+    hidden: [BTreeSet<u64>; 3],
     pruned_to: u64,
 }
 
@@ -62,21 +74,28 @@ impl Naive {
     fn row(&mut self, sender: Option<usize>, also: &[usize]) {
         let mut saw = self.is_in;
         also.iter().for_each(|who| saw[*who] = true);
-        self.rows.push((sender, saw));
+        self.rows.push((sender, saw, saw));
     }
 
     fn max(&self, who: usize) -> u64 {
-        self.rows.iter().rposition(|(_, saw)| saw[who]).map_or(0, |at| at as u64 + 1)
+        self.rows.iter().rposition(|(_, _, sees)| sees[who]).map_or(0, |at| at as u64 + 1)
     }
 
     fn unread(&self, who: usize) -> u64 {
-        let above = self.rows.iter().skip(self.read[who] as usize);
-        above.filter(|(sender, saw)| saw[who] && sender.is_some_and(|it| it != who)).count() as u64
+        let above = (1..).zip(&self.rows).skip(self.read[who].max(self.cleared[who]) as usize);
+        let shown = above.filter(|(seq, _)| !self.hidden[who].contains(seq));
+        let news = shown.filter(|(_, (_, was_in, _))| was_in[who]);
+        news.filter(|(_, (sender, ..))| sender.is_some_and(|it| it != who)).count() as u64
+    }
+
+    /// What the user may see and neither retention nor a clear took.
+    fn kept(&self, who: usize) -> impl Iterator<Item = u64> {
+        let gone = self.pruned_to.max(self.cleared[who]);
+        (1..=self.rows.len() as u64).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].2[who])
     }
 
     fn pullable(&self, who: usize) -> Vec<u64> {
-        let seqs = 1..=self.rows.len() as u64;
-        seqs.filter(|seq| *seq > self.pruned_to && self.rows[*seq as usize - 1].1[who]).collect()
+        self.kept(who).filter(|seq| !self.hidden[who].contains(seq)).collect()
     }
 }
 
@@ -114,6 +133,9 @@ impl World {
             }
             Op::Join(who) => {
                 assert!(self.record(change("g", MemberAction::Join, &[USERS[who]], &request)).await);
+                if self.naive.all && !self.naive.is_in[who] {
+                    self.naive.rows.iter_mut().for_each(|(_, _, sees)| sees[who] = true);
+                }
                 self.naive.is_in[who] = true;
                 self.naive.ever[who] = true;
                 self.naive.row(None, &[]);
@@ -136,11 +158,25 @@ impl World {
                     assert_eq!(read, Err((Code::NotAMember, "")));
                 }
             }
+            Op::Clear(who, tenths) => self.clear(who, last * tenths / 10).await,
+            Op::Hide(who, ref places) => {
+                self.hide(who, places.iter().map(|place| 1 + last * place / 100).collect()).await;
+            }
             Op::Recall(tenths) => {
                 let seq = (last * tenths / 10).max(1);
                 if self.record(Body::Recall(Recall { conversation: g, seq, by: None })).await {
                     self.naive.row(None, &[]);
                 }
+            }
+            Op::History(all) => {
+                let word = if all { "all" } else { "join" };
+                let Body::Member(mut set) = change("g", MemberAction::Settings, &[], &request) else {
+                    unreachable!()
+                };
+                set.settings.insert("history".into(), word.into());
+                assert!(self.record(Body::Member(set)).await);
+                self.naive.all = all;
+                self.naive.row(None, &[]);
             }
             Op::Prune(tenths) => {
                 let up_to = last * tenths / 10;
@@ -150,17 +186,40 @@ impl World {
         }
     }
 
+    async fn clear(&mut self, who: usize, seq: u64) {
+        let cleared = clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq).await;
+        if !self.naive.ever[who] {
+            return assert_eq!(cleared, Err((Code::NotAMember, "")));
+        }
+        let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
+        let moved = seq > self.naive.cleared[who];
+        assert_eq!(cleared.unwrap().map(|mark| mark.seq), moved.then_some(seq));
+        self.naive.cleared[who] = self.naive.cleared[who].max(seq);
+    }
+
+    async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
+        let asked: Vec<u64> = seqs.iter().copied().collect();
+        let hidden = hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked).await;
+        if !self.naive.ever[who] {
+            return assert_eq!(hidden, Err((Code::NotAMember, "")));
+        }
+        let there: BTreeSet<u64> = self.naive.pullable(who).into_iter().collect();
+        let new: Vec<u64> = seqs.intersection(&there).copied().collect();
+        assert_eq!(hidden, Ok(new.clone()));
+        self.naive.hidden[who].extend(new);
+    }
+
     async fn check_states(&self) {
         for (who, name) in USERS.iter().enumerate() {
             let nothing = sync::Positions::default();
-            let found = sync::states(&*self.store, &user(name), &nothing, None).await.unwrap();
+            let found = sync::states(&*self.store, &Reader::new(user(name)), &nothing, None).await.unwrap();
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
             let told = (state.max_seq, state.read_seq, state.unread);
             let truth = (self.naive.max(who), self.naive.read[who], self.naive.unread(who));
             assert_eq!(told, truth, "{name}: max, read, unread");
-            if let Some(min) = self.naive.pullable(who).first() {
-                assert_eq!(state.min_seq, *min, "{name}");
+            if let Some(min) = self.naive.kept(who).next() {
+                assert_eq!(state.min_seq, min, "{name}");
             }
         }
     }
@@ -172,7 +231,7 @@ impl World {
         loop {
             let which = if forward { Which::After(cursor) } else { Which::Before(cursor) };
             let pull = Pull { conversation: group("g"), which, limit };
-            let page = match history::pull(&*self.store, &user(USERS[who]), &pull).await {
+            let page = match history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await {
                 Ok(page) => page,
                 Err((Code::NotYet | Code::NotAMember, _)) => break,
                 Err(other) => panic!("{other:?}"),
@@ -191,6 +250,25 @@ impl World {
         (seen, gone)
     }
 
+    /// Without a hole from the first seq that the page names to the last, and what can be pulled of it.
+    async fn check_around(&self, who: usize, seq: u64, truth: &[u64]) {
+        let pull = Pull { conversation: group("g"), which: Which::Around(seq), limit: 3 };
+        let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await.unwrap();
+        let mut named = named(&page);
+        named.sort_unstable();
+        let (first, last) = (named[0], named[named.len() - 1]);
+        assert_eq!(named, (first..=last).collect::<Vec<_>>(), "{}: around {seq}", USERS[who]);
+        assert!(first <= seq && seq <= last);
+        let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
+        assert!(seen.is_sorted() && page.expired.is_sorted_by_key(|range| range.first));
+        seen.extend(&page.recalled);
+        seen.sort_unstable();
+        let truth: Vec<u64> = truth.iter().copied().filter(|it| (first..=last).contains(it)).collect();
+        assert_eq!(seen, truth, "{}: around {seq}", USERS[who]);
+        let (below, above) = (seen.iter().filter(|it| **it < seq), seen.iter().filter(|it| **it > seq));
+        assert!(below.count() <= 3 && above.count() <= 3);
+    }
+
     async fn check_pages(&self) {
         for who in (0..3).filter(|who| self.naive.ever[*who]) {
             let truth = self.naive.pullable(who);
@@ -202,8 +280,13 @@ impl World {
                 gone.sort_unstable();
                 assert_eq!((&seen, &gone), (&truth, &rest), "{}, {forward}, {limit}", USERS[who]);
             }
+            for seq in 1..=self.naive.max(who) {
+                self.check_around(who, seq, &truth).await;
+            }
             let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
-            let page = history::pull(&*self.store, &user(USERS[who]), &pull(all.collect())).await.unwrap();
+            let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull(all.collect()))
+                .await
+                .unwrap();
             let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
             seen.extend(&page.recalled);
             seen.sort_unstable();

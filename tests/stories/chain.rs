@@ -105,6 +105,10 @@ fn a_predecessor_that_never_comes_is_told_then_skipped_then_refused() {
         assert_eq!(texts(&mut bob, 3), ["b", "c", "d"]);
         bob.no_push();
         bob.ack(&format!("d:{name}:bob"), 3);
+        // A new connection does not let it in behind them, whatever the client says.
+        let mut again = node.login_chained(wire, &name, "phone", "a");
+        assert_eq!(again.welcome.next_id, "e", "{wire:?}");
+        assert_eq!(again.refused(ask::send(link("a", "b"))), Code::OrderSkipped, "{wire:?}");
     }
 }
 

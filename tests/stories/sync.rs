@@ -278,6 +278,35 @@ fn pull_to(client: &mut Client, conversation: &str, mut cursor: u64, max: u64) -
 }
 
 #[test]
+fn a_user_with_ten_thousand_conversations_still_syncs() {
+    let node = TestNode::start(|_| {});
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    for part in 0..50 {
+        let ids: Vec<u64> = (0..200)
+            .map(|n| alice.say(ask::send(send(&format!("u{:05}", part * 200 + n), "m", "hello"))))
+            .collect();
+        ids.into_iter().for_each(|id| assert_eq!(alice.expect_ack(id).seq, 1));
+    }
+    for n in 0..20 {
+        node.group(&format!("g{n}"), &["alice", "bob"]);
+    }
+    for (round, wire) in [Wire::Tcp, Wire::WsText].into_iter().enumerate() {
+        let start = Instant::now();
+        let mut tablet = node.login(wire, "alice", "tablet");
+        let login = start.elapsed();
+        let (states, unread) = tablet.sync_all(&[]);
+        eprintln!("10,020 conversations, {wire:?}: login {login:?}, with sync {:?}", start.elapsed());
+        assert_eq!((states.len(), unread), (10_020, round as u64));
+        assert!(states.is_sorted_by_key(|state| state.conversation.clone()));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        // What comes after the login is pushed, groups included.
+        let mut bob = node.login(Wire::Tcp, "bob", "phone");
+        let seq = bob.text("g:g19", &format!("m{}", wire as usize), "text");
+        assert_eq!(tablet.expect_push().seq, seq);
+    }
+}
+
+#[test]
 fn a_user_with_two_thousand_conversations_syncs_at_once() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");

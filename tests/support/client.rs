@@ -140,12 +140,17 @@ impl Client {
 
     /// Syncs and gives the states, in order.
     pub fn sync(&mut self, positions: &[(&str, u64)]) -> Vec<pb::ConversationState> {
+        self.sync_all(positions).0
+    }
+
+    /// Syncs and gives the states, in order, and what the end says is unread in all.
+    pub fn sync_all(&mut self, positions: &[(&str, u64)]) -> (Vec<pb::ConversationState>, u64) {
         let id = self.say(ask::sync(positions));
         let mut states = Vec::new();
         loop {
             match self.reply(id) {
                 Said::ConversationState(state) => states.push(state),
-                Said::SyncEnd(_) => return states,
+                Said::SyncEnd(end) => return (states, end.unread),
                 other => panic!("no state: {other:?}"),
             }
         }
@@ -161,6 +166,14 @@ impl Client {
     pub fn expect_receipt(&mut self) -> pb::Receipt {
         match self.take("a receipt", |frame| matches!(frame.body, Some(Said::Receipt(_)))).body {
             Some(Said::Receipt(receipt)) => receipt,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next signal.
+    pub fn expect_signal(&mut self) -> pb::Signal {
+        match self.take("a signal", |frame| matches!(frame.body, Some(Said::Signal(_)))).body {
+            Some(Said::Signal(signal)) => signal,
             other => panic!("{other:?}"),
         }
     }

@@ -36,6 +36,30 @@ pub mod ask {
         Asked::Read(pb::Read { conversation: conversation.into(), seq })
     }
 
+    pub fn recall(conversation: &str, seq: u64) -> Asked {
+        Asked::Recall(pb::Recall { conversation: conversation.into(), seq })
+    }
+
+    pub fn clear(conversation: &str, seq: u64) -> Asked {
+        Asked::Clear(pb::Clear { conversation: conversation.into(), seq })
+    }
+
+    pub fn hide(conversation: &str, seqs: &[u64]) -> Asked {
+        Asked::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
+    }
+
+    /// For `place`: a conversation key (it has a colon), or a user.
+    pub fn signal(place: &str, kind: &str, text: &str) -> Asked {
+        let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
+        Asked::Signal(pb::Signal {
+            conversation: conversation.into(),
+            to_user: to_user.into(),
+            kind: kind.into(),
+            content: (!text.is_empty()).then(|| tidegate_protocol::content::Content::text(text)),
+            ..Default::default()
+        })
+    }
+
     pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
         let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
         Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
@@ -49,6 +73,15 @@ pub mod ask {
     pub fn seqs(conversation: &str, seqs: &[u64]) -> Asked {
         let (conversation, seqs) = (conversation.into(), seqs.to_vec());
         Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
+    }
+
+    pub fn around(conversation: &str, cursor: u64, limit: u32) -> Asked {
+        let (conversation, direction) = (conversation.into(), pb::Direction::Around as i32);
+        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+    }
+
+    pub fn since(conversation: &str, time: u64, limit: u32) -> Asked {
+        Asked::Pull(pb::Pull { conversation: conversation.into(), time, limit, ..Default::default() })
     }
 
     fn positions(positions: &[(&str, u64)]) -> Vec<pb::Position> {
@@ -68,7 +101,11 @@ pub mod ask {
     }
 
     pub fn leave(room: &str) -> Asked {
-        Asked::Leave(pb::Leave { room: room.into() })
+        Asked::Leave(pb::Leave { room: room.into(), ..Default::default() })
+    }
+
+    pub fn leave_group(conversation: &str) -> Asked {
+        Asked::Leave(pb::Leave { conversation: conversation.into(), ..Default::default() })
     }
 
     pub fn bye() -> Asked {

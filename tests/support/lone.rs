@@ -16,6 +16,7 @@ use tidegate::{
     budget::Admission,
     bus::{LocalBus, LocalBusConfig, TopicId},
     chat::send::{Intake, Outlets},
+    chat::{admin::Admin, recall::Recaller},
     config,
     link::LocalLink,
     mail::{Audience, Delivery, Item, Mail, ShardHandle, ShardHandles},
@@ -174,11 +175,14 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
     };
     let me = NodeBoot { node: NodeId::new("n1").expect("a good id"), boot: 1 };
     let (metrics, _) = metrics::install();
+    let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::default());
     Context {
         index: 0,
         node: me.node.clone(),
         boot: me.boot,
         limits: Default::default(),
+        small_group_max: 500,
+        recaller: Recaller { admin, within: Duration::from_secs(120) },
         caps: Caps { control: 128 * 1024, data: 256 * 1024 },
         mailbox_bytes: 1 << 20,
         frame_deadline: Duration::from_secs(10),

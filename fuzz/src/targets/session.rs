@@ -8,7 +8,7 @@ use tidegate_protocol::{
     id::{DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{
         chain::ChainLimits,
-        session::{Action, Answer, Limits, LoggedIn, Phase, Session},
+        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Phase, Session},
     },
     pb,
 };
@@ -165,6 +165,12 @@ impl Driver {
             Action::Close { .. } => self.closed = true,
             Action::Join { id, room } => self.joins.push_back((id, room)),
             Action::Query { id, .. } => self.queries.push_back(id),
+            Action::Signal { id, .. } => {
+                let (mut out, outcome) =
+                    (Vec::new(), if id % 2 == 0 { Ok(()) } else { Err((Code::NotAMember, "")) });
+                self.session.signalled(id, outcome, &self.limits, &mut out);
+                out.into_iter().for_each(|action| self.apply(action));
+            }
             _ => {}
         }
     }
@@ -187,7 +193,11 @@ fn login(saved: bool) -> LoggedIn {
         epoch: 7,
         session: "s".to_owned(),
         node: NodeId::new("n1").expect("well formed"),
-        chain_saved: saved.then(|| (id("m3"), vec![id("m1"), id("m2")])),
+        chain_saved: saved.then(|| ChainSaved {
+            expected: id("m3"),
+            done: vec![id("m1"), id("m2")],
+            skipped: vec![id("m9")],
+        }),
         resumed: false,
         server_time_ms: 1_763_712_000_000,
         fresh_next_id: id("fresh"),

@@ -105,6 +105,10 @@ envelope!(ClientFrame, client_frame {
     Leave "leave",
     Bye "bye",
     Pong "pong",
+    Recall "recall",
+    Clear "clear",
+    Hide "hide",
+    Signal "signal",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -125,6 +129,9 @@ envelope!(ServerFrame, server_frame {
     Receipt "receipt",
     NextIdIs "nextIdIs" or "next_id_is",
     Ping "ping",
+    Cleared "cleared",
+    Hidden "hidden",
+    Signal "signal",
 });
 
 /// Fills a place once; `null` (`None`) fills nothing.

@@ -13,8 +13,10 @@ const PING: u32 = 5;
 const SYNC: u32 = 7;
 const PULL: u32 = 8;
 const PONG: u32 = 13;
+const HIDE: u32 = 16;
 const POSITIONS: u32 = 1;
-const SEQS: u32 = 3;
+const PULL_SEQS: u32 = 3;
+const HIDE_SEQS: u32 = 2;
 
 /// Whether the lists of a client's protobuf payload stay within [`LIST_MAX`]. Where the payload breaks, the decoder
 /// breaks too and has allocated no more than was counted up to there.
@@ -30,8 +32,9 @@ pub(super) fn are_short(payload: &[u8]) -> bool {
     };
     each_field(payload, |tag, body| match (tag, body) {
         (PING | SYNC | PONG, Some(body)) => each_field(body, |tag, _| tag != POSITIONS || add(1)),
-        (PULL, Some(body)) => each_field(body, |tag, packed| {
-            tag != SEQS
+        (PULL | HIDE, Some(body)) => each_field(body, |field, packed| {
+            let seqs = if tag == PULL { PULL_SEQS } else { HIDE_SEQS };
+            field != seqs
                 || add(packed.map_or(1, |numbers| numbers.iter().filter(|byte| **byte < 0x80).count()))
         }),
         _ => true,

@@ -167,6 +167,16 @@ impl<T> Chain<T> {
         Self { overtaken: Some(saved), ..Self::resume(declared, done, limits) }
     }
 
+    /// Refuses these ids from now on, which earlier connections of the device gave up, oldest first.
+    pub fn note_skipped(&mut self, ids: impl IntoIterator<Item = MsgId>) {
+        ids.into_iter().filter(|id| *id != self.expected).for_each(|id| self.skipped.push(&id));
+    }
+
+    /// Whether this id was given up: it is refused for good.
+    pub fn is_skipped(&self, id: &MsgId) -> bool {
+        self.skipped.contains(Mark::of(id))
+    }
+
     /// The id that moves the chain.
     pub fn expected(&self) -> &MsgId {
         &self.expected

@@ -16,13 +16,15 @@
 //! | archives in one transaction, `WHERE fence = mine AND position = delta.from` | [`Ledger::take_delta`] |
 //! | after the commit | [`Ledger::archived`], [`Ledger::evict`] |
 //!
-//! **Choices.** A refusal or duplicate leaves no row but the device's. Whatever the answer, a chained record that is
+//! **Choices.** A refusal or duplicate leaves no row but the device's; the exception is a chained message that is
+//! refused for good, whose id is remembered as refused, because what follows it in its chain goes on. Whatever the answer, a chained record that is
 //! the next of its chain takes its number. A recall takes a seq, pruning does not. One key per id: an id used again
 //! past the window moves its key to the newer acceptance (no second key, and no need to know the older one). Old keys
 //! are forgotten by a `Rules` record (`keys_from`) only: a store that dropped them by its own clock would make two
 //! owners answer differently. A deleted group's id stays taken, so none of its seqs can come twice.
 //!
-//! **Limits.** A refusal is not remembered: who misses it and asks again is judged anew, under the membership of then.
+//! **Limits.** The refusal of an unchained message is not remembered: who misses it and asks again is judged anew,
+//! under the membership of then.
 //! W must be longer than a producer can hold a first attempt back, or a late copy of it counts as a new message.
 //!
 //! **Defeats** S6-S12 (seqs from a counter, a lock, a stale allocator), S20-S22 (dedup keys evicted, claimed before

@@ -31,8 +31,11 @@
 //! that is not read. A Send that is handed in although reading should have stopped is answered `BUSY`.
 //!
 //! **What is saved.** [`Action::SaveChain`] follows answers, not releases: it names the end of the longest chained
-//! prefix that has all its answers. A conn that dies with submissions on the way resumes at the first unanswered one,
+//! prefix that has all its answers; *unknown* is none. A conn that dies with submissions on the way resumes at the first unanswered one,
 //! which is then numbered again in order, and which the ledger finds to be a duplicate if it was accepted.
+//!
+//! An id that a skip gave up is saved at once ([`Action::SaveSkip`]), so that no later connection lets it in behind
+//! what came after it.
 //!
 //! **Rooms** are never chained: a Send to a room with `next_id` is refused `BAD_LINK`, because its successors would
 //! wait for an id that the chain never sees.
@@ -43,11 +46,12 @@ mod login;
 mod query;
 mod requests;
 mod send;
+mod signal;
 mod types;
 
 pub use self::{
-    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, Which},
-    types::{Action, Alarm, Answer, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
+    query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
+    types::{Action, Alarm, Answer, ChainSaved, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
 };
 
 use self::{
@@ -61,6 +65,7 @@ use crate::{
     id::{MsgId, RoomId},
     machine::{chain::ChainAlarm, window::WindowLimits},
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    settings::Viewing,
 };
 use std::{borrow::Cow, time::Duration};
 
@@ -82,6 +87,8 @@ pub struct Session {
     /// An unchained submission; lives from an input to the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
+    /// When the budget of signals is whole again.
+    signals_until: Time,
     /// Only with a chain.
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
@@ -134,6 +141,7 @@ impl Session {
             asking: false,
             pending: None,
             flights: Flights::default(),
+            signals_until: Time::ZERO,
             ordered: None,
             rooms: Vec::new(),
         }
@@ -184,6 +192,11 @@ impl Session {
         WindowLimits { ack_timeout, tries: self.wishes.ack_tries, ..limits.window }
     }
 
+    /// How the user looks at conversations, for the driver's queries.
+    pub fn viewing(&self) -> Viewing {
+        self.wishes.viewing
+    }
+
     /// Whether the driver may decode and read on. See the module for what ends a stop.
     pub fn wants_read(&self, limits: &Limits) -> bool {
         match self.state {
@@ -210,7 +223,7 @@ impl Session {
         self.handle_heard(now);
         let id = frame.id;
         match (&self.state, frame.body) {
-            (State::Greeting { .. }, Some(Asked::Hello(hello))) => self.greet(id, hello, limits, now, out),
+            (State::Greeting { .. }, Some(Asked::Hello(hello))) => self.greet(id, hello, now, out),
             (State::Greeting { .. } | State::LoggingIn { .. }, _) | (State::Live, Some(Asked::Hello(_))) => {
                 self.close(Code::BadState, "", out);
             }
@@ -326,6 +339,11 @@ impl Session {
             }
             ChainAlarm::Skipped { expected, resumed_at } => {
                 let told = (expected.to_string(), resumed_at.to_string());
+                self.flights.relink(&expected, &resumed_at);
+                if let Some(ordered) = &mut self.ordered {
+                    ordered.relink(&expected, &resumed_at);
+                }
+                self.save_skip(expected.clone(), out);
                 (pb::NoticeKind::OrderSkipped, Alarm::OrderSkipped { expected, resumed_at }, told.0, told.1)
             }
         };

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use tidegate_protocol::{
-    machine::ledger::{Outcome, message_key},
-    record::Body,
+    machine::ledger::{Key, Outcome, message_key},
+    record::{Body, Message, SenderOrder, body_hash},
 };
 
 use crate::{
     client::Client,
-    model::{Id, Model},
+    model::{Id, Kept, Model},
     owner::Log,
     store::Tables,
 };
@@ -26,17 +27,27 @@ pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
     same("devices", &store.devices, &model.devices)?;
     same("rows", &store.rows, &model.rows)?;
     same("recalls", &store.recalled, &model.recalled)?;
-    for row in model.rows.values() {
-        let Body::Message(it) = &row.body else { continue };
-        let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
-        let kept = &model.ids[&id];
-        if kept.offset < model.rules.keys_from {
-            continue;
-        }
-        let key = store.keys.get(&message_key(it)).map(|key| (key.seq, key.time, key.body_hash, key.offset));
-        same("key", &key, &Some((kept.seq, kept.time, kept.hash, kept.offset)))?;
+    for (id, kept) in model.ids.iter().filter(|(_, kept)| kept.offset >= model.rules.keys_from) {
+        let Kept { seq, time, hash, offset, refused } = *kept;
+        let key = store.keys.get(&message_key(&named(id))).copied();
+        same("key", &key, &Some(Key { seq, time, body_hash: hash, offset, refused }))?;
     }
     Ok(())
+}
+
+/// Some message of this id.
+fn named((conversation, sender, device, msg_id): &Id) -> Message {
+    Message {
+        conversation: conversation.clone(),
+        sender: sender.clone(),
+        device: device.clone(),
+        msg_id: msg_id.clone(),
+        attempt: 0,
+        content: Bytes::new(),
+        order: SenderOrder { epoch: 0, n: 0, chained: false },
+        flags: 0,
+        body_hash: body_hash(b""),
+    }
 }
 
 /// Seqs are 1, 2, 3, … in log order, per conversation.
@@ -52,12 +63,7 @@ pub(crate) fn seqs(model: &Model, log: &Log) -> Result<(), String> {
 }
 
 /// What a client was told holds: nothing acked is lost or renumbered, and its order is kept.
-pub(crate) fn client(
-    client: &Client,
-    model: &Model,
-    exempt: &BTreeSet<Id>,
-    refused: &BTreeSet<Id>,
-) -> Result<(), String> {
+pub(crate) fn client(client: &Client, model: &Model, exempt: &BTreeSet<Id>) -> Result<(), String> {
     for (place, sent) in client.sent.iter().enumerate() {
         let Some((seq, acked)) = sent.acked else { continue };
         match model.rows.get(&(sent.conversation.clone(), seq)).map(|row| &row.body) {
@@ -80,8 +86,7 @@ pub(crate) fn client(
                     client.device.clone(),
                     it.msg_id.clone(),
                 );
-                // A refusal is not remembered: who misses it and asks again may be let in later, out of order.
-                exempt.contains(&id) || refused.contains(&id)
+                exempt.contains(&id)
             });
             if client.chains && !loose && other < seq {
                 return Err(format!("chained {} is behind its successor {}", sent.msg_id, later.msg_id));

@@ -88,7 +88,11 @@ impl Client {
                 Some(_) => {}
                 None => sent.acked = Some((seq, now)),
             },
-            Outcome::Refused { code } if !code.temporary() && sent.acked.is_none() => sent.refused = true,
+            Outcome::Refused { code } | Outcome::RefusedBefore { code }
+                if !code.temporary() && sent.acked.is_none() =>
+            {
+                sent.refused = true
+            }
             _ => {}
         }
         Ok(())

@@ -30,6 +30,7 @@ fn add(total: &mut Seen, seen: Seen) {
     total.broken += seen.broken;
     total.void += seen.void;
     total.refused += seen.refused;
+    total.refused_before += seen.refused_before;
     total.evicted += seen.evicted;
     total.zombies_stopped += seen.zombies_stopped;
     total.replaced += seen.replaced;
@@ -54,7 +55,7 @@ fn whoever_owns_the_partition_says_what_the_replay_says() {
     }
     println!("{total:?}");
     if whole {
-        let Seen { accepted, duplicates, conflicts, broken, void, refused, .. } = total;
+        let Seen { accepted, duplicates, conflicts, broken, void, refused, refused_before, .. } = total;
         let Seen { evicted, zombies_stopped, replaced, renamed, .. } = total;
         let met = [
             accepted,
@@ -63,6 +64,7 @@ fn whoever_owns_the_partition_says_what_the_replay_says() {
             broken,
             void,
             refused,
+            refused_before,
             evicted,
             zombies_stopped,
             replaced,

@@ -32,6 +32,7 @@ mutants! {
     a_window_by_time_is_caught Fault::Ledger(Mutation::WindowByTime);
     a_clock_an_hour_ahead_that_decides_is_caught Fault::Ledger(Mutation::ClockDecides);
     dedup_forgotten_on_take_over_is_caught Fault::DedupForgotten;
+    a_refusal_forgotten_on_take_over_is_caught Fault::RefusalForgotten;
     an_archive_without_fence_is_caught Fault::ArchiveWithoutFence;
     an_archive_without_position_check_is_caught Fault::ArchiveWithoutPosition;
     a_seq_from_a_stale_head_is_caught Fault::StaleHead;

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use tidegate_protocol::{
-    machine::ledger::{Delta, Ledger, Loaded, Mutation, Need, Outcome, Stop},
+    machine::ledger::{Delta, Key, Ledger, Loaded, Mutation, Need, Outcome, Stop},
     record::{Position, Record},
 };
 
@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Ledger(Mutation),
     /// A new owner does not know the ids of before.
     DedupForgotten,
+    /// A new owner knows the ids that were accepted before, and not those that were refused.
+    RefusalForgotten,
     /// The archive does not ask for the fence.
     ArchiveWithoutFence,
     /// The archive does not ask for the position.
@@ -37,6 +39,17 @@ pub(crate) enum Fault {
     UnpinnedTooEarly,
     /// The store drops old keys by itself, not when the rules say so.
     StoreDropsKeys,
+}
+
+impl Fault {
+    /// Whether a new owner does not hear of this key.
+    fn forgets(self, key: &Key) -> bool {
+        match self {
+            Self::DedupForgotten => true,
+            Self::RefusalForgotten => key.refused.is_some(),
+            _ => false,
+        }
+    }
 }
 
 /// One partition of the log.
@@ -120,7 +133,7 @@ impl Owner {
         let window = store.now.rules.dedup_window;
         if window > 0 && rng.percent(50) && fault != Fault::DedupForgotten {
             let from = position.offset.saturating_sub(window);
-            let keys = store.now.keys.iter().filter(|(_, key)| key.offset >= from);
+            let keys = store.now.keys.iter().filter(|(_, key)| key.offset >= from && !fault.forgets(key));
             let rows: Vec<_> = keys.map(|(hash, key)| Loaded::Key(*hash, Some(*key))).collect();
             ledger.load(position, rows).ok()?;
             ledger.keys_complete_from(from);
@@ -201,11 +214,9 @@ impl Owner {
         if self.fault == Fault::EvictedIsAbsent {
             rows = needs.iter().zip(rows).map(|(need, row)| self.as_if_absent(need, row)).collect();
         }
-        if self.fault == Fault::DedupForgotten {
-            for row in &mut rows {
-                if let Loaded::Key(_, key) = row {
-                    *key = key.filter(|key| key.offset >= self.since);
-                }
+        for row in &mut rows {
+            if let Loaded::Key(_, key) = row {
+                *key = key.filter(|key| key.offset >= self.since || !self.fault.forgets(key));
             }
         }
         Snapshot { lags, fence: tables.fence, position: tables.position, rows }

@@ -29,6 +29,7 @@ pub(crate) struct Seen {
     pub(crate) broken: usize,
     pub(crate) void: usize,
     pub(crate) refused: usize,
+    pub(crate) refused_before: usize,
     pub(crate) evicted: usize,
     pub(crate) zombies_stopped: usize,
     pub(crate) replaced: usize,
@@ -54,7 +55,6 @@ pub(crate) struct World {
     requests: Vec<Option<(usize, usize)>>,
     /// Ids that were used against the spec, or forgotten by the rules.
     exempt: BTreeSet<Id>,
-    refused: BTreeSet<Id>,
     calm: bool,
     pub(crate) seen: Seen,
 }
@@ -105,7 +105,6 @@ impl World {
             now: 0,
             requests: Vec::new(),
             exempt: BTreeSet::new(),
-            refused: BTreeSet::new(),
             calm: false,
             seen: Seen::default(),
         }
@@ -255,19 +254,13 @@ impl World {
         let Some(outcome) = self.model.push(record.as_deref()) else { return Ok(()) };
         self.count(outcome);
         let Some(message) = message else { return Ok(()) };
-        match (outcome, before) {
-            (Outcome::Accepted { .. }, Some(kept)) => {
-                self.seen.renamed += 1;
-                let forgotten = kept.offset < rules.keys_from;
-                self.exempt.insert(id_of(&message));
-                if message.attempt > 0 && !forgotten {
-                    return Err(format!("{} is accepted twice by the model", message.msg_id));
-                }
+        if let (Outcome::Accepted { .. }, Some(kept)) = (outcome, before) {
+            self.seen.renamed += 1;
+            let forgotten = kept.offset < rules.keys_from;
+            self.exempt.insert(id_of(&message));
+            if message.attempt > 0 && !forgotten {
+                return Err(format!("{} is decided twice by the model", message.msg_id));
             }
-            (Outcome::Refused { code }, _) if code != Code::OrderBroken => {
-                self.refused.insert(id_of(&message));
-            }
-            _ => {}
         }
         Ok(())
     }
@@ -280,6 +273,7 @@ impl World {
             Outcome::Refused { code: Code::Conflict } => &mut self.seen.conflicts,
             Outcome::Refused { code: Code::OrderBroken } => &mut self.seen.broken,
             Outcome::Refused { .. } => &mut self.seen.refused,
+            Outcome::RefusedBefore { .. } => &mut self.seen.refused_before,
             Outcome::Noted => return,
         };
         *counter += 1;
@@ -410,7 +404,7 @@ impl World {
         crate::check::store(&self.store.now, &self.model)?;
         crate::check::seqs(&self.model, &self.log)?;
         for client in &self.clients {
-            crate::check::client(client, &self.model, &self.exempt, &self.refused)?;
+            crate::check::client(client, &self.model, &self.exempt)?;
         }
         Ok(())
     }

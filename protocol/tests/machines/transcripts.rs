@@ -17,7 +17,7 @@ use tidegate_protocol::{
     id::{ConversationKind, DeviceId, MsgId, NodeId, UserId},
     machine::{
         ledger::{Ledger, Outcome},
-        session::{Action, Answer, Limits, LoggedIn, Query, Submit},
+        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Query, Submit},
     },
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
     record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
@@ -37,6 +37,10 @@ fn the_machines_say_what_the_transcripts_say() {
     }
 }
 
+fn begun(expected: &MsgId) -> ChainSaved {
+    ChainSaved { expected: expected.clone(), done: Vec::new(), skipped: Vec::new() }
+}
+
 enum Event {
     Login(pb::Hello),
     Answer(u64, Answer),
@@ -54,7 +58,7 @@ struct Replay<'a> {
     /// What comes later: when, to whom.
     later: VecDeque<(u64, String, Event)>,
     ledger: Ledger,
-    chains: BTreeMap<String, (MsgId, Vec<MsgId>)>,
+    chains: BTreeMap<String, ChainSaved>,
     epoch: u64,
 }
 
@@ -159,7 +163,13 @@ impl<'a> Replay<'a> {
                     code => panic!("{what}: nothing led to {code:?}"),
                 });
             }
-            Some(said @ (Said::Page(_) | Said::ConversationState(_) | Said::SyncEnd(_) | Said::Done(_))) => {
+            Some(
+                said @ (Said::Page(_)
+                | Said::ConversationState(_)
+                | Said::SyncEnd(_)
+                | Said::Done(_)
+                | Said::SendAck(_)),
+            ) => {
                 self.with(name, now, |conn| {
                     let more = matches!(said, Said::ConversationState(_));
                     conn.input(|s, l, now, out| {
@@ -173,7 +183,10 @@ impl<'a> Replay<'a> {
             Some(Said::Shed(_) | Said::Behind(_) | Said::Ping(_) | Said::Receipt(_)) => {
                 self.say(name, now, &frame);
             }
-            Some(Said::Push(push)) if push.conversation.starts_with("r:") => self.say(name, now, &frame),
+            Some(Said::Cleared(_) | Said::Hidden(_) | Said::Signal(_)) => self.say(name, now, &frame),
+            Some(Said::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {
+                self.say(name, now, &frame);
+            }
             Some(Said::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
                 self.say(name, now, &frame);
             }
@@ -261,12 +274,20 @@ impl<'a> Replay<'a> {
             Action::Join { id, room } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.joined(id, &room, Ok(()), l, out));
             }
+            Action::Signal { id, .. } => {
+                conn_of(&mut self.peers, name).input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+            }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);
-                let saved =
-                    self.chains.entry(format!("{user}/{device}")).or_insert((expected.clone(), vec![]));
-                saved.0 = expected;
-                saved.1.push(done);
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                saved.expected = expected;
+                saved.done.push(done);
+            }
+            Action::SaveSkip { skipped, expected } => {
+                let (user, device) = device_of(name);
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                saved.expected = expected;
+                saved.skipped.push(skipped);
             }
             // The client has everything: there is no store here that could tell more.
             Action::Query { id, query } if matches!(*query, Query::Positions(_)) => {
@@ -283,7 +304,7 @@ impl<'a> Replay<'a> {
                 let body = Some(Said::Close(code.close(&reason, after_ms)));
                 self.say(name, now, &pb::ServerFrame { id: 0, body });
             }
-            Action::Leave { .. } | Action::Acked { .. } | Action::Alarm(_) => {}
+            Action::Leave { .. } | Action::Acked { .. } | Action::Alarm(_) | Action::SignalDropped => {}
         }
     }
 
@@ -315,7 +336,9 @@ impl<'a> Replay<'a> {
         let answer = match self.ledger.apply(self.ledger.next_offset(), &record).unwrap() {
             Outcome::Accepted { seq, time, .. } => Answer::Accepted { seq, time },
             Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
-            Outcome::Refused { code } => Answer::Refused { code, message: "".into() },
+            Outcome::Refused { code } | Outcome::RefusedBefore { code } => {
+                Answer::Refused { code, message: "".into() }
+            }
             other => panic!("{other:?}"),
         };
         let accepted = match answer {

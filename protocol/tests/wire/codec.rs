@@ -137,7 +137,7 @@ proptest! {
 
     #[test]
     fn a_push_from_parts_is_the_push_itself(push in push(), unknown in any::<bool>()) {
-        let mut push = pb::Push { event: None, ..push };
+        let mut push = pb::Push { event: None, recall: None, ..push };
         let content = push.content.get_or_insert_default();
         if unknown {
             content.unknown = vec![0x98, 0x06, 0x07];

@@ -42,9 +42,17 @@ fn positions() -> impl Strategy<Value = Vec<pb::Position>> {
 }
 
 fn settings() -> impl Strategy<Value = pb::Settings> {
-    (any::<bool>(), small(), small(), small()).prop_map(|(chain, ack_timeout_ms, ack_tries, heartbeat_ms)| {
-        pb::Settings { chain, ack_timeout_ms, ack_tries, heartbeat_ms }
-    })
+    (any::<bool>(), small(), small(), small(), text(), text(), text()).prop_map(
+        |(chain, ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search)| pb::Settings {
+            chain,
+            ack_timeout_ms,
+            ack_tries,
+            heartbeat_ms,
+            unread,
+            retention,
+            search,
+        },
+    )
 }
 
 fn hello() -> impl Strategy<Value = pb::Hello> {
@@ -74,14 +82,27 @@ fn send() -> impl Strategy<Value = pb::Send> {
     )
 }
 
+fn signal() -> impl Strategy<Value = pb::Signal> {
+    (text(), text(), text(), option::of(content()), text()).prop_map(
+        |(conversation, to_user, kind, content, sender)| pb::Signal {
+            conversation,
+            to_user,
+            kind,
+            content,
+            sender,
+        },
+    )
+}
+
 fn pull() -> impl Strategy<Value = pb::Pull> {
-    (text(), number(), vec(number(), 0..5), small(), kind()).prop_map(
-        |(conversation, cursor, seqs, limit, direction)| pb::Pull {
+    (text(), number(), vec(number(), 0..5), small(), kind(), number()).prop_map(
+        |(conversation, cursor, seqs, limit, direction, time)| pb::Pull {
             conversation,
             cursor,
             seqs,
             limit,
             direction,
+            time,
         },
     )
 }
@@ -102,8 +123,13 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         positions().prop_map(|positions| Body::Sync(pb::Sync { positions })),
         pull().prop_map(Body::Pull),
         text().prop_map(|room| Body::Join(pb::Join { room })),
-        text().prop_map(|room| Body::Leave(pb::Leave { room })),
+        (text(), text()).prop_map(|(room, conversation)| Body::Leave(pb::Leave { room, conversation })),
         pong().prop_map(Body::Pong),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Clear(pb::Clear { conversation, seq })),
+        (text(), vec(number(), 0..5))
+            .prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
+        signal().prop_map(Body::Signal),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];
@@ -111,13 +137,24 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
 }
 
 fn event() -> impl Strategy<Value = pb::MemberEvent> {
-    (kind(), vec(text(), 0..3)).prop_map(|(change, users)| pb::MemberEvent { change, users })
+    (kind(), vec(text(), 0..3), text(), btree_map(text(), text(), 0..3))
+        .prop_map(|(change, users, role, settings)| pb::MemberEvent { change, users, role, settings })
 }
 
 /// Any push.
 pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
-    (text(), number(), text(), text(), number(), option::of(content()), option::weighted(0.2, event()))
-        .prop_map(|(conversation, seq, sender, msg_id, time, content, event)| pb::Push {
+    let recall = option::weighted(0.1, number().prop_map(|seq| pb::RecallEvent { seq }));
+    (
+        text(),
+        number(),
+        text(),
+        text(),
+        number(),
+        option::of(content()),
+        option::weighted(0.2, event()),
+        recall,
+    )
+        .prop_map(|(conversation, seq, sender, msg_id, time, content, event, recall)| pb::Push {
             conversation,
             seq,
             sender,
@@ -125,6 +162,7 @@ pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
             time,
             content,
             event,
+            recall,
         })
 }
 
@@ -166,17 +204,11 @@ fn limits() -> impl Strategy<Value = pb::Limits> {
 }
 
 fn welcome() -> impl Strategy<Value = pb::Welcome> {
-    (text(), text(), small(), option::of(limits()), number(), text(), option::of(any::<bool>())).prop_map(
-        |(session, node, heartbeat_ms, limits, server_time, next_id, resumed)| pb::Welcome {
-            session,
-            node,
-            heartbeat_ms,
-            limits,
-            server_time,
-            next_id,
-            resumed,
-        },
-    )
+    let names = (text(), text(), text());
+    (names, small(), option::of(limits()), number(), option::of(any::<bool>()), option::of(settings()))
+        .prop_map(|((session, node, next_id), heartbeat_ms, limits, server_time, resumed, settings)| {
+            pb::Welcome { session, node, heartbeat_ms, limits, server_time, next_id, resumed, settings }
+        })
 }
 
 fn notice() -> impl Strategy<Value = pb::Notice> {
@@ -211,16 +243,19 @@ fn page() -> impl Strategy<Value = pb::Page> {
 }
 
 fn state() -> impl Strategy<Value = pb::ConversationState> {
-    (text(), number(), number(), number(), number(), option::of(push())).prop_map(
-        |(conversation, max_seq, min_seq, read_seq, unread, last)| pb::ConversationState {
-            conversation,
-            max_seq,
-            min_seq,
-            read_seq,
-            unread,
-            last,
-        },
-    )
+    (text(), number(), number(), number(), number(), option::of(push()), number(), vec(number(), 0..4))
+        .prop_map(|(conversation, max_seq, min_seq, read_seq, unread, last, cleared_seq, hidden)| {
+            pb::ConversationState {
+                conversation,
+                max_seq,
+                min_seq,
+                read_seq,
+                unread,
+                last,
+                cleared_seq,
+                hidden,
+            }
+        })
 }
 
 /// Any frame of the broker.
@@ -245,7 +280,11 @@ pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
         text().prop_map(|next_id| Body::NextIdIs(pb::NextIdIs { next_id })),
         positions().prop_map(|positions| Body::Ping(pb::Ping { positions })),
         Just(Body::Done(pb::Done {})),
-        Just(Body::SyncEnd(pb::SyncEnd {})),
+        number().prop_map(|unread| Body::SyncEnd(pb::SyncEnd { unread })),
+        (text(), number()).prop_map(|(conversation, seq)| Body::Cleared(pb::Cleared { conversation, seq })),
+        (text(), vec(number(), 0..5))
+            .prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
+        signal().prop_map(Body::Signal),
     ];
     (number(), option::weighted(0.95, body)).prop_map(|(id, body)| pb::ServerFrame { id, body })
 }

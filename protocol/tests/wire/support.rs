@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below keep it honest about what exists.
-pub(crate) const KINDS: [&str; 29] = [
+pub(crate) const KINDS: [&str; 36] = [
     "client hello",
     "client send",
     "client ack",
@@ -153,6 +153,10 @@ pub(crate) const KINDS: [&str; 29] = [
     "client leave",
     "client bye",
     "client pong",
+    "client recall",
+    "client clear",
+    "client hide",
+    "client signal",
     "server push",
     "server sendAck",
     "server error",
@@ -170,6 +174,9 @@ pub(crate) const KINDS: [&str; 29] = [
     "server receipt",
     "server nextIdIs",
     "server ping",
+    "server cleared",
+    "server hidden",
+    "server signal",
 ];
 
 pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
@@ -186,6 +193,10 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Join(_) => "client join",
         Body::Leave(_) => "client leave",
         Body::Bye(_) => "client bye",
+        Body::Recall(_) => "client recall",
+        Body::Clear(_) => "client clear",
+        Body::Hide(_) => "client hide",
+        Body::Signal(_) => "client signal",
         Body::Pong(_) => "client pong",
     }
 }
@@ -210,6 +221,9 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
         Body::Receipt(_) => "server receipt",
         Body::NextIdIs(_) => "server nextIdIs",
         Body::Ping(_) => "server ping",
+        Body::Cleared(_) => "server cleared",
+        Body::Hidden(_) => "server hidden",
+        Body::Signal(_) => "server signal",
     }
 }
 

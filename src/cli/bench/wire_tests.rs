@@ -39,6 +39,7 @@ fn a_generated_push_is_read_and_a_built_one_is_the_same() {
             time: 1_763_712_000_000,
             content: Some(Content::data(data.clone())),
             event: None,
+            recall: None,
         })),
     };
     let bytes = frame.encode_to_vec();

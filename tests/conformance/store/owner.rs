@@ -21,6 +21,8 @@ pub(crate) struct Owner {
     pub(crate) ledger: Ledger,
     /// Behind the last record applied.
     pub(crate) position: Position,
+    /// The receive time of the records.
+    pub(crate) time: u64,
 }
 
 impl Owner {
@@ -28,13 +30,14 @@ impl Owner {
         let fence = Fence(fence);
         let taken = store.take_over(partition, fence, TOPIC).await.unwrap();
         let ledger = Ledger::resume(taken.position, taken.rules, 1);
-        Self { store: Arc::clone(store), partition, fence, ledger, position: taken.position }
+        Self { store: Arc::clone(store), partition, fence, ledger, position: taken.position, time: 1_000 }
     }
 
     /// Applies the records as the next ones of the log; archives nothing.
     pub(crate) async fn apply(&mut self, bodies: &[Body]) -> (Vec<Outcome>, Delta) {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
-        let record = |body: &Body| Record { origin: origin.clone(), received_at: 1_000, body: body.clone() };
+        let received_at = self.time;
+        let record = |body: &Body| Record { origin: origin.clone(), received_at, body: body.clone() };
         let records: Vec<_> = bodies.iter().map(record).collect();
         let mut needs = BTreeSet::new();
         for record in &records {

@@ -9,6 +9,7 @@ use crate::{
     code::Code,
     id::{ConversationKind, UserId},
     record::{Body, Hash16, Message, Record, Role, Rules},
+    settings::{GroupSettings, Post},
 };
 
 /// All that the decision about a message depends on.
@@ -22,6 +23,8 @@ struct Facts<'a> {
     member: Option<Member>,
     /// Whether the conversation is there and goes on; a direct one always is.
     open: bool,
+    /// Whether only admins may talk there.
+    admins_only: bool,
     mutation: Option<Mutation>,
 }
 
@@ -51,11 +54,17 @@ pub(super) fn apply(
         device,
         member,
         open: head.as_ref().is_some_and(|head| head.deleted_seq == 0),
+        admins_only: head.as_ref().is_some_and(admins_only),
         mutation: ledger.mutation,
     };
     let refusal = CHECKS.iter().find_map(|check| check(&facts));
+    let lasting = facts.lasting(refusal.as_ref());
     if let Some(next) = facts.device_after(refusal.as_ref()).filter(|next| Some(*next) != device) {
         ledger.cache.set_device(id, &message.sender, &message.device, next);
+    }
+    if let Some(code) = lasting {
+        let (time, body_hash) = (record.received_at, message.body_hash);
+        ledger.cache.set_key(hash, Key { seq: 0, time, body_hash, offset, refused: Some(code) });
     }
     Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
 }
@@ -74,10 +83,10 @@ fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
     if let Some(refusal) = early.and_then(|check| check(facts)) {
         return Some(refusal);
     }
-    Some(if key.body_hash == facts.message.body_hash {
-        Outcome::Duplicate { seq: key.seq, time: key.time }
-    } else {
-        Outcome::Refused { code: Code::Conflict }
+    Some(match key.refused {
+        _ if key.body_hash != facts.message.body_hash => Outcome::Refused { code: Code::Conflict },
+        Some(code) => Outcome::RefusedBefore { code },
+        None => Outcome::Duplicate { seq: key.seq, time: key.time },
     })
 }
 
@@ -97,8 +106,8 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
     // The common case, without a look at the key: the two of a direct conversation have rows and never leave.
-    if facts.open && facts.member.is_some_and(|member| member.is_in()) {
-        return None;
+    if let Some(member) = facts.member.filter(|member| facts.open && member.is_in()) {
+        return facts.silence(&member).map(|code| Outcome::Refused { code });
     }
     let code = match facts.message.conversation.kind() {
         ConversationKind::Direct(a, b) => {
@@ -112,6 +121,12 @@ fn membership(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 impl Facts<'_> {
+    /// Why a member may not talk, if so. The two of a direct conversation always may.
+    fn silence(&self, member: &Member) -> Option<Code> {
+        let barred = self.admins_only && member.role < Role::Admin;
+        if member.muted { Some(Code::Muted) } else { barred.then_some(Code::Forbidden) }
+    }
+
     fn breaks(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
     }
@@ -144,6 +159,18 @@ impl Facts<'_> {
         stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
     }
 
+    /// The refusal to remember: one for good, of a chained message, by what its sender may do there today. What follows it in its chain
+    /// goes on, so it may never come in behind that, whatever it is told when its answer was lost. A conflict has a
+    /// key already; what the chain or the epoch refuses is for now, and has nothing behind it.
+    fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
+        match refusal {
+            Some(Outcome::Refused {
+                code: code @ (Code::NotAMember | Code::NotFound | Code::Muted | Code::Forbidden),
+            }) => self.message.order.chained.then_some(*code),
+            _ => None,
+        }
+    }
+
     /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain
     /// takes its number (a refusal that stands must not break what follows), and a newer epoch shuts older ones out.
     fn device_after(&self, refusal: Option<&Outcome>) -> Option<Device> {
@@ -151,11 +178,15 @@ impl Facts<'_> {
             return None;
         }
         let stand = self.stand();
-        let keeps =
-            self.breaks(Mutation::RefusedKeepsNumber) && matches!(refusal, Some(Outcome::Refused { .. }));
+        let refused = matches!(refusal, Some(Outcome::Refused { .. } | Outcome::RefusedBefore { .. }));
+        let keeps = refused && self.breaks(Mutation::RefusedKeepsNumber);
         let takes = self.message.order.chained && self.is_next() && !keeps;
         Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
     }
+}
+
+fn admins_only(head: &Head) -> bool {
+    !head.settings.is_empty() && GroupSettings::of(&head.settings).post == Post::Admins
 }
 
 fn accept(
@@ -184,7 +215,7 @@ fn accept(
     member.sent += 1;
     ledger.cache.set_member(id, &message.sender, member);
     ledger.cache.set_head(id, head);
-    let key = Key { seq, time, body_hash: message.body_hash, offset };
+    let key = Key { seq, time, body_hash: message.body_hash, offset, refused: None };
     ledger.cache.set_key(hash, key);
     ledger.cache.set_row(id, seq, RowHead { sender: Some(message.sender.clone()), recalled: None });
     let body = Body::Message(message.clone());

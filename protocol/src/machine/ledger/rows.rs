@@ -30,7 +30,8 @@ pub struct Head {
 pub struct Member {
     /// What the user may do.
     pub role: Role,
-    /// The seq at which the user (last) came in: of the change itself, 1 in a direct conversation.
+    /// The first seq that the user (last) came in to: of the change itself, 1 in a direct conversation and where the
+    /// group's settings gave the newcomer everything that was said before.
     pub joined_seq: u64,
     /// The seq at which the user went; 0 = is in.
     pub left_seq: u64,
@@ -42,16 +43,18 @@ pub struct Member {
     pub left_messages: u64,
     /// How many times the user was in before and went: the count of [`Stay`]s.
     pub stays: u32,
+    /// Whether the user may not talk. Ends with the membership: who comes back may.
+    pub muted: bool,
 }
 
 /// A time that a user was in a conversation, and over: what the member's row forgets when the user comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stay {
-    /// The seq of the change that brought the user in.
+    /// As [`Member::joined_seq`] was; those of several stays may be the same.
     pub joined_seq: u64,
     /// The seq of the change that took the user out.
     pub left_seq: u64,
-    /// How many messages the conversation had at `joined_seq`.
+    /// How many messages the conversation had when the user came in.
     pub joined_messages: u64,
     /// How many it had at `left_seq`.
     pub left_messages: u64,
@@ -65,7 +68,16 @@ impl Member {
 
     /// The row of a user who comes in now for the first time.
     pub(super) const fn new(role: Role, joined_seq: u64, joined_messages: u64) -> Self {
-        Self { role, joined_seq, left_seq: 0, sent: 0, joined_messages, left_messages: 0, stays: 0 }
+        Self {
+            role,
+            joined_seq,
+            left_seq: 0,
+            sent: 0,
+            joined_messages,
+            left_messages: 0,
+            stays: 0,
+            muted: false,
+        }
     }
 
     /// The time that is over, if the user has left.
@@ -88,17 +100,19 @@ pub struct Device {
     pub next_n: u64,
 }
 
-/// What is remembered of an id that was accepted.
+/// What is remembered of an id that was decided: accepted, or refused for good as part of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The seq it got.
+    /// The seq it got; 0 when it was refused.
     pub seq: u64,
-    /// The receive time it was acked with.
+    /// The receive time of the record that decided; the one it was acked with.
     pub time: u64,
     /// The hash of the content.
     pub body_hash: Hash16,
-    /// The offset of the record that was accepted.
+    /// The offset of the record that decided.
     pub offset: u64,
+    /// Why it was refused; none when it was accepted.
+    pub refused: Option<Code>,
 }
 
 /// What the ledger must know of a row of history, for recalls.
@@ -164,7 +178,7 @@ pub struct Delta {
     pub stays: Vec<(ConversationId, UserId, Stay)>,
     /// Devices that changed.
     pub devices: Vec<(ConversationId, UserId, DeviceId, Device)>,
-    /// Ids that were accepted. One key per id: the newest acceptance replaces an older one.
+    /// Ids that were decided. One key per id: the newest decision replaces an older one.
     pub keys: Vec<(Hash16, Key)>,
 }
 
@@ -220,6 +234,12 @@ pub enum Outcome {
     /// It is not accepted.
     Refused {
         /// Why.
+        code: Code,
+    },
+    /// It was refused for good before, and its chain went on without it: the same refusal again, whatever is allowed by
+    /// now. Its content needs a new id.
+    RefusedBefore {
+        /// Why then.
         code: Code,
     },
     /// It comes from a conn that a newer one of the same device has replaced. Never told to the client: the origin

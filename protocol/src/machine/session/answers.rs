@@ -60,6 +60,7 @@ impl Session {
             }
             return;
         }
+        let stuck = self.ordered.as_ref().is_some_and(|it| it.is_stuck());
         let Some(flight) = self.flights.answer(ticket) else { return };
         let id = flight.id;
         if flight.next_id.is_some() && is_order_broken(&answer) {
@@ -67,6 +68,8 @@ impl Session {
             self.refuse(id, Code::OrderBroken, "", limits, out);
             return self.close(Code::Resync, "", out);
         }
+        flight.unknown = matches!(answer, Answer::Unknown);
+        let again = (stuck && !is_for_now(&answer)).then(|| flight.msg_id.clone());
         let mut ack = pb::SendAck {
             conversation: flight.conversation.to_string(),
             msg_id: flight.msg_id.to_string(),
@@ -74,6 +77,9 @@ impl Session {
         };
         // Before the ack: a client that has it must not find an older chain at its next login.
         self.settle(out);
+        if let (Some(id), Some(ordered)) = (again, &mut self.ordered) {
+            ordered.known(&id, out);
+        }
         match answer {
             Answer::Accepted { seq, time } => {
                 self.errors = 0;
@@ -88,6 +94,9 @@ impl Session {
             Answer::Refused { code, message } => self.refuse(id, code, &message, limits, out),
             Answer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
             Answer::AppendFailed => {}
+        }
+        if self.ordered.as_ref().is_some_and(|it| it.is_stale()) && matches!(self.state, State::Live) {
+            self.close(Code::Resync, "an unknown message was not sent again", out);
         }
         self.close_if_left(out);
         self.note_reading(limits, now);
@@ -112,10 +121,19 @@ impl Session {
     /// Lets go of the flights that have their answers, as have all before them.
     fn settle(&mut self, out: &mut Vec<Action>) {
         while let Some(flight) = self.flights.pop_answered() {
-            if let Some(expected) = flight.next_id {
-                out.push(Action::SaveChain { done: flight.msg_id, expected });
+            if let (Some(expected), Some(ordered)) = (flight.next_id, &mut self.ordered) {
+                ordered.settled(flight.msg_id, expected, flight.unknown, out);
             }
         }
+    }
+}
+
+/// Whether the same may be asked again, and answered otherwise.
+fn is_for_now(answer: &Answer) -> bool {
+    match answer {
+        Answer::Unknown => true,
+        Answer::Refused { code, .. } => code.temporary(),
+        _ => false,
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Flight {
     pub(super) msg_id: MsgId,
     /// Set for a chained one.
     pub(super) next_id: Option<MsgId>,
+    /// The client was told *unknown*.
+    pub(super) unknown: bool,
     pub(super) sent: Time,
 }
 
@@ -71,6 +73,20 @@ impl Flights {
             self.queue = VecDeque::new();
         }
         Some(slot?.flight)
+    }
+
+    /// The first chained flight whose answer is not saved.
+    pub(super) fn first_chained(&self) -> Option<&MsgId> {
+        self.queue.iter().map(|slot| &slot.flight).find(|it| it.next_id.is_some()).map(|it| &it.msg_id)
+    }
+
+    /// The chain goes on at `resumed_at` and not at `skipped`, for whoever leads there.
+    pub(super) fn relink(&mut self, skipped: &MsgId, resumed_at: &MsgId) {
+        for slot in &mut self.queue {
+            if slot.flight.next_id.as_ref() == Some(skipped) {
+                slot.flight.next_id = Some(resumed_at.clone());
+            }
+        }
     }
 
     /// When the oldest flight without an answer was sent.

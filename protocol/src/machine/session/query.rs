@@ -1,4 +1,5 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, and Ping with positions.
+//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, Clear, Hide, Leave of a group, and Ping with
+//! positions.
 //!
 //! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
 //! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
@@ -11,7 +12,7 @@ use crate::{
     pb::{self, server_frame::Body as Said},
 };
 
-/// The most seqs in one Pull.
+/// The most seqs in one Pull or Hide.
 pub const SEQS_MAX: usize = 200;
 
 /// The most messages in one page; how many come when the client does not say is [`PAGE_DEFAULT`].
@@ -19,6 +20,10 @@ pub const PAGE_MAX: usize = 200;
 
 /// The messages in a page when the client does not say.
 pub const PAGE_DEFAULT: usize = 50;
+
+/// The most messages on each side of the one in the middle, and how many when the client does not say.
+pub const SIDE_MAX: usize = 100;
+const SIDE_DEFAULT: usize = 25;
 
 /// A question that the store answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +41,29 @@ pub enum Query {
         /// Up to there.
         seq: u64,
     },
+    /// Everything up to the seq is taken away for the user: Done.
+    Clear {
+        /// Where.
+        conversation: ConversationId,
+        /// Up to there, from 1.
+        seq: u64,
+    },
+    /// These are taken away for the user: Done.
+    Hide {
+        /// Where.
+        conversation: ConversationId,
+        /// Which, ascending.
+        seqs: Vec<u64>,
+    },
+    /// The message is taken back, for everybody: a SendAck with the seq of the recall.
+    Recall {
+        /// Where.
+        conversation: ConversationId,
+        /// Which, from 1.
+        seq: u64,
+    },
+    /// The user is no member of the group any more, by a record of the log: Done.
+    Leave(ConversationId),
 }
 
 /// Which part of a history is wanted.
@@ -45,7 +73,7 @@ pub struct Pull {
     pub conversation: ConversationId,
     /// Which messages.
     pub which: Which,
-    /// The most messages, at least 1.
+    /// The most messages, at least 1; with [`Which::Around`] those on each side.
     pub limit: usize,
 }
 
@@ -58,6 +86,10 @@ pub enum Which {
     Before(u64),
     /// These, ascending.
     Seqs(Vec<u64>),
+    /// This one and its neighbours on both sides, ascending.
+    Around(u64),
+    /// Those from the first one on whose time is not before this (ms since 1970), the oldest first.
+    Since(u64),
 }
 
 impl Session {
@@ -116,6 +148,57 @@ impl Session {
         self.ask(id, query, limits, out);
     }
 
+    pub(super) fn handle_recall(
+        &mut self,
+        id: u64,
+        recall: &pb::Recall,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = self
+            .may_ask(&recall.conversation)
+            .and_then(|conversation| Ok(Query::Recall { conversation, seq: from_one(recall.seq)? }));
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_clear(
+        &mut self,
+        id: u64,
+        clear: &pb::Clear,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = self
+            .may_ask(&clear.conversation)
+            .and_then(|conversation| Ok(Query::Clear { conversation, seq: from_one(clear.seq)? }));
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_hide(&mut self, id: u64, hide: pb::Hide, limits: &Limits, out: &mut Vec<Action>) {
+        let query = self
+            .may_ask(&hide.conversation)
+            .and_then(|conversation| Ok(Query::Hide { conversation, seqs: listed(hide.seqs)? }));
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_leave_group(
+        &mut self,
+        id: u64,
+        leave: &pb::Leave,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = parse(&leave.conversation).and_then(|conversation| match conversation.kind() {
+            ConversationKind::Group(_) if leave.room.is_empty() => Ok(Query::Leave(conversation)),
+            ConversationKind::Group(_) => Err((Code::Malformed, "set room or conversation".to_owned())),
+            ConversationKind::Direct(..) => {
+                Err((Code::Forbidden, "the two of a direct conversation always are in it".to_owned()))
+            }
+            ConversationKind::Room(_) => Err((Code::BadId, "name a live room in room".to_owned())),
+        });
+        self.ask(id, query, limits, out);
+    }
+
     pub(super) fn handle_sync(&mut self, id: u64, sync: &pb::Sync, limits: &Limits, out: &mut Vec<Action>) {
         self.ask(id, positions(&sync.positions).map(Query::Sync), limits, out);
     }
@@ -162,34 +245,48 @@ impl Session {
     }
 }
 
+fn from_one(seq: u64) -> Result<u64, Refusal> {
+    if seq == 0 { Err((Code::Malformed, "seqs begin at 1".to_owned())) } else { Ok(seq) }
+}
+
 fn parse(key: &str) -> Result<ConversationId, Refusal> {
     ConversationId::parse(key).map_err(|why| (Code::BadId, format!("conversation: {why}")))
 }
 
 fn to_pull(conversation: ConversationId, pull: pb::Pull) -> Result<Pull, Refusal> {
+    let around = pull.direction() == pb::Direction::Around;
+    let (default, max) = if around { (SIDE_DEFAULT, SIDE_MAX) } else { (PAGE_DEFAULT, PAGE_MAX) };
     let limit = match pull.limit as usize {
-        0 => PAGE_DEFAULT,
-        limit => limit.min(PAGE_MAX),
+        0 => default,
+        limit => limit.min(max),
     };
-    if pull.seqs.is_empty() {
-        let which = match (pull.direction(), pull.cursor) {
-            (pb::Direction::Forward, cursor) => Which::After(cursor),
-            (_, 0) => Which::Before(u64::MAX),
-            (_, cursor) => Which::Before(cursor),
-        };
-        return Ok(Pull { conversation, which, limit });
+    let which = match (pull.seqs.is_empty(), pull.time, pull.cursor) {
+        (true, 0, 0) if around => {
+            return Err((Code::Malformed, "around which seq? set cursor".to_owned()));
+        }
+        (true, 0, cursor) if around => Which::Around(cursor),
+        (true, 0, cursor) if pull.direction() == pb::Direction::Forward => Which::After(cursor),
+        (true, 0, 0) => Which::Before(u64::MAX),
+        (true, 0, cursor) => Which::Before(cursor),
+        (true, time, 0) if !around => Which::Since(time),
+        (false, 0, 0) if !around => Which::Seqs(listed(pull.seqs)?),
+        _ => {
+            let cure = "set one of cursor, seqs and time; around goes with cursor";
+            return Err((Code::Malformed, cure.to_owned()));
+        }
+    };
+    Ok(Pull { conversation, which, limit })
+}
+
+/// The seqs of a list, ascending, each once.
+fn listed(mut seqs: Vec<u64>) -> Result<Vec<u64>, Refusal> {
+    if seqs.len() > SEQS_MAX {
+        return Err((Code::Malformed, format!("at most {SEQS_MAX} seqs in one frame: send several")));
     }
-    if pull.seqs.len() > SEQS_MAX {
-        return Err((Code::Malformed, format!("at most {SEQS_MAX} seqs in one Pull: send several")));
-    }
-    let mut seqs = pull.seqs;
     seqs.retain(|seq| *seq > 0);
     seqs.sort_unstable();
     seqs.dedup();
-    if seqs.is_empty() {
-        return Err((Code::Malformed, "seqs begin at 1".to_owned()));
-    }
-    Ok(Pull { conversation, which: Which::Seqs(seqs), limit })
+    if seqs.is_empty() { Err((Code::Malformed, "seqs begin at 1".to_owned())) } else { Ok(seqs) }
 }
 
 fn positions(positions: &[pb::Position]) -> Result<Vec<(ConversationId, u64)>, Refusal> {

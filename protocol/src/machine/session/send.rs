@@ -4,12 +4,13 @@ use super::{Action, Alarm, Identity, Limits, Order, Session, State, Submit, flig
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind, IdError, MsgId, UserId},
-    machine::chain::{Chain, Offer},
+    machine::chain::{Chain, Offer, REMEMBERED_MAX},
     pb,
 };
 use bytes::Bytes;
 use foldhash::{HashMap, HashMapExt};
 use prost::Message;
+use std::collections::VecDeque;
 
 /// What a session with a chain has besides.
 #[derive(Debug)]
@@ -19,11 +20,21 @@ pub(super) struct Ordered {
     pub(super) parked: Option<(MsgId, Box<Submit>)>,
     /// The next n of each conversation.
     counts: HashMap<ConversationId, u64>,
+    /// Begins with an *unknown* one, if there is any.
+    unsaved: VecDeque<Unsaved>,
+}
+
+/// A chained message that has its answer, behind one that was told *unknown*, or that one itself.
+#[derive(Debug)]
+struct Unsaved {
+    done: MsgId,
+    expected: MsgId,
+    unknown: bool,
 }
 
 impl Ordered {
     pub(super) fn new(chain: Chain<Box<Submit>>) -> Self {
-        Self { chain, parked: None, counts: HashMap::new() }
+        Self { chain, parked: None, counts: HashMap::new(), unsaved: VecDeque::new() }
     }
 
     /// The next n of a conversation, used up; none when there are too many conversations.
@@ -37,6 +48,47 @@ impl Ordered {
         }
         self.counts.insert(conversation.clone(), 1);
         Some(0)
+    }
+
+    /// Has the end of the answered prefix saved. *Unknown* is no answer to build on: the message may never have come to
+    /// the log, and a later connection has to put it in front of its successors.
+    pub(super) fn settled(&mut self, done: MsgId, expected: MsgId, unknown: bool, out: &mut Vec<Action>) {
+        self.unsaved.push_back(Unsaved { done, expected, unknown });
+        self.save(out);
+    }
+
+    /// The message has an answer after all, because the client sent it again.
+    pub(super) fn known(&mut self, id: &MsgId, out: &mut Vec<Action>) {
+        if let Some(unsaved) = self.unsaved.iter_mut().find(|it| it.done == *id) {
+            unsaved.unknown = false;
+            self.save(out);
+        }
+    }
+
+    fn save(&mut self, out: &mut Vec<Action>) {
+        while let Some(Unsaved { done, expected, .. }) = self.unsaved.pop_front_if(|it| !it.unknown) {
+            out.push(Action::SaveChain { done, expected });
+        }
+        if self.unsaved.is_empty() {
+            self.unsaved = VecDeque::new();
+        }
+    }
+
+    /// Whether an *unknown* message keeps others from being saved.
+    pub(super) fn is_stuck(&self) -> bool {
+        !self.unsaved.is_empty()
+    }
+
+    /// Whether so much is behind an *unknown* message that the client will not send again.
+    pub(super) fn is_stale(&self) -> bool {
+        self.unsaved.len() > REMEMBERED_MAX
+    }
+
+    /// The chain goes on at `resumed_at` and not at `skipped`, for whoever leads there.
+    pub(super) fn relink(&mut self, skipped: &MsgId, resumed_at: &MsgId) {
+        for it in self.unsaved.iter_mut().filter(|it| it.expected == *skipped) {
+            it.expected = resumed_at.clone();
+        }
     }
 
     /// Gives the last n of a conversation back.
@@ -117,14 +169,19 @@ impl Session {
     ) -> bool {
         let Some(ordered) = self.ordered.as_mut() else { return true };
         let (id, msg_id, bytes) = (submit.id, submit.msg_id.clone(), submit.content.len());
-        match ordered.chain.offer(msg_id, next_id.clone(), submit, bytes, now) {
+        match ordered.chain.offer(msg_id.clone(), next_id.clone(), submit, bytes, now) {
             Offer::Held | Offer::Ready => {}
             Offer::Done(mut submit) => {
                 // Known to be a retry, whatever the client counts: so it is compared with all keys.
                 submit.attempt = submit.attempt.max(1);
                 self.pending = Some(submit);
             }
-            Offer::Skipped(_) => self.refuse(id, Code::OrderSkipped, "", limits, out),
+            Offer::Skipped(_) => {
+                if ordered.chain.is_skipped(&msg_id) {
+                    self.save_skip(msg_id, out);
+                }
+                self.refuse(id, Code::OrderSkipped, "", limits, out);
+            }
             Offer::BadLink(_) => self.refuse(id, Code::BadLink, "", limits, out),
             Offer::Waiting(_) => {
                 self.refuse(id, Code::NotYet, "this id waits for its predecessor", limits, out);
@@ -142,9 +199,24 @@ impl Session {
         true
     }
 
+    /// Has the id saved as given up, with where the chain stands by its answers.
+    pub(super) fn save_skip(&self, skipped: MsgId, out: &mut Vec<Action>) {
+        let Some(ordered) = &self.ordered else { return };
+        let first = ordered.unsaved.front().map(|it| &it.done).or(self.flights.first_chained());
+        let expected = first.unwrap_or(ordered.chain.expected()).clone();
+        out.push(Action::SaveSkip { skipped, expected });
+    }
+
     fn launch(&mut self, mut submit: Box<Submit>, next_id: Option<MsgId>, now: Time) -> Box<Submit> {
         let (conversation, msg_id) = (submit.conversation.clone(), submit.msg_id.clone());
-        submit.ticket = self.flights.push(Flight { id: submit.id, conversation, msg_id, next_id, sent: now });
+        submit.ticket = self.flights.push(Flight {
+            id: submit.id,
+            conversation,
+            msg_id,
+            next_id,
+            unknown: false,
+            sent: now,
+        });
         submit
     }
 
@@ -156,7 +228,7 @@ impl Session {
         limits: &Limits,
     ) -> Result<(Box<Submit>, Option<MsgId>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
-        let conversation = place(&send, identity)?;
+        let conversation = place(&send.conversation, &send.to_user, identity)?;
         let msg_id = MsgId::new(&send.msg_id).map_err(|why| bad_id("msgId", &why))?;
         let next_id = match send.next_id.as_str() {
             "" => None,
@@ -179,9 +251,9 @@ impl Session {
     }
 }
 
-/// Where a Send goes. Membership of groups and rooms is decided where it is known.
-fn place(send: &pb::Send, me: &Identity) -> Result<ConversationId, Refusal> {
-    match (send.conversation.as_str(), send.to_user.as_str()) {
+/// Where a Send or Signal goes. Membership of groups and rooms is decided where it is known.
+pub(super) fn place(conversation: &str, to_user: &str, me: &Identity) -> Result<ConversationId, Refusal> {
+    match (conversation, to_user) {
         ("", "") => Err((Code::BadContent, String::new())),
         ("", user) => {
             let user = UserId::new(user).map_err(|why| bad_id("toUser", &why))?;

@@ -6,6 +6,7 @@ use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{chain::ChainLimits, window::WindowLimits},
     pb,
+    settings::{Retention, Search, Unread, UserSettings, Viewing},
 };
 use bytes::Bytes;
 use std::{borrow::Cow, time::Duration};
@@ -40,6 +41,10 @@ pub struct Limits {
     pub rooms_max: usize,
     /// The most conversations that one conn numbers chained records for.
     pub chained_conversations_max: usize,
+    /// The most bytes of the encoded Content of a Signal.
+    pub signal_bytes_max: u32,
+    /// Signals a second; those of one second may come at once. 0 = none are taken.
+    pub signals_per_second: u32,
     /// When a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
     /// The driver's window; the client's wishes change `ack_timeout` and `tries`.
@@ -61,6 +66,8 @@ impl Default for Limits {
             errors_max: 32,
             rooms_max: 64,
             chained_conversations_max: 4_096,
+            signal_bytes_max: 1_024,
+            signals_per_second: 10,
             reply_deadline: Duration::from_secs(5),
             window: WindowLimits::default(),
         }
@@ -93,6 +100,17 @@ pub enum Action {
         /// The room.
         room: RoomId,
     },
+    /// Check whether the conn may, tell the others, then call `signalled`.
+    Signal {
+        /// The frame to answer.
+        id: u64,
+        /// Where to.
+        conversation: ConversationId,
+        /// What to tell: complete, the sender included.
+        signal: Box<pb::Signal>,
+    },
+    /// A signal over the budget was dropped: for metrics.
+    SignalDropped,
     /// Take the conn out of the room. The client has its answer already.
     Leave {
         /// The room.
@@ -110,6 +128,13 @@ pub enum Action {
         /// The id that has its answer now, as have all before it.
         done: MsgId,
         /// Its successor.
+        expected: MsgId,
+    },
+    /// Save for the next login of this device: append `skipped` to the skipped ids (keep the last 256), set `expected`.
+    SaveSkip {
+        /// The id that was given up: refused for good, also by later connections.
+        skipped: MsgId,
+        /// The first chained id without an answer saved, or where the chain goes on.
         expected: MsgId,
     },
     /// For metrics, events and the guard; the client has its Notice already.
@@ -232,14 +257,25 @@ pub struct LoggedIn {
     pub session: String,
     /// This node.
     pub node: NodeId,
-    /// The chain as last saved: the expected id, and the done ids, oldest first.
-    pub chain_saved: Option<(MsgId, Vec<MsgId>)>,
+    /// The chain as last saved.
+    pub chain_saved: Option<ChainSaved>,
     /// Whether the session named in `resume` was found.
     pub resumed: bool,
     /// The wall clock, for people.
     pub server_time_ms: u64,
     /// A random id: where the chain starts when neither side knows one.
     pub fresh_next_id: MsgId,
+}
+
+/// Where a device's chain stood when its last connection had its last answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainSaved {
+    /// The id that the next chained message carries.
+    pub expected: MsgId,
+    /// Ids that have their answers, oldest first; the last 256.
+    pub done: Vec<MsgId>,
+    /// Ids that were given up, oldest first; the last 256.
+    pub skipped: Vec<MsgId>,
 }
 
 /// Who speaks on a conn, from login to the end.
@@ -253,18 +289,26 @@ pub struct Identity {
     pub epoch: u64,
 }
 
-/// What the driver's window should be for this client.
+/// What counts for this conn: the user's wishes within the node's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wishes {
     pub(super) heartbeat_ms: u32,
     pub(super) ack_timeout_ms: u32,
     pub(super) ack_tries: u8,
+    pub(super) viewing: Viewing,
+    pub(super) search: Search,
 }
 
 impl Wishes {
-    pub(super) const NONE: Self = Self { heartbeat_ms: 0, ack_timeout_ms: 0, ack_tries: 0 };
+    pub(super) const NONE: Self = Self {
+        heartbeat_ms: 0,
+        ack_timeout_ms: 0,
+        ack_tries: 0,
+        viewing: Viewing { unread: Unread::All, retention: Retention::Forever },
+        search: Search::On,
+    };
 
-    pub(super) fn of(settings: &pb::Settings, limits: &Limits) -> Self {
+    pub(super) fn of(settings: &UserSettings, limits: &Limits) -> Self {
         let clamp = |wish: u32, default: Duration, min: Duration, max: Duration| {
             let wish = if wish == 0 { default } else { Duration::from_millis(wish.into()) };
             u32::try_from(wish.max(min).min(max).as_millis()).unwrap_or(u32::MAX)
@@ -288,6 +332,24 @@ impl Wishes {
                 0 => window.tries,
                 wish => u8::try_from(wish).unwrap_or(u8::MAX).min(window.tries),
             },
+            viewing: Viewing {
+                unread: settings.unread.unwrap_or_default(),
+                retention: settings.retention.unwrap_or_default(),
+            },
+            search: settings.search.unwrap_or_default(),
+        }
+    }
+
+    /// What Welcome tells the client.
+    pub(super) fn told(&self, chain: bool) -> pb::Settings {
+        pb::Settings {
+            chain,
+            ack_timeout_ms: self.ack_timeout_ms,
+            ack_tries: self.ack_tries.into(),
+            heartbeat_ms: self.heartbeat_ms,
+            unread: self.viewing.unread.word().to_owned(),
+            retention: self.viewing.retention.word().to_owned(),
+            search: self.search.word().to_owned(),
         }
     }
 }

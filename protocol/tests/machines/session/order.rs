@@ -3,7 +3,7 @@
 use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use tidegate_protocol::{
     Code,
-    machine::session::Answer,
+    machine::session::{Answer, ChainSaved},
     pb::{self, client_frame::Body as Asked},
 };
 
@@ -147,9 +147,41 @@ fn a_bad_link_a_skipped_id_and_a_waiting_id_are_told_apart() {
     assert_eq!(heard[..2], ["1 BAD_LINK", "102 NOT_YET"]);
     assert!(heard[2].starts_with("alarm OrderBlocked"), "{heard:?}");
     assert_eq!(heard[3], "0 ORDER_BLOCKED m0");
-    assert!(heard[4].starts_with("alarm OrderSkipped"), "{heard:?}");
-    assert_eq!(heard[5..], ["0 ORDER_SKIPPED m0 m2", "100 ORDER_SKIPPED"]);
+    assert!(heard[5].starts_with("alarm OrderSkipped"), "{heard:?}");
+    let saved = "save skipped m0, expect m2";
+    assert_eq!(heard[4], saved, "before anybody is told");
+    assert_eq!(heard[6..], ["0 ORDER_SKIPPED m0 m2", saved, "100 ORDER_SKIPPED"]);
     assert_eq!(numbered(&mut conn), pairs(&[("m2", 0)]));
+}
+
+/// What the node remembers must not point at what it gave up, or the next login lets it in behind its successors.
+#[test]
+fn a_skip_is_saved_and_holds_for_the_next_connection_of_the_device() {
+    let mut conn = Conn::chained();
+    for n in [0, 1, 3] {
+        conn.link(n);
+    }
+    conn.pass(2.0);
+    conn.pass(2.0);
+    assert!(conn.heard().contains(&"save skipped m2, expect m0".to_owned()), "m0 and m1 have no answer yet");
+    conn.answer(0, accepted(1));
+    assert!(conn.heard().contains(&"save m0 then m1".to_owned()));
+    conn.answer(1, accepted(2));
+    assert!(conn.heard().contains(&"save m1 then m3".to_owned()), "and not then m2");
+    for declared in ["m2", "m3"] {
+        let mut next = Conn::new();
+        next.frame(1, Asked::Hello(hello(declared)));
+        let saved =
+            ChainSaved { expected: id("m3"), done: vec![id("m0"), id("m1")], skipped: vec![id("m2")] };
+        let mut login = logged_in(None);
+        login.chain_saved = Some(saved);
+        next.input(|s, l, now, out| s.logged_in(login, l, now, out));
+        assert_eq!(next.session.expected(), Some(&id("m3")), "{declared}");
+        next.link(2);
+        assert_eq!(next.heard().last().map(String::as_str), Some("102 ORDER_SKIPPED"));
+        next.link(3);
+        assert_eq!(numbered(&mut next), pairs(&[("m3", 0)]));
+    }
 }
 
 #[test]
@@ -241,11 +273,27 @@ fn what_is_saved_is_the_prefix_that_has_its_answers() {
     conn.answer(0, accepted(1));
     assert_eq!(conn.heard(), ["save m0 then m1", "save m1 then m2", "100 ack m0 1"]);
     conn.pass(5.0);
-    assert_eq!(
-        conn.heard(),
-        ["save m2 then m3", "102 UNKNOWN"],
-        "the client retries an unknown one by its id"
-    );
+    assert_eq!(conn.heard(), ["102 UNKNOWN"], "it may not be in the log: the next connection begins with it");
+    conn.link(3);
+    conn.answer(3, accepted(4));
+    assert_eq!(conn.heard(), ["103 ack m3 4"]);
+    // Sent again, it is known at last, and what is behind it with it.
+    conn.link(2);
+    conn.answer(4, Answer::Duplicate { seq: 3, time: 1 });
+    assert_eq!(conn.heard(), ["save m2 then m3", "save m3 then m4", "102 dup m2 3"]);
+}
+
+#[test]
+fn a_client_that_never_sends_an_unknown_message_again_starts_a_new_epoch() {
+    let mut conn = Conn::chained();
+    conn.link(0);
+    conn.pass(5.0);
+    for n in 1..=256 {
+        assert!(!conn.is_closed(), "{n}");
+        conn.link(n);
+        conn.answer(n, accepted(n));
+    }
+    assert_eq!(conn.heard().last().map(String::as_str), Some("close RESYNC"));
 }
 
 #[test]

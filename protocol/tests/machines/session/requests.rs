@@ -137,6 +137,84 @@ fn a_pull_is_checked_before_anything_is_looked_up() {
 }
 
 #[test]
+fn a_pull_names_one_place_to_begin_at() {
+    let pull = |cursor, seqs: &[u64], time, around| {
+        let direction = if around { pb::Direction::Around } else { pb::Direction::Forward } as i32;
+        let (conversation, seqs) = ("g:a".to_owned(), seqs.to_vec());
+        Asked::Pull(pb::Pull { conversation, cursor, seqs, time, direction, limit: 1_000 })
+    };
+    let mut conn = Conn::plain();
+    for (n, ask) in [
+        pull(0, &[], 0, true),
+        pull(0, &[], 7, true),
+        pull(0, &[1], 7, false),
+        pull(3, &[], 7, false),
+        pull(3, &[1], 0, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        conn.frame(n as u64, ask);
+        assert_eq!(conn.heard()[0], format!("{n} MALFORMED"));
+        conn.frame(0, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
+        conn.heard();
+    }
+    for (ask, which, limit) in
+        [(pull(9, &[], 0, true), "Around(9)", 100), (pull(0, &[], 7, false), "Since(7)", 200)]
+    {
+        conn.frame(9, ask);
+        let query = format!("9 Pull(Pull {{ conversation: g:a, which: {which}, limit: {limit} }})");
+        assert_eq!(conn.heard(), [query]);
+        conn.input(|s, l, now, _| s.query_over(l, now));
+    }
+}
+
+#[test]
+fn a_signal_is_checked_and_held_to_a_budget() {
+    let signal = |conversation: &str, kind: &str, bytes: usize| {
+        let content = Some(tidegate_protocol::content::Content::text("x".repeat(bytes)));
+        let (conversation, kind) = (conversation.to_owned(), kind.to_owned());
+        Asked::Signal(pb::Signal {
+            conversation,
+            kind,
+            content,
+            sender: "bob".to_owned(),
+            ..Default::default()
+        })
+    };
+    let mut conn = Conn::plain();
+    conn.frame(1, signal("d:bob:cid", "typing", 1));
+    conn.frame(2, signal("r:stage", "typing", 1));
+    conn.frame(3, signal("g:a", "", 1));
+    conn.frame(4, signal("g:a", "typing", 2_000));
+    assert_eq!(conn.heard(), ["1 FORBIDDEN", "2 UNSUPPORTED", "3 BAD_ID", "4 CONTENT_TOO_LARGE"]);
+    for id in 0..10 {
+        conn.frame(id, signal("d:ann:bob", "typing", 1));
+        let Some(Action::Signal { signal, .. }) = conn.said.pop() else { panic!("a signal") };
+        assert_eq!((signal.sender.as_str(), signal.conversation.as_str()), ("ann", "d:ann:bob"));
+        conn.input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+        conn.heard();
+    }
+    conn.frame(0, signal("g:a", "typing", 1));
+    conn.frame(7, signal("g:a", "typing", 1));
+    assert_eq!(conn.heard(), ["signal dropped", "signal dropped", "7 RATE_LIMITED"]);
+    conn.pass(0.1);
+    conn.frame(0, signal("g:a", "typing", 1));
+    conn.frame(0, signal("g:a", "typing", 1));
+    assert_eq!(conn.heard(), ["0 signal g:a typing", "signal dropped"]);
+    conn.pass(60.0);
+    for _ in 0..10 {
+        conn.frame(0, signal("g:a", "typing", 1));
+    }
+    conn.frame(0, signal("g:a", "typing", 1));
+    assert_eq!(
+        conn.heard().iter().filter(|said| *said == "signal dropped").count(),
+        1,
+        "no more than a second's"
+    );
+}
+
+#[test]
 fn a_frame_names_a_thousand_positions_at_most() {
     let positions = |n| vec![pb::Position { conversation: "g:a".to_owned(), seq: 1 }; n];
     let mut conn = Conn::plain();
@@ -173,8 +251,8 @@ fn rooms_are_joined_once_and_up_to_a_bound() {
         "6 BAD_ID",
     ];
     assert_eq!(conn.heard(), expected);
-    conn.frame(7, Asked::Leave(pb::Leave { room: "a".to_owned() }));
-    conn.frame(8, Asked::Leave(pb::Leave { room: "a".to_owned() }));
+    conn.frame(7, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
+    conn.frame(8, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
     assert_eq!(conn.heard(), ["leave a", "7 done", "8 done"]);
     assert_eq!(conn.session.rooms().len(), 1);
 }
@@ -258,4 +336,25 @@ fn nothing_comes_after_a_close() {
     conn.pass(1_000.0);
     assert!(conn.heard().is_empty());
     assert_eq!((conn.session.poll_timeout(&conn.limits), conn.wants_read()), (None, false));
+}
+
+#[test]
+fn a_group_is_left_by_its_key_and_nothing_else_is() {
+    let leave = |room: &str, conversation: &str| {
+        Asked::Leave(pb::Leave { room: room.to_owned(), conversation: conversation.to_owned() })
+    };
+    let mut conn = Conn::plain();
+    for (room, conversation, code) in [
+        ("", "d:ann:bob", "FORBIDDEN"),
+        ("", "r:a", "BAD_ID"),
+        ("a", "g:a", "MALFORMED"),
+        ("", "g:", "BAD_ID"),
+    ] {
+        conn.frame(3, leave(room, conversation));
+        assert_eq!(conn.heard(), [format!("3 {code}")]);
+    }
+    conn.frame(4, leave("", "g:a"));
+    assert_eq!(conn.heard(), ["4 Leave(g:a)"]);
+    conn.input(|s, _, _, out| s.query_done(4, out));
+    assert_eq!(conn.heard(), ["4 done"]);
 }

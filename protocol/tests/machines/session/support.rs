@@ -7,7 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::{
         chain::ChainLimits,
-        session::{Action, Answer, Limits, LoggedIn, Phase, Session, Submit},
+        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Phase, Session, Submit},
     },
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
 };
@@ -144,7 +144,7 @@ pub(crate) fn logged_in(chain_saved: Option<(MsgId, Vec<MsgId>)>) -> LoggedIn {
         epoch: 7,
         session: "s1".to_owned(),
         node: NodeId::new("n1").expect("well formed"),
-        chain_saved,
+        chain_saved: chain_saved.map(|(expected, done)| ChainSaved { expected, done, skipped: Vec::new() }),
         resumed: false,
         server_time_ms: 1_763_712_000_000,
         fresh_next_id: id("fresh"),
@@ -169,9 +169,12 @@ pub(crate) fn brief(action: &Action) -> String {
     match action {
         Action::Login(_) => "login".to_owned(),
         Action::Join { id, room } => format!("{id} join {room}"),
+        Action::Signal { id, conversation, signal } => format!("{id} signal {conversation} {}", signal.kind),
+        Action::SignalDropped => "signal dropped".to_owned(),
         Action::Leave { room } => format!("leave {room}"),
         Action::Acked { conversation, seq } => format!("acked {conversation} {seq}"),
         Action::SaveChain { done, expected } => format!("save {done} then {expected}"),
+        Action::SaveSkip { skipped, expected } => format!("save skipped {skipped}, expect {expected}"),
         Action::Alarm(alarm) => format!("alarm {alarm:?}"),
         Action::Close { code, .. } => format!("close {}", code.name()),
         Action::Query { id, query } => format!("{id} {query:?}"),

@@ -5,8 +5,8 @@ use crate::cli::bench::{
     Args,
     admin::Admin,
     child::Launcher,
-    host,
     driver::beat,
+    host,
     orders::{Order, Outcome, Peer},
     report::{Section, Target},
     wire::Transport,
@@ -43,10 +43,8 @@ fn watch(
     heartbeat: f64,
     transport: Transport,
 ) -> Result<Section> {
-    let order = Order::Idle {
-        heartbeat_ms: (heartbeat * 1000.0).max(1.0) as u64,
-        ms: (seconds * 1000.0) as u64,
-    };
+    let order =
+        Order::Idle { heartbeat_ms: (heartbeat * 1000.0).max(1.0) as u64, ms: (seconds * 1000.0) as u64 };
     let raw = raw(launcher, conns, transport, &order)?;
     let mut side = Side::tidegate(launcher, "idle", 1, transport, 0)?;
     let mut admin = Admin::connect(&side.server.second)?;

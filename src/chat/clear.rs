@@ -1,0 +1,40 @@
+//! Clear: takes the beginning of a conversation away for one user, on all devices; nobody else notices (DESIGN 6.6).
+
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    pb::{self, server_frame::Body as Said},
+};
+
+use super::{
+    history::{Refusal, away},
+    point,
+};
+use crate::store::{Mark, Personal, Store};
+
+/// Clears everything up to `seq`, as far as there is something. Gives the place if it moved; it only moves forward.
+///
+/// # Errors
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+pub async fn clear(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: u64,
+) -> Result<Option<Mark>, Refusal> {
+    let (view, messages) = point::look(store, user, conversation).await?;
+    // Below what retention took nothing can be counted.
+    let seq = seq.max(view.pruned_to).min(view.max());
+    if seq <= view.level().cleared.seq {
+        return Ok(None);
+    }
+    let mark = point::at(store, user, conversation, (&view, messages), seq).await?;
+    let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
+    store.save_marks(&[change]).await.map_err(away)?;
+    Ok(Some(mark))
+}
+
+/// What the user's other devices hear of it.
+pub fn cleared(conversation: &ConversationId, mark: Mark) -> (u64, Said) {
+    let cleared = pb::Cleared { conversation: conversation.to_string(), seq: mark.seq };
+    (mark.seq, Said::Cleared(cleared))
+}

@@ -1,0 +1,128 @@
+//! Point: a place in a conversation with the counts that make unread a subtraction, for Read and Clear.
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+    record::Body,
+};
+
+use super::{
+    history::{Refusal, away},
+    unread::View,
+};
+use crate::store::{Direction, Mark, PageQuery, Store, StoredRow};
+
+/// Rows looked at in a turn while own messages are counted.
+const STEP: usize = 64;
+const STEP_BYTES: usize = 1 << 20;
+
+/// How the user sees the conversation now, and how many messages it has.
+///
+/// # Errors
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+pub(super) async fn look(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+) -> Result<(View, u64), Refusal> {
+    let summary = store.summary(conversation, Some(user)).await.map_err(away)?;
+    let direct = conversation.is_direct_of(user);
+    let Some(summary) = summary else {
+        return Err(if direct {
+            (Code::NotYet, "nothing was said here yet")
+        } else {
+            (Code::NotAMember, "")
+        });
+    };
+    let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
+    Ok((View::new(conversation, &summary.head, &standing), summary.head.messages))
+}
+
+/// The place at `seq`, which retention has not passed and which there is; `messages` is the count of all.
+///
+/// # Errors
+/// When the store can't be read.
+pub(super) async fn at(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    (view, messages): (&View, u64),
+    seq: u64,
+) -> Result<Mark, Refusal> {
+    let counting = Counting { store, user, conversation, view };
+    let messages = counting.messages(seq, messages).await?;
+    let own = counting.own(seq).await?;
+    Ok(Mark { seq, messages, own })
+}
+
+struct Counting<'a> {
+    store: &'a dyn Store,
+    user: &'a UserId,
+    conversation: &'a ConversationId,
+    view: &'a View,
+}
+
+impl Counting<'_> {
+    /// How many messages the conversation has up to `seq`; `all` if nothing follows it.
+    async fn messages(&self, seq: u64, all: u64) -> Result<u64, Refusal> {
+        let rows = self.rows(seq, Direction::Forward, 1).await?;
+        // The ordinal of the next row, less itself.
+        Ok(rows.first().map_or(all, |row| row.row.ordinal - u64::from(is_message(row))))
+    }
+
+    /// How many of them are the user's own: found at the next own message to either side, or at a place that is known
+    /// already. So marks that follow each other look at no row twice, and most look at none.
+    async fn own(&self, seq: u64) -> Result<u64, Refusal> {
+        let (level, sent) = (self.view.level(), self.view.sent());
+        let known = [Mark::default(), level.mark, level.cleared];
+        let below = known.iter().filter(|it| it.seq <= seq).max_by_key(|it| it.seq);
+        let mark = below.copied().unwrap_or_default();
+        let above = known.iter().filter(|it| it.seq > seq).map(|it| it.own).min().unwrap_or(sent);
+        if mark.own == above || mark.seq == seq {
+            return Ok(mark.own);
+        }
+        if seq >= self.view.max() {
+            return Ok(sent);
+        }
+        let (mut up, mut down) = (seq, seq + 1);
+        loop {
+            let above = self.rows(up, Direction::Forward, STEP).await?;
+            if let Some(own) = above.iter().find_map(|row| self.own_of(row)) {
+                return Ok(own - 1);
+            }
+            let below = self.rows(down, Direction::Backward, STEP).await?;
+            let unread = below.iter().take_while(|row| row.row.seq > mark.seq);
+            if let Some(own) = unread.clone().find_map(|row| self.own_of(row)) {
+                return Ok(own);
+            }
+            match above.last() {
+                Some(row) => up = row.row.seq,
+                None => return Ok(sent),
+            }
+            // All rows down to the mark were looked at. With retention in between, the search goes on above.
+            match below.last() {
+                Some(row) if unread.count() == below.len() => down = row.row.seq,
+                Some(_) => return Ok(mark.own),
+                None if self.view.pruned_to <= mark.seq => return Ok(mark.own),
+                None => {}
+            }
+        }
+    }
+
+    async fn rows(&self, cursor: u64, direction: Direction, limit: usize) -> Result<Vec<StoredRow>, Refusal> {
+        let query = PageQuery { cursor, direction, limit, max_bytes: STEP_BYTES };
+        Ok(self.store.page(self.conversation, query).await.map_err(away)?.rows)
+    }
+
+    /// The user's count of own messages, if the row is one.
+    fn own_of(&self, row: &StoredRow) -> Option<u64> {
+        match &row.row.body {
+            Body::Message(message) if message.sender == *self.user => Some(row.row.own),
+            _ => None,
+        }
+    }
+}
+
+fn is_message(row: &StoredRow) -> bool {
+    matches!(row.row.body, Body::Message(_))
+}

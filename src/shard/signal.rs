@@ -1,0 +1,209 @@
+//! Volatile frames: written at the end of a turn to whoever has nothing else waiting, and dropped for everybody else.
+//!
+//! They never enter an outbox, so they neither delay a message nor take its room; the few that wait for the end of a turn
+//! are bounded in number, and so are the members that a turn serves.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tidegate_protocol::{
+    Code, Time,
+    codec::PushFrame,
+    id::{ConversationId, ConversationKind, UserId},
+    pb::{self, server_frame::Body as Said},
+};
+
+use super::{
+    Shard,
+    conn::{Conn, DIRTY, LIVE, WAITING},
+};
+use crate::{
+    directory::ShardSet,
+    inline,
+    mail::{Audience, Mail, Volatile},
+    net::transfer,
+};
+
+/// Signals that may wait for the end of a turn.
+const WAITING_MAX: usize = 256;
+
+/// Members served in one turn.
+const BUDGET: usize = 1_024;
+
+/// For how long the size of a group is believed.
+const SIZE_FRESH: Duration = Duration::from_secs(10);
+
+/// What is said to who signals to a large group.
+const TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
+
+impl Shard {
+    /// Checks whether the connection may, and passes the signal on.
+    pub(super) fn signal(
+        &mut self,
+        conn: &mut Conn,
+        id: u64,
+        conversation: ConversationId,
+        signal: pb::Signal,
+    ) {
+        let audience = match conversation.kind() {
+            ConversationKind::Direct(a, b) => {
+                let both = [a, b].into_iter().take(if a == b { 1 } else { 2 });
+                Audience::Users(both.filter_map(|id| UserId::new(id).ok()).collect())
+            }
+            ConversationKind::Group(_) | ConversationKind::Room(_) => Audience::Members,
+        };
+        let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Said::Signal(signal)) });
+        let (frame, origin) = (Arc::new(frame), conn.key);
+        let volatile = Volatile { conversation, audience, frame, origin };
+        if matches!(volatile.audience, Audience::Users(_)) {
+            self.signalled(conn, id, Ok(()));
+            return self.spread_signal(volatile);
+        }
+        if !self.hub.is_in(&volatile.conversation, conn.key.slot) {
+            return self.signalled(conn, id, Err((Code::NotAMember, "")));
+        }
+        let fresh = self.now.as_millis().checked_sub(SIZE_FRESH.as_millis() as u64).map(Time::from_millis);
+        match self.hub.is_small(&volatile.conversation, fresh.unwrap_or_default()) {
+            Some(true) => {
+                self.signalled(conn, id, Ok(()));
+                self.spread_signal(volatile);
+            }
+            Some(false) => self.signalled(conn, id, Err(TOO_LARGE)),
+            None => self.ask_size(id, volatile),
+        }
+    }
+
+    fn signalled(&mut self, conn: &mut Conn, id: u64, outcome: Result<(), (Code, &str)>) {
+        conn.session.signalled(id, outcome, &self.context.limits, &mut self.scratch.actions);
+    }
+
+    /// Looks up how large the group is; the signal waits for that as mail.
+    fn ask_size(&mut self, id: u64, volatile: Volatile) {
+        let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max as u64);
+        let conversation = volatile.conversation.clone();
+        let work = async move {
+            match store.summary(&conversation, None).await {
+                Ok(Some(summary)) => Ok(summary.members <= max),
+                Ok(None) => Err((Code::NotAMember, "")),
+                Err(_) => Err((Code::StoreUnavailable, "")),
+            }
+        };
+        let (home, waiting) = (self.context.own_handle(), volatile.clone());
+        let sized = inline::run(&self.context.runtime, work, move |sized| {
+            Box::pin(async move {
+                if let Some(home) = home {
+                    // The shard is gone only when the node stops.
+                    home.post(Mail::Sized(id, waiting, sized)).await.ok();
+                }
+            })
+        });
+        if let Some(sized) = sized {
+            self.own.push(Mail::Sized(id, volatile, sized));
+        }
+    }
+
+    /// The size of the group is known: the client has its answer, the others the signal.
+    pub(super) fn on_sized(
+        &mut self,
+        id: u64,
+        volatile: Volatile,
+        sized: Result<bool, (Code, &'static str)>,
+    ) {
+        if let Ok(small) = sized {
+            self.hub.note_small(&volatile.conversation, small, self.now);
+        }
+        let Some(slot) = self.conns.find(volatile.origin) else { return };
+        let is_in = self.hub.is_in(&volatile.conversation, slot);
+        let outcome = match sized {
+            _ if !is_in => Err((Code::NotAMember, "")),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(TOO_LARGE),
+            Err(refusal) => Err(refusal),
+        };
+        self.with_conn(slot, |shard, conn| {
+            shard.signalled(conn, id, outcome);
+            shard.act(conn);
+            shard.flush(conn);
+        });
+        if outcome.is_ok() {
+            self.spread_signal(volatile);
+        }
+    }
+
+    /// To all shards that have somebody; one whose mailbox is full does without.
+    fn spread_signal(&mut self, volatile: Volatile) {
+        let directory = &self.context.directory;
+        let shards = match &volatile.audience {
+            Audience::Members => directory.conversation(&volatile.conversation),
+            Audience::Users(users) => {
+                let mut shards = ShardSet::default();
+                users.iter().for_each(|user| shards.extend(directory.user(user)));
+                shards
+            }
+        };
+        for shard in shards.iter() {
+            if shard == self.context.index {
+                self.take_signal(volatile.clone());
+            } else if let Some(handle) = self.context.shards().get(shard)
+                && !handle.try_post(Mail::Signal(volatile.clone()))
+            {
+                self.context.metrics.signals_dropped.increment(1);
+            }
+        }
+    }
+
+    /// Keeps a signal until the end of the turn, if there is room.
+    pub(super) fn take_signal(&mut self, volatile: Volatile) {
+        if self.signals.len() < WAITING_MAX {
+            self.signals.push_back(volatile);
+        } else {
+            self.context.metrics.signals_dropped.increment(1);
+        }
+    }
+
+    /// Writes the signals that wait, unless messages do.
+    pub(super) fn tell_signals(&mut self) {
+        let mut left = BUDGET;
+        while left > 0 && !self.hub.has_work() {
+            let Some(signal) = self.signals.pop_front() else { return };
+            let slots: Vec<u32> = match &signal.audience {
+                Audience::Members => self.hub.members_of(&signal.conversation),
+                Audience::Users(users) => {
+                    users.iter().flat_map(|user| self.hub.slots(user)).copied().collect()
+                }
+            };
+            left = left.saturating_sub(slots.len().max(1));
+            let origin = self.conns.find(signal.origin);
+            let is_here = usize::from(signal.origin.shard) == self.context.index;
+            for slot in slots {
+                if !is_here || Some(slot) != origin {
+                    self.tell_signal(slot, &signal.frame);
+                }
+            }
+        }
+    }
+
+    fn tell_signal(&mut self, slot: u32, frame: &PushFrame) {
+        let hot = &self.conns.hot[slot as usize];
+        let idle = hot.flags & (LIVE | WAITING | DIRTY) == LIVE;
+        let Some(stream) = hot.stream.as_ref().filter(|_| idle) else {
+            return self.context.metrics.signals_dropped.increment(1);
+        };
+        let bytes = frame.bytes(hot.wire);
+        match transfer::write(stream, bytes) {
+            Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
+            // What was begun has to be ended.
+            Ok(taken) if taken > 0 => {
+                self.context.metrics.signals.increment(1);
+                self.with_conn(slot, |shard, conn| {
+                    conn.outbox.get_or_insert_with(Box::default).push_rest(bytes.clone(), taken);
+                    conn.blocked_since = conn.blocked_since.or(Some(shard.now));
+                    shard.conns.hot[slot as usize].flags |= WAITING;
+                });
+            }
+            Err(error) if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                self.with_conn(slot, Self::peer_gone);
+            }
+            Ok(_) | Err(_) => self.context.metrics.signals_dropped.increment(1),
+        }
+    }
+}
