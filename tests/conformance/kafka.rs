@@ -18,8 +18,8 @@ use rdkafka::{
 };
 use tidegate::{
     bus::{
-        AppendError, Bus, KafkaBus, NodeEvent, OwnershipEvent, ReadError, TopicState, ensure_topics,
-        topic_plans,
+        AppendError, Bus, KafkaBus, NodeEvent, NodeFeed, Ownership, OwnershipEvent, ReadError, TopicState,
+        ensure_topics, topic_plans,
     },
     config::Kafka,
     metrics,
@@ -75,6 +75,15 @@ fn admin(kafka: &Kafka) -> AdminClient<DefaultClientContext> {
 async fn delete(kafka: &Kafka, topic: &str) {
     let deleted = admin(kafka).delete_topics(&[topic], &AdminOptions::new()).await.unwrap();
     assert!(deleted[0].is_ok(), "{deleted:?}");
+}
+
+/// The next event, which comes.
+async fn told(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
+    tokio::time::timeout(ANSWER * 4, ownership.next()).await.expect("the owner is told")
+}
+
+async fn heard(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
+    tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("the node hears")
 }
 
 /// Deletes the topic and makes it again: the broker takes its time for the first.
@@ -159,29 +168,29 @@ async fn two_nodes_share_the_partitions_and_take_them_over_by_plan() {
     let mut first = one.join(&node("one", 1)).await.unwrap();
     let mut owned = Vec::new();
     for _ in 0..SMALL.partitions {
-        let Some(OwnershipEvent::Assigned(partition)) = first.next().await else {
+        let Some(OwnershipEvent::Assigned(partition)) = told(&mut first).await else {
             panic!("all are the first's")
         };
         owned.push(partition);
     }
     one.append(owned[0], records(&["a"])).await.unwrap();
     let mut second = other.join(&node("other", 1)).await.unwrap();
-    let Some(OwnershipEvent::Revoked(asked)) = first.next().await else { panic!("one is asked back") };
+    let Some(OwnershipEvent::Revoked(asked)) = told(&mut first).await else { panic!("one is asked back") };
     let early = tokio::time::timeout(Duration::from_millis(300), second.next()).await;
     assert!(early.is_err(), "nobody gets it before it is released: {early:?}");
     first.release(asked).await;
     let begun = tokio::time::Instant::now();
-    assert_eq!(second.next().await, Some(OwnershipEvent::Assigned(asked)));
+    assert_eq!(told(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
     println!("taken over by plan after {:?}", begun.elapsed());
     assert!(matches!(one.read(asked, 0, 9, 9).await, Err(ReadError::NotOwner)));
     first.leave().await;
-    while let Some(event) = first.next().await {
+    while let Some(event) = told(&mut first).await {
         let OwnershipEvent::Revoked(partition) = event else { panic!("{event:?}") };
         first.release(partition).await;
     }
     let mut all = vec![asked];
     while all.len() < SMALL.partitions as usize {
-        let Some(OwnershipEvent::Assigned(partition)) = second.next().await else { panic!("the rest") };
+        let Some(OwnershipEvent::Assigned(partition)) = told(&mut second).await else { panic!("the rest") };
         all.push(partition);
     }
     assert_eq!(texts(&other.read(owned[0], 0, 9, 99).await.unwrap()), [(0, "a".to_owned())]);
@@ -194,13 +203,13 @@ async fn who_does_not_release_in_time_has_lost_it() {
     let (one, other) = (open(&kafka).await, open(&kafka).await);
     let mut first = one.join(&node("one", 1)).await.unwrap();
     for _ in 0..SMALL.partitions {
-        assert!(matches!(first.next().await, Some(OwnershipEvent::Assigned(_))));
+        assert!(matches!(told(&mut first).await, Some(OwnershipEvent::Assigned(_))));
     }
     let mut second = other.join(&node("other", 1)).await.unwrap();
-    let Some(OwnershipEvent::Revoked(asked)) = first.next().await else { panic!("one is asked back") };
-    assert_eq!(first.next().await, Some(OwnershipEvent::Lost(asked)));
+    let Some(OwnershipEvent::Revoked(asked)) = told(&mut first).await else { panic!("one is asked back") };
+    assert_eq!(told(&mut first).await, Some(OwnershipEvent::Lost(asked)));
     assert!(matches!(one.read(asked, 0, 9, 9).await, Err(ReadError::NotOwner)));
-    assert_eq!(second.next().await, Some(OwnershipEvent::Assigned(asked)));
+    assert_eq!(told(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
 }
 
 #[tokio::test]
@@ -233,12 +242,12 @@ async fn a_node_topic_that_lost_records_says_so() {
     let me = node("me", 1);
     let mut feed = bus.consume_node(&me).await.unwrap();
     bus.publish_node(&me, records(&["1"])).await.unwrap();
-    assert_eq!(feed.next().await, Some(NodeEvent::Records(records(&["1"]))));
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["1"]))));
     replace(&kafka, &kafka.topic_of("me")).await;
-    assert_eq!(feed.next().await, Some(NodeEvent::Gap), "another topic of the same name");
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Gap), "another topic of the same name");
     let after = async {
         bus.publish_node(&me, records(&["2"])).await.unwrap();
-        feed.next().await
+        heard(&mut feed).await
     };
     assert_eq!(
         after.await,
@@ -269,9 +278,11 @@ async fn an_append_that_is_not_answered_is_unknown_then_refused_and_all_come_in_
     let mock = MockCluster::new(1).unwrap();
     let kafka = Kafka { brokers: vec![mock.bootstrap_servers()], topic: "log".to_owned(), ..settings() };
     mock.create_topic(&kafka.topic, SMALL.partitions as i32, 1).unwrap();
-    let bus = KafkaBus::connect(&kafka, Duration::from_millis(500), &metrics::install().0).await.unwrap();
+    // Long enough for a producer's first append, which introduces it to the broker.
+    let answer = Duration::from_secs(2);
+    let bus = KafkaBus::connect(&kafka, answer, &metrics::install().0).await.unwrap();
     bus.append(0, records(&["a"])).await.unwrap();
-    mock.broker_round_trip_time(1, Duration::from_secs(3)).unwrap();
+    mock.broker_round_trip_time(1, answer * 2).unwrap();
     assert!(matches!(bus.append(0, records(&["b"])).await, Err(AppendError::Unknown(_))));
     assert!(matches!(bus.append(0, records(&["c"])).await, Err(AppendError::Unavailable(_))), "at once");
     mock.broker_round_trip_time(1, Duration::ZERO).unwrap();

@@ -121,7 +121,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
         Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
         Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),
-        Command::Services { what: Services::Up } => services::up(&shell).map(drop),
+        Command::Services { what: Services::Up } => services::up(&shell),
         Command::Services { what: Services::Down } => services::down(&shell),
         Command::Services { what: Services::Status } => match services::status(&shell) {
             true => Ok(()),

@@ -89,12 +89,11 @@ fn record(shell: &Shell, name: &str) -> PathBuf {
     home(shell).join(format!("{name}.process.json"))
 }
 
-/// Starts what does not run; true when something had to be started.
-pub(crate) fn up(shell: &Shell) -> anyhow::Result<bool> {
+/// Starts what does not run.
+pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     fs::create_dir_all(home(shell))?;
     let mut said = Map::new();
     let before = said_before(shell);
-    let mut started = false;
     for (name, service) in SERVICES {
         if let (Some(_), Some(entry)) = (Process::recorded(&record(shell, name)), before.get(*name)) {
             said.insert((*name).to_owned(), entry.clone());
@@ -102,12 +101,11 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<bool> {
         }
         let entry = begin(shell, name, service).with_context(|| format!("{name} could not be started"))?;
         said.insert((*name).to_owned(), entry);
-        started = true;
         write_said(shell, &said)?;
     }
     write_said(shell, &said)?;
     status(shell);
-    Ok(started)
+    Ok(())
 }
 
 fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
@@ -217,12 +215,18 @@ fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
     Ok(fs::rename(draft, file)?)
 }
 
-/// Runs `work` with all services up, and stops them afterwards unless they ran before.
+/// Runs `work` with all services up, and stops afterwards those that did not run before.
 pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let started = up(shell).context("the tests need real servers (`cargo xtask services up`)")?;
-    let done = work();
-    if started {
-        down(shell)?;
-    }
-    done
+    let runs = |name: &str| Process::recorded(&record(shell, name)).is_some();
+    let (ran, new): (Vec<_>, Vec<_>) = SERVICES.iter().partition(|(name, _)| runs(name));
+    let started = up(shell).context("the tests need real servers (`cargo xtask services up`)");
+    let done = started.and_then(|()| work());
+    let mut said = said_before(shell);
+    said.retain(|name, _| ran.iter().any(|(kept, _)| kept == name));
+    let stopped = write_said(shell, &said);
+    let stopped = new.iter().rev().fold(stopped, |so_far, (name, service)| {
+        let stopped = stop(shell, name, service);
+        so_far.and(stopped)
+    });
+    done.and(stopped)
 }

@@ -1,6 +1,6 @@
 //! Making topics on purpose, as the settings say; what is there and differs is refused with its cure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::{
     ClientConfig,
@@ -18,6 +18,9 @@ use super::{
     read::ANSWER,
 };
 use crate::config::Kafka;
+
+/// Between two looks at a topic that was just made.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A topic as it is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +108,7 @@ async fn ensure(config: &ClientConfig, plan: &TopicPlan) -> Result<TopicState, K
     }
     let made = admin.create_topics([&topic], &options).await?;
     match made.into_iter().next() {
-        Some(Ok(_)) => Ok(TopicState::Made),
+        Some(Ok(_)) => shape(&admin, &plan.name).await.map(|_| TopicState::Made),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => compare(&admin, &options, plan).await,
         Some(Err((name, RDKafkaErrorCode::InvalidReplicationFactor))) => Err(KafkaRefusal(format!(
             "{name}: there are fewer than {} brokers; start more, or set kafka.replication lower",
@@ -121,7 +124,7 @@ async fn compare(
     options: &AdminOptions,
     plan: &TopicPlan,
 ) -> Result<TopicState, KafkaRefusal> {
-    let (found, copies) = shape(admin, &plan.name)?;
+    let (found, copies) = shape(admin, &plan.name).await?;
     if found != plan.partitions as usize {
         return Ok(TopicState::Differs(wrong_count(&plan.name, found, plan.partitions)));
     }
@@ -141,7 +144,7 @@ async fn compare(
     let resource = resource.ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
     let differs = plan.settings.iter().filter_map(|(name, wanted)| {
         let is = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-        (is != *wanted).then(|| (*name, is, wanted))
+        (is != *wanted).then_some((*name, is, wanted))
     });
     let differs: Vec<_> = differs.collect();
     if differs.is_empty() {
@@ -160,14 +163,34 @@ async fn compare(
     )))
 }
 
-/// Partitions, and the copies of the one that has the fewest. All topics are asked for: the library's Rust interface
-/// gives up its hold of a single one too early.
-fn shape(admin: &AdminClient<DefaultClientContext>, name: &str) -> Result<(usize, usize), KafkaRefusal> {
+/// Partitions, and the copies of the one that has the fewest; waits until the brokers know what the controller made.
+async fn shape(
+    admin: &AdminClient<DefaultClientContext>,
+    name: &str,
+) -> Result<(usize, usize), KafkaRefusal> {
+    let until = Instant::now() + ANSWER;
+    while Instant::now() < until {
+        if let Some(shape) = look(admin, name)? {
+            return Ok(shape);
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Err(KafkaRefusal(format!("{name} has partitions without a leader; look at the brokers' logs")))
+}
+
+/// None while a leader is missing. All topics are asked for: the library's Rust interface gives up its hold of a single
+/// one too early.
+fn look(
+    admin: &AdminClient<DefaultClientContext>,
+    name: &str,
+) -> Result<Option<(usize, usize)>, KafkaRefusal> {
     let metadata = admin.inner().fetch_metadata(None, ANSWER)?;
-    let topic = metadata.topics().iter().find(|topic| topic.name() == name);
-    let topic = topic.ok_or_else(|| KafkaRefusal(format!("{name} is not shown by the broker")))?;
-    let copies = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
-    Ok((topic.partitions().len(), copies.unwrap_or(0)))
+    let topic = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
+    let led = topic.filter(|topic| topic.partitions().iter().all(|partition| partition.leader() >= 0));
+    Ok(led.map(|topic| {
+        let copies = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
+        (topic.partitions().len(), copies.unwrap_or(0))
+    }))
 }
 
 /// What to say of a topic with another number of partitions than the settings say.
