@@ -8,6 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod link;
+
+pub use self::link::Link;
 use tidegate_protocol::machine::drain::Settings;
 
 /// How long load balancers are given to look elsewhere.
@@ -29,6 +32,8 @@ pub struct Config {
     pub drain: Drain,
     /// Options of client sockets.
     pub socket: Socket,
+    /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+    pub link: Link,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }

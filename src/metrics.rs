@@ -58,6 +58,13 @@ metrics! {
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."
     gauge drain_phase "tidegate_drain_phase" "How far the drain is: 0 ready, 1 cordoned, 2 noticing, 3 draining, 4 flushing."
     counter drain_cut "tidegate_drain_cut_total" "Connections that the drain's deadline cut."
+    gauge link_peers "tidegate_link_peers" "Peers that this node has a link to."
+    counter link_calls "tidegate_link_calls_total" "Batches handed to the link for a peer: answers, pushes, questions."
+    counter link_frames "tidegate_link_frames_total" "Frames sent to peers; each carries all batches that waited."
+    counter link_full "tidegate_link_full_total" "Batches not taken because the queue to their peer was full; their pushes are not delivered."
+    counter link_timeouts "tidegate_link_timeouts_total" "Batches that no peer replied to in time; their pushes count as not delivered."
+    counter link_failures "tidegate_link_failures_total" "Links to peers that ended, or could not be made."
+    counter link_refused "tidegate_link_refused_total" "Callers of the link refused in the handshake: wrong secret, another run, too slow."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
 }
