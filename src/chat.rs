@@ -8,6 +8,7 @@ pub mod history;
 pub mod login;
 pub mod owner;
 mod point;
+pub mod reader;
 pub mod recall;
 pub mod receipt;
 mod seek;

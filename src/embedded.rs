@@ -26,6 +26,7 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
+    settings::UserSettings,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -169,6 +170,11 @@ enum Job {
     Marks {
         marks: Vec<(UserId, ConversationId, Personal)>,
         reply: Reply<()>,
+    },
+    Wishes {
+        user: UserId,
+        now: UserSettings,
+        reply: Reply<UserSettings>,
     },
     /// Write what waits now, and say when it is there.
     Spill(oneshot::Sender<()>),
@@ -316,6 +322,16 @@ impl Engine {
     ) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Marks { marks, reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    pub(crate) async fn save_wishes(
+        &self,
+        user: UserId,
+        now: UserSettings,
+    ) -> Result<UserSettings, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Wishes { user, now, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 

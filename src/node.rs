@@ -136,10 +136,7 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings {
-            small_group_max: config.limits.small_group_max,
-            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
-        };
+        let settings = owner_settings(config);
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -303,6 +300,13 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
         .thread_name("tidegate-services")
         .enable_all()
         .build()
+}
+
+fn owner_settings(config: &Config) -> owner::Settings {
+    owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    }
 }
 
 /// Refuses to start a node that could never let anybody in.

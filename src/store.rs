@@ -8,6 +8,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Head, Key, Loaded, Member, Need, Row, Stay},
     record::{Hash16, Position, Rules},
+    settings::UserSettings,
 };
 
 use crate::bus::TopicId;
@@ -149,9 +150,6 @@ pub enum StoreError {
 /// What is archived. All reads see only what a successful archive wrote, whole, and once seen it stays.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Whether an archive outlives the process.
-    fn durable(&self) -> bool;
-
     /// Makes `fence` the fence of the partition, whoever had it, in one transaction with reading where it stands.
     /// After Ok no archive or load under an earlier fence succeeds. A partition that was never archived takes
     /// `topic` as its log; one of another log fails with [`StoreError::LogReplaced`] and keeps its fence. Who may
@@ -213,6 +211,10 @@ pub trait Store: Send + Sync {
     /// Changes what users keep of conversations ([`Level::apply`]): marks move forward only. When this returns, every
     /// read sees it; it outlives the process as what is archived does, but the newest may be lost with the machine.
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
+
+    /// Puts what the user wishes now over what was wished before, if it wishes anything, and gives the result. As
+    /// durable as marks are; of two calls at once neither loses what only it says.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

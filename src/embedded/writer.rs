@@ -16,6 +16,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
     record::{Position, Rules},
+    settings::UserSettings,
 };
 
 use super::{
@@ -116,6 +117,9 @@ impl Writer {
             Job::Marks { marks, reply } => {
                 reply.send(self.save_marks(&marks)).ok();
             }
+            Job::Wishes { user, now, reply } => {
+                reply.send(self.save_wishes(&user, now)).ok();
+            }
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
@@ -208,6 +212,20 @@ impl Writer {
             }
             Ok(())
         })
+    }
+
+    /// As marks go.
+    fn save_wishes(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.usable()?;
+        let mut wishes = now;
+        self.write(PersistMode::Buffer, |database, _, batch| {
+            let key = codec::wishes_key(user);
+            let before = database.state.get(&key).map_err(Trouble::from)?;
+            wishes = now.over(before.map(|value| codec::wishes(&value)).transpose()?.unwrap_or_default());
+            batch.insert(&database.state, key, codec::put_wishes(&wishes));
+            Ok(())
+        })?;
+        Ok(wishes)
     }
 
     /// Writes the records that wait for longer than `age`. False: something could not be written.

@@ -10,6 +10,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Head, Key, Loaded, Member, Need, RowHead},
     record::{Body, Hash16, Position},
+    settings::UserSettings,
 };
 
 use super::{
@@ -167,6 +168,11 @@ impl<'a> Reading<'a> {
         Ok(Some(Summary { head, members, standing }))
     }
 
+    fn wishes(&self, user: &UserId) -> Result<UserSettings, Trouble> {
+        let value = self.view.get(&self.database.state, embedded::wishes_key(user))?;
+        Ok(value.map(|value| embedded::wishes(&value)).transpose()?.unwrap_or_default())
+    }
+
     fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
         let rows = &self.database.rows;
         let key = |seq| embedded::row_key(id, seq);
@@ -209,10 +215,6 @@ fn row_head(stored: StoredRow) -> RowHead {
 
 #[async_trait]
 impl Store for EmbeddedStore {
-    fn durable(&self) -> bool {
-        true
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         self.0.take_over(partition, fence, topic).await
     }
@@ -284,6 +286,14 @@ impl Store for EmbeddedStore {
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.0.save_marks(changes.to_vec()).await
+    }
+
+    /// Most logins wish nothing new: they only read.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let of = user.clone();
+        let before = self.0.read(move |it| Ok(Reading::new(it).wishes(&of)?)).await?;
+        let wishes = now.over(before);
+        if wishes == before { Ok(wishes) } else { self.0.save_wishes(user.clone(), now).await }
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -5,6 +5,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Key, Loaded, Member, Need},
     record::Hash16,
+    settings::UserSettings,
 };
 
 use super::{Fence, Membership, Page, PageQuery, Personal, Snapshot, Store, StoreError, Summary, TakenOver};
@@ -24,10 +25,6 @@ impl Breaks for StoreError {
 
 #[async_trait]
 impl Store for Faulty<dyn Store> {
-    fn durable(&self) -> bool {
-        self.inner.durable()
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }
@@ -82,6 +79,10 @@ impl Store for Faulty<dyn Store> {
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.call("save_marks", self.inner.save_marks(changes)).await
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.call("wishes", self.inner.wishes(user, now)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -12,6 +12,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead, Stay},
     record::{Body, Hash16, Position, Rules},
+    settings::UserSettings,
 };
 
 use super::{
@@ -32,6 +33,7 @@ struct State {
     conversations: HashMap<ConversationId, Conversation>,
     /// Where each user is or was: the same as in `conversations`.
     of_user: HashMap<UserId, BTreeSet<ConversationId>>,
+    wishes: HashMap<UserId, UserSettings>,
 }
 
 struct Partition {
@@ -181,10 +183,6 @@ fn content_bytes(stored: &StoredRow) -> usize {
 
 #[async_trait]
 impl Store for MemoryStore {
-    fn durable(&self) -> bool {
-        false
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         let mut state = self.lock();
         let new = || Partition {
@@ -303,6 +301,16 @@ impl Store for MemoryStore {
             state.conversation(conversation).levels.entry(user.clone()).or_default().apply(change);
         }
         Ok(())
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let mut state = self.lock();
+        let before = state.wishes.get(user).copied().unwrap_or_default();
+        let wishes = now.over(before);
+        if wishes != before {
+            state.wishes.insert(user.clone(), wishes);
+        }
+        Ok(wishes)
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

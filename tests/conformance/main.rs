@@ -39,6 +39,7 @@ mod bus;
 mod embedded;
 mod link;
 mod paging;
+mod reader;
 mod routes;
 mod scratch;
 mod store;

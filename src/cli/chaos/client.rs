@@ -235,7 +235,13 @@ impl Client {
         }
         session.inside = false;
         let room = self.me().room.clone();
-        session.link.send(&[pb::ClientFrame { id: 0, body: Some(Ask::Leave(pb::Leave { room })) }]).await
+        session
+            .link
+            .send(&[pb::ClientFrame {
+                id: 0,
+                body: Some(Ask::Leave(pb::Leave { room, ..Default::default() })),
+            }])
+            .await
     }
 
     /// Sends what is due.
