@@ -78,13 +78,13 @@ fn with(tls: Tls) -> Settings {
     Settings { tls: Some(tls), ..open() }
 }
 
-async fn listen_at(at: SocketAddr, me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
+fn listen_at(at: SocketAddr, me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
     let end: Arc<dyn Link> = end.clone();
-    Listener::bind(at, me, end, settings, metrics::install().0).await.unwrap()
+    Listener::bind(at, me, end, settings, metrics::install().0).unwrap()
 }
 
-async fn listen(me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
-    listen_at(([127, 0, 0, 1], 0).into(), me, end, settings).await
+fn listen(me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
+    listen_at(([127, 0, 0, 1], 0).into(), me, end, settings)
 }
 
 fn caller(settings: Settings, peers: &[(NodeBoot, SocketAddr)]) -> GrpcLink {
@@ -137,7 +137,7 @@ async fn only_who_knows_the_secret_gets_in_and_only_who_knows_it_is_trusted() {
         (open(), knowing("the right one, here"), "shared secret"),
     ] {
         let (end, peer) = (Arc::new(End::default()), node("there", 1));
-        let listener = listen(peer.clone(), &end, there).await;
+        let listener = listen(peer.clone(), &end, there);
         let link = caller(here, &[(peer.clone(), listener.address())]);
         let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else { panic!("it was let in") };
         assert!(why.contains(says) && why.contains("link.secret_file"), "{why}");
@@ -151,7 +151,7 @@ async fn certificates_of_one_authority_open_the_link() {
     let (ours, end, peer) = (Authority::new(), Arc::new(End::default()), node("there", 1));
     let both =
         Settings { secret: knowing("a secret on top of it").secret, ..with(ours.node("127.0.0.1", &ours)) };
-    let listener = listen(peer.clone(), &end, both.clone()).await;
+    let listener = listen(peer.clone(), &end, both.clone());
     let link = caller(both, &[(peer.clone(), listener.address())]);
     assert_eq!(call(&link, &peer).await, Ok(()));
     assert_eq!(end.answers.load(Ordering::SeqCst), 1);
@@ -170,7 +170,7 @@ async fn certificates_of_another_authority_or_host_do_not() {
         (open(), with(ours.node(local, &ours))),
     ] {
         let (end, peer) = (Arc::new(End::default()), node("there", 1));
-        let listener = listen(peer.clone(), &end, there).await;
+        let listener = listen(peer.clone(), &end, there);
         let link = caller(here, &[(peer.clone(), listener.address())]);
         let heard = call(&link, &peer).await;
         assert!(matches!(heard, Err(LinkError::Unavailable(_))), "{heard:?}");
@@ -183,7 +183,7 @@ async fn a_listener_without_a_usable_certificate_does_not_start() {
     let end: Arc<dyn Link> = Arc::new(End::default());
     let at = ([127, 0, 0, 1], 0).into();
     let broken = with(Tls::new(b"none", b"none", b"none"));
-    let refused = Listener::bind(at, node("there", 1), end, broken, metrics::install().0).await;
+    let refused = Listener::bind(at, node("there", 1), end, broken, metrics::install().0);
     assert!(refused.is_err());
 }
 
@@ -191,14 +191,14 @@ async fn a_listener_without_a_usable_certificate_does_not_start() {
 async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called() {
     let end = Arc::new(End::default());
     let (old, new) = (node("there", 1), node("there", 2));
-    let first = listen(old.clone(), &end, open()).await;
+    let first = listen(old.clone(), &end, open());
     let at = first.address();
     let link = caller(open(), &[(old.clone(), at)]);
     assert_eq!(call(&link, &old).await, Ok(()));
     drop(first);
     eventually("the link hears that its peer left", async || call(&link, &old).await.is_err()).await;
     eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
-    let _second = listen_at(at, new.clone(), &end, open()).await;
+    let _second = listen_at(at, new.clone(), &end, open());
     eventually("the old run is known to be over", async || {
         call(&link, &old).await == Err(LinkError::NotHere)
     })
@@ -213,21 +213,21 @@ async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called
 #[tokio::test]
 async fn a_peer_that_was_away_is_found_again() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
-    let first = listen(peer.clone(), &end, open()).await;
+    let first = listen(peer.clone(), &end, open());
     let at = first.address();
     let link = caller(open(), &[(peer.clone(), at)]);
     assert_eq!(call(&link, &peer).await, Ok(()));
     drop(first);
     eventually("the link hears that its peer left", async || call(&link, &peer).await.is_err()).await;
     eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
-    let _second = listen_at(at, peer.clone(), &end, open()).await;
+    let _second = listen_at(at, peer.clone(), &end, open());
     eventually("the link is back", async || call(&link, &peer).await.is_ok()).await;
 }
 
 #[tokio::test]
 async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
     let end = Arc::new(End::default());
-    let listener = listen(node("other", 1), &end, open()).await;
+    let listener = listen(node("other", 1), &end, open());
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (taken, free, unknown) = (node("there", 1), node("free", 1), node("unknown", 1));
     let link = caller(open(), &[(taken.clone(), listener.address()), (free.clone(), nobody)]);
@@ -246,8 +246,7 @@ async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else()
     let gate = Arc::new(Semaphore::new(0));
     let (well, stuck) = (Arc::new(End::default()), Arc::new(End { gate: Some(gate), ..End::default() }));
     let names = ["well", "stuck", "silent"].map(|name| node(name, 1));
-    let (one, two) =
-        (listen(names[0].clone(), &well, open()).await, listen(names[1].clone(), &stuck, open()).await);
+    let (one, two) = (listen(names[0].clone(), &well, open()), listen(names[1].clone(), &stuck, open()));
     // The kernel accepts; nobody reads.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addresses = [one.address(), two.address(), silent.local_addr().unwrap()];
@@ -288,7 +287,7 @@ async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else()
 #[tokio::test]
 async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done() {
     let (end, peer, silent) = (Arc::new(End::default()), node("there", 1), node("silent", 1));
-    let listener = listen(peer.clone(), &end, open()).await;
+    let listener = listen(peer.clone(), &end, open());
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let short = Settings { timeout: Duration::from_millis(200), ..open() };
     let peers = [(peer.clone(), listener.address()), (silent.clone(), socket.local_addr().unwrap())];
@@ -308,7 +307,7 @@ async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done()
 #[tokio::test]
 async fn replies_that_fit_nothing_asked_are_not_believed() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
-    let listener = listen(peer.clone(), &end, open()).await;
+    let listener = listen(peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), listener.address())]);
     let push = || Delivery { push: "p".into(), to: Vec::new(), tracked: false, traceparent: String::new() };
     let heard = link.deliver(&peer, vec![push()]).await;

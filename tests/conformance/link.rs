@@ -52,7 +52,7 @@ fn memory() -> World {
 }
 
 /// Over real sockets on the loopback device.
-async fn grpc() -> World {
+fn grpc() -> World {
     let (end, there) = (Arc::new(End::default()), node("there", 2));
     let settings = || Settings {
         secret: Some(Secret::new(b"known to these two only").unwrap()),
@@ -63,7 +63,7 @@ async fn grpc() -> World {
     };
     let (metrics, _) = metrics::install();
     let at = ([127, 0, 0, 1], 0).into();
-    let listener = Listener::bind(at, there.clone(), end.clone(), settings(), metrics.clone()).await.unwrap();
+    let listener = Listener::bind(at, there.clone(), end.clone(), settings(), metrics.clone()).unwrap();
     let link = GrpcLink::new(node("here", 1), settings(), 5, metrics);
     let address = listener.address().to_string();
     link.set_peers(vec![(there.clone(), address.clone()), (gone(), address)]);
@@ -79,8 +79,8 @@ suite! {
     {
         memory => super::memory();
         faultless => super::faultless(super::memory());
-        grpc => super::grpc().await;
-        faultless_grpc => super::faultless(super::grpc().await);
+        grpc => super::grpc();
+        faultless_grpc => super::faultless(super::grpc());
     }
     {
         answers_arrive_as_they_were_given

@@ -7,10 +7,7 @@ use tidegate_protocol::pb::{
     self, exchange_request::Step as Ask, exchange_response::Step as Say, link_call::Body as Call,
     link_reply::Body as Reply,
 };
-use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, mpsc, watch},
-};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tonic::{
     Status, Streaming,
     transport::{Server, server::TcpIncoming},
@@ -63,11 +60,11 @@ type Answers = mpsc::Sender<Result<pb::ExchangeResponse, Status>>;
 
 impl Listener {
     /// Listens, and serves each peer that knows the secret or has a certificate, as the settings say; `end` is what
-    /// this node does for its peers.
+    /// this node does for its peers. To be called in a runtime.
     ///
     /// # Errors
     /// The address can't be listened on, or the certificate, its key or the authority can't be used.
-    pub async fn bind(
+    pub fn bind(
         address: SocketAddr,
         me: NodeBoot,
         end: Arc<dyn Link>,
@@ -86,12 +83,11 @@ impl Listener {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("the certificate of the link: {error:?}"))
             })?;
         }
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
+        let incoming = TcpIncoming::bind(address)?.with_nodelay(Some(true));
+        let address = incoming.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
         let host = Host { me, end, settings: Arc::new(settings), metrics, stop: stopped.clone(), strangers };
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         tokio::spawn(async move {
             let service = LinkServer(Arc::new(host));
             let served = server.serve_with_incoming_shutdown(service, incoming, until(stopped)).await;
