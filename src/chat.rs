@@ -11,6 +11,7 @@ mod point;
 pub mod reader;
 pub mod recall;
 pub mod receipt;
+pub mod retention;
 mod seek;
 pub mod send;
 pub mod sync;

@@ -10,6 +10,7 @@ pub mod client;
 pub mod plan;
 pub mod send;
 pub mod serve;
+pub mod store;
 pub mod tail;
 pub mod token;
 
@@ -40,6 +41,8 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// Check, count, export or import the store of a node that does not run
+    Store(store::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
     /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
@@ -68,6 +71,7 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),

@@ -30,6 +30,8 @@ pub struct Config {
     pub timing: Timing,
     /// How a node leaves.
     pub drain: Drain,
+    /// How long messages and dedup keys are kept.
+    pub retention: Retention,
     /// Options of client sockets.
     pub socket: Socket,
     /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
@@ -146,6 +148,19 @@ pub struct Timing {
     pub linger_ms: u64,
 }
 
+/// How long messages and dedup keys are kept; see docs/store.md.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Retention {
+    /// How long messages are kept where a group's setting `retention` does not say otherwise: none (one hour), 1d, 7d,
+    /// 30d or forever.
+    pub messages: String,
+    /// Between two looks at what is too old, in milliseconds.
+    pub sweep_ms: u64,
+    /// Days for which the ids of sends are kept at least: a retry within them is never a second message; at least 8.
+    pub keys_days: u64,
+}
+
 /// How a node leaves: what happens between a signal and the end of the process.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -260,6 +275,12 @@ impl Default for Timing {
 impl Default for Drain {
     fn default() -> Self {
         Self { lb_delay_ms: 0, spread_ms: 30_000, max_rate: 500, flush_ms: 5_000, deadline_ms: 50_000 }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { messages: "forever".into(), sweep_ms: 60_000, keys_days: 8 }
     }
 }
 

@@ -11,6 +11,9 @@ mod codec;
 mod database;
 mod directory;
 mod journal;
+mod offline;
+mod place;
+mod sweep;
 mod tail;
 mod writer;
 
@@ -37,7 +40,11 @@ use crate::{
     store::{Fence, Personal, StoreError, TakenOver},
 };
 
-pub use self::{broken::BrokenDisk, directory::FORMAT};
+pub use self::{
+    broken::BrokenDisk,
+    directory::FORMAT,
+    offline::{Findings, Offline, OfflineError, PartitionStats, Stats},
+};
 
 /// An append that no archive confirms within about this time is written by itself.
 pub const SPILL_AFTER: Duration = Duration::from_millis(40);
@@ -101,6 +108,22 @@ pub enum OpenError {
         /// Its version.
         found: u32,
     },
+    /// Made by a program whose layout is not read any more.
+    #[error(
+        "{path} has store format {found}, this program reads {FORMAT}; export it with the tidegate that wrote it \
+         (`tidegate store export`), and import it here"
+    )]
+    Older {
+        /// Where.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// There is none, and none is to be made.
+    #[error(
+        "{0} holds no store; name the data directory of a node (--data), the one that its node.data says"
+    )]
+    Missing(PathBuf),
     /// Another process is in it.
     #[error("{0} is in use by another node; stop that one first, or set node.data to another directory")]
     Locked(PathBuf),

@@ -142,7 +142,9 @@ fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
         lone.turn(0);
         wasted.push(writes() - before);
     }
-    assert_eq!(wasted.iter().rev().take(300).sum::<u64>(), 0, "tries in vain");
+    // One try a turn would be 300. The kernel may move bytes to the reader now and then, and say so.
+    let tries: u64 = wasted.iter().rev().take(300).sum();
+    assert!(tries <= 10, "{tries} tries in vain");
     // He reads at last: all of it comes, or a word about it.
     let mut next = 1;
     while next <= seq {

@@ -60,6 +60,11 @@ pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
     [&b"p"[..], &partition.to_be_bytes()].concat()
 }
 
+/// Up to which [`Rules::keys_from`] old keys of the partition are swept.
+pub(crate) fn swept_key(partition: u32) -> Vec<u8> {
+    [&b"k"[..], &partition.to_be_bytes()].concat()
+}
+
 pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
     [conversation.as_str().as_bytes(), b"\0", &seq.to_be_bytes()].concat()
 }

@@ -23,6 +23,7 @@ use super::{
     Core, Database, Job, SPILL_AFTER, Standing, Trouble,
     archive::{self, Known},
     codec,
+    sweep::KeySweep,
 };
 use crate::{
     bus::TopicId,
@@ -47,6 +48,7 @@ pub(super) struct Writer {
     free: u64,
     /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
     stuck: bool,
+    keys: KeySweep,
 }
 
 fn full() -> StoreError {
@@ -69,6 +71,7 @@ impl Writer {
             looked_at_space,
             free: u64::MAX,
             stuck: false,
+            keys: KeySweep::default(),
         };
         writer.learn()?;
         writer.look_at_space();
@@ -79,6 +82,7 @@ impl Writer {
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
+        self.keys = KeySweep::default();
         let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..self.core.config.partitions {
@@ -101,6 +105,7 @@ impl Writer {
                 self.look_at_space();
             }
             self.spill(SPILL_AFTER);
+            self.sweep_keys();
         }
         self.spill(Duration::ZERO);
     }
@@ -125,6 +130,30 @@ impl Writer {
                     reply.send(()).ok();
                 }
             }
+        }
+    }
+
+    /// Takes the next few keys away that the rules forget. What of it a crash undoes is swept again.
+    fn sweep_keys(&mut self) {
+        if self.usable().is_err() || !self.keys.is_due() {
+            return;
+        }
+        let forgets: Vec<_> =
+            self.standings.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
+        for (partition, keys_from) in forgets {
+            if !self.keys.has_work(partition, keys_from) {
+                continue;
+            }
+            let mut sweep = std::mem::take(&mut self.keys);
+            let mut step = None;
+            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
+                step = sweep.stage(database, partition, keys_from, batch)?;
+                Ok(())
+            });
+            if swept.is_ok() {
+                sweep.done(partition, step);
+            }
+            self.keys = sweep;
         }
     }
 

@@ -3,12 +3,13 @@
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Key, Loaded, Member, Need},
-    record::Hash16,
+    machine::ledger::{Delta, Loaded, Member, Need},
     settings::UserSettings,
 };
 
-use super::{Fence, Membership, Page, PageQuery, Personal, Snapshot, Store, StoreError, Summary, TakenOver};
+use super::{
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+};
 use crate::{
     bus::TopicId,
     fault::{Breaks, Faulty},
@@ -42,13 +43,8 @@ impl Store for Faulty<dyn Store> {
         self.call("load", self.inner.load(partition, fence, needs)).await
     }
 
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
-        self.call("recent_keys", self.inner.recent_keys(partition, fence, from)).await
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        self.call("scan", self.inner.scan(partition, fence, scan)).await
     }
 
     async fn memberships(

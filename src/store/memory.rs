@@ -16,8 +16,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Snapshot, Standing, Store, StoreError,
-    StoredRow, Summary, TakenOver,
+    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store,
+    StoreError, StoredRow, Summary, TakenOver,
 };
 use crate::bus::TopicId;
 
@@ -238,16 +238,29 @@ impl Store for MemoryStore {
         Ok(Snapshot { position: kept.position, rows })
     }
 
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
         let state = self.lock();
         let kept = state.owned(partition, fence)?;
-        let recent = kept.keys.iter().filter(|(_, key)| key.offset >= from);
-        Ok(Snapshot { position: kept.position, rows: recent.map(|(hash, key)| (*hash, *key)).collect() })
+        let rows = match scan {
+            Scan::Keys { from, after, limit } => {
+                let here = |(hash, key): &(&Hash16, &Key)| {
+                    key.offset >= *from && after.as_ref().is_none_or(|after| *hash > after)
+                };
+                let mut keys: Vec<_> = kept.keys.iter().filter(here).collect();
+                keys.sort_unstable_by_key(|(hash, _)| **hash);
+                let keys = keys.into_iter().take(*limit);
+                keys.map(|(hash, key)| Loaded::Key(*hash, Some(*key))).collect()
+            }
+            Scan::Heads { after, limit } => {
+                let here = |id: &&ConversationId| after.as_ref().is_none_or(|after| *id > after);
+                let mut ids: Vec<_> = state.conversations.keys().filter(here).collect();
+                ids.sort_unstable();
+                let heads =
+                    ids.into_iter().filter_map(|id| Some((id, state.conversations[id].head.clone()?)));
+                heads.take(*limit).map(|(id, head)| Loaded::Head(id.clone(), Some(head))).collect()
+            }
+        };
+        Ok(Snapshot { position: kept.position, rows })
     }
 
     async fn memberships(

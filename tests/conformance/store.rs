@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidegate::{
     bus::TopicId,
     fault::{FaultPlan, Faulty},
-    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Store, StoreError},
+    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Scan, Store, StoreError},
 };
 use tidegate_protocol::{
     Code,
@@ -58,7 +58,8 @@ suite! {
         another_log_is_refused_and_the_fence_stays
         a_load_answers_each_need_in_order_with_the_position
         s20_s21_s22_a_retry_at_a_new_owner_finds_its_key
-        the_recent_keys_are_all_keys_from_an_offset_on
+        keys_and_heads_are_looked_through_in_pages
+        a_scan_is_for_the_owner_only
         a_refusal_of_a_chained_message_is_kept_like_an_ack
         keys_are_forgotten_by_rules_only
         s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive
@@ -164,7 +165,6 @@ async fn s10_s11_a_former_owner_neither_archives_nor_loads(store: &Arc<dyn Store
     assert_eq!(store.archive(0, zombie.fence, &delta).await, Err(StoreError::Fenced));
     let needs = [Need::Head(direct())];
     assert_eq!(store.load(0, zombie.fence, &needs).await, Err(StoreError::Fenced));
-    assert_eq!(store.recent_keys(0, zombie.fence, 0).await, Err(StoreError::Fenced));
     assert_eq!(store.load(9, zombie.fence, &needs).await, Err(StoreError::Fenced), "never taken over");
     assert_eq!(history(store, &direct()).await, [1, 2]);
 }
@@ -257,14 +257,55 @@ async fn s20_s21_s22_a_retry_at_a_new_owner_finds_its_key(store: &Arc<dyn Store>
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
 }
 
-async fn the_recent_keys_are_all_keys_from_an_offset_on(store: &Arc<dyn Store>) {
+/// The offsets of the keys at or above `from`, looked through in pages of one, so in the order of their hashes.
+async fn offsets_of_keys(store: &Arc<dyn Store>, fence: Fence, from: u64) -> Vec<u64> {
+    let (mut offsets, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.scan(0, fence, &Scan::Keys { from, after, limit: 1 }).await.unwrap();
+        let [Loaded::Key(hash, Some(key))] = page.rows[..] else {
+            assert!(page.rows.is_empty(), "{page:?}");
+            offsets.sort_unstable();
+            return offsets;
+        };
+        assert!(after < Some(hash), "in order");
+        after = Some(hash);
+        offsets.push(key.offset);
+    }
+}
+
+async fn keys_and_heads_are_looked_through_in_pages(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
-    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
-    let recent = store.recent_keys(0, owner.fence, 1).await.unwrap();
-    assert_eq!(recent.position, owner.position);
-    let mut offsets: Vec<_> = recent.rows.iter().map(|(_, key)| key.offset).collect();
-    offsets.sort_unstable();
-    assert_eq!(offsets, [1, 2]);
+    owner.run(&[say("m1"), say("m2"), change("x", MemberAction::Create, &["ann"], "r1"), say("m3")]).await;
+    assert_eq!(offsets_of_keys(store, owner.fence, 1).await, [1, 2, 3]);
+    let all = Scan::Keys { from: 0, after: None, limit: usize::MAX };
+    let all = store.scan(0, owner.fence, &all).await.unwrap();
+    assert_eq!((all.position, all.rows.len()), (owner.position, 4));
+    let (mut heads, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.scan(0, owner.fence, &Scan::Heads { after, limit: 1 }).await.unwrap();
+        let [Loaded::Head(id, Some(head))] = &page.rows[..] else {
+            assert!(page.rows.is_empty(), "{page:?}");
+            break;
+        };
+        after = Some(id.clone());
+        heads.push((id.clone(), head.last_seq));
+    }
+    assert_eq!(heads, [(direct(), 3), (group("x"), 1)]);
+}
+
+async fn a_scan_is_for_the_owner_only(store: &Arc<dyn Store>) {
+    let zombie = Owner::take_over(store, 0, 1).await;
+    Owner::take_over(store, 0, 2).await;
+    let scan = Scan::Heads { after: None, limit: 1 };
+    assert_eq!(store.scan(0, zombie.fence, &scan).await, Err(StoreError::Fenced));
+}
+
+/// The offset and the answer of a key, if it is one of a refusal.
+fn refusal(row: &Loaded) -> Option<(u64, Code)> {
+    match row {
+        Loaded::Key(_, Some(key)) => Some((key.offset, key.refused?)),
+        _ => None,
+    }
 }
 
 async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Store>) {
@@ -281,8 +322,9 @@ async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Stor
     let outcomes = owner.run(&[create, chained(0), join, chained(1)]).await;
     assert_eq!(outcomes[1], Outcome::Refused { code: Code::NotAMember });
     assert_eq!(seq_of(outcomes[3]), 3);
-    let recent = store.recent_keys(0, owner.fence, 0).await.unwrap().rows;
-    let refused: Vec<_> = recent.iter().filter_map(|(_, key)| Some((key.offset, key.refused?))).collect();
+    let all = Scan::Keys { from: 0, after: None, limit: usize::MAX };
+    let keys = store.scan(0, owner.fence, &all).await.unwrap().rows;
+    let refused: Vec<_> = keys.iter().filter_map(refusal).collect();
     assert_eq!(refused, [(1, Code::NotAMember)]);
     let mut next = Owner::take_over(store, 0, 2).await;
     let again = next.run(&[chained(0)]).await;
@@ -292,18 +334,7 @@ async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Stor
 async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2")]).await;
-    let offsets = async |owner: &Owner| {
-        let mut all: Vec<_> = store
-            .recent_keys(0, owner.fence, 0)
-            .await
-            .unwrap()
-            .rows
-            .iter()
-            .map(|(_, key)| key.offset)
-            .collect();
-        all.sort_unstable();
-        all
-    };
+    let offsets = async |owner: &Owner| offsets_of_keys(store, owner.fence, 0).await;
     assert_eq!(offsets(&owner).await, [0, 1]);
     owner.run(&[Body::Rules(Rules { keys_from: 1, ..Rules::default() })]).await;
     assert!(offsets(&owner).await.contains(&1), "what the rules keep is kept");
@@ -370,7 +401,7 @@ fn memory_answers_at_the_first_poll() {
     let store = memory();
     at_once(store.take_over(0, Fence(1), TOPIC)).unwrap();
     at_once(store.load(0, Fence(1), &[])).unwrap();
-    at_once(store.recent_keys(0, Fence(1), 0)).unwrap();
+    at_once(store.scan(0, Fence(1), &Scan::Heads { after: None, limit: 1 })).unwrap();
     at_once(store.memberships(&user("ann"), None, 1)).unwrap();
     at_once(store.members(&direct(), None, 1)).unwrap();
     at_once(store.summary(&direct(), None)).unwrap();
