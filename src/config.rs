@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 mod check;
 mod kafka;
+mod link;
+
+pub use self::link::Link;
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
@@ -39,6 +42,8 @@ pub struct Config {
     pub kafka: Kafka,
     /// Options of client sockets.
     pub socket: Socket,
+    /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+    pub link: Link,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }

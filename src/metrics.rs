@@ -65,6 +65,13 @@ metrics! {
     gauge kafka_read_ahead "tidegate_kafka_read_ahead_bytes" "Bytes of records that are read and wait for the ledger."
     counter kafka_errors "tidegate_kafka_errors_total" "Errors that the Kafka client reported, such as a broker that went away."
     counter kafka_unknowns "tidegate_kafka_appends_unknown_total" "Appends that Kafka did not answer in time."
+    gauge link_peers "tidegate_link_peers" "Peers that this node has a link to."
+    counter link_calls "tidegate_link_calls_total" "Batches handed to the link for a peer: answers, pushes, questions."
+    counter link_frames "tidegate_link_frames_total" "Frames sent to peers; each carries all batches that waited."
+    counter link_full "tidegate_link_full_total" "Batches not taken because the queue to their peer was full; their pushes are not delivered."
+    counter link_timeouts "tidegate_link_timeouts_total" "Batches that no peer replied to in time; their pushes count as not delivered."
+    counter link_failures "tidegate_link_failures_total" "Links to peers that ended, or could not be made."
+    counter link_refused "tidegate_link_refused_total" "Callers of the link refused in the handshake: wrong secret, another run, too slow."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
 }
