@@ -8,6 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod redis;
+
+pub use self::redis::Redis;
 use tidegate_protocol::machine::drain::Settings;
 
 /// How long load balancers are given to look elsewhere.
@@ -29,6 +32,8 @@ pub struct Config {
     pub drain: Drain,
     /// Options of client sockets.
     pub socket: Socket,
+    /// Redis, for profile `cluster`: who is where, and what may be lost.
+    pub redis: Redis,
     /// Faults to inject, for tests only; refused by release builds.
     pub fault: Fault,
 }
@@ -278,7 +283,8 @@ impl Config {
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
         let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
-        builder = builder.add_source(environment.list_separator(",").with_list_parse_key("listen.origins"));
+        let environment = environment.list_separator(",").with_list_parse_key("listen.origins");
+        builder = builder.add_source(environment.with_list_parse_key("redis.urls"));
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
                 return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));

@@ -38,7 +38,10 @@ macro_rules! suite {
 mod bus;
 mod embedded;
 mod link;
+mod numbers;
 mod paging;
+mod redis;
+mod redis_faults;
 mod routes;
 mod scratch;
 mod store;
