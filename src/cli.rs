@@ -7,8 +7,10 @@ use clap::{Parser, Subcommand};
 pub mod bench;
 pub mod chaos;
 pub mod client;
+pub mod plan;
 pub mod send;
 pub mod serve;
+pub mod store;
 pub mod tail;
 pub mod token;
 
@@ -39,8 +41,14 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// Check, count, export or import the store of a node that does not run
+    Store(store::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
+    /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
+    DrainPlan(plan::PlanArgs),
+    /// Look at a configuration without running a node
+    Config(plan::ConfigArgs),
     /// Break a node and its network, then check every promise from what clients saw and what the log holds
     #[command(hide = true)]
     Chaos(chaos::Args),
@@ -63,7 +71,10 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::DrainPlan(args) => plan::plan(&args),
+        Command::Config(args) => plan::config(&args),
         Command::Chaos(args) => chaos::run(&args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))

@@ -30,11 +30,13 @@ pub struct Config {
     pub timing: Timing,
     /// How a node leaves.
     pub drain: Drain,
+    /// How long messages and dedup keys are kept.
+    pub retention: Retention,
     /// Options of client sockets.
     pub socket: Socket,
     /// Redis, for profile `cluster`: who is where, and what may be lost.
     pub redis: Redis,
-    /// Faults to inject, for tests only; refused by release builds.
+    /// Faults to inject, for tests only.
     pub fault: Fault,
 }
 
@@ -146,6 +148,19 @@ pub struct Timing {
     pub linger_ms: u64,
 }
 
+/// How long messages and dedup keys are kept; see docs/store.md.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Retention {
+    /// How long messages are kept where a group's setting `retention` does not say otherwise: none (one hour), 1d, 7d,
+    /// 30d or forever.
+    pub messages: String,
+    /// Between two looks at what is too old, in milliseconds.
+    pub sweep_ms: u64,
+    /// Days for which the ids of sends are kept at least: a retry within them is never a second message; at least 8.
+    pub keys_days: u64,
+}
+
 /// How a node leaves: what happens between a signal and the end of the process.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -176,14 +191,16 @@ pub struct Socket {
     pub user_timeout_ms: u64,
 }
 
-/// Faults to inject, for tests only; refused by release builds.
+/// Faults to inject, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Fault {
-    /// A message with this id makes the code of its connection panic.
+    /// A message with this id makes the code of its connection panic; refused by release builds.
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
+    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    pub disk_file: PathBuf,
 }
 
 impl Default for Node {
@@ -258,6 +275,12 @@ impl Default for Timing {
 impl Default for Drain {
     fn default() -> Self {
         Self { lb_delay_ms: 0, spread_ms: 30_000, max_rate: 500, flush_ms: 5_000, deadline_ms: 50_000 }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { messages: "forever".into(), sweep_ms: 60_000, keys_days: 8 }
     }
 }
 

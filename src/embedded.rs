@@ -6,10 +6,14 @@
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
+mod broken;
 mod codec;
 mod database;
 mod directory;
 mod journal;
+mod offline;
+mod place;
+mod sweep;
 mod tail;
 mod writer;
 
@@ -25,6 +29,7 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
+    settings::UserSettings,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -35,7 +40,11 @@ use crate::{
     store::{Fence, Personal, StoreError, TakenOver},
 };
 
-pub use self::directory::FORMAT;
+pub use self::{
+    broken::BrokenDisk,
+    directory::FORMAT,
+    offline::{Findings, Offline, OfflineError, PartitionStats, Stats},
+};
 
 /// An append that no archive confirms within about this time is written by itself.
 pub const SPILL_AFTER: Duration = Duration::from_millis(40);
@@ -99,6 +108,22 @@ pub enum OpenError {
         /// Its version.
         found: u32,
     },
+    /// Made by a program whose layout is not read any more.
+    #[error(
+        "{path} has store format {found}, this program reads {FORMAT}; export it with the tidegate that wrote it \
+         (`tidegate store export`), and import it here"
+    )]
+    Older {
+        /// Where.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// There is none, and none is to be made.
+    #[error(
+        "{0} holds no store; name the data directory of a node (--data), the one that its node.data says"
+    )]
+    Missing(PathBuf),
     /// Another process is in it.
     #[error("{0} is in use by another node; stop that one first, or set node.data to another directory")]
     Locked(PathBuf),
@@ -168,6 +193,11 @@ enum Job {
     Marks {
         marks: Vec<(UserId, ConversationId, Personal)>,
         reply: Reply<()>,
+    },
+    Wishes {
+        user: UserId,
+        now: UserSettings,
+        reply: Reply<UserSettings>,
     },
     /// Write what waits now, and say when it is there.
     Spill(oneshot::Sender<()>),
@@ -315,6 +345,16 @@ impl Engine {
     ) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Marks { marks, reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    pub(crate) async fn save_wishes(
+        &self,
+        user: UserId,
+        now: UserSettings,
+    ) -> Result<UserSettings, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Wishes { user, now, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 

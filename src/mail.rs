@@ -21,6 +21,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::{drain::Pace, session::Answer},
     pb,
+    settings::UserSettings,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -68,6 +69,8 @@ pub struct LoginDone {
     pub replaced: bool,
     /// Where the device's chain stands, as far as anybody remembers.
     pub chain: Option<ChainState>,
+    /// What the user wishes, now and before.
+    pub wishes: UserSettings,
 }
 
 /// A login that can't be completed now.

@@ -9,6 +9,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     // The allocator asks for huge pages; a login storm then leaves twice the memory that its connections need
     // (docs/performance.md). A kernel without the switch only costs memory.
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
+    rustix::thread::disable_transparent_huge_pages(true).ok();
     tidegate::cli::main()
 }

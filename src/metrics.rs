@@ -53,6 +53,7 @@ metrics! {
     counter signals_dropped "tidegate_signals_dropped_total" "Volatile frames dropped: over their sender's budget, or not taken at once by a receiver."
     counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
+    counter expired "tidegate_rows_expired_total" "Rows of history that retention took."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."

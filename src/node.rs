@@ -31,12 +31,13 @@ use crate::{
         deliver::Outbound,
         owner,
         recall::Recaller,
+        retention::{self, Keep},
         send::{self, Intake},
     },
     config::Config,
     directory::Directory,
     drain::Drainer,
-    embedded::{Engine, EngineConfig, RealDisk},
+    embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
     link::LocalLink,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::{self, Metrics},
@@ -136,10 +137,7 @@ impl Node {
             )
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
-        let settings = owner::Settings {
-            small_group_max: config.limits.small_group_max,
-            panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
-        };
+        let settings = owner_settings(config)?;
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -318,14 +316,29 @@ fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     Ok(admission)
 }
 
+fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings> {
+    let kept = &config.retention;
+    let node = Keep::parse(&kept.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
+    let (every, keys) = (Duration::from_millis(kept.sweep_ms), Duration::from_secs(kept.keys_days * 86_400));
+    let retention = retention::Settings { node, every, keys, wall_ms };
+    Ok(owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        retention,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    })
+}
+
+/// The wall clock, in ms since 1970.
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
 /// Says why once the store is broken; never, when it is in memory.
 type Broken = watch::Receiver<Option<String>>;
 
 /// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
 fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
-    let wall_ms =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
     let topic = TopicId(rand::random());
     let log = LocalBusConfig {
         partitions: 1,
@@ -338,11 +351,18 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
     let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
         (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
     } else {
+        let fault = &config.fault.disk_file;
+        let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
+            Arc::new(RealDisk)
+        } else {
+            tracing::warn!(file = %fault.display(), "fault.disk_file is set: the disk fails as that file says");
+            Arc::new(BrokenDisk::new(fault.clone()))
+        };
         let engine = Arc::new(Engine::open(EngineConfig {
             path: config.node.data.join("store"),
             partitions: log.partitions,
             free_bytes_min: config.limits.disk_free_min_bytes,
-            disk: Arc::new(RealDisk),
+            disk,
         })?);
         let bus = EmbeddedBus::new(Arc::clone(&engine), log);
         let broken = engine.fatal();
@@ -353,7 +373,7 @@ fn single(config: &Config, start: Instant) -> anyhow::Result<(Ports, Broken)> {
         me: NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() },
         bus,
         store,
-        routes: Arc::new(MemoryRoutes::new(wall_ms, leases, now)),
+        routes: Arc::new(MemoryRoutes::new(wall_ms(), leases, now)),
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
         link: Arc::new(LocalLink),
     };

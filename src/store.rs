@@ -6,12 +6,14 @@
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Key, Loaded, Member, Need, Row, Stay},
+    machine::ledger::{Delta, Head, Loaded, Member, Need, Row, Stay},
     record::{Hash16, Position, Rules},
+    settings::UserSettings,
 };
 
 use crate::bus::TopicId;
 
+pub mod dump;
 mod embedded;
 mod faulty;
 mod level;
@@ -116,6 +118,28 @@ pub struct Page {
     pub rows: Vec<StoredRow>,
 }
 
+/// What an owner looks through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The dedup keys of records at or above the offset `from`. Those that the rules forget may be among them.
+    Keys {
+        /// The lowest offset.
+        from: u64,
+        /// Exclusive: the last key of the page before.
+        after: Option<Hash16>,
+        /// The most keys.
+        limit: usize,
+    },
+    /// Where conversations stand. A store may keep those of several partitions together: which are in this one, the
+    /// caller knows.
+    Heads {
+        /// Exclusive: the last conversation of the page before.
+        after: Option<ConversationId>,
+        /// The most heads.
+        limit: usize,
+    },
+}
+
 /// Why the store did not do it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -149,9 +173,6 @@ pub enum StoreError {
 /// What is archived. All reads see only what a successful archive wrote, whole, and once seen it stays.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Whether an archive outlives the process.
-    fn durable(&self) -> bool;
-
     /// Makes `fence` the fence of the partition, whoever had it, in one transaction with reading where it stands.
     /// After Ok no archive or load under an earlier fence succeeds. A partition that was never archived takes
     /// `topic` as its log; one of another log fails with [`StoreError::LogReplaced`] and keeps its fence. Who may
@@ -175,14 +196,10 @@ pub trait Store: Send + Sync {
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError>;
 
-    /// The dedup keys of the records at or above offset `from`, all of them and in one such snapshot, so that a new
-    /// owner need not ask for each.
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError>;
+    /// A page of what an owner looks through, in one such snapshot: [`Loaded::Key`]s or [`Loaded::Head`]s that are
+    /// there, in the order of their names; a page shorter than the limit is the last. Pages are snapshots each for
+    /// itself: what is there during all of them is in exactly one.
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError>;
 
     /// The conversations in which the user is or was, in the order of their keys, above `after`, at most `limit`; an
     /// empty page is the end.
@@ -213,6 +230,10 @@ pub trait Store: Send + Sync {
     /// Changes what users keep of conversations ([`Level::apply`]): marks move forward only. When this returns, every
     /// read sees it; it outlives the process as what is archived does, but the newest may be lost with the machine.
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
+
+    /// Puts what the user wishes now over what was wished before, if it wishes anything, and gives the result. As
+    /// durable as marks are; of two calls at once neither loses what only it says.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

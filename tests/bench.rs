@@ -22,7 +22,7 @@ fn figures(arguments: &[&str], name: &str) -> serde_json::Value {
 
 #[test]
 fn a_raw_loop_is_as_fast_as_another() {
-    for scenario in ["fanout", "echo", "login"] {
+    for scenario in ["fanout", "echo", "login", "chat"] {
         let report = figures(&[scenario, "--raw-twice", "--transport", "ws"], scenario);
         let ratio = report["sections"][0]["figures"][0]["value"].as_f64().expect("a ratio");
         // Whatever else runs on the machine, a factor of four is a mistake of the bench.
@@ -37,6 +37,21 @@ fn a_node_is_measured_and_verified() {
             let report = figures(&[scenario, "--transport", transport], &format!("node-{scenario}"));
             assert_eq!(report["sections"].as_array().map(Vec::len), Some(1), "{scenario}");
         }
+    }
+}
+
+#[test]
+fn durable_messages_are_measured_and_found_again() {
+    let sought = "messages acked, and each found";
+    for scenario in ["chat", "store"] {
+        let report = figures(&[scenario], &format!("durable-{scenario}"));
+        let figures = report["sections"][0]["figures"].as_array().expect("figures");
+        let found =
+            figures.iter().find(|it| it["what"].as_str().is_some_and(|what| what.starts_with(sought)));
+        assert!(
+            found.and_then(|it| it["value"].as_f64()).is_some_and(|rows| rows > 1_000.0),
+            "{scenario}: {report}"
+        );
     }
 }
 

@@ -32,7 +32,7 @@ fn every_promise_holds_under_chaos_and_a_broken_one_is_named() {
     assert!(output.status.success(), "{}", said(&output));
     let line = String::from_utf8_lossy(&output.stdout).into_owned();
     let columns: Vec<&str> = line.split('|').map(str::trim).collect();
-    assert_eq!(columns[10], "clean", "{line}");
+    assert_eq!(columns[11], "clean", "{line}");
     let acked: u64 = columns[6].parse().unwrap();
     assert!(acked > 500, "the clients were busy: {line}");
 

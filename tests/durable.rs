@@ -1,4 +1,5 @@
-//! Durability by force: the real binary, killed with SIGKILL at random moments while clients send, and started again.
+//! Durability by force: the real binary, killed with SIGKILL at random moments while clients send, started again, and
+//! its store moved to another node.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -259,4 +260,49 @@ fn a_second_node_on_the_same_directory_is_refused_with_the_cure() {
     let status = eventually("an end", || second.try_wait().unwrap());
     assert!(!status.success());
     assert!(data.said().contains("in use by another node; stop that one first"), "{}", data.said());
+}
+
+/// Runs `tidegate store`; whether it went well, and everything it said.
+fn store(words: &[&str], data: &Data) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let output = command.arg("store").args(words).arg("--data").arg(&data.0).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
+    let (old, new) = (Data::fresh(), Data::fresh());
+    let server = Server::start(&old);
+    let mut client = Client::login(server.address, &token_key(&old.0), "ann").unwrap();
+    for number in 1..=5 {
+        client.send("bob", &format!("m{number}"), 0).unwrap();
+        assert_eq!(client.ack().unwrap().1, number);
+    }
+    let (fine, said) = store(&["check"], &old);
+    assert!(!fine && said.contains("in use by another node; stop that one first"), "{said}");
+    server.kill();
+    let (fine, said) = store(&["check"], &old);
+    assert!(fine && said.contains("is sound"), "{said}");
+    let (fine, said) = store(&["stats", "--json"], &old);
+    let stats: Value = serde_json::from_str(&said).unwrap();
+    assert!(fine && stats["messages"] == 5 && stats["keys"] == 5, "{said}");
+    let file = old.0.join("export.jsonl");
+    let file = file.to_str().unwrap();
+    let (fine, said) = store(&["export", "--output", file], &old);
+    assert!(fine && said.contains("lines"), "{said}");
+    let (fine, said) = store(&["export", "--output", file], &old);
+    assert!(!fine && said.contains("name a file that is not there"), "{said}");
+    let (fine, said) = store(&["import", file, "--dry-run"], &new);
+    assert!(fine && !new.0.join("store").exists(), "{said}");
+    let (fine, said) = store(&["import", file], &new);
+    assert!(fine, "{said}");
+    let (fine, said) = store(&["import", file], &new);
+    assert!(!fine && said.contains("exists already"), "{said}");
+    let server = Server::start(&new);
+    let mut client = Client::login(server.address, &token_key(&new.0), "ann").unwrap();
+    client.send("bob", "m3", 1).unwrap();
+    assert_eq!(client.ack().unwrap(), ("m3".into(), 3, true));
+    client.send("bob", "m6", 0).unwrap();
+    assert_eq!(client.ack().unwrap(), ("m6".into(), 6, false));
 }

@@ -146,3 +146,43 @@ fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
         assert!(node.said().contains(named), "{part}: {}", node.said());
     }
 }
+
+/// Runs another command of the binary: its status, and all that it says.
+fn runs(words: &[&str]) -> (Option<i32>, String) {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words).output();
+    let output = output.expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+#[test]
+fn a_drain_is_planned_on_paper() {
+    let public = ["--set", "drain.lb_delay_ms=5000"];
+    let (code, said) = runs(&[&["drain-plan", "-c", "10000"], &public[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    for part in
+        ["10000 clients", "5.0 s   accepting", "30.0 s   334 clients a second", "47.0 s", "52 s   to grant"]
+    {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    let (code, said) = runs(&[&["drain-plan", "-c", "50000"], &public[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("50000 clients need 117000 at drain.max_rate"), "{said}");
+}
+
+#[test]
+fn a_configuration_whose_drain_does_not_fit_is_refused() {
+    let conns = ["config", "check", "--set", "limits.conns_max=10000", "--set", "drain.lb_delay_ms=5000"];
+    let check = |more: &[&str]| runs(&[&conns[..], more].concat());
+    let (code, said) = check(&["--grace", "60"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = check(&["--grace", "30"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("--grace 30") && said.contains("may take 52 s"), "{said}");
+    let (code, said) = check(&["--set", "drain.max_rate=100"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("drain.deadline_ms 50000") && said.contains("drain.max_rate"), "{said}");
+    let (code, said) = check(&["--set", "drain.flush_ms=1"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("drain.flush_ms: at least 100 ms"), "{said}");
+}

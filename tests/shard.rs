@@ -142,7 +142,9 @@ fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
         lone.turn(0);
         wasted.push(writes() - before);
     }
-    assert_eq!(wasted.iter().rev().take(300).sum::<u64>(), 0, "tries in vain");
+    // One try a turn would be 300. The kernel may move bytes to the reader now and then, and say so.
+    let tries: u64 = wasted.iter().rev().take(300).sum();
+    assert!(tries <= 10, "{tries} tries in vain");
     // He reads at last: all of it comes, or a word about it.
     let mut next = 1;
     while next <= seq {
@@ -177,5 +179,8 @@ fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
         lone.now = lone.now + std::time::Duration::from_millis(300);
     }
     assert_eq!(lone.handles[0].conns(), 0, "the shard has forgotten it");
+    // The kernel hands out what came before a reset; only the error tells of it.
+    let error = bob.link.stream().take_error().expect("a socket tells its error");
+    assert!(error.is_none(), "a reset: {error:?}");
     assert_eq!(bob.expect_close(), Code::Draining);
 }

@@ -132,6 +132,8 @@ codes! {
     4017 StoreUnavailable "STORE_UNAVAILABLE" true After "What is stored can't be read now." "Ask again after the given time; sends and pushes go on."
     4018 TooLate "TOO_LATE" false Never "The time in which this may be done is over." "Ask an owner or admin of the group; a node sets the time by `limits.recall_ms`."
     4019 TooManyHidden "TOO_MANY_HIDDEN" false Never "The user has deleted as many entries of this conversation, one by one, as are remembered." "Clear the history up to a seq: what lies below it need not be remembered one by one."
+    4020 Muted "MUTED" false Never "The user may not talk in this group for now." "Wait until an admin of the group ends the mute, then send it under a new id."
+    4021 BadSetting "BAD_SETTING" false Never "A setting is not known, or has no such value." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
 }
 
 impl Code {

@@ -12,6 +12,7 @@
 //! | [`codec`] | frames ↔ bytes: varint-framed protobuf, JSON lines |
 //! | [`ws`] | WebSocket framing |
 //! | [`record`] | what the durable log carries |
+//! | [`settings`] | what groups and users may set, by name |
 //! | [`machine`] | the state machines: session, chain, window, ledger, drain |
 
 pub mod code;
@@ -21,6 +22,7 @@ pub mod id;
 pub mod machine;
 pub mod pb;
 pub mod record;
+pub mod settings;
 pub mod time;
 pub mod ws;
 

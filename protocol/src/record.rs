@@ -132,6 +132,10 @@ pub enum MemberAction {
     Settings,
     /// The group ends, for good: its id is not used again.
     Delete,
+    /// Users may not talk any more.
+    Mute,
+    /// Users may talk again.
+    Unmute,
 }
 
 /// What a member may do; more to the right.
@@ -139,10 +143,29 @@ pub enum MemberAction {
 pub enum Role {
     /// Talks.
     Member,
-    /// Also adds and removes members.
+    /// Also adds, removes and mutes members, and changes settings.
     Admin,
-    /// Also removes admins and ends the group.
+    /// Also acts on admins and owners, and ends the group.
     Owner,
+}
+
+impl Role {
+    /// All of them, the least first.
+    pub const ALL: [Self; 3] = [Self::Member, Self::Admin, Self::Owner];
+
+    /// The word for it, as clients and the admin API say it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Member => "member",
+            Self::Admin => "admin",
+            Self::Owner => "owner",
+        }
+    }
+
+    /// The role with that word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.word() == word)
+    }
 }
 
 /// A group or its membership changes.
@@ -345,6 +368,8 @@ impl From<MemberAction> for pb::MemberAction {
             MemberAction::Role => Self::Role,
             MemberAction::Settings => Self::Settings,
             MemberAction::Delete => Self::Delete,
+            MemberAction::Mute => Self::Mute,
+            MemberAction::Unmute => Self::Unmute,
         }
     }
 }

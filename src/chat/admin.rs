@@ -1,6 +1,7 @@
 //! What an administrator asks of a group, and recalls: records like any other that no send stands for, and their answers.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,13 +12,13 @@ use std::{
 use dashmap::DashMap;
 use tidegate_protocol::{
     Code,
-    id::MsgId,
+    id::{ConversationId, MsgId, UserId},
     machine::session::Answer,
-    record::{Body, MemberChange, Origin, Recall, Record},
+    record::{Body, MemberAction, MemberChange, Origin, Recall, Record},
 };
 use tokio::sync::oneshot;
 
-use super::send::Intake;
+use super::{history::Refusal, send::Intake};
 use crate::routes::NodeBoot;
 
 /// The origin of records that no connection sent; no [`crate::mail::ConnKey`] packs to it (shards end at 63).
@@ -83,6 +84,29 @@ impl Admin {
         };
         self.pending.waiting.remove(&request);
         answer.unwrap_or(Answer::Unknown)
+    }
+
+    /// Takes a user out of a group at the user's own wish.
+    ///
+    /// # Errors
+    /// What the ledger says; `NOT_A_MEMBER` is what a repetition hears.
+    pub async fn leave(&self, group: ConversationId, user: UserId, now_ms: u64) -> Result<(), Refusal> {
+        let change = MemberChange {
+            conversation: group,
+            action: MemberAction::Leave,
+            users: vec![user.clone()],
+            role: None,
+            by: Some(user),
+            settings: BTreeMap::new(),
+            request_id: Self::fresh_request_id(),
+        };
+        match self.change(change, now_ms).await {
+            Answer::Accepted { .. } | Answer::Duplicate { .. } => Ok(()),
+            Answer::Refused { code, .. } => Err((code, "")),
+            Answer::Unknown | Answer::AppendFailed => {
+                Err((Code::Unknown, "ask again: NOT_A_MEMBER then says that it was done"))
+            }
+        }
     }
 
     /// A fresh idempotency key for a request that names none.

@@ -7,7 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::session::Answer,
     pb::{self, server_frame::Body as Frame},
-    record::{MemberAction, MemberChange, Message, Recall, Record},
+    record::{MemberAction, MemberChange, Message, Recall, Record, Role},
 };
 
 use super::admin::{ADMIN_CONN, Pending};
@@ -253,11 +253,16 @@ pub(super) fn event_push(time: u64, change: &MemberChange, seq: u64) -> pb::Push
         MemberAction::Leave => pb::MemberChange::Left,
         MemberAction::Kick => pb::MemberChange::Kicked,
         MemberAction::Role => pb::MemberChange::Role,
-        MemberAction::Settings | MemberAction::Delete => pb::MemberChange::Settings,
+        MemberAction::Settings => pb::MemberChange::Settings,
+        MemberAction::Delete => pb::MemberChange::Deleted,
+        MemberAction::Mute => pb::MemberChange::Muted,
+        MemberAction::Unmute => pb::MemberChange::Unmuted,
     };
     let event = pb::MemberEvent {
         change: kind as i32,
         users: change.users.iter().map(ToString::to_string).collect(),
+        role: change.role.map(Role::word).unwrap_or_default().to_owned(),
+        settings: change.settings.clone(),
     };
     pb::Push {
         conversation: change.conversation.to_string(),

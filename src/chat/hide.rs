@@ -34,8 +34,7 @@ pub async fn hide(
     seqs: &[u64],
 ) -> Result<Vec<u64>, Refusal> {
     let (view, _) = point::look(store, user, conversation).await?;
-    let mut wanted: Vec<u64> =
-        seqs.iter().copied().filter(|seq| *seq > view.pruned_to && view.shows(*seq)).collect();
+    let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let kept = view.level().hidden.iter().filter(|it| it.seq > forget).count();
     if kept + wanted.len() > HIDDEN_MAX {
@@ -50,8 +49,8 @@ pub async fn hide(
         // Without rows, or with later ones only, retention was here just now.
         let up_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
         for row in rows.iter().filter(|row| wanted.contains(&row.row.seq)) {
-            let counts = matches!(&row.row.body, Body::Message(message) if message.sender != *user);
-            hidden.push(Hidden { seq: row.row.seq, counts });
+            let of_other = matches!(&row.row.body, Body::Message(message) if message.sender != *user);
+            hidden.push(Hidden { seq: row.row.seq, counts: of_other && view.was_in(row.row.ordinal) });
         }
         wanted.retain(|seq| *seq > up_to);
     }

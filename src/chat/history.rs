@@ -7,7 +7,6 @@ use prost::Message as _;
 use tidegate_protocol::{
     Code,
     content::Content,
-    id::UserId,
     machine::session::{Pull, Which},
     pb,
     record::{Body, Message},
@@ -15,6 +14,7 @@ use tidegate_protocol::{
 
 use super::{
     deliver::{event_push, recall_push},
+    reader::Reader,
     seek,
     unread::{Span, View},
 };
@@ -32,12 +32,12 @@ pub(super) fn away(error: StoreError) -> Refusal {
     (Code::StoreUnavailable, "")
 }
 
-/// Reads the page that `user` asks for.
+/// Reads the page that `reader` asks for.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
-pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::Page, Refusal> {
-    let view = view(store, user, pull).await?;
+pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
+    let view = view(store, reader, pull).await?;
     let since = match pull.which {
         Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
         _ => None,
@@ -69,9 +69,9 @@ pub async fn pull(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<pb::P
     Ok(page.page)
 }
 
-async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Refusal> {
-    let summary = store.summary(&pull.conversation, Some(user)).await.map_err(away)?;
-    let direct = pull.conversation.is_direct_of(user);
+async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
+    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(away)?;
+    let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
         return Err(if direct {
             (Code::NotYet, "nothing was said here yet")
@@ -80,7 +80,7 @@ async fn view(store: &dyn Store, user: &UserId, pull: &Pull) -> Result<View, Ref
         });
     };
     let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    let view = View::new(&pull.conversation, &summary.head, &standing);
+    let view = reader.view(store, &pull.conversation, &summary.head, &standing).await?;
     let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
         Which::Before(_) | Which::Since(_) => false,
@@ -95,7 +95,7 @@ fn beyond(view: &View) -> Refusal {
     if view.is_in {
         (Code::NotYet, "there is nothing beyond what you have")
     } else {
-        (Code::NotAMember, "you have everything up to when you left")
+        (Code::NotAMember, "you have everything up to when you left, or the group ended")
     }
 }
 

@@ -8,20 +8,24 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
     machine::{
-        ledger::{Ledger, Loaded, Need, Outcome, Stop},
+        ledger::{Ledger, Need, Outcome, Stop},
         session::Answer,
     },
     record::{Body, MemberAction, Position, Record},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{deliver::Outbound, send};
+use super::{
+    deliver::Outbound,
+    retention::{self, Sweeper},
+    send,
+};
 use crate::{
     bus::{Batch, OwnershipEvent, ReadError, TopicId},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
-    store::{Fence, StoreError},
+    store::{Fence, Scan, StoreError},
 };
 
 /// Most records decided in one batch, and about the most bytes.
@@ -49,6 +53,8 @@ const REFUSED_BEFORE: &str =
 pub struct Settings {
     /// Groups up to this many members are tracked until acked.
     pub small_group_max: usize,
+    /// How long messages and dedup keys are kept.
+    pub retention: retention::Settings,
     /// A fault for tests: the owner panics at this message; empty = none.
     pub panic_on_msg_id: String,
 }
@@ -133,9 +139,9 @@ impl Owner {
         // Without a window every unknown key is looked up when it matters: there is no use in loading them first.
         if taken.rules.dedup_window > 0 {
             let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
-            let keys = retry(|| ports.store.recent_keys(partition, fence, from)).await?;
-            let rows = keys.rows.into_iter().map(|(hash, key)| Loaded::Key(hash, Some(key)));
-            ledger.load(keys.position, rows)?;
+            let keys = Scan::Keys { from, after: None, limit: usize::MAX };
+            let keys = retry(|| ports.store.scan(partition, fence, &keys)).await?;
+            ledger.load(keys.position, keys.rows)?;
             ledger.keys_complete_from(from);
         }
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
@@ -156,6 +162,9 @@ impl Owner {
         out: &mut Outbound,
     ) -> GivenUp {
         let ports = Arc::clone(&self.ports);
+        // Ends with this, whichever way.
+        let mut sweeper = JoinSet::new();
+        sweeper.spawn(self.sweep());
         loop {
             let next = self.ledger.next_offset();
             tokio::select! {
@@ -179,6 +188,16 @@ impl Owner {
                     }
                 }
             }
+        }
+    }
+
+    fn sweep(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (ports, metrics) = (Arc::clone(&self.ports), Some(self.metrics.clone()));
+        let (partition, fence, settings) = (self.partition, self.fence, self.settings.retention);
+        let rules = self.ledger.rules();
+        async move {
+            let (bus, store) = (&*ports.bus, &*ports.store);
+            Sweeper { partition, fence, bus, store, settings, rules, metrics }.run().await;
         }
     }
 

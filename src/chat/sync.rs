@@ -15,6 +15,7 @@ use tidegate_protocol::{
 
 use super::{
     history::{Refusal, away, push_of},
+    reader::Reader,
     unread::View,
 };
 use crate::store::{Direction, Membership, PageQuery, Store, StoredRow};
@@ -50,16 +51,16 @@ pub struct States {
 /// When the store can't be read.
 pub async fn states(
     store: &dyn Store,
-    user: &UserId,
+    reader: &Reader,
     positions: &Positions,
     after: Option<&ConversationId>,
 ) -> Result<States, Refusal> {
-    let page = store.memberships(user, after, STATES_MAX).await.map_err(away)?;
+    let page = store.memberships(&reader.user, after, STATES_MAX).await.map_err(away)?;
     let whole = page.len() < STATES_MAX;
     let (mut states, mut bytes, mut next) = (Vec::with_capacity(page.len()), 0, None);
     let count = page.len();
     for (n, membership) in page.into_iter().enumerate() {
-        let state = state(store, positions, &membership).await?;
+        let state = state(store, reader, positions, &membership).await?;
         bytes += state.encoded_len();
         states.push(state);
         if bytes >= STATES_BYTES || n + 1 == count {
@@ -73,10 +74,12 @@ pub async fn states(
 
 async fn state(
     store: &dyn Store,
+    reader: &Reader,
     positions: &Positions,
     membership: &Membership,
 ) -> Result<pb::ConversationState, Refusal> {
-    let view = View::new(&membership.conversation, &membership.head, &membership.standing);
+    let (conversation, standing) = (&membership.conversation, &membership.standing);
+    let view = reader.view(store, conversation, &membership.head, standing).await?;
     let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
     let last = if has_all { None } else { last(store, &membership.conversation, &view).await? };
     Ok(pb::ConversationState {
@@ -84,7 +87,7 @@ async fn state(
         max_seq: view.max(),
         min_seq: view.min(),
         read_seq: view.mark().seq,
-        unread: view.unread(),
+        unread: reader.unread(conversation, &view),
         last,
         cleared_seq: view.level().cleared.seq,
         hidden: view.level().hidden.iter().map(|it| it.seq).collect(),

@@ -133,6 +133,27 @@ pub enum Scenario {
         #[arg(long, default_value_t = 10_000)]
         members: usize,
     },
+    /// One-to-one chat, stored on disk: accepts/s against append and `fdatasync`; latency at half load.
+    Chat {
+        /// Connections.
+        #[arg(long, default_value_t = 64)]
+        conns: usize,
+        /// Unanswered messages of a connection.
+        #[arg(long, default_value_t = 64)]
+        in_flight: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+    },
+    /// The embedded store: bytes on disk per 100 B message, restart and sync times.
+    Store {
+        /// Messages stored.
+        #[arg(long, default_value_t = 1_000_000)]
+        messages: u64,
+        /// Conversations of the users whose sync is timed; three at most.
+        #[arg(long, value_delimiter = ',', default_values_t = [2_000, 10_000])]
+        conversations: Vec<usize>,
+    },
     /// All of them, with their defaults.
     All,
     /// A load generator; started by the bench itself.
@@ -157,6 +178,13 @@ pub enum Scenario {
         /// Bytes of a reply.
         #[arg(long)]
         reply: usize,
+    },
+    /// Raw loop: append, sync, answer.
+    #[command(hide = true)]
+    RawLog {
+        /// Where to append.
+        #[arg(long)]
+        file: PathBuf,
     },
     /// Raw loop: accept, read, write.
     #[command(hide = true)]
@@ -184,6 +212,7 @@ pub fn run(args: &Args) -> Result<()> {
             | Scenario::Hold { .. }
             | Scenario::RawFanout
             | Scenario::RawEcho { .. }
+            | Scenario::RawLog { .. }
             | Scenario::RawAccept { .. }
     );
     if is_child {
@@ -194,6 +223,7 @@ pub fn run(args: &Args) -> Result<()> {
         Scenario::Client => driver::run(),
         Scenario::RawFanout => raw::fanout(),
         Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
+        Scenario::RawLog { file } => raw::log(file),
         Scenario::RawAccept { reply } => raw::accept_loop(*reply),
         _ => measure(args.clone()),
     }

@@ -10,6 +10,7 @@
 
 mod admin;
 mod client;
+mod drain;
 mod link;
 mod nemesis;
 mod process;
@@ -59,10 +60,16 @@ pub struct Args {
     /// Program that is tested instead of this one
     #[arg(long)]
     binary: Option<PathBuf>,
+    /// Only drain a node with this many clients under load, and check that no ack is lost
+    #[arg(long, value_name = "CLIENTS", conflicts_with_all = ["history", "check", "seconds"])]
+    drain: Option<usize>,
     /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
     #[arg(long)]
     directory: Option<PathBuf>,
 }
+
+/// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow.
+const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48"];
 
 /// How long everything may take to be quiet once all is healed.
 const CONVERGE: Duration = Duration::from_secs(60);
@@ -85,8 +92,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{} has a store already; chaos begins with an empty one", directory.display());
     }
     fs::create_dir_all(&directory)?;
-    eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    if let Some(clients) = args.drain {
+        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.rate))?;
+        return remove(args, &directory);
+    }
+    eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
     let (history, counts) = runtime.block_on(drive(args, seed, &directory))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(file) = &args.history {
@@ -99,20 +110,26 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     judge(&report)
         .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
+    remove(args, &directory)
+}
+
+/// The node's data goes when all is well, unless somebody named its place.
+fn remove(args: &Args, directory: &Path) -> anyhow::Result<()> {
     if args.directory.is_none() {
-        fs::remove_dir_all(&directory)?;
+        fs::remove_dir_all(directory)?;
     }
     Ok(())
 }
 
+fn binary(args: &Args) -> std::io::Result<PathBuf> {
+    args.binary.clone().map_or_else(std::env::current_exe, Ok)
+}
+
 /// From the start of the node to its log.
 async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, Counts)> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => std::env::current_exe()?,
-    };
+    let binary = binary(args)?;
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut process = Process::start(&binary, directory).await?;
+    let mut process = Process::start(&binary, directory, SETS).await?;
     let proxy = Arc::new(Proxy::start(process.client).await?);
     let key = crate::auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
@@ -143,7 +160,7 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
         bail!("not converged after {CONVERGE:?}: {why}");
     }
     let mut history = recorder.take();
-    rows::read(directory, &world, &mut history).await?;
+    rows::read(directory, &world.users(), &mut history).await?;
     Ok((history, counts))
 }
 
@@ -189,7 +206,7 @@ fn judge(report: &Report) -> anyhow::Result<()> {
 fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &Counts) -> String {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     format!(
-        "| {} | {} | {seed} | {} | {} | {} | {} | {} | {} | {verdict} |",
+        "| {} | {} | {seed} | {} | {} | {} | {} | {} | {} | {} | {verdict} |",
         today(),
         args.commit,
         args.seconds,
@@ -198,6 +215,7 @@ fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &Counts) -> Stri
         report.rows + report.pushes,
         counts.kills,
         counts.cuts,
+        counts.disks,
     )
 }
 

@@ -51,8 +51,20 @@ impl Config {
         need(timing.linger_ms <= 10_000, "timing.linger_ms: at most 10000");
         self.check_drain(&mut need);
         need(
+            ["none", "1d", "7d", "30d", "forever"].contains(&self.retention.messages.as_str()),
+            "retention.messages: none, 1d, 7d, 30d or forever",
+        );
+        need(
+            (1_000..=3_600_000).contains(&self.retention.sweep_ms),
+            "retention.sweep_ms: between one second and one hour",
+        );
+        need(
+            (8..=3_650).contains(&self.retention.keys_days),
+            "retention.keys_days: between 8 and 3650; clients may retry for 7 days",
+        );
+        need(
             cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault: faults are for tests; this is a release build",
+            "fault.panic_on_msg_id: for tests; this is a release build",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),

@@ -9,6 +9,7 @@ use tidegate_protocol::{
     id::{ConversationId, NodeId, UserId},
     machine::ledger::{Device, Head, Key, Member, Row, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
+    settings::{Retention, Search, Unread, UserSettings},
 };
 
 use super::Trouble;
@@ -59,21 +60,31 @@ pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
     [&b"p"[..], &partition.to_be_bytes()].concat()
 }
 
+/// Up to which [`Rules::keys_from`] old keys of the partition are swept.
+pub(crate) fn swept_key(partition: u32) -> Vec<u8> {
+    [&b"k"[..], &partition.to_be_bytes()].concat()
+}
+
 pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
     [conversation.as_str().as_bytes(), b"\0", &seq.to_be_bytes()].concat()
 }
 
-/// What the keys of a user's stays in a conversation begin with; the seq of the join follows.
+/// What the keys of a user's stays in a conversation begin with; the seq of the leaving follows (several may begin at 1).
 pub(crate) fn stays_of(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
     ["s", conversation.as_str(), "\0", user.as_str(), "\0"].concat().into_bytes()
 }
 
 pub(crate) fn stay_key(conversation: &ConversationId, user: &UserId, it: &Stay) -> Vec<u8> {
-    [&stays_of(conversation, user)[..], &it.joined_seq.to_be_bytes()].concat()
+    [&stays_of(conversation, user)[..], &it.left_seq.to_be_bytes()].concat()
 }
 
 pub(crate) fn mark_key(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
     pair(Pair::Mark, user.as_str(), conversation.as_str())
+}
+
+/// What a user wishes, on all devices.
+pub(crate) fn wishes_key(user: &UserId) -> Vec<u8> {
+    [b"w", user.as_str().as_bytes()].concat()
 }
 
 pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8> {
@@ -184,12 +195,15 @@ pub(crate) fn head(value: &[u8]) -> Result<(Head, u64), Trouble> {
     Ok((Head { last_seq, messages, pruned_to, deleted_seq, settings }, members))
 }
 
+/// A bit beside the number of a role.
+const MUTED: u64 = 4;
+
 pub(crate) fn put_member(it: &Member) -> Vec<u8> {
     let role = match it.role {
         Role::Member => 1,
         Role::Admin => 2,
         Role::Owner => 3,
-    };
+    } | if it.muted { MUTED } else { 0 };
     let mut to = Vec::with_capacity(16);
     ints(&[role, it.joined_seq, it.left_seq, it.sent], &mut to);
     ints(&[it.joined_messages, it.left_messages, it.stays.into()], &mut to);
@@ -198,7 +212,8 @@ pub(crate) fn put_member(it: &Member) -> Vec<u8> {
 
 pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
     let mut from = Reader(Bytes::copy_from_slice(value));
-    let role = match from.int()? {
+    let role_and_muted = from.int()?;
+    let role = match role_and_muted & !MUTED {
         1 => Role::Member,
         2 => Role::Admin,
         3 => Role::Owner,
@@ -207,7 +222,8 @@ pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
     let (joined_seq, left_seq, sent) = (from.int()?, from.int()?, from.int()?);
     let (joined_messages, left_messages) = (from.int()?, from.int()?);
     let stays = u32::try_from(from.int()?).map_err(|_| damaged())?;
-    Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays })
+    let muted = role_and_muted & MUTED != 0;
+    Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted })
 }
 
 pub(crate) fn put_stay(it: &Stay) -> Vec<u8> {
@@ -252,6 +268,39 @@ pub(crate) fn level(value: &[u8]) -> Result<Level, Trouble> {
         hidden.push(Hidden { seq: last, counts: step & 1 == 1 });
     }
     Ok(Level { mark, cleared, hidden })
+}
+
+/// The place of a word among all, from 1; 0 = never said.
+fn place<T: PartialEq>(all: &[T], it: Option<T>) -> u64 {
+    it.and_then(|it| all.iter().position(|other| *other == it)).map_or(0, |at| at as u64 + 1)
+}
+
+fn at_place<T: Copy>(all: &[T], place: u64) -> Result<Option<T>, Trouble> {
+    match usize::try_from(place).map_err(|_| damaged())?.checked_sub(1) {
+        Some(at) => all.get(at).copied().map(Some).ok_or_else(damaged),
+        None => Ok(None),
+    }
+}
+
+pub(crate) fn put_wishes(it: &UserSettings) -> Vec<u8> {
+    let mut to = Vec::with_capacity(16);
+    ints(&[it.ack_timeout_ms.into(), it.ack_tries.into(), it.heartbeat_ms.into()], &mut to);
+    let words = (place(Unread::ALL, it.unread), place(Retention::ALL, it.retention));
+    ints(&[words.0, words.1, place(Search::ALL, it.search)], &mut to);
+    to
+}
+
+pub(crate) fn wishes(value: &[u8]) -> Result<UserSettings, Trouble> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let mut number = || u32::try_from(from.int()?).map_err(|_| damaged());
+    Ok(UserSettings {
+        ack_timeout_ms: number()?,
+        ack_tries: number()?,
+        heartbeat_ms: number()?,
+        unread: at_place(Unread::ALL, from.int()?)?,
+        retention: at_place(Retention::ALL, from.int()?)?,
+        search: at_place(Search::ALL, from.int()?)?,
+    })
 }
 
 pub(crate) fn put_device(it: &Device) -> Vec<u8> {

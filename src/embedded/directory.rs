@@ -66,6 +66,15 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Locks a directory in which there is a store already; makes none.
+    pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
+        match path.join(FORMAT_FILE).try_exists() {
+            Ok(true) => Self::enter(path),
+            Ok(false) => Err(OpenError::Missing(path.to_owned())),
+            Err(error) => Err(OpenError::Io { path: path.to_owned(), error }),
+        }
+    }
+
     /// Where the database is.
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
@@ -114,7 +123,7 @@ impl Directory {
             FORMAT => Ok(()),
             // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
             1 => self.write_marker().map_err(|error| OpenError::Io { path: self.path.clone(), error }),
-            _ => Err(OpenError::Foreign(self.path.clone())),
+            _ => Err(OpenError::Older { path: self.path.clone(), found }),
         }
     }
 

@@ -16,12 +16,14 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
     record::{Position, Rules},
+    settings::UserSettings,
 };
 
 use super::{
     Core, Database, Job, SPILL_AFTER, Standing, Trouble,
     archive::{self, Known},
     codec,
+    sweep::KeySweep,
 };
 use crate::{
     bus::TopicId,
@@ -46,6 +48,7 @@ pub(super) struct Writer {
     free: u64,
     /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
     stuck: bool,
+    keys: KeySweep,
 }
 
 fn full() -> StoreError {
@@ -68,6 +71,7 @@ impl Writer {
             looked_at_space,
             free: u64::MAX,
             stuck: false,
+            keys: KeySweep::default(),
         };
         writer.learn()?;
         writer.look_at_space();
@@ -78,6 +82,7 @@ impl Writer {
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
+        self.keys = KeySweep::default();
         let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..self.core.config.partitions {
@@ -100,6 +105,7 @@ impl Writer {
                 self.look_at_space();
             }
             self.spill(SPILL_AFTER);
+            self.sweep_keys();
         }
         self.spill(Duration::ZERO);
     }
@@ -116,11 +122,38 @@ impl Writer {
             Job::Marks { marks, reply } => {
                 reply.send(self.save_marks(&marks)).ok();
             }
+            Job::Wishes { user, now, reply } => {
+                reply.send(self.save_wishes(&user, now)).ok();
+            }
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
                 }
             }
+        }
+    }
+
+    /// Takes the next few keys away that the rules forget. What of it a crash undoes is swept again.
+    fn sweep_keys(&mut self) {
+        if self.usable().is_err() || !self.keys.is_due() {
+            return;
+        }
+        let forgets: Vec<_> =
+            self.standings.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
+        for (partition, keys_from) in forgets {
+            if !self.keys.has_work(partition, keys_from) {
+                continue;
+            }
+            let mut sweep = std::mem::take(&mut self.keys);
+            let mut step = None;
+            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
+                step = sweep.stage(database, partition, keys_from, batch)?;
+                Ok(())
+            });
+            if swept.is_ok() {
+                sweep.done(partition, step);
+            }
+            self.keys = sweep;
         }
     }
 
@@ -208,6 +241,20 @@ impl Writer {
             }
             Ok(())
         })
+    }
+
+    /// As marks go.
+    fn save_wishes(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.usable()?;
+        let mut wishes = now;
+        self.write(PersistMode::Buffer, |database, _, batch| {
+            let key = codec::wishes_key(user);
+            let before = database.state.get(&key).map_err(Trouble::from)?;
+            wishes = now.over(before.map(|value| codec::wishes(&value)).transpose()?.unwrap_or_default());
+            batch.insert(&database.state, key, codec::put_wishes(&wishes));
+            Ok(())
+        })?;
+        Ok(wishes)
     }
 
     /// Writes the records that wait for longer than `age`. False: something could not be written.

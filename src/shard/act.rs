@@ -96,7 +96,8 @@ impl Shard {
             return refused(self, conn, Code::DeviceMismatch, "");
         }
         let key = conn.key;
-        let work = login::login(Arc::clone(&self.context.ports), identity.user, device);
+        let wish = conn.session.wished();
+        let work = login::login(Arc::clone(&self.context.ports), identity.user, device, wish);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {
@@ -127,6 +128,7 @@ impl Shard {
                 return self.act(conn);
             }
         };
+        conn.session.wishes_are(done.wishes);
         self.hub.add_user(&done.route.user, conn.key.slot);
         if done.replaced {
             self.replace_others(&done);

@@ -11,7 +11,7 @@ use tidegate_protocol::{
 
 use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
-    chat::{clear, hide, history, receipt, sync},
+    chat::{clear, hide, history, reader::Reader, receipt, sync},
     inline,
     mail::{Found, Mail},
 };
@@ -39,43 +39,56 @@ type Work = Pin<Box<dyn Future<Output = Result<Found, (Code, &'static str)>> + S
 impl Shard {
     /// Asks the store; the answer comes at once or as mail.
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
-        let Some(user) = conn.who.as_ref().map(|who| who.route.user.clone()) else { return };
+        let Some(reader) = Self::reader(conn) else { return };
+        let user = reader.user.clone();
         let mut asking =
             Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
         let store = Arc::clone(&self.context.ports.store);
-        let work: Work = match query {
-            Query::Pull(pull) => {
-                Box::pin(
-                    async move { Ok(Found::Page(Box::new(history::pull(&*store, &user, &pull).await?))) },
-                )
-            }
-            Query::Positions(positions) => Box::pin(async move {
-                let positions = positions.into_iter().collect();
-                Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
-            }),
-            Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
-            Query::Recall { conversation, seq } => {
-                asking.appends = true;
-                let recaller = self.context.recaller.clone();
-                Box::pin(async move {
-                    let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
-                    Ok(Found::Accepted(Box::new(ack)))
-                })
-            }
-            Query::Sync(positions) => {
-                asking.positions = Arc::new(positions.into_iter().collect());
-                self.states(user, &asking)
-            }
-        };
+        let work: Work =
+            match query {
+                Query::Pull(pull) => Box::pin(async move {
+                    Ok(Found::Page(Box::new(history::pull(&*store, &reader, &pull).await?)))
+                }),
+                Query::Positions(positions) => Box::pin(async move {
+                    let positions = positions.into_iter().collect();
+                    Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
+                }),
+                Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
+                Query::Recall { conversation, seq } => {
+                    asking.appends = true;
+                    let recaller = self.context.recaller.clone();
+                    Box::pin(async move {
+                        let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
+                        Ok(Found::Accepted(Box::new(ack)))
+                    })
+                }
+                Query::Leave(conversation) => {
+                    asking.appends = true;
+                    let admin = self.context.recaller.admin.clone();
+                    Box::pin(async move {
+                        admin.leave(conversation, user, wall_ms()).await?;
+                        Ok(Found::Nothing)
+                    })
+                }
+                Query::Sync(positions) => {
+                    asking.positions = Arc::new(positions.into_iter().collect());
+                    self.states(reader, &asking)
+                }
+            };
         conn.asking = Some(Box::new(asking));
         self.start(conn, work);
     }
 
-    fn states(&self, user: UserId, asking: &Asking) -> Work {
+    fn reader(conn: &Conn) -> Option<Reader> {
+        let user = conn.who.as_ref()?.route.user.clone();
+        Some(Reader { user, viewing: conn.session.viewing(), now_ms: wall_ms() })
+    }
+
+    fn states(&self, reader: Reader, asking: &Asking) -> Work {
         let store = Arc::clone(&self.context.ports.store);
         let (positions, after) = (Arc::clone(&asking.positions), asking.next.clone());
         Box::pin(async move {
-            let found = sync::states(&*store, &user, &positions, after.as_ref()).await?;
+            let found = sync::states(&*store, &reader, &positions, after.as_ref()).await?;
             Ok(Found::States(found.states, found.next))
         })
     }
@@ -102,7 +115,11 @@ impl Shard {
                     let news = (!hidden.is_empty()).then(|| hide::hidden(&conversation, hidden));
                     (conversation, news)
                 }
-                Query::Pull(_) | Query::Sync(_) | Query::Positions(_) | Query::Recall { .. } => {
+                Query::Pull(_)
+                | Query::Sync(_)
+                | Query::Positions(_)
+                | Query::Recall { .. }
+                | Query::Leave(_) => {
                     return Ok(Found::Nothing);
                 }
             };
@@ -166,10 +183,9 @@ impl Shard {
             return;
         }
         let Some(mut asking) = conn.asking.take() else { return };
-        let user = conn.who.as_ref().map(|who| who.route.user.clone()).filter(|_| asking.next.is_some());
-        if let Some(user) = user {
+        if let Some(reader) = Self::reader(conn).filter(|_| asking.next.is_some()) {
             asking.told = false;
-            let work = self.states(user, &asking);
+            let work = self.states(reader, &asking);
             conn.asking = Some(asking);
             self.start(conn, work);
             return self.act(conn);

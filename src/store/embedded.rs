@@ -8,12 +8,13 @@ use async_trait::async_trait;
 use fjall::{Readable as _, Snapshot as View};
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Key, Loaded, Member, Need, RowHead},
+    machine::ledger::{Delta, Head, Loaded, Member, Need, RowHead},
     record::{Body, Hash16, Position},
+    settings::UserSettings,
 };
 
 use super::{
-    Direction, Fence, Membership, Page, PageQuery, Personal, Snapshot, Standing, Store, StoreError,
+    Direction, Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store, StoreError,
     StoredRow, Summary, TakenOver,
 };
 use crate::{
@@ -105,16 +106,42 @@ impl<'a> Reading<'a> {
         })
     }
 
-    fn recent_keys(&self, partition: u32, from: u64) -> Result<Vec<(Hash16, Key)>, Trouble> {
+    fn keys(
+        &self,
+        partition: u32,
+        from: u64,
+        after: Option<Hash16>,
+        limit: usize,
+    ) -> Result<Vec<Loaded>, Trouble> {
         let mut keys = Vec::new();
-        for entry in self.view.prefix(&self.database.keys, partition.to_be_bytes()) {
+        let first = embedded::key_key(partition, &after.unwrap_or_default());
+        let last = embedded::key_key(partition, &[u8::MAX; 16]);
+        for entry in self.view.range(&self.database.keys, first..=last) {
+            if keys.len() == limit {
+                break;
+            }
             let (hash, value) = entry.into_inner()?;
-            let key = embedded::key(&value)?;
-            if key.offset >= from {
-                keys.push((embedded::key_hash(&hash)?, key));
+            let (hash, key) = (embedded::key_hash(&hash)?, embedded::key(&value)?);
+            if key.offset >= from && after.is_none_or(|after| hash > after) {
+                keys.push(Loaded::Key(hash, Some(key)));
             }
         }
         Ok(keys)
+    }
+
+    fn heads(&self, after: Option<&ConversationId>, limit: usize) -> Result<Vec<Loaded>, Trouble> {
+        let mut heads = Vec::new();
+        let start = after.map_or_else(|| b"h".to_vec(), embedded::head_key);
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let (key, value) = entry.into_inner()?;
+            let Some(id) = key.strip_prefix(b"h") else { break };
+            if heads.len() == limit {
+                break;
+            }
+            let id = std::str::from_utf8(id).map_err(|_| embedded::damaged())?;
+            heads.push(Loaded::Head(embedded::conversation_id(id)?, Some(embedded::head(&value)?.0)));
+        }
+        Ok(heads)
     }
 
     fn memberships(
@@ -167,6 +194,11 @@ impl<'a> Reading<'a> {
         Ok(Some(Summary { head, members, standing }))
     }
 
+    fn wishes(&self, user: &UserId) -> Result<UserSettings, Trouble> {
+        let value = self.view.get(&self.database.state, embedded::wishes_key(user))?;
+        Ok(value.map(|value| embedded::wishes(&value)).transpose()?.unwrap_or_default())
+    }
+
     fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
         let rows = &self.database.rows;
         let key = |seq| embedded::row_key(id, seq);
@@ -209,10 +241,6 @@ fn row_head(stored: StoredRow) -> RowHead {
 
 #[async_trait]
 impl Store for EmbeddedStore {
-    fn durable(&self) -> bool {
-        true
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         self.0.take_over(partition, fence, topic).await
     }
@@ -238,17 +266,16 @@ impl Store for EmbeddedStore {
         self.0.read(load).await
     }
 
-    /// Looks at every key of the partition: for a warm start only, where the rules have a window.
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        let scan = scan.clone();
         let load = move |database: &Database| {
             let reading = Reading::new(database);
             let position = reading.owned(partition, fence)?;
-            Ok(Snapshot { position, rows: reading.recent_keys(partition, from)? })
+            let rows = match scan {
+                Scan::Keys { from, after, limit } => reading.keys(partition, from, after, limit)?,
+                Scan::Heads { after, limit } => reading.heads(after.as_ref(), limit)?,
+            };
+            Ok(Snapshot { position, rows })
         };
         self.0.read(load).await
     }
@@ -284,6 +311,14 @@ impl Store for EmbeddedStore {
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.0.save_marks(changes.to_vec()).await
+    }
+
+    /// Most logins wish nothing new: they only read.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let of = user.clone();
+        let before = self.0.read(move |it| Ok(Reading::new(it).wishes(&of)?)).await?;
+        let wishes = now.over(before);
+        if wishes == before { Ok(wishes) } else { self.0.save_wishes(user.clone(), now).await }
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

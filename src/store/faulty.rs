@@ -3,11 +3,13 @@
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Key, Loaded, Member, Need},
-    record::Hash16,
+    machine::ledger::{Delta, Loaded, Member, Need},
+    settings::UserSettings,
 };
 
-use super::{Fence, Membership, Page, PageQuery, Personal, Snapshot, Store, StoreError, Summary, TakenOver};
+use super::{
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+};
 use crate::{
     bus::TopicId,
     fault::{Breaks, Faulty},
@@ -24,10 +26,6 @@ impl Breaks for StoreError {
 
 #[async_trait]
 impl Store for Faulty<dyn Store> {
-    fn durable(&self) -> bool {
-        self.inner.durable()
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }
@@ -45,13 +43,8 @@ impl Store for Faulty<dyn Store> {
         self.call("load", self.inner.load(partition, fence, needs)).await
     }
 
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
-        self.call("recent_keys", self.inner.recent_keys(partition, fence, from)).await
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        self.call("scan", self.inner.scan(partition, fence, scan)).await
     }
 
     async fn memberships(
@@ -82,6 +75,10 @@ impl Store for Faulty<dyn Store> {
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.call("save_marks", self.inner.save_marks(changes)).await
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.call("wishes", self.inner.wishes(user, now)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

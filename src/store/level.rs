@@ -16,7 +16,7 @@ pub struct Mark {
 pub struct Hidden {
     /// Which.
     pub seq: u64,
-    /// Whether it would count as unread above the marks: a message of another.
+    /// Whether it would count as unread above the marks: a message of another, said while the user was in.
     pub counts: bool,
 }
 

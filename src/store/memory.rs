@@ -12,11 +12,12 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead, Stay},
     record::{Body, Hash16, Position, Rules},
+    settings::UserSettings,
 };
 
 use super::{
-    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Snapshot, Standing, Store, StoreError,
-    StoredRow, Summary, TakenOver,
+    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store,
+    StoreError, StoredRow, Summary, TakenOver,
 };
 use crate::bus::TopicId;
 
@@ -32,6 +33,7 @@ struct State {
     conversations: HashMap<ConversationId, Conversation>,
     /// Where each user is or was: the same as in `conversations`.
     of_user: HashMap<UserId, BTreeSet<ConversationId>>,
+    wishes: HashMap<UserId, UserSettings>,
 }
 
 struct Partition {
@@ -181,10 +183,6 @@ fn content_bytes(stored: &StoredRow) -> usize {
 
 #[async_trait]
 impl Store for MemoryStore {
-    fn durable(&self) -> bool {
-        false
-    }
-
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         let mut state = self.lock();
         let new = || Partition {
@@ -240,16 +238,29 @@ impl Store for MemoryStore {
         Ok(Snapshot { position: kept.position, rows })
     }
 
-    async fn recent_keys(
-        &self,
-        partition: u32,
-        fence: Fence,
-        from: u64,
-    ) -> Result<Snapshot<(Hash16, Key)>, StoreError> {
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
         let state = self.lock();
         let kept = state.owned(partition, fence)?;
-        let recent = kept.keys.iter().filter(|(_, key)| key.offset >= from);
-        Ok(Snapshot { position: kept.position, rows: recent.map(|(hash, key)| (*hash, *key)).collect() })
+        let rows = match scan {
+            Scan::Keys { from, after, limit } => {
+                let here = |(hash, key): &(&Hash16, &Key)| {
+                    key.offset >= *from && after.as_ref().is_none_or(|after| *hash > after)
+                };
+                let mut keys: Vec<_> = kept.keys.iter().filter(here).collect();
+                keys.sort_unstable_by_key(|(hash, _)| **hash);
+                let keys = keys.into_iter().take(*limit);
+                keys.map(|(hash, key)| Loaded::Key(*hash, Some(*key))).collect()
+            }
+            Scan::Heads { after, limit } => {
+                let here = |id: &&ConversationId| after.as_ref().is_none_or(|after| *id > after);
+                let mut ids: Vec<_> = state.conversations.keys().filter(here).collect();
+                ids.sort_unstable();
+                let heads =
+                    ids.into_iter().filter_map(|id| Some((id, state.conversations[id].head.clone()?)));
+                heads.take(*limit).map(|(id, head)| Loaded::Head(id.clone(), Some(head))).collect()
+            }
+        };
+        Ok(Snapshot { position: kept.position, rows })
     }
 
     async fn memberships(
@@ -303,6 +314,16 @@ impl Store for MemoryStore {
             state.conversation(conversation).levels.entry(user.clone()).or_default().apply(change);
         }
         Ok(())
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let mut state = self.lock();
+        let before = state.wishes.get(user).copied().unwrap_or_default();
+        let wishes = now.over(before);
+        if wishes != before {
+            state.wishes.insert(user.clone(), wishes);
+        }
+        Ok(wishes)
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -1,5 +1,7 @@
 //! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
 
+mod offline;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},

@@ -40,6 +40,7 @@ mod embedded;
 mod link;
 mod numbers;
 mod paging;
+mod reader;
 mod redis;
 mod redis_faults;
 mod routes;

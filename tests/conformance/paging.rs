@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use prost::Message;
 use tidegate::{
-    chat::{history, sync},
+    chat::{history, reader::Reader, sync},
     store::{EmbeddedStore, MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -54,7 +54,7 @@ impl World {
 
     async fn pull(&self, which: Which, limit: usize) -> Result<pb::Page, Code> {
         let pull = Pull { conversation: group("g"), which, limit };
-        history::pull(&*self.store, &user("bob"), &pull).await.map_err(|(code, _)| code)
+        history::pull(&*self.store, &Reader::new(user("bob")), &pull).await.map_err(|(code, _)| code)
     }
 
     /// Everything from `time` on, page by page, while somebody talks between the pages.
@@ -146,7 +146,8 @@ fn a_sync_is_told_in_parts_that_are_bounded_however_much_there_is() {
         let (mut after, mut told, mut parts) = (None, 0, 0);
         loop {
             let nothing = sync::Positions::default();
-            let part = sync::states(&*store, &user("ann"), &nothing, after.as_ref()).await.unwrap();
+            let part =
+                sync::states(&*store, &Reader::new(user("ann")), &nothing, after.as_ref()).await.unwrap();
             let bytes: usize = part.states.iter().map(Message::encoded_len).sum();
             assert!(bytes <= 40 * 1024 && part.states.len() <= 128, "{bytes} bytes");
             (told, parts) = (told + part.states.len(), parts + 1);

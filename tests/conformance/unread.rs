@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{clear, hide, history, receipt, sync},
+    chat::{clear, hide, history, reader::Reader, receipt, sync},
     store::{EmbeddedStore, MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -38,6 +38,8 @@ enum Op {
     Hide(usize, Vec<u64>),
     Recall(u64),
     Prune(u64),
+    /// Whether who joins from now on sees everything.
+    History(bool),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -50,14 +52,16 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (0..3usize, prop::collection::vec(0..110u64, 1..4)).prop_map(|(who, places)| Op::Hide(who, places)),
         1 => (0..11u64).prop_map(Op::Recall),
         1 => (0..6u64).prop_map(Op::Prune),
+        1 => any::<bool>().prop_map(Op::History),
     ]
 }
 
 /// What one would write down by hand.
 #[derive(Default)]
 struct Naive {
-    /// Who said it, for a message; and who saw it.
-    rows: Vec<(Option<usize>, [bool; 3])>,
+    /// Who said it, for a message; who was in then; and who may see it.
+    rows: Vec<(Option<usize>, [bool; 3], [bool; 3])>,
+    all: bool,
     is_in: [bool; 3],
     ever: [bool; 3],
     read: [u64; 3],
@@ -70,23 +74,24 @@ impl Naive {
     fn row(&mut self, sender: Option<usize>, also: &[usize]) {
         let mut saw = self.is_in;
         also.iter().for_each(|who| saw[*who] = true);
-        self.rows.push((sender, saw));
+        self.rows.push((sender, saw, saw));
     }
 
     fn max(&self, who: usize) -> u64 {
-        self.rows.iter().rposition(|(_, saw)| saw[who]).map_or(0, |at| at as u64 + 1)
+        self.rows.iter().rposition(|(_, _, sees)| sees[who]).map_or(0, |at| at as u64 + 1)
     }
 
     fn unread(&self, who: usize) -> u64 {
         let above = (1..).zip(&self.rows).skip(self.read[who].max(self.cleared[who]) as usize);
         let shown = above.filter(|(seq, _)| !self.hidden[who].contains(seq));
-        shown.filter(|(_, (sender, saw))| saw[who] && sender.is_some_and(|it| it != who)).count() as u64
+        let news = shown.filter(|(_, (_, was_in, _))| was_in[who]);
+        news.filter(|(_, (sender, ..))| sender.is_some_and(|it| it != who)).count() as u64
     }
 
-    /// What the user saw and neither retention nor a clear took.
+    /// What the user may see and neither retention nor a clear took.
     fn kept(&self, who: usize) -> impl Iterator<Item = u64> {
         let gone = self.pruned_to.max(self.cleared[who]);
-        (1..=self.rows.len() as u64).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].1[who])
+        (1..=self.rows.len() as u64).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].2[who])
     }
 
     fn pullable(&self, who: usize) -> Vec<u64> {
@@ -128,6 +133,9 @@ impl World {
             }
             Op::Join(who) => {
                 assert!(self.record(change("g", MemberAction::Join, &[USERS[who]], &request)).await);
+                if self.naive.all && !self.naive.is_in[who] {
+                    self.naive.rows.iter_mut().for_each(|(_, _, sees)| sees[who] = true);
+                }
                 self.naive.is_in[who] = true;
                 self.naive.ever[who] = true;
                 self.naive.row(None, &[]);
@@ -159,6 +167,16 @@ impl World {
                 if self.record(Body::Recall(Recall { conversation: g, seq, by: None })).await {
                     self.naive.row(None, &[]);
                 }
+            }
+            Op::History(all) => {
+                let word = if all { "all" } else { "join" };
+                let Body::Member(mut set) = change("g", MemberAction::Settings, &[], &request) else {
+                    unreachable!()
+                };
+                set.settings.insert("history".into(), word.into());
+                assert!(self.record(Body::Member(set)).await);
+                self.naive.all = all;
+                self.naive.row(None, &[]);
             }
             Op::Prune(tenths) => {
                 let up_to = last * tenths / 10;
@@ -194,7 +212,7 @@ impl World {
     async fn check_states(&self) {
         for (who, name) in USERS.iter().enumerate() {
             let nothing = sync::Positions::default();
-            let found = sync::states(&*self.store, &user(name), &nothing, None).await.unwrap();
+            let found = sync::states(&*self.store, &Reader::new(user(name)), &nothing, None).await.unwrap();
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
             let told = (state.max_seq, state.read_seq, state.unread);
@@ -213,7 +231,7 @@ impl World {
         loop {
             let which = if forward { Which::After(cursor) } else { Which::Before(cursor) };
             let pull = Pull { conversation: group("g"), which, limit };
-            let page = match history::pull(&*self.store, &user(USERS[who]), &pull).await {
+            let page = match history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await {
                 Ok(page) => page,
                 Err((Code::NotYet | Code::NotAMember, _)) => break,
                 Err(other) => panic!("{other:?}"),
@@ -235,7 +253,7 @@ impl World {
     /// Without a hole from the first seq that the page names to the last, and what can be pulled of it.
     async fn check_around(&self, who: usize, seq: u64, truth: &[u64]) {
         let pull = Pull { conversation: group("g"), which: Which::Around(seq), limit: 3 };
-        let page = history::pull(&*self.store, &user(USERS[who]), &pull).await.unwrap();
+        let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await.unwrap();
         let mut named = named(&page);
         named.sort_unstable();
         let (first, last) = (named[0], named[named.len() - 1]);
@@ -266,7 +284,9 @@ impl World {
                 self.check_around(who, seq, &truth).await;
             }
             let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
-            let page = history::pull(&*self.store, &user(USERS[who]), &pull(all.collect())).await.unwrap();
+            let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull(all.collect()))
+                .await
+                .unwrap();
             let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
             seen.extend(&page.recalled);
             seen.sort_unstable();

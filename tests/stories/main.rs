@@ -7,9 +7,11 @@ mod drain;
 mod groups;
 mod leaving;
 mod login;
+mod membership;
 mod personal;
 mod recall;
 mod rooms;
+mod settings;
 mod signals;
 #[path = "../support/mod.rs"]
 mod support;

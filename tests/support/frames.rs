@@ -101,7 +101,11 @@ pub mod ask {
     }
 
     pub fn leave(room: &str) -> Asked {
-        Asked::Leave(pb::Leave { room: room.into() })
+        Asked::Leave(pb::Leave { room: room.into(), ..Default::default() })
+    }
+
+    pub fn leave_group(conversation: &str) -> Asked {
+        Asked::Leave(pb::Leave { conversation: conversation.into(), ..Default::default() })
     }
 
     pub fn bye() -> Asked {

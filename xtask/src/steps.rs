@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::{autobahn, counts, shell::Shell, third_party, tools};
+use crate::{autobahn, chaos, counts, shell::Shell, third_party, tools};
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
@@ -22,6 +22,7 @@ const STEPS: &[(&str, &str, Run)] = &[
     }),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
+    ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
     ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 

@@ -65,6 +65,7 @@ use crate::{
     id::{MsgId, RoomId},
     machine::{chain::ChainAlarm, window::WindowLimits},
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    settings::Viewing,
 };
 use std::{borrow::Cow, time::Duration};
 
@@ -191,6 +192,11 @@ impl Session {
         WindowLimits { ack_timeout, tries: self.wishes.ack_tries, ..limits.window }
     }
 
+    /// How the user looks at conversations, for the driver's queries.
+    pub fn viewing(&self) -> Viewing {
+        self.wishes.viewing
+    }
+
     /// Whether the driver may decode and read on. See the module for what ends a stop.
     pub fn wants_read(&self, limits: &Limits) -> bool {
         match self.state {
@@ -217,7 +223,7 @@ impl Session {
         self.handle_heard(now);
         let id = frame.id;
         match (&self.state, frame.body) {
-            (State::Greeting { .. }, Some(Asked::Hello(hello))) => self.greet(id, hello, limits, now, out),
+            (State::Greeting { .. }, Some(Asked::Hello(hello))) => self.greet(id, hello, now, out),
             (State::Greeting { .. } | State::LoggingIn { .. }, _) | (State::Live, Some(Asked::Hello(_))) => {
                 self.close(Code::BadState, "", out);
             }

@@ -152,13 +152,13 @@ fn member(it: pb::MemberRecord) -> Result<MemberChange, RecordError> {
 }
 
 fn check_users(action: MemberAction, role: Option<Role>, users: &[UserId]) -> Result<(), RecordError> {
-    use MemberAction::{Join, Kick, Leave, Role};
+    use MemberAction::{Join, Kick, Leave, Mute, Role, Unmute};
     let mut sorted: Vec<&UserId> = users.iter().collect();
     sorted.sort_unstable();
     if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(RecordError::Twice(pair[0].clone()));
     }
-    if users.is_empty() && matches!(action, Join | Leave | Kick | Role) {
+    if users.is_empty() && matches!(action, Join | Leave | Kick | Role | Mute | Unmute) {
         return Err(RecordError::Missing("users"));
     }
     if role.is_none() && action == Role {
@@ -176,6 +176,8 @@ fn action(number: i32) -> Result<MemberAction, RecordError> {
         Ok(pb::MemberAction::Role) => Ok(MemberAction::Role),
         Ok(pb::MemberAction::Settings) => Ok(MemberAction::Settings),
         Ok(pb::MemberAction::Delete) => Ok(MemberAction::Delete),
+        Ok(pb::MemberAction::Mute) => Ok(MemberAction::Mute),
+        Ok(pb::MemberAction::Unmute) => Ok(MemberAction::Unmute),
         _ => Err(RecordError::Range { field: "action", got: u64::from(number.unsigned_abs()) }),
     }
 }

@@ -144,7 +144,13 @@ impl Model {
         }
         match self.heads.get(&it.conversation) {
             Some(head) if head.deleted_seq == 0 => {
-                self.role_of(&it.conversation, &it.sender).map(|_| ()).ok_or(Code::NotAMember)
+                let role = self.role_of(&it.conversation, &it.sender).ok_or(Code::NotAMember)?;
+                let admins = head.settings.get("post").is_some_and(|value| value == "admins");
+                match self.members[&(it.conversation.clone(), it.sender.clone())].muted {
+                    true => Err(Code::Muted),
+                    false if admins && role == Role::Member => Err(Code::Forbidden),
+                    false => Ok(()),
+                }
             }
             _ => Err(Code::NotFound),
         }
@@ -191,7 +197,9 @@ impl Model {
             MemberAction::Join => {
                 rows.retain(|(_, row)| !row.is_some_and(|row| row.is_in()));
                 for (user, row) in rows {
-                    let new = Member { joined_messages: head.messages, ..member(gives, seq) };
+                    let all = head.settings.get("history").is_some_and(|value| value == "all");
+                    let first = if all { 1 } else { seq };
+                    let new = Member { joined_messages: head.messages, ..member(gives, first) };
                     let back = |row: Member| Member { sent: row.sent, stays: row.stays + 1, ..new };
                     let row = row.map_or(new, back);
                     self.members.insert((id.clone(), user), row);
@@ -210,8 +218,15 @@ impl Model {
                     self.members.insert((id.clone(), user), Member { role: gives, ..row });
                 }
             }
+            MemberAction::Mute | MemberAction::Unmute => {
+                for (user, row) in present {
+                    let muted = it.action == MemberAction::Mute;
+                    self.members.insert((id.clone(), user), Member { muted, ..row });
+                }
+            }
             MemberAction::Delete => head.deleted_seq = seq,
             MemberAction::Settings => {
+                known_values(&it.settings)?;
                 let mut settings = (*head.settings).clone();
                 settings.extend(it.settings.clone());
                 settings.retain(|_, value| !value.is_empty());
@@ -228,6 +243,7 @@ impl Model {
         if self.heads.contains_key(id) {
             return Err(Code::AlreadyExists);
         }
+        known_values(&it.settings)?;
         let role = if it.by.is_some() { None } else { it.role }.unwrap_or(Role::Member);
         let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
         new.extend(it.by.clone().map(|by| (by, Role::Owner)));
@@ -251,7 +267,10 @@ impl Model {
             return Err(Code::Forbidden);
         }
         let gives = it.role.unwrap_or(Role::Member) as u8;
-        let others = |(user, row): &(UserId, Member)| it.by.as_ref() != Some(user) && row.role as u8 >= power;
+        let mine = |user: &UserId| it.by.as_ref() == Some(user);
+        let others = |(user, row): &(UserId, Member)| {
+            !mine(user) && power < Role::Owner as u8 && row.role as u8 >= power
+        };
         match it.action {
             MemberAction::Join if gives > power => Err(Code::Forbidden),
             MemberAction::Leave
@@ -259,10 +278,23 @@ impl Model {
             {
                 Err(Code::Forbidden)
             }
-            MemberAction::Leave | MemberAction::Kick | MemberAction::Role if present.is_empty() => {
+            MemberAction::Kick | MemberAction::Role | MemberAction::Mute | MemberAction::Unmute
+                if present.iter().any(others) =>
+            {
+                Err(Code::Forbidden)
+            }
+            MemberAction::Leave
+            | MemberAction::Kick
+            | MemberAction::Role
+            | MemberAction::Mute
+            | MemberAction::Unmute
+                if present.is_empty() =>
+            {
                 Err(Code::NotAMember)
             }
-            MemberAction::Kick | MemberAction::Role if present.iter().any(others) => Err(Code::Forbidden),
+            MemberAction::Unmute if present.iter().any(|(user, row)| mine(user) && row.muted) => {
+                Err(Code::Forbidden)
+            }
             MemberAction::Role if gives > power => Err(Code::Forbidden),
             MemberAction::Delete if power < Role::Owner as u8 => Err(Code::Forbidden),
             _ => Ok(()),
@@ -299,5 +331,23 @@ impl Model {
 
 /// Who comes into a conversation that has no messages.
 fn member(role: Role, joined_seq: u64) -> Member {
-    Member { role, joined_seq, left_seq: 0, sent: 0, joined_messages: 0, left_messages: 0, stays: 0 }
+    Member {
+        role,
+        joined_seq,
+        left_seq: 0,
+        sent: 0,
+        joined_messages: 0,
+        left_messages: 0,
+        stays: 0,
+        muted: false,
+    }
+}
+
+fn known_values(change: &BTreeMap<String, String>) -> Result<(), Code> {
+    let known = |name: &str, value: &str| match name {
+        "history" => ["", "join", "all"].contains(&value),
+        "post" => ["", "all", "admins"].contains(&value),
+        _ => true,
+    };
+    if change.iter().all(|(name, value)| known(name, value)) { Ok(()) } else { Err(Code::BadSetting) }
 }

@@ -61,7 +61,7 @@ fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
         9..11 => MemberAction::Leave,
         11..16 => MemberAction::Kick,
         16..18 => MemberAction::Role,
-        18 => MemberAction::Settings,
+        18 => *rng.pick(&[MemberAction::Mute, MemberAction::Unmute]),
         _ if rng.percent(10) => MemberAction::Delete,
         _ => MemberAction::Settings,
     };
@@ -72,14 +72,23 @@ fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
     }
     let roles = [None, Some(Role::Member), Some(Role::Admin), Some(Role::Owner)];
     let role = if action == MemberAction::Role { *rng.pick(&roles[1..]) } else { *rng.pick(&roles) };
-    let value = ["", "x", "y"][rng.below(3)];
+    let setting = [
+        ("name", ""),
+        ("name", "x"),
+        ("history", "all"),
+        ("history", "join"),
+        ("history", "some"),
+        ("post", "admins"),
+        ("post", ""),
+    ];
+    let (setting, value) = *rng.pick(&setting);
     MemberChange {
         conversation: group(rng),
         action,
         users,
         role,
         by,
-        settings: BTreeMap::from([("name".to_owned(), value.to_owned())]),
+        settings: BTreeMap::from([(setting.to_owned(), value.to_owned())]),
         request_id: MsgId::new(&format!("q{}", rng.below(1_000_000))).unwrap(),
     }
 }

@@ -42,9 +42,17 @@ fn positions() -> impl Strategy<Value = Vec<pb::Position>> {
 }
 
 fn settings() -> impl Strategy<Value = pb::Settings> {
-    (any::<bool>(), small(), small(), small()).prop_map(|(chain, ack_timeout_ms, ack_tries, heartbeat_ms)| {
-        pb::Settings { chain, ack_timeout_ms, ack_tries, heartbeat_ms }
-    })
+    (any::<bool>(), small(), small(), small(), text(), text(), text()).prop_map(
+        |(chain, ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search)| pb::Settings {
+            chain,
+            ack_timeout_ms,
+            ack_tries,
+            heartbeat_ms,
+            unread,
+            retention,
+            search,
+        },
+    )
 }
 
 fn hello() -> impl Strategy<Value = pb::Hello> {
@@ -115,7 +123,7 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         positions().prop_map(|positions| Body::Sync(pb::Sync { positions })),
         pull().prop_map(Body::Pull),
         text().prop_map(|room| Body::Join(pb::Join { room })),
-        text().prop_map(|room| Body::Leave(pb::Leave { room })),
+        (text(), text()).prop_map(|(room, conversation)| Body::Leave(pb::Leave { room, conversation })),
         pong().prop_map(Body::Pong),
         (text(), number()).prop_map(|(conversation, seq)| Body::Recall(pb::Recall { conversation, seq })),
         (text(), number()).prop_map(|(conversation, seq)| Body::Clear(pb::Clear { conversation, seq })),
@@ -129,7 +137,8 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
 }
 
 fn event() -> impl Strategy<Value = pb::MemberEvent> {
-    (kind(), vec(text(), 0..3)).prop_map(|(change, users)| pb::MemberEvent { change, users })
+    (kind(), vec(text(), 0..3), text(), btree_map(text(), text(), 0..3))
+        .prop_map(|(change, users, role, settings)| pb::MemberEvent { change, users, role, settings })
 }
 
 /// Any push.
@@ -195,17 +204,11 @@ fn limits() -> impl Strategy<Value = pb::Limits> {
 }
 
 fn welcome() -> impl Strategy<Value = pb::Welcome> {
-    (text(), text(), small(), option::of(limits()), number(), text(), option::of(any::<bool>())).prop_map(
-        |(session, node, heartbeat_ms, limits, server_time, next_id, resumed)| pb::Welcome {
-            session,
-            node,
-            heartbeat_ms,
-            limits,
-            server_time,
-            next_id,
-            resumed,
-        },
-    )
+    let names = (text(), text(), text());
+    (names, small(), option::of(limits()), number(), option::of(any::<bool>()), option::of(settings()))
+        .prop_map(|((session, node, next_id), heartbeat_ms, limits, server_time, resumed, settings)| {
+            pb::Welcome { session, node, heartbeat_ms, limits, server_time, next_id, resumed, settings }
+        })
 }
 
 fn notice() -> impl Strategy<Value = pb::Notice> {

@@ -90,6 +90,8 @@ impl Launcher {
     pub(super) fn tidegate(&self, label: &str, shards: usize) -> Result<Server> {
         let data = self.directory.join(label);
         fs::create_dir_all(&data)?;
+        // One of an earlier run would be taken for this one's.
+        fs::remove_file(data.join("node.json")).ok();
         let log = self.directory.join(format!("{label}.log"));
         // `bench hold` becomes the node, which ends with us however we end.
         let mut command = Command::new(std::env::current_exe()?);
@@ -157,6 +159,13 @@ impl Server {
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends it as a power cut would: without a word.
+    pub(super) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
     }
 
     /// Whether it still runs.

@@ -1,5 +1,6 @@
 //! The load generator: a process of its own, told what to do over its standard input.
 
+mod chat;
 mod echo;
 mod establish;
 mod fanout;
@@ -7,6 +8,7 @@ mod idle;
 mod mesh;
 mod publisher;
 mod room;
+mod sync;
 mod tap;
 
 use super::{
@@ -31,6 +33,7 @@ struct Driver {
     mesh: Mesh,
     users: usize,
     publisher: Option<Publisher>,
+    talk: chat::Talk,
 }
 
 /// Reads the setup, then orders, a line each; answers each with a line; ends when its input does.
@@ -38,7 +41,7 @@ pub(super) fn run() -> Result<()> {
     let mut lines = stdin().lock().lines();
     let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
     let mesh = Mesh::new(&setup)?;
-    let mut driver = Driver { setup, mesh, users: 0, publisher: None };
+    let mut driver = Driver { setup, mesh, users: 0, publisher: None, talk: chat::Talk::default() };
     for line in lines {
         let order: Order = serde_json::from_str(&line?)?;
         let answer: Answer = driver.carry_out(&order).map_err(|error| format!("{error:#}"));
@@ -61,6 +64,8 @@ impl Driver {
             }
             Order::Echo { ms } => self.echo(*ms),
             Order::Idle { heartbeat_ms, ms } => self.idle(*heartbeat_ms, *ms),
+            Order::Chat(chat) => self.chat(chat),
+            Order::Sync { user } => self.sync(*user),
             Order::Logins { count, parallel } => self.logins(*count, *parallel),
             Order::Hangup => {
                 self.mesh.hang_up();

@@ -2,6 +2,7 @@
 
 use super::wire::Transport;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Whom the load generator talks to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -12,6 +13,8 @@ pub(super) enum Peer {
     Reply { bytes: usize },
     /// The raw echo loop, which answers each request with so many bytes.
     Echo { bytes: usize },
+    /// The raw log, which answers each message with its number.
+    Log,
     /// Tidegate; `key` is its HS256 key in hex.
     Tidegate { key: String },
 }
@@ -45,10 +48,46 @@ pub(super) enum Order {
     Echo { ms: u64 },
     /// Beat as a quiet client does.
     Idle { heartbeat_ms: u64, ms: u64 },
+    /// Send one-to-one messages.
+    Chat(Chat),
+    /// Log in as `u`user on a connection of its own, and ask where all conversations stand.
+    Sync { user: usize },
     /// Log in and leave, `count` times, `parallel` at a time.
     Logins { count: usize, parallel: usize },
     /// Close everything.
     Hangup,
+}
+
+/// One-to-one messages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Chat {
+    /// Connections that send, of those that are connected.
+    pub(super) senders: Range<usize>,
+    pub(super) to: To,
+    /// Unanswered messages of a connection.
+    pub(super) in_flight: usize,
+    /// Messages a second of all connections together; none = whenever an answer makes room.
+    pub(super) rate: Option<f64>,
+    /// When it ends.
+    pub(super) until: Until,
+}
+
+/// Whom the messages are for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum To {
+    /// So many people for each connection, in turns, who are never there.
+    Absent(usize),
+    /// The neighbour: 0 and 1 talk to each other, 2 and 3, and so on.
+    Partner,
+}
+
+/// When sending ends; answers are always waited for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Until {
+    /// Measured for a time, after a start that does not count.
+    Time { warm_ms: u64, measure_ms: u64 },
+    /// So many messages, all of which count.
+    Messages(u64),
 }
 
 /// What was seen while an order was carried out. Fields that an order does not measure are zero.
@@ -66,6 +105,10 @@ pub(super) struct Outcome {
     pub(super) p50_us: u64,
     pub(super) p99_us: u64,
     pub(super) max_us: u64,
+    /// Send to push; the above is send to ack then.
+    pub(super) push_p50_us: u64,
+    pub(super) push_p99_us: u64,
+    pub(super) push_max_us: u64,
     /// Messages published, and of these refused by the server.
     pub(super) offered: u64,
     pub(super) refused: u64,

@@ -1,5 +1,9 @@
 //! Raw baselines: single-threaded epoll servers that do nothing but the system calls a scenario needs.
 
+mod log;
+
+pub(super) use log::log;
+
 use super::poller::{Poller, send_all};
 use anyhow::{Context, Result, bail};
 use rustix::{

@@ -1,10 +1,13 @@
 //! The scenarios: which servers, which rounds, which figures.
 
+mod chat;
 mod echo;
 mod fanout;
 mod idle;
 mod login;
 mod room;
+mod rows;
+mod store;
 
 use super::{
     Args, Scenario,
@@ -41,10 +44,17 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             login::run(launcher, args, [*conns, *count, *parallel], out).context("login")
         }
         Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
+        Scenario::Chat { conns, in_flight, seconds } => {
+            chat::run(launcher, args, [*conns, *in_flight], *seconds, out).context("chat")
+        }
+        Scenario::Store { messages, conversations } => {
+            store::run(launcher, args, *messages, conversations, out).context("store")
+        }
         Scenario::All => all(launcher, args, out),
         Scenario::Client
         | Scenario::RawFanout
         | Scenario::RawEcho { .. }
+        | Scenario::RawLog { .. }
         | Scenario::Hold { .. }
         | Scenario::RawAccept { .. } => bail!("not a scenario"),
     }
@@ -58,14 +68,17 @@ fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
         Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0 },
         Scenario::Login { conns: 15_000, count: 5_000, parallel: 64 },
         Scenario::Shards { members: 10_000 },
+        Scenario::Chat { conns: 64, in_flight: 64, seconds: 1.0 },
+        Scenario::Store { messages: 1_000_000, conversations: vec![2_000, 10_000] },
     ];
     scenarios.iter().try_for_each(|scenario| one(launcher, args, scenario, out))
 }
 
 /// A server and the load generator that talks to it.
 struct Side {
-    server: Server,
+    // Goes first, because a server that is asked to end lets its clients leave at its pace.
     client: Client,
+    server: Server,
 }
 
 impl Side {

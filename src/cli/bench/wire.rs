@@ -34,6 +34,8 @@ pub(super) mod kind {
     pub(in crate::cli::bench) const SHED: u32 = 9;
     pub(in crate::cli::bench) const GO_AWAY: u32 = 11;
     pub(in crate::cli::bench) const CLOSE: u32 = 12;
+    pub(in crate::cli::bench) const CONVERSATION_STATE: u32 = 14;
+    pub(in crate::cli::bench) const SYNC_END: u32 = 15;
     pub(in crate::cli::bench) const PING: u32 = 18;
 }
 
@@ -93,6 +95,26 @@ pub(super) fn send(id: u64, conversation: &str, msg_id: &str, data: &[u8]) -> Ve
     put_bytes(&mut body, 3, msg_id.as_bytes());
     put_bytes(&mut body, 6, &content(data));
     request(id, 3, &body)
+}
+
+/// `Ack{conversation, seq}`.
+pub(super) fn ack(conversation: &str, seq: u64) -> Vec<u8> {
+    let mut body = Vec::with_capacity(conversation.len() + 16);
+    put_bytes(&mut body, 1, conversation.as_bytes());
+    put_number(&mut body, 2, seq);
+    request(0, 4, &body)
+}
+
+/// `Sync{}`.
+pub(super) fn sync(id: u64) -> Vec<u8> {
+    request(id, 7, &[])
+}
+
+/// `ServerFrame{send_ack}` with nothing but its seq.
+pub(super) fn send_ack(id: u64, seq: u64) -> Vec<u8> {
+    let mut body = Vec::with_capacity(16);
+    put_number(&mut body, 3, seq);
+    request(id, kind::SEND_ACK, &body)
 }
 
 /// `Join{room}`.

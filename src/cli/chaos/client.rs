@@ -39,9 +39,17 @@ const TICK: Duration = Duration::from_millis(20);
 /// Waits before a retry of what was refused for the moment.
 const RETRY_TICKS: u64 = 10;
 
+/// Of a hundred new messages, how many go to the room.
+const TO_ROOM: u32 = 10;
+
+/// Of a hundred thousand ticks, in how many a client leaves its room.
+const LEAVES: u32 = 30;
+
 /// A message without its answer.
 struct Unanswered {
-    number: u64,
+    cid: String,
+    /// Its place in the chain, if it is chained.
+    number: Option<u64>,
     place: String,
     attempt: u32,
     /// The request on this connection, and the tick when it may go; none = it waits for an answer.
@@ -53,7 +61,9 @@ struct Client {
     world: Arc<World>,
     index: usize,
     rng: StdRng,
+    /// The number of the next message, and of the next one outside the chain.
     next: u64,
+    next_loose: u64,
     unanswered: VecDeque<Unanswered>,
 }
 
@@ -65,12 +75,14 @@ struct Session {
     requests: u64,
     acks: BTreeMap<String, u64>,
     heard: u64,
+    /// Whether it is in its room.
+    inside: bool,
 }
 
 /// Never ends by itself.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
-    let mut client =
-        Client { world, index, rng: StdRng::seed_from_u64(seed), next: 0, unanswered: VecDeque::new() };
+    let rng = StdRng::seed_from_u64(seed);
+    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered: VecDeque::new() };
     loop {
         if let Err(error) = client.live().await {
             tracing::debug!(index, %error, "a connection ended");
@@ -104,7 +116,7 @@ impl Client {
         self.say(Event::Close { session: number, code });
         for message in &self.unanswered {
             if message.due.is_none() {
-                self.say(Event::SendInfo { cid: &self.id(message.number) });
+                self.say(Event::SendInfo { cid: &message.cid });
             }
         }
         // Whatever was on its way may be stored or not: all of it goes again, in order.
@@ -120,7 +132,7 @@ impl Client {
         let me = self.me();
         let mut link = Link::connect(self.world.address, me.wire).await?;
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
-        let first = self.unanswered.front().map_or(self.next, |message| message.number);
+        let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
         let device = me.device.clone();
         let hello = pb::Hello { version: 1, token, device, next_id, ..Default::default() };
@@ -131,7 +143,9 @@ impl Client {
         }
         let number = self.world.next_session();
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
-        Ok(Session { number, link, ticks: 0, requests: 1, acks: BTreeMap::new(), heard: 0 })
+        let room = self.me().room.clone();
+        link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        Ok(Session { number, link, ticks: 0, requests: 2, acks: BTreeMap::new(), heard: 0, inside: true })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -151,7 +165,8 @@ impl Client {
                 _ = tick.tick() => {
                     session.ticks += 1;
                     credit += TICK.as_secs_f64() / self.world.pace.as_secs_f64();
-                    self.compose(&mut credit);
+                    self.compose(session, &mut credit);
+                    self.wander(session).await?;
                     self.speak(session).await?;
                     let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
                     if silent > DEAF {
@@ -163,12 +178,17 @@ impl Client {
     }
 
     /// New messages, as the phase allows.
-    fn compose(&mut self, credit: &mut f64) {
+    fn compose(&mut self, session: &Session, credit: &mut f64) {
         match self.world.phase() {
             Phase::Talk => {
                 while *credit >= 1.0 {
                     *credit -= 1.0;
-                    if self.unanswered.len() < IN_FLIGHT {
+                    if self.unanswered.len() >= IN_FLIGHT {
+                        continue;
+                    }
+                    if session.inside && self.rng.random_ratio(TO_ROOM, 100) {
+                        self.add_loose(format!("r:{}", self.me().room));
+                    } else {
                         let place = self.rng.random_range(0..self.me().places.len());
                         self.add(self.me().places[place].clone());
                     }
@@ -190,7 +210,38 @@ impl Client {
     fn add(&mut self, place: String) {
         let number = self.next;
         self.next += 1;
-        self.unanswered.push_back(Unanswered { number, place, attempt: 0, request: 0, due: Some(0) });
+        let chained = self.me().chained.then_some(number);
+        self.push(self.id(number), chained, place);
+    }
+
+    /// A message that is in no chain, whoever sends it.
+    fn add_loose(&mut self, place: String) {
+        let cid = format!("r{}.{}", self.index, self.next_loose);
+        self.next_loose += 1;
+        self.push(cid, None, place);
+    }
+
+    fn push(&mut self, cid: String, number: Option<u64>, place: String) {
+        self.unanswered.push_back(Unanswered { cid, number, place, attempt: 0, request: 0, due: Some(0) });
+    }
+
+    /// Leaves the room now and then, until the next connection.
+    async fn wander(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let leaves = session.inside && self.rng.random_ratio(LEAVES, 100_000);
+        // What is on its way to the room would be refused for good.
+        let room = format!("r:{}", self.me().room);
+        if !leaves || self.unanswered.iter().any(|message| message.place == room) {
+            return Ok(());
+        }
+        session.inside = false;
+        let room = self.me().room.clone();
+        session
+            .link
+            .send(&[pb::ClientFrame {
+                id: 0,
+                body: Some(Ask::Leave(pb::Leave { room, ..Default::default() })),
+            }])
+            .await
     }
 
     /// Sends what is due.
@@ -208,21 +259,21 @@ impl Client {
             session.requests += 1;
             (message.request, message.due) = (session.requests, None);
             let message = &self.unanswered[at];
-            let (cid, text) = (self.id(message.number), text_of(&self.id(message.number)));
-            let next_id = if me.chained { self.id(message.number + 1) } else { String::new() };
+            let text = text_of(&message.cid);
+            let next_id = message.number.map_or_else(String::new, |number| self.id(number + 1));
             self.say(Event::SendInv {
                 user: &me.user,
                 device: &me.device,
                 session: session.number,
                 conv: &message.place,
-                cid: &cid,
+                cid: &message.cid,
                 body: super::rows::hash(&text),
                 attempt: message.attempt,
-                chained: me.chained,
+                chained: message.number.is_some(),
             });
             let send = pb::Send {
                 conversation: message.place.clone(),
-                msg_id: cid,
+                msg_id: message.cid.clone(),
                 next_id,
                 attempt: message.attempt,
                 content: Some(Content::text(text)),
@@ -276,6 +327,9 @@ impl Client {
             body: text,
             via: Via::Push,
         });
+        if push.conversation.starts_with("r:") {
+            return;
+        }
         let acked = session.acks.entry(push.conversation.clone()).or_default();
         *acked = push.seq.max(*acked);
     }
@@ -283,7 +337,7 @@ impl Client {
     fn refused(&mut self, session: &Session, request: u64, error: &pb::Error) {
         let found = self.unanswered.iter().position(|it| it.request == request && it.due.is_none());
         let Some(at) = found else { return };
-        let cid = self.id(self.unanswered[at].number);
+        let cid = self.unanswered[at].cid.clone();
         let code = u16::try_from(error.code).unwrap_or(u16::MAX);
         if error.temporary || code == Code::Unknown.number() {
             self.say(Event::SendInfo { cid: &cid });

@@ -18,6 +18,8 @@ pub(super) struct Counts {
     pub(super) kills: u64,
     /// Connections cut.
     pub(super) cuts: u64,
+    /// Faults of the disk.
+    pub(super) disks: u64,
 }
 
 /// A fault of the network, on some of the connections.
@@ -40,9 +42,12 @@ pub(super) async fn run(
     let mut counts = Counts::default();
     while Instant::now() < end {
         pause(rng, 200..1_200).await;
-        let name = match rng.random_range(0..10) {
-            0..4 => "kill",
-            4 => "stop",
+        let name = match rng.random_range(0..20) {
+            0..8 => "kill",
+            8..10 => "stop",
+            10 => "eio",
+            11 => "enospc",
+            12 => "full",
             _ => "network",
         };
         match name {
@@ -56,6 +61,21 @@ pub(super) async fn run(
                 process.signal(Signal::STOP)?;
                 pause(rng, 50..800).await;
                 process.signal(Signal::CONT)?;
+            }
+            "eio" => {
+                tell(world, true, name);
+                process.set_disk(name)?;
+                // It gives up at the first commit; clients send all the time.
+                process.ended().await?;
+                counts.disks += 1;
+                come_back(world, proxy, process, rng).await?;
+            }
+            "enospc" | "full" => {
+                tell(world, true, name);
+                process.set_disk(name)?;
+                pause(rng, 100..1_500).await;
+                process.set_disk("")?;
+                counts.disks += 1;
             }
             _ => {
                 let spoil = spoil(rng);
@@ -77,7 +97,18 @@ pub(super) async fn run(
 
 async fn kill(world: &World, proxy: &Proxy, process: &mut Process, rng: &mut StdRng) -> anyhow::Result<()> {
     process.kill().await?;
+    come_back(world, proxy, process, rng).await
+}
+
+/// Starts the node again, with a disk that works.
+async fn come_back(
+    world: &World,
+    proxy: &Proxy,
+    process: &mut Process,
+    rng: &mut StdRng,
+) -> anyhow::Result<()> {
     pause(rng, 0..300).await;
+    process.set_disk("")?;
     process.restart().await?;
     proxy.set_target(process.client);
     world.admin.set_address(process.admin);

@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -17,13 +17,14 @@ use crate::node::{Addresses, NODE_FILE};
 /// How long it may take to be ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow.
-const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48"];
+/// What it says is wrong with the disk.
+const DISK_FILE: &str = "disk-fault";
 
 /// A running node.
 pub(super) struct Process {
     binary: PathBuf,
     data: PathBuf,
+    sets: Vec<String>,
     child: Child,
     /// Where clients connect.
     pub(super) client: SocketAddr,
@@ -33,16 +34,18 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts a node on `data`; it dies with us.
-    pub(super) async fn start(binary: &Path, data: &Path) -> anyhow::Result<Self> {
+    pub(super) async fn start<S: AsRef<str>>(binary: &Path, data: &Path, sets: &[S]) -> anyhow::Result<Self> {
         let file = data.join(NODE_FILE);
         fs::remove_file(&file).ok();
         let log = File::options().create(true).append(true).open(data.join("node.log"))?;
         let mut command = Command::new(binary);
         command.arg("serve").arg("--data").arg(data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", "2"]);
-        for set in SETS {
+        let sets: Vec<String> = sets.iter().map(|set| set.as_ref().to_owned()).collect();
+        for set in &sets {
             command.arg("--set").arg(set);
         }
+        command.arg("--set").arg(format!("fault.disk_file={}", data.join(DISK_FILE).display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
         let mut child = command.spawn().with_context(|| format!("starting {}", binary.display()))?;
         let deadline = Instant::now() + PATIENCE;
@@ -53,7 +56,7 @@ impl Process {
             if let Ok(text) = fs::read(&file)
                 && let Ok(Addresses { client, admin, .. }) = serde_json::from_slice(&text)
             {
-                return Ok(Self { binary: binary.into(), data: data.into(), child, client, admin });
+                return Ok(Self { binary: binary.into(), data: data.into(), sets, child, client, admin });
             }
             if Instant::now() > deadline {
                 bail!("the node is not ready after {PATIENCE:?}; see {}", data.join("node.log").display());
@@ -64,7 +67,32 @@ impl Process {
 
     /// Starts it again, after it was killed.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
-        *self = Self::start(&self.binary, &self.data).await?;
+        *self = Self::start(&self.binary, &self.data, &self.sets).await?;
+        Ok(())
+    }
+
+    /// What is wrong with the disk from now on; empty = nothing.
+    pub(super) fn set_disk(&self, fault: &str) -> anyhow::Result<()> {
+        let file = self.data.join(DISK_FILE);
+        if fault.is_empty() {
+            return match fs::remove_file(&file) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+                _ => Ok(()),
+            };
+        }
+        // In one step: a commit must not read half a word.
+        let draft = self.data.join("disk-fault.new");
+        fs::write(&draft, fault)?;
+        Ok(fs::rename(draft, file)?)
+    }
+
+    /// Waits for the node to give up by itself, which is no success.
+    pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
+        let status = tokio::time::timeout(PATIENCE, self.child.wait());
+        let status = status.await.context("the node goes on with a broken disk")??;
+        if status.success() {
+            bail!("the node ended with success, though its disk was broken");
+        }
         Ok(())
     }
 
@@ -85,6 +113,14 @@ impl Process {
             bail!("the node stopped with {status}; see {}", self.data.join("node.log").display());
         }
         Ok(())
+    }
+
+    /// SIGTERM, and how the drain ended.
+    pub(super) async fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        Ok(tokio::time::timeout(2 * PATIENCE, self.child.wait())
+            .await
+            .context("the drain does not end")??)
     }
 
     /// Fails if the node ever panicked.

@@ -12,7 +12,6 @@ use tidegate_protocol::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::world::World;
 use crate::{
     checker::{Change, Event, History},
     embedded::{Engine, EngineConfig, RealDisk},
@@ -27,8 +26,12 @@ pub(super) fn hash(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// Adds everything that the store in the node's directory has for the users of this world.
-pub(super) async fn read(directory: &Path, world: &World, history: &mut History) -> anyhow::Result<()> {
+/// Adds everything that the store in the node's directory has for these users.
+pub(super) async fn read(
+    directory: &Path,
+    users: &BTreeSet<&str>,
+    history: &mut History,
+) -> anyhow::Result<()> {
     let engine = Engine::open(EngineConfig {
         path: directory.join("store"),
         partitions: 1,
@@ -37,7 +40,7 @@ pub(super) async fn read(directory: &Path, world: &World, history: &mut History)
     })?;
     let store = EmbeddedStore::new(Arc::new(engine));
     let at = history.events.last().map_or(0, |event| event.at);
-    for conversation in conversations(&store, world).await? {
+    for conversation in conversations(&store, users).await? {
         let mut cursor = 0;
         loop {
             let query =
@@ -57,9 +60,12 @@ pub(super) async fn read(directory: &Path, world: &World, history: &mut History)
     Ok(())
 }
 
-async fn conversations(store: &EmbeddedStore, world: &World) -> anyhow::Result<BTreeSet<ConversationId>> {
+async fn conversations(
+    store: &EmbeddedStore,
+    users: &BTreeSet<&str>,
+) -> anyhow::Result<BTreeSet<ConversationId>> {
     let mut found = BTreeSet::new();
-    for user in world.users() {
+    for user in users {
         let user = UserId::new(user)?;
         let mut after: Option<ConversationId> = None;
         loop {

@@ -26,6 +26,9 @@ pub(super) const COMING_AND_GOING: usize = 3;
 /// Users to whom a user talks directly.
 const PEERS: usize = 3;
 
+/// Live rooms; every client is in one of them, and may leave it for the rest of a connection.
+const ROOMS: usize = 2;
+
 /// What clients do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
@@ -44,8 +47,10 @@ pub(super) struct Person {
     pub(super) wire: Wire,
     /// Whether its messages are chained.
     pub(super) chained: bool,
-    /// Conversations that it sends to.
+    /// Conversations that it sends to, beside its room.
     pub(super) places: Vec<String>,
+    /// The live room that it joins with each connection.
+    pub(super) room: String,
     /// What it still waits for; `usize::MAX` = it is not logged in.
     pub(super) waiting: AtomicUsize,
     /// Whether it has sent its markers.
@@ -107,6 +112,7 @@ impl World {
                     wire: Wire::ALL[clients.len() % Wire::ALL.len()],
                     chained: clients.len() % 3 == 1,
                     places: places.clone(),
+                    room: format!("hall{}", clients.len() % ROOMS),
                     waiting: AtomicUsize::new(usize::MAX),
                     marked: AtomicBool::new(false),
                 });

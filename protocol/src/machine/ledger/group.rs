@@ -10,6 +10,7 @@ use crate::{
     code::Code,
     id::{ConversationId, ConversationKind, UserId},
     record::{Body, MemberAction, MemberChange, Prune, Recall, Role, SETTINGS_MAX},
+    settings::{GroupSettings, History},
 };
 
 const fn refused(code: Code) -> Outcome {
@@ -103,10 +104,12 @@ impl Facts<'_> {
             return Err(Code::Forbidden);
         }
         let members = match action {
-            MemberAction::Create | MemberAction::Join => self.join(head.messages)?,
+            MemberAction::Create | MemberAction::Join => self.join(&head)?,
             MemberAction::Leave => self.leave(head.messages)?,
             MemberAction::Kick => self.kick(head.messages)?,
             MemberAction::Role => self.role()?,
+            MemberAction::Mute => self.mute(true)?,
+            MemberAction::Unmute => self.mute(false)?,
             MemberAction::Settings => {
                 head.settings = merged(&head.settings, &self.change.settings)?;
                 Vec::new()
@@ -138,15 +141,20 @@ impl Facts<'_> {
         Ok(Change { members, head: Head { settings, ..Head::default() } })
     }
 
-    fn join(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
+    fn join(&self, head: &Head) -> Result<Vec<(UserId, Member)>, Code> {
         let role = self.change.role.unwrap_or(Role::Member);
         if self.by.is_some_and(|by| role > by) {
             return Err(Code::Forbidden);
         }
+        // What the setting is now counts for as long as the user is in.
+        let first = match GroupSettings::of(&head.settings).history {
+            History::Join => self.seq,
+            History::All => 1,
+        };
         let newcomers = self.users.iter().filter(|(_, row)| row.is_none_or(|row| !row.is_in()));
         Ok(newcomers
             .map(|(user, row)| {
-                let new = Member::new(role, self.seq, messages);
+                let new = Member::new(role, first, head.messages);
                 let again =
                     |row: Member| Member { sent: row.sent, stays: row.stays.saturating_add(1), ..new };
                 ((*user).clone(), row.map_or(new, again))
@@ -193,9 +201,20 @@ impl Facts<'_> {
         Ok(members)
     }
 
-    /// A member may act on those below it, and on itself; the admin API on everybody.
+    fn mute(&self, muted: bool) -> Result<Vec<(UserId, Member)>, Code> {
+        self.only_below()?;
+        let mut members = self.present()?;
+        // A mute that one could lift oneself would be none.
+        if !muted && members.iter().any(|(user, row)| row.muted && Some(user) == self.change.by.as_ref()) {
+            return Err(Code::Forbidden);
+        }
+        members.iter_mut().for_each(|(_, row)| row.muted = muted);
+        Ok(members)
+    }
+
+    /// A member may act on those below it, and on itself; owners on everybody, and so the admin API.
     fn only_below(&self) -> Result<(), Code> {
-        let Some(by) = self.by else { return Ok(()) };
+        let Some(by) = self.by.filter(|by| *by < Role::Owner) else { return Ok(()) };
         let above = |user: &UserId, row: &Member| row.role >= by && Some(user) != self.change.by.as_ref();
         let blocked = self.present()?.iter().any(|(user, row)| above(user, row));
         if blocked { Err(Code::Forbidden) } else { Ok(()) }
@@ -206,6 +225,7 @@ fn merged(
     present: &BTreeMap<String, String>,
     change: &BTreeMap<String, String>,
 ) -> Result<Arc<BTreeMap<String, String>>, Code> {
+    GroupSettings::check(change).map_err(|_| Code::BadSetting)?;
     let mut settings = present.clone();
     for (name, value) in change {
         if value.is_empty() {

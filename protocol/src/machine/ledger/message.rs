@@ -9,6 +9,7 @@ use crate::{
     code::Code,
     id::{ConversationKind, UserId},
     record::{Body, Hash16, Message, Record, Role, Rules},
+    settings::{GroupSettings, Post},
 };
 
 /// All that the decision about a message depends on.
@@ -22,6 +23,8 @@ struct Facts<'a> {
     member: Option<Member>,
     /// Whether the conversation is there and goes on; a direct one always is.
     open: bool,
+    /// Whether only admins may talk there.
+    admins_only: bool,
     mutation: Option<Mutation>,
 }
 
@@ -51,6 +54,7 @@ pub(super) fn apply(
         device,
         member,
         open: head.as_ref().is_some_and(|head| head.deleted_seq == 0),
+        admins_only: head.as_ref().is_some_and(admins_only),
         mutation: ledger.mutation,
     };
     let refusal = CHECKS.iter().find_map(|check| check(&facts));
@@ -102,8 +106,8 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
     // The common case, without a look at the key: the two of a direct conversation have rows and never leave.
-    if facts.open && facts.member.is_some_and(|member| member.is_in()) {
-        return None;
+    if let Some(member) = facts.member.filter(|member| facts.open && member.is_in()) {
+        return facts.silence(&member).map(|code| Outcome::Refused { code });
     }
     let code = match facts.message.conversation.kind() {
         ConversationKind::Direct(a, b) => {
@@ -117,6 +121,12 @@ fn membership(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 impl Facts<'_> {
+    /// Why a member may not talk, if so. The two of a direct conversation always may.
+    fn silence(&self, member: &Member) -> Option<Code> {
+        let barred = self.admins_only && member.role < Role::Admin;
+        if member.muted { Some(Code::Muted) } else { barred.then_some(Code::Forbidden) }
+    }
+
     fn breaks(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
     }
@@ -149,14 +159,14 @@ impl Facts<'_> {
         stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
     }
 
-    /// The refusal to remember: one for good, of a chained message, by today's membership. What follows it in its chain
+    /// The refusal to remember: one for good, of a chained message, by what its sender may do there today. What follows it in its chain
     /// goes on, so it may never come in behind that, whatever it is told when its answer was lost. A conflict has a
     /// key already; what the chain or the epoch refuses is for now, and has nothing behind it.
     fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
         match refusal {
-            Some(Outcome::Refused { code: code @ (Code::NotAMember | Code::NotFound) }) => {
-                self.message.order.chained.then_some(*code)
-            }
+            Some(Outcome::Refused {
+                code: code @ (Code::NotAMember | Code::NotFound | Code::Muted | Code::Forbidden),
+            }) => self.message.order.chained.then_some(*code),
             _ => None,
         }
     }
@@ -173,6 +183,10 @@ impl Facts<'_> {
         let takes = self.message.order.chained && self.is_next() && !keeps;
         Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
     }
+}
+
+fn admins_only(head: &Head) -> bool {
+    !head.settings.is_empty() && GroupSettings::of(&head.settings).post == Post::Admins
 }
 
 fn accept(

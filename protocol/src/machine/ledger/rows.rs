@@ -30,7 +30,8 @@ pub struct Head {
 pub struct Member {
     /// What the user may do.
     pub role: Role,
-    /// The seq at which the user (last) came in: of the change itself, 1 in a direct conversation.
+    /// The first seq that the user (last) came in to: of the change itself, 1 in a direct conversation and where the
+    /// group's settings gave the newcomer everything that was said before.
     pub joined_seq: u64,
     /// The seq at which the user went; 0 = is in.
     pub left_seq: u64,
@@ -42,16 +43,18 @@ pub struct Member {
     pub left_messages: u64,
     /// How many times the user was in before and went: the count of [`Stay`]s.
     pub stays: u32,
+    /// Whether the user may not talk. Ends with the membership: who comes back may.
+    pub muted: bool,
 }
 
 /// A time that a user was in a conversation, and over: what the member's row forgets when the user comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stay {
-    /// The seq of the change that brought the user in.
+    /// As [`Member::joined_seq`] was; those of several stays may be the same.
     pub joined_seq: u64,
     /// The seq of the change that took the user out.
     pub left_seq: u64,
-    /// How many messages the conversation had at `joined_seq`.
+    /// How many messages the conversation had when the user came in.
     pub joined_messages: u64,
     /// How many it had at `left_seq`.
     pub left_messages: u64,
@@ -65,7 +68,16 @@ impl Member {
 
     /// The row of a user who comes in now for the first time.
     pub(super) const fn new(role: Role, joined_seq: u64, joined_messages: u64) -> Self {
-        Self { role, joined_seq, left_seq: 0, sent: 0, joined_messages, left_messages: 0, stays: 0 }
+        Self {
+            role,
+            joined_seq,
+            left_seq: 0,
+            sent: 0,
+            joined_messages,
+            left_messages: 0,
+            stays: 0,
+            muted: false,
+        }
     }
 
     /// The time that is over, if the user has left.

@@ -6,6 +6,7 @@ use crate::{
     id::{DeviceId, MsgId},
     machine::chain::Chain,
     pb::{self, server_frame::Body as Said},
+    settings::UserSettings,
 };
 use std::borrow::Cow;
 
@@ -18,9 +19,25 @@ pub(super) struct Hello {
     id: u64,
     next_id: Option<MsgId>,
     chain: bool,
+    wish: UserSettings,
 }
 
 impl Session {
+    /// What the client of an undecided login wishes; nothing at any other time.
+    pub fn wished(&self) -> UserSettings {
+        match &self.state {
+            State::LoggingIn { hello, .. } => hello.wish,
+            _ => UserSettings::default(),
+        }
+    }
+
+    /// What the user wishes in all, with what was wished before. Ignored unless a login is undecided.
+    pub fn wishes_are(&mut self, wishes: UserSettings) {
+        if let State::LoggingIn { hello, .. } = &mut self.state {
+            hello.wish = wishes;
+        }
+    }
+
     /// The login holds: says Welcome. Ignored unless a login was asked for and is undecided.
     ///
     /// The chain starts at the declared id, if there is one, unless that is saved as done or skipped: then the client has
@@ -34,7 +51,8 @@ impl Session {
                 return;
             }
         };
-        let Hello { id, next_id, chain } = *hello;
+        let Hello { id, next_id, chain, wish } = *hello;
+        self.wishes = Wishes::of(&wish, limits);
         let chained = chain || next_id.is_some();
         let chain = match (login.chain_saved, next_id) {
             (None, declared) => Chain::new(declared.unwrap_or(login.fresh_next_id), limits.chain),
@@ -55,6 +73,7 @@ impl Session {
             server_time: login.server_time_ms,
             next_id: next_id.to_string(),
             resumed: Some(login.resumed),
+            settings: Some(self.wishes.told(chained)),
         };
         self.say(id, Said::Welcome(welcome), out);
     }
@@ -67,14 +86,7 @@ impl Session {
         }
     }
 
-    pub(super) fn greet(
-        &mut self,
-        id: u64,
-        hello: pb::Hello,
-        limits: &Limits,
-        now: Time,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn greet(&mut self, id: u64, hello: pb::Hello, now: Time, out: &mut Vec<Action>) {
         if hello.version != VERSION {
             return self.turn_away(id, Code::BadVersion, "".into(), out);
         }
@@ -88,9 +100,13 @@ impl Session {
                 Err(why) => return self.turn_away(id, Code::BadId, format!("nextId: {why}").into(), out),
             },
         };
-        let settings = hello.settings.unwrap_or_default();
-        self.wishes = Wishes::of(&settings, limits);
-        let wanted = Hello { id, next_id, chain: settings.chain };
+        let unsaid = pb::Settings::default();
+        let settings = hello.settings.as_ref().unwrap_or(&unsaid);
+        let wish = match UserSettings::of(settings) {
+            Ok(wish) => wish,
+            Err(why) => return self.turn_away(id, Code::BadSetting, why.to_string().into(), out),
+        };
+        let wanted = Hello { id, next_id, chain: settings.chain, wish };
         self.state = State::LoggingIn { since: now, hello: Box::new(wanted) };
         out.push(Action::Login(Box::new(hello)));
     }

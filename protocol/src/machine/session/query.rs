@@ -1,4 +1,5 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, Clear, Hide, and Ping with positions.
+//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, Clear, Hide, Leave of a group, and Ping with
+//! positions.
 //!
 //! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
 //! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
@@ -61,6 +62,8 @@ pub enum Query {
         /// Which, from 1.
         seq: u64,
     },
+    /// The user is no member of the group any more, by a record of the log: Done.
+    Leave(ConversationId),
 }
 
 /// Which part of a history is wanted.
@@ -175,6 +178,24 @@ impl Session {
         let query = self
             .may_ask(&hide.conversation)
             .and_then(|conversation| Ok(Query::Hide { conversation, seqs: listed(hide.seqs)? }));
+        self.ask(id, query, limits, out);
+    }
+
+    pub(super) fn handle_leave_group(
+        &mut self,
+        id: u64,
+        leave: &pb::Leave,
+        limits: &Limits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = parse(&leave.conversation).and_then(|conversation| match conversation.kind() {
+            ConversationKind::Group(_) if leave.room.is_empty() => Ok(Query::Leave(conversation)),
+            ConversationKind::Group(_) => Err((Code::Malformed, "set room or conversation".to_owned())),
+            ConversationKind::Direct(..) => {
+                Err((Code::Forbidden, "the two of a direct conversation always are in it".to_owned()))
+            }
+            ConversationKind::Room(_) => Err((Code::BadId, "name a live room in room".to_owned())),
+        });
         self.ask(id, query, limits, out);
     }
 

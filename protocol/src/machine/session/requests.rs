@@ -54,7 +54,7 @@ impl Session {
                 self.say(id, Said::NextIdIs(pb::NextIdIs { next_id }), out);
             }
             Asked::Join(join) => self.handle_join(id, &join.room, limits, out),
-            Asked::Leave(leave) => self.handle_leave(id, &leave.room, limits, out),
+            Asked::Leave(leave) => self.handle_leave(id, &leave, limits, out),
             Asked::Bye(_) => {
                 self.done(id, out);
                 self.leave(Code::Bye, "", out);
@@ -86,8 +86,11 @@ impl Session {
         }
     }
 
-    fn handle_leave(&mut self, id: u64, room: &str, limits: &Limits, out: &mut Vec<Action>) {
-        match RoomId::new(room) {
+    fn handle_leave(&mut self, id: u64, leave: &pb::Leave, limits: &Limits, out: &mut Vec<Action>) {
+        if !leave.conversation.is_empty() {
+            return self.handle_leave_group(id, leave, limits, out);
+        }
+        match RoomId::new(&leave.room) {
             Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
             Ok(room) => {
                 self.errors = 0;

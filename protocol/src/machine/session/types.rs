@@ -6,6 +6,7 @@ use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{chain::ChainLimits, window::WindowLimits},
     pb,
+    settings::{Retention, Search, Unread, UserSettings, Viewing},
 };
 use bytes::Bytes;
 use std::{borrow::Cow, time::Duration};
@@ -288,18 +289,26 @@ pub struct Identity {
     pub epoch: u64,
 }
 
-/// What the driver's window should be for this client.
+/// What counts for this conn: the user's wishes within the node's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wishes {
     pub(super) heartbeat_ms: u32,
     pub(super) ack_timeout_ms: u32,
     pub(super) ack_tries: u8,
+    pub(super) viewing: Viewing,
+    pub(super) search: Search,
 }
 
 impl Wishes {
-    pub(super) const NONE: Self = Self { heartbeat_ms: 0, ack_timeout_ms: 0, ack_tries: 0 };
+    pub(super) const NONE: Self = Self {
+        heartbeat_ms: 0,
+        ack_timeout_ms: 0,
+        ack_tries: 0,
+        viewing: Viewing { unread: Unread::All, retention: Retention::Forever },
+        search: Search::On,
+    };
 
-    pub(super) fn of(settings: &pb::Settings, limits: &Limits) -> Self {
+    pub(super) fn of(settings: &UserSettings, limits: &Limits) -> Self {
         let clamp = |wish: u32, default: Duration, min: Duration, max: Duration| {
             let wish = if wish == 0 { default } else { Duration::from_millis(wish.into()) };
             u32::try_from(wish.max(min).min(max).as_millis()).unwrap_or(u32::MAX)
@@ -323,6 +332,24 @@ impl Wishes {
                 0 => window.tries,
                 wish => u8::try_from(wish).unwrap_or(u8::MAX).min(window.tries),
             },
+            viewing: Viewing {
+                unread: settings.unread.unwrap_or_default(),
+                retention: settings.retention.unwrap_or_default(),
+            },
+            search: settings.search.unwrap_or_default(),
+        }
+    }
+
+    /// What Welcome tells the client.
+    pub(super) fn told(&self, chain: bool) -> pb::Settings {
+        pb::Settings {
+            chain,
+            ack_timeout_ms: self.ack_timeout_ms,
+            ack_tries: self.ack_tries.into(),
+            heartbeat_ms: self.heartbeat_ms,
+            unread: self.viewing.unread.word().to_owned(),
+            retention: self.viewing.retention.word().to_owned(),
+            search: self.search.word().to_owned(),
         }
     }
 }

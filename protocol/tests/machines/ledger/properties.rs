@@ -72,6 +72,8 @@ fn action() -> impl Strategy<Value = MemberAction> {
         2 => Just(MemberAction::Role),
         2 => Just(MemberAction::Settings),
         1 => Just(MemberAction::Delete),
+        1 => Just(MemberAction::Mute),
+        1 => Just(MemberAction::Unmute),
     ]
 }
 

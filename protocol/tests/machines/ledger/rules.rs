@@ -279,6 +279,80 @@ fn members_act_on_those_below_them_and_the_admin_api_on_everybody() {
 }
 
 #[test]
+fn owners_act_on_owners_and_admins_do_not_act_on_admins() {
+    let mut it = group();
+    let role = |user: &str, by: &str, role, request: &str| MemberChange {
+        role: Some(role),
+        ..change(MemberAction::Role, &[user], by, request)
+    };
+    seq(it.member(role("bob", "ann", Role::Owner, "q2")));
+    seq(it.member(role("cy", "ann", Role::Admin, "q3")));
+    assert_eq!(it.member(role("bob", "cy", Role::Member, "q4")), refused(Code::Forbidden));
+    assert_eq!(it.member(role("cy", "cy", Role::Owner, "q5")), refused(Code::Forbidden));
+    seq(it.member(role("ann", "bob", Role::Admin, "q6")));
+    assert_eq!(it.member(change(MemberAction::Kick, &["ann"], "cy", "q7")), refused(Code::Forbidden));
+    assert_eq!(it.member(change(MemberAction::Delete, &[], "ann", "q8")), refused(Code::Forbidden));
+    seq(it.member(change(MemberAction::Delete, &[], "bob", "q9")));
+}
+
+#[test]
+fn a_mute_holds_until_a_record_ends_it_or_the_membership_does() {
+    let mut it = group();
+    seq(it.say(message("g:a", "bob", "m1")));
+    assert_eq!(it.member(change(MemberAction::Mute, &["bob"], "cy", "q2")), refused(Code::Forbidden));
+    seq(it.member(change(MemberAction::Mute, &["bob"], "ann", "q3")));
+    let mut late = record(Body::Message(message("g:a", "bob", "m2")));
+    late.received_at = u64::MAX;
+    assert_eq!(it.put(late.body), refused(Code::Muted), "whatever the clock says");
+    assert!(matches!(it.say(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
+    let order = SenderOrder { epoch: 5, n: 0, chained: true };
+    let chained = Message { order, ..message("g:a", "bob", "m0") };
+    assert_eq!(it.say(chained.clone()), refused(Code::Muted));
+    seq(it.member(change(MemberAction::Unmute, &["bob"], "ann", "q4")));
+    assert_eq!(it.say(chained), Outcome::RefusedBefore { code: Code::Muted });
+    seq(it.say(message("g:a", "bob", "m3")));
+    seq(it.member(change(MemberAction::Mute, &["bob"], "", "q5")));
+    seq(it.member(change(MemberAction::Leave, &["bob"], "bob", "q6")));
+    seq(it.member(change(MemberAction::Join, &["bob"], "ann", "q7")));
+    seq(it.say(message("g:a", "bob", "m4")));
+}
+
+#[test]
+fn nobody_lifts_the_own_mute() {
+    let mut it = group();
+    let admin = MemberChange { role: Some(Role::Admin), ..change(MemberAction::Role, &["bob"], "ann", "q2") };
+    seq(it.member(admin));
+    seq(it.member(change(MemberAction::Mute, &["bob"], "ann", "q3")));
+    assert_eq!(it.member(change(MemberAction::Unmute, &["bob"], "bob", "q4")), refused(Code::Forbidden));
+    assert_eq!(it.say(message("g:a", "bob", "m1")), refused(Code::Muted));
+}
+
+fn set(pairs: &[(&str, &str)], request: &str) -> MemberChange {
+    let settings = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    MemberChange { settings, ..change(MemberAction::Settings, &[], "ann", request) }
+}
+
+#[test]
+fn history_counts_at_the_join_and_post_at_the_message() {
+    let mut it = group();
+    seq(it.say(message("g:a", "bob", "m1")));
+    seq(it.member(change(MemberAction::Kick, &["bob", "cy"], "ann", "q2")));
+    seq(it.member(set(&[("history", "all"), ("post", "admins")], "q3")));
+    seq(it.member(change(MemberAction::Join, &["bob"], "ann", "q4")));
+    seq(it.member(set(&[("history", "")], "q5")));
+    seq(it.member(change(MemberAction::Join, &["cy"], "ann", "q6")));
+    let first = |name| {
+        let row = it.ledger.member(&conversation("g:a"), &user(name)).unwrap().unwrap();
+        (row.joined_seq, row.joined_messages)
+    };
+    assert_eq!((first("bob"), first("cy")), ((1, 1), (7, 1)));
+    assert_eq!(it.say(message("g:a", "bob", "m2")), refused(Code::Forbidden));
+    seq(it.say(message("g:a", "ann", "m2")));
+    assert_eq!(it.member(set(&[("retention", "2d")], "q7")), refused(Code::BadSetting));
+    seq(it.member(set(&[("retention", "7d"), ("title", "Tea")], "q8")));
+}
+
+#[test]
 fn a_direct_conversation_appears_by_itself_and_only_for_its_two() {
     let mut it = Partition::new();
     assert_eq!(it.say(message("d:ann:bob", "cy", "m1")), refused(Code::NotAMember));

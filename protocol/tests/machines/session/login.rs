@@ -4,8 +4,13 @@ use super::support::{Conn, hello, id, logged_in, send};
 use std::time::Duration;
 use tidegate_protocol::{
     Code, Time,
-    machine::session::{Action, Phase, Session},
+    id::ConversationId,
+    machine::{
+        session::{Action, Phase, Session},
+        window::{Tracked, Verdict, Window},
+    },
     pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    settings::{Unread, UserSettings},
 };
 
 #[test]
@@ -97,7 +102,8 @@ fn hello_must_come_in_five_seconds_and_so_must_the_answer() {
 fn wishes_are_granted_within_bounds() {
     for (wish, granted) in [(0, 30_000), (1, 5_000), (60_000, 60_000), (u32::MAX, 300_000)] {
         let mut conn = Conn::new();
-        let settings = pb::Settings { heartbeat_ms: wish, ack_timeout_ms: wish, ack_tries: 9, chain: false };
+        let settings =
+            pb::Settings { heartbeat_ms: wish, ack_timeout_ms: wish, ack_tries: 9, ..Default::default() };
         conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
         conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
         conn.now = conn.now + Duration::from_millis(granted * 5 / 2 - 1);
@@ -109,6 +115,49 @@ fn wishes_are_granted_within_bounds() {
         assert!(window.ack_timeout >= Duration::from_millis(1_250), "{window:?}");
         assert!(window.ack_timeout <= Duration::from_secs(20) && window.tries == 3, "{window:?}");
     }
+}
+
+#[test]
+fn what_was_wished_before_counts_where_nothing_is_wished_now() {
+    let mut conn = Conn::new();
+    let settings = pb::Settings { heartbeat_ms: 60_000, unread: "none".into(), ..Default::default() };
+    conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
+    let before = UserSettings { ack_tries: 1, heartbeat_ms: 9_000, ..Default::default() };
+    let both = conn.session.wished().over(before);
+    conn.session.wishes_are(both);
+    conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
+    assert_eq!(conn.session.window_limits(&conn.limits).tries, 1);
+    assert_eq!(conn.session.viewing().unread, Unread::None);
+    assert_eq!(conn.session.wished(), UserSettings::default(), "the login is decided");
+    conn.now = conn.now + Duration::from_millis(149_999);
+    conn.pass(0.0);
+    assert!(!conn.is_closed(), "the newer of two wishes counts");
+}
+
+/// In time that stands still but where the test moves it.
+#[test]
+fn a_window_waits_and_gives_up_as_wished() {
+    let mut conn = Conn::new();
+    let settings = pb::Settings { ack_timeout_ms: 2_000, ack_tries: 2, ..Default::default() };
+    conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
+    conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
+    let mut window = Window::new(conn.session.window_limits(&conn.limits));
+    let (conversation, at) = (ConversationId::parse("g:a").expect("a key"), Time::from_millis);
+    assert_eq!(window.track(&conversation, 1, "push", 4, at(0)), Tracked::Ok);
+    let mut copies = Vec::new();
+    for (now, sent) in [(1_999, 0), (2_000, 1), (3_999, 1), (4_000, 2), (5_999, 2)] {
+        assert_eq!(window.handle_timeout(at(now), &mut copies), Verdict::Fine);
+        assert_eq!(copies.len(), sent, "at {now} ms");
+    }
+    assert_eq!(window.handle_timeout(at(6_000), &mut copies), Verdict::GiveUp);
+}
+
+#[test]
+fn a_wish_that_means_nothing_is_turned_away() {
+    let mut conn = Conn::new();
+    let settings = Some(pb::Settings { retention: "2d".into(), ..Default::default() });
+    conn.frame(1, Asked::Hello(pb::Hello { settings, ..hello("") }));
+    assert_eq!(conn.heard(), ["1 BAD_SETTING", "close BAD_SETTING"]);
 }
 
 /// What Welcome tells, and what the chain then expects.

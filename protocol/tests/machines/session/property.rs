@@ -45,7 +45,7 @@ fn other() -> impl Strategy<Value = Asked> {
             2 => Asked::Read(pb::Read { conversation, seq: 1 }),
             3 => Asked::NextId(pb::NextId {}),
             4 | 5 => Asked::Join(pb::Join { room }),
-            6 => Asked::Leave(pb::Leave { room }),
+            6 => Asked::Leave(pb::Leave { room, ..Default::default() }),
             7 => Asked::Pong(pb::Pong::default()),
             _ => Asked::Sync(pb::Sync::default()),
         }

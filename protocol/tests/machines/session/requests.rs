@@ -251,8 +251,8 @@ fn rooms_are_joined_once_and_up_to_a_bound() {
         "6 BAD_ID",
     ];
     assert_eq!(conn.heard(), expected);
-    conn.frame(7, Asked::Leave(pb::Leave { room: "a".to_owned() }));
-    conn.frame(8, Asked::Leave(pb::Leave { room: "a".to_owned() }));
+    conn.frame(7, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
+    conn.frame(8, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
     assert_eq!(conn.heard(), ["leave a", "7 done", "8 done"]);
     assert_eq!(conn.session.rooms().len(), 1);
 }
@@ -336,4 +336,25 @@ fn nothing_comes_after_a_close() {
     conn.pass(1_000.0);
     assert!(conn.heard().is_empty());
     assert_eq!((conn.session.poll_timeout(&conn.limits), conn.wants_read()), (None, false));
+}
+
+#[test]
+fn a_group_is_left_by_its_key_and_nothing_else_is() {
+    let leave = |room: &str, conversation: &str| {
+        Asked::Leave(pb::Leave { room: room.to_owned(), conversation: conversation.to_owned() })
+    };
+    let mut conn = Conn::plain();
+    for (room, conversation, code) in [
+        ("", "d:ann:bob", "FORBIDDEN"),
+        ("", "r:a", "BAD_ID"),
+        ("a", "g:a", "MALFORMED"),
+        ("", "g:", "BAD_ID"),
+    ] {
+        conn.frame(3, leave(room, conversation));
+        assert_eq!(conn.heard(), [format!("3 {code}")]);
+    }
+    conn.frame(4, leave("", "g:a"));
+    assert_eq!(conn.heard(), ["4 Leave(g:a)"]);
+    conn.input(|s, _, _, out| s.query_done(4, out));
+    assert_eq!(conn.heard(), ["4 done"]);
 }

@@ -23,6 +23,8 @@ const TRIES_PER_USER: u64 = 50;
 /// Who is to log in, and how.
 pub(super) struct Plan {
     prefix: &'static str,
+    /// Number of the first of them.
+    pub(super) first: usize,
     count: usize,
     parallel: usize,
     keep: bool,
@@ -32,12 +34,12 @@ pub(super) struct Plan {
 impl Plan {
     /// Users `prefix0`… who stay.
     pub(super) const fn keep(prefix: &'static str, count: usize, parallel: usize) -> Self {
-        Self { prefix, count, parallel, keep: true, room: None }
+        Self { prefix, first: 0, count, parallel, keep: true, room: None }
     }
 
     /// Users `prefix0`… who leave when they are in.
     pub(super) const fn leave(prefix: &'static str, count: usize, parallel: usize) -> Self {
-        Self { prefix, count, parallel, keep: false, room: None }
+        Self { prefix, first: 0, count, parallel, keep: false, room: None }
     }
 }
 
@@ -165,7 +167,7 @@ impl<'a> Work<'a> {
     fn new(base: usize, setup: &Setup, plan: &'a Plan) -> Result<Self> {
         let opening = match setup.peer {
             Peer::Sink { .. } => Opening::Listen,
-            Peer::Echo { .. } => Opening::None,
+            Peer::Echo { .. } | Peer::Log => Opening::None,
             Peer::Reply { .. } | Peer::Tidegate { .. } => Opening::Greet,
         };
         let greetings = if opening == Opening::Greet { greetings(setup, plan)? } else { Vec::new() };
@@ -274,7 +276,7 @@ fn greetings(setup: &Setup, plan: &Plan) -> Result<Vec<Vec<u8>>> {
     let tidegate_ws = setup.transport == Transport::Ws && matches!(setup.peer, Peer::Tidegate { .. });
     (0..plan.count)
         .map(|user| {
-            let token = admin::token(&key, &format!("{}{user}", plan.prefix));
+            let token = admin::token(&key, &format!("{}{}", plan.prefix, plan.first + user));
             let mut out = if tidegate_ws { Vec::new() } else { b"TG/1\n".to_vec() };
             let transport = if tidegate_ws { Transport::Ws } else { Transport::Tcp };
             wire::put_client(transport, &wire::hello(1, &token, "bench"), &mut out);

@@ -1,0 +1,322 @@
+//! The admin API of groups: each change is one record of the log, and the ledger alone says whether it may be.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Json,
+    extract::{
+        Path, Query, State,
+        rejection::{JsonRejection, QueryRejection},
+    },
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, GroupId, MsgId, UserId},
+    record::{MemberAction, MemberChange, Role, USERS_MAX},
+    settings::{GROUP_SETTINGS, GroupSettings},
+};
+
+use super::{Api, Problem, bad_body, now_ms, settle};
+use crate::chat::admin::Admin;
+
+type Body<T> = Result<Json<T>, JsonRejection>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct CreateGroup {
+    id: String,
+    #[serde(default)]
+    members: Vec<String>,
+    #[serde(default)]
+    owner: Option<String>,
+    #[serde(default)]
+    settings: BTreeMap<String, String>,
+    #[serde(default)]
+    request_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[derive(Default)]
+pub(super) struct ChangeMembers {
+    add: Vec<String>,
+    remove: Vec<String>,
+    leave: Vec<String>,
+    mute: Vec<String>,
+    unmute: Vec<String>,
+    by: Option<String>,
+    request_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct ChangeRoles {
+    users: Vec<String>,
+    role: String,
+    #[serde(default)]
+    by: Option<String>,
+    #[serde(default)]
+    request_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct ChangeSettings {
+    settings: BTreeMap<String, String>,
+    #[serde(default)]
+    by: Option<String>,
+    #[serde(default)]
+    request_id: Option<String>,
+}
+
+/// A DELETE has no body.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct End {
+    #[serde(default)]
+    by: Option<String>,
+    #[serde(default)]
+    request_id: Option<String>,
+}
+
+/// Who asks, and under which name.
+struct Asked<'a> {
+    by: Option<&'a str>,
+    request: Option<&'a str>,
+}
+
+pub(super) async fn create(State(api): State<Api>, body: Body<CreateGroup>) -> Result<Response, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
+    let (seq, duplicate) = settle(api.admin.change(creation(&body)?, now_ms()).await)?;
+    let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
+        .into_response())
+}
+
+/// The owner creates the group, so it alone has that role; it is named among the users because they are told and indexed.
+fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
+    let owner = body.owner.as_deref().map(user).transpose()?;
+    let asked = Asked { by: None, request: body.request_id.as_deref() };
+    let mut change = change(&body.id, MemberAction::Create, &body.members, &asked)?;
+    if let Some(owner) = &owner {
+        change.users.retain(|user| user != owner);
+        change.users.insert(0, owner.clone());
+    }
+    if change.users.len() > USERS_MAX {
+        return Err(Problem(Code::TooManyMembers, String::new()));
+    }
+    change.by = owner;
+    change.settings = settings(&body.settings)?;
+    Ok(change)
+}
+
+pub(super) async fn change_members(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    body: Body<ChangeMembers>,
+) -> Result<Json<Value>, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
+    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
+    let lists = [
+        (MemberAction::Join, &body.add),
+        (MemberAction::Kick, &body.remove),
+        (MemberAction::Leave, &body.leave),
+        (MemberAction::Mute, &body.mute),
+        (MemberAction::Unmute, &body.unmute),
+    ];
+    let count = lists.iter().filter(|(_, users)| !users.is_empty()).count();
+    if count == 0 {
+        return Err(Problem(Code::BadContent, "name users in add, remove, leave, mute or unmute".into()));
+    }
+    if count > 1 && asked.request.is_some() {
+        return Err(Problem(Code::BadContent, "with requestId, each list is a request of its own".into()));
+    }
+    let lists = lists.into_iter().filter(|(_, users)| !users.is_empty());
+    // All are looked at before the first is done.
+    let changes: Vec<MemberChange> =
+        lists.map(|(action, users)| change(&id, action, users, &asked)).collect::<Result<_, _>>()?;
+    let mut last = (0, false);
+    for change in changes {
+        last = settle(api.admin.change(change, now_ms()).await)?;
+    }
+    Ok(told(&id, last))
+}
+
+pub(super) async fn change_roles(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    body: Body<ChangeRoles>,
+) -> Result<Json<Value>, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
+    let role = Role::from_word(&body.role)
+        .ok_or_else(|| Problem(Code::BadContent, "role: one of member, admin, owner".into()))?;
+    if body.users.is_empty() {
+        return Err(Problem(Code::BadContent, "name users".into()));
+    }
+    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
+    let change = MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &asked)? };
+    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+}
+
+pub(super) async fn change_settings(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    body: Body<ChangeSettings>,
+) -> Result<Json<Value>, Problem> {
+    let Json(body) = body.map_err(bad_body)?;
+    if body.settings.is_empty() {
+        return Err(Problem(Code::BadContent, "name settings".into()));
+    }
+    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
+    let change = MemberChange {
+        settings: settings(&body.settings)?,
+        ..change(&id, MemberAction::Settings, &[], &asked)?
+    };
+    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+}
+
+pub(super) async fn end(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    query: Result<Query<End>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query.map_err(|rejection| {
+        Problem(
+            Code::BadContent,
+            format!("only by and requestId may be asked for: {}", rejection.body_text()),
+        )
+    })?;
+    let asked = Asked { by: query.by.as_deref(), request: query.request_id.as_deref() };
+    let change = change(&id, MemberAction::Delete, &[], &asked)?;
+    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+}
+
+pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+    let group = group(&id)?;
+    let unavailable = |error| Problem(Code::NotYet, format!("the store does not answer: {error}"));
+    let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
+    let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
+        return Err(Problem(Code::NotFound, String::new()));
+    };
+    let members = api.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
+    let names: Vec<&str> = members.iter().map(|(user, _)| user.as_str()).collect();
+    let above = members.iter().filter(|(_, row)| row.role > Role::Member);
+    let roles: BTreeMap<&str, &str> = above.map(|(user, row)| (user.as_str(), row.role.word())).collect();
+    let muted: Vec<&str> =
+        members.iter().filter(|(_, row)| row.muted).map(|(user, _)| user.as_str()).collect();
+    Ok(Json(json!({
+        "conversation": group.as_str(),
+        "count": summary.members,
+        "members": names,
+        "roles": roles,
+        "muted": muted,
+        "settings": *summary.head.settings,
+    })))
+}
+
+fn told(id: &str, (seq, duplicate): (u64, bool)) -> Json<Value> {
+    Json(json!({"conversation": format!("g:{id}"), "seq": seq, "duplicate": duplicate}))
+}
+
+fn change(
+    id: &str,
+    action: MemberAction,
+    users: &[String],
+    asked: &Asked<'_>,
+) -> Result<MemberChange, Problem> {
+    if users.len() > USERS_MAX {
+        return Err(Problem(Code::TooManyMembers, String::new()));
+    }
+    let bad = |_| Problem(Code::BadId, "requestId: [A-Za-z0-9_.-]{1,64}".into());
+    let mut users: Vec<UserId> = users.iter().map(|id| user(id)).collect::<Result<_, _>>()?;
+    users.sort_unstable();
+    users.dedup();
+    let request = asked.request.map(MsgId::new).transpose().map_err(bad)?;
+    Ok(MemberChange {
+        conversation: group(id)?,
+        action,
+        users,
+        role: None,
+        by: asked.by.map(user).transpose()?,
+        settings: BTreeMap::new(),
+        request_id: request.unwrap_or_else(Admin::fresh_request_id),
+    })
+}
+
+/// The settings as they go into the record, if the broker knows them all: a misspelt one would never take effect.
+fn settings(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Problem> {
+    if let Some(name) = asked.keys().find(|name| !GROUP_SETTINGS.contains(&name.as_str())) {
+        let known = GROUP_SETTINGS.join(", ");
+        return Err(Problem(Code::BadSetting, format!("{name:?} is no setting; there are {known}")));
+    }
+    GroupSettings::check(asked).map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
+    Ok(asked.clone())
+}
+
+fn group(id: &str) -> Result<ConversationId, Problem> {
+    let id = GroupId::new(id).map_err(|error| Problem(Code::BadId, format!("group {id:?}: {error}")))?;
+    Ok(ConversationId::group(&id))
+}
+
+fn user(id: &str) -> Result<UserId, Problem> {
+    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("user {id:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidegate_protocol::{
+        id::NodeId,
+        machine::ledger::{Ledger, Loaded, Need},
+        record::{Body as Said, Origin, Position, Record, Rules},
+    };
+
+    use super::*;
+
+    fn body(text: &str) -> CreateGroup {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// Once, whoever was named beside an owner became an owner as well.
+    #[test]
+    fn the_owner_of_a_new_group_is_one_user() {
+        let text = r#"{"id":"g","members":["ann","bob"],"owner":"bob","requestId":"r"}"#;
+        let Ok(change) = creation(&body(text)) else { panic!("a good request") };
+        assert_eq!(change.request_id.as_str(), "r");
+        let group = change.conversation.clone();
+        let origin = Origin { node: NodeId::new("n").unwrap(), boot: 0, conn: 0, request: 0 };
+        let record = Record { origin, received_at: 0, body: Said::Member(change) };
+        let mut ledger = Ledger::resume(Position::START, Rules::default(), 0);
+        let mut needs = BTreeSet::new();
+        ledger.needs(&record, &mut needs);
+        let absent = |need| match need {
+            Need::Head(id) => Loaded::Head(id, None),
+            Need::Member(id, user) => Loaded::Member(id, user, None),
+            Need::Device(id, user, device) => Loaded::Device(id, user, device, None),
+            Need::Key(hash) => Loaded::Key(hash, None),
+            Need::Row(id, seq) => Loaded::Row(id, seq, None),
+        };
+        ledger.load(Position::START, needs.into_iter().map(absent)).unwrap();
+        ledger.apply(0, &record).unwrap();
+        let role =
+            |name| ledger.member(&group, &UserId::new(name).unwrap()).unwrap().map(|member| member.role);
+        assert_eq!((role("bob"), role("ann")), (Some(Role::Owner), Some(Role::Member)));
+    }
+
+    #[test]
+    fn an_owner_beside_as_many_members_as_fit_is_one_too_many() {
+        let members: Vec<String> = (0..USERS_MAX).map(|n| format!("u{n}")).collect();
+        let mut group = body(r#"{"id":"g"}"#);
+        group.members = members;
+        assert!(creation(&group).is_ok());
+        group.owner = Some("u1".into());
+        assert!(creation(&group).is_ok());
+        group.owner = Some("boss".into());
+        assert!(matches!(creation(&group), Err(Problem(Code::TooManyMembers, _))));
+    }
+}

@@ -1,0 +1,217 @@
+//! What a round of retention appends, and what the store is like once the owner has applied it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidegate_protocol::{
+    id::{DeviceId, GroupId, MsgId, UserId},
+    machine::ledger::Ledger,
+    record::{MemberAction, MemberChange, Message, Position, Role, SenderOrder, body_hash},
+};
+
+use super::*;
+use crate::{
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    routes::NodeBoot,
+    store::MemoryStore,
+};
+
+const DAY: u64 = 24 * HOUR_MS;
+const NOW: u64 = 1_000 * DAY;
+
+/// A partition with its owner.
+struct World {
+    bus: LocalBus,
+    store: MemoryStore,
+    ledger: Ledger,
+    _ownership: Box<dyn crate::bus::Ownership>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let bus = LocalBus::new(LocalBusConfig {
+            partitions: 1,
+            topic: TopicId(1),
+            max_records: 10_000,
+            max_bytes: 1 << 24,
+            node_max_records: 1,
+            node_max_bytes: 1,
+        });
+        let store = MemoryStore::default();
+        let me = NodeBoot { node: NodeId::new("n").unwrap(), boot: 1 };
+        let mut ownership = bus.join(&me).await.unwrap();
+        ownership.next().await.unwrap();
+        let taken = store.take_over(0, Fence(1), TopicId(1)).await.unwrap();
+        let ledger = Ledger::resume(taken.position, taken.rules, 1);
+        Self { bus, store, ledger, _ownership: ownership }
+    }
+
+    async fn append(&mut self, time: u64, body: Body) {
+        let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
+        self.bus.append(0, vec![Record { origin, received_at: time, body }.encode()]).await.unwrap();
+        self.own().await;
+    }
+
+    /// Decides and archives what was appended; gives it back.
+    async fn own(&mut self) -> Vec<Body> {
+        let mut bodies = Vec::new();
+        while self.ledger.next_offset() < self.bus.bounds(0).await.unwrap().next {
+            let batch = self.bus.read(0, self.ledger.next_offset(), 1, 1).await.unwrap();
+            let at = &batch.records[0];
+            let record = Record::decode(at.bytes.clone()).unwrap();
+            let mut needs = BTreeSet::new();
+            self.ledger.needs(&record, &mut needs);
+            let needs: Vec<_> = needs.into_iter().collect();
+            let rows = self.store.load(0, Fence(1), &needs).await.unwrap();
+            self.ledger.load(rows.position, rows.rows).unwrap();
+            self.ledger.apply(at.offset, &record).unwrap();
+            let to = Position::behind(at.offset, &at.bytes);
+            let delta = self.ledger.take_delta(to).unwrap();
+            self.store.archive(0, Fence(1), &delta).await.unwrap();
+            self.ledger.archived(to).unwrap();
+            bodies.push(record.body);
+        }
+        bodies
+    }
+
+    /// One round of an owner whose clock says `NOW`; what it appended.
+    async fn round(&mut self, round: u64, node: Keep) -> Vec<Body> {
+        let rules = self.ledger.rules();
+        let settings = settings(node, || NOW);
+        let (bus, store) = (&self.bus, &self.store);
+        let mut sweeper =
+            Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, metrics: None };
+        sweeper.round(round).await.unwrap();
+        self.own().await
+    }
+
+    async fn seqs(&self, id: &ConversationId) -> Vec<u64> {
+        let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: 10_000, max_bytes: 1 << 30 };
+        self.store.page(id, query).await.unwrap().rows.iter().map(|stored| stored.row.seq).collect()
+    }
+}
+
+fn settings(node: Keep, wall_ms: fn() -> u64) -> Settings {
+    Settings { node, every: Duration::from_secs(60), keys: Duration::from_millis(8 * DAY), wall_ms }
+}
+
+fn direct() -> ConversationId {
+    ConversationId::direct(&UserId::new("ann").unwrap(), &UserId::new("bob").unwrap())
+}
+
+fn message(to: &ConversationId, id: u64) -> Body {
+    Body::Message(Message {
+        conversation: to.clone(),
+        sender: UserId::new("ann").unwrap(),
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new(&format!("m{id}")).unwrap(),
+        attempt: 0,
+        content: Bytes::new(),
+        order: SenderOrder::default(),
+        flags: 0,
+        body_hash: body_hash(b""),
+    })
+}
+
+fn group(name: &str, keep: &str) -> (ConversationId, Body) {
+    let id = ConversationId::group(&GroupId::new(name).unwrap());
+    let change = MemberChange {
+        conversation: id.clone(),
+        action: MemberAction::Create,
+        users: vec![UserId::new("ann").unwrap()],
+        role: Some(Role::Member),
+        by: None,
+        settings: [(SETTING.to_owned(), keep.to_owned())].into(),
+        request_id: MsgId::new("r1").unwrap(),
+    };
+    (id, Body::Member(change))
+}
+
+fn pruned(id: &ConversationId, up_to: u64) -> Body {
+    Body::Prune(Prune { conversation: id.clone(), up_to })
+}
+
+#[tokio::test]
+async fn each_conversation_keeps_what_its_setting_or_the_node_says() {
+    let mut world = World::new().await;
+    let age = [40 * DAY, 8 * DAY, 2 * DAY, 2 * HOUR_MS, HOUR_MS / 2];
+    let mut all = vec![(direct(), [1, 2, 3].as_slice())];
+    for (name, keep, left) in [
+        ("a", "none", &[6][..]),
+        ("b", "1d", &[5, 6]),
+        ("c", "30d", &[3, 4, 5, 6]),
+        ("d", "forever", &[1, 2, 3, 4, 5, 6]),
+        ("e", "", &[4, 5, 6]),
+    ] {
+        let (id, create) = group(name, keep);
+        world.append(NOW - 50 * DAY, create).await;
+        all.push((id, left));
+    }
+    for (number, age) in (0..).zip(age) {
+        for (id, _) in &all {
+            world.append(NOW - age, message(id, number)).await;
+        }
+    }
+    all[0].1 = &[3, 4, 5];
+    let appended = world.round(0, Keep::Days(7)).await;
+    assert!(appended.contains(&pruned(&direct(), 2)), "{appended:?}");
+    for (id, left) in &all {
+        assert_eq!(world.seqs(id).await, *left, "{id}");
+    }
+    let again = world.round(0, Keep::Days(7)).await;
+    assert_eq!(again, [], "nothing is taken twice");
+    assert_eq!(world.ledger.head(&direct()).unwrap().unwrap().last_seq, 5, "no seq is handed out again");
+}
+
+#[test]
+fn a_setting_that_means_nothing_leaves_it_to_the_node() {
+    let (id, _) = group("a", "");
+    let head = |keep: &str| Head {
+        settings: BTreeMap::from([(SETTING.to_owned(), keep.to_owned())]).into(),
+        ..Head::default()
+    };
+    assert_eq!(Keep::of(&id, &head("a while"), Keep::Days(7)), Keep::Days(7));
+    assert_eq!(Keep::of(&id, &head("1d"), Keep::Days(7)), Keep::Days(1));
+}
+
+#[tokio::test]
+async fn much_that_is_old_goes_in_parts_and_a_young_row_protects_those_behind_it() {
+    let mut world = World::new().await;
+    for number in 0..2_500 {
+        // The clock was set back for the last hundred.
+        let time = if number == 2_399 { NOW } else { NOW - 10 * DAY };
+        world.append(time, message(&direct(), number)).await;
+    }
+    let appended = world.round(0, Keep::Days(1)).await;
+    let prunes: Vec<_> = appended.into_iter().filter(|body| matches!(body, Body::Prune(_))).collect();
+    assert_eq!(prunes, [pruned(&direct(), 1_000), pruned(&direct(), 2_000), pruned(&direct(), 2_399)]);
+    assert_eq!(world.seqs(&direct()).await.len(), 101);
+}
+
+#[tokio::test]
+async fn s22_a_key_lives_for_eight_days_and_then_goes() {
+    let mut world = World::new().await;
+    for (number, age) in (0..).zip([10 * DAY, 9 * DAY, 7 * DAY, 9 * DAY, DAY]) {
+        world.append(NOW - age, message(&direct(), number)).await;
+    }
+    let appended = world.round(0, Keep::Forever).await;
+    // Record 3 is old, too, but younger ones lie before it: a clock that was set back takes no key early.
+    assert_eq!(appended, [Body::Rules(Rules { keys_from: 2, ..Rules::default() })]);
+    let scan = Scan::Keys { from: 0, after: None, limit: 100 };
+    assert_eq!(world.store.scan(0, Fence(1), &scan).await.unwrap().rows.len(), 3);
+    assert_eq!(world.round(0, Keep::Forever).await, [], "once is enough");
+    assert_eq!(world.round(1, Keep::Forever).await, []);
+    assert_eq!(world.seqs(&direct()).await.len(), 5, "the messages stay");
+}
+
+#[tokio::test]
+async fn long_retention_is_looked_at_less_often_and_a_former_owner_stops() {
+    let every = Duration::from_secs(60);
+    let due = |keep: Keep| (1..=2 * 720).filter(|round| keep.is_due(*round, every)).count();
+    assert_eq!([Keep::Hour, Keep::Days(1), Keep::Days(7), Keep::Days(30)].map(due), [1_440, 60, 8, 2]);
+    let world = World::new().await;
+    world.store.take_over(0, Fence(2), TopicId(1)).await.unwrap();
+    let settings = Settings { every: Duration::from_millis(1), ..settings(Keep::Days(1), || NOW) };
+    let rules = Rules::default();
+    let (bus, store) = (&world.bus, &world.store);
+    Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, metrics: None }.run().await;
+}

@@ -1,0 +1,53 @@
+//! A client that comes back: login, then where all of its conversations stand.
+
+use super::{
+    Driver, establish,
+    mesh::{Heard, surprise},
+};
+use crate::cli::bench::{
+    host,
+    orders::Outcome,
+    wire::{self, kind},
+};
+use anyhow::{Result, ensure};
+use std::time::Duration;
+
+/// A sync that has not ended by then has failed.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+impl Driver {
+    /// The outcome's wall time is that from `Sync` to `SyncEnd`, `max_us` that of the login before it.
+    pub(super) fn sync(&mut self, user: usize) -> Result<Outcome> {
+        self.mesh.hang_up();
+        (self.users, self.publisher) = (0, None);
+        let mut plan = establish::Plan::keep("u", 1, 1);
+        plan.first = user;
+        let slot = self.mesh.len();
+        let login = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        let meter = self.meter()?;
+        let began = host::now_ns();
+        self.mesh.send_frame(slot, &wire::sync(7))?;
+        let mut outcome = Outcome { max_us: login.wall_ns / 1000, ..Outcome::default() };
+        let mut ended = false;
+        while !ended {
+            self.mesh.turn(Duration::from_millis(10), |slot, _, heard| match &heard {
+                Heard::Frame(view) if view.kind == kind::CONVERSATION_STATE => {
+                    ensure!(wire::number_of(view.body, 2) > 0, "a conversation without messages");
+                    outcome.count += 1;
+                    outcome.reply_bytes += wire::framed_len(crate::cli::bench::wire::Transport::Tcp, view);
+                    Ok(())
+                }
+                Heard::Frame(view) if view.kind == kind::SYNC_END => {
+                    ended = true;
+                    Ok(())
+                }
+                heard => surprise(slot, heard),
+            })?;
+            ensure!(host::now_ns() - began < PATIENCE_NS, "{} states, then nothing", outcome.count);
+        }
+        outcome.wall_ns = host::now_ns() - began;
+        self.read_meter(meter, &mut outcome)?;
+        self.mesh.hang_up();
+        Ok(outcome)
+    }
+}

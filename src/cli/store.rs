@@ -1,0 +1,195 @@
+//! `tidegate store`: looks at the store of a node that does not run, and moves it as JSON lines.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use clap::Subcommand;
+
+use crate::embedded::{Offline, Stats};
+
+/// Arguments of `tidegate store`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate store check                                is everything there, and true?
+  tidegate store stats --json                         how much is in it
+  tidegate store export --output old.jsonl            everything, as JSON lines
+  tidegate store import old.jsonl --data new          into a data directory without a store
+
+The node must be stopped; docs/store.md describes the format.";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Read everything and list each fault; exit code 1 if there is any
+    Check {
+        #[command(flatten)]
+        data: super::DataArg,
+    },
+    /// Count what is in it, and the bytes on the disk
+    Stats {
+        #[command(flatten)]
+        data: super::DataArg,
+        /// One JSON object instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write everything as JSON lines
+    Export {
+        #[command(flatten)]
+        data: super::DataArg,
+        /// Where to; a file that is there is not overwritten
+        #[arg(long, short, value_name = "FILE", default_value = "-")]
+        output: PathBuf,
+    },
+    /// Fill a data directory that has no store from an export: all of it, or nothing
+    Import {
+        /// The export; - is standard input
+        #[arg(value_name = "FILE")]
+        input: PathBuf,
+        #[command(flatten)]
+        data: super::DataArg,
+        /// Only say whether it would work
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// When the store can't be opened (a node runs, there is none, it is damaged), has faults, or an export is wrong.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.command {
+        Command::Check { data } => check(&store_of(&data.data)),
+        Command::Stats { data, json } => stats(&store_of(&data.data), *json),
+        Command::Export { data, output } => export(&store_of(&data.data), output),
+        Command::Import { input, data, dry_run } => import(&store_of(&data.data), input, *dry_run),
+    }
+}
+
+/// Where a node keeps its store.
+fn store_of(data: &Path) -> PathBuf {
+    data.join("store")
+}
+
+fn check(path: &Path) -> anyhow::Result<()> {
+    let store = Offline::open(path)?;
+    let mut out = io::stdout().lock();
+    let mut lost = None;
+    let found = store.check(&mut |what| {
+        if let Err(error) = writeln!(out, "fault: {what}") {
+            lost.get_or_insert(error);
+        }
+    });
+    if found.faults > 0 {
+        anyhow::bail!(
+            "{} has {} faults in {} rows: put it back from a backup; the disk may be failing",
+            path.display(),
+            found.faults,
+            found.looked_at
+        );
+    }
+    writeln!(out, "{} is sound: {} rows of all kinds looked at", path.display(), found.looked_at)?;
+    if found.keys_alone > 0 {
+        writeln!(out, "{} dedup keys outlive their messages, which retention took", found.keys_alone)?;
+    }
+    Ok(())
+}
+
+fn stats(path: &Path, json: bool) -> anyhow::Result<()> {
+    let stats = Offline::open(path)?.stats()?;
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(&stats)?)?;
+    } else {
+        table(&stats, &mut out)?;
+    }
+    Ok(())
+}
+
+fn table(stats: &Stats, out: &mut dyn Write) -> io::Result<()> {
+    let counts = [
+        ("format", stats.format.into()),
+        ("conversations", stats.conversations),
+        ("  direct", stats.direct),
+        ("  ended groups", stats.deleted),
+        ("members", stats.members),
+        ("  former", stats.former_members),
+        ("rows", stats.rows),
+        ("  messages", stats.messages),
+        ("  recalled", stats.recalled),
+        ("devices", stats.devices),
+        ("read marks", stats.marks),
+        ("user settings", stats.wishes),
+        ("dedup keys", stats.keys),
+        ("bytes", stats.total_bytes),
+        ("  state", stats.state_bytes),
+        ("  rows", stats.rows_bytes),
+        ("  dedup keys", stats.keys_bytes),
+        ("  journals", stats.journal_bytes),
+        ("  a message", stats.bytes_per_message),
+    ];
+    for (name, count) in counts {
+        writeln!(out, "{name:<16} {count:>16}")?;
+    }
+    for it in &stats.partitions {
+        writeln!(
+            out,
+            "partition {}: archived to {}, {} log records, {} waiting, keys from {}",
+            it.number, it.position, it.log_records, it.log_waiting, it.keys_from
+        )?;
+    }
+    Ok(())
+}
+
+fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
+    let store = Offline::open(path)?;
+    let to: Box<dyn Write> = if output == Path::new("-") {
+        Box::new(io::stdout().lock())
+    } else {
+        let file = File::create_new(output)
+            .with_context(|| format!("{} can't be made; name a file that is not there", output.display()))?;
+        Box::new(SyncOnFlush(file))
+    };
+    let mut to = BufWriter::new(to);
+    let lines = store.export(&mut to)?;
+    to.flush().with_context(|| format!("{} could not be written", output.display()))?;
+    eprintln!("exported {lines} lines");
+    Ok(())
+}
+
+/// A file that is on the disk once it is flushed.
+struct SyncOnFlush(File);
+
+impl Write for SyncOnFlush {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+}
+
+fn import(path: &Path, input: &Path, dry: bool) -> anyhow::Result<()> {
+    let mut from: Box<dyn BufRead> = if input == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        let file = File::open(input).with_context(|| format!("{} can't be read", input.display()))?;
+        Box::new(BufReader::new(file))
+    };
+    let lines = Offline::import(path, &mut from, dry)?;
+    let done = if dry { "would import" } else { "imported" };
+    eprintln!("{done} {lines} lines into {}", path.display());
+    Ok(())
+}

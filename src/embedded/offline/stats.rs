@@ -1,0 +1,137 @@
+//! How much a store holds, and where the bytes are.
+
+use std::io;
+
+use serde::Serialize;
+use tidegate_protocol::id::ConversationKind;
+
+use super::{Entry, FORMAT, Offline, OfflineError, Trouble};
+
+/// How much a store holds. The counts are exact; bytes are those of files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// The store format.
+    pub format: u32,
+    /// Where the log stands.
+    pub partitions: Vec<PartitionStats>,
+    /// Conversations, ended groups included.
+    pub conversations: u64,
+    /// Direct ones among them.
+    pub direct: u64,
+    /// Groups that have ended.
+    pub deleted: u64,
+    /// Pairs of a conversation and a user who is in.
+    pub members: u64,
+    /// Pairs of a conversation and a user who was in.
+    pub former_members: u64,
+    /// Messages that are kept, recalled ones included.
+    pub messages: u64,
+    /// Recalled ones among them.
+    pub recalled: u64,
+    /// Rows that are kept: messages, changes of groups, recalls.
+    pub rows: u64,
+    /// Devices with an order of their own, each in a conversation.
+    pub devices: u64,
+    /// Pairs of a user and a conversation with a read mark, or something cleared or hidden.
+    pub marks: u64,
+    /// Users who have settings.
+    pub wishes: u64,
+    /// Dedup keys.
+    pub keys: u64,
+    /// Table files of heads, members, devices, marks and the log.
+    pub state_bytes: u64,
+    /// Table files of the history.
+    pub rows_bytes: u64,
+    /// Table files of the dedup keys.
+    pub keys_bytes: u64,
+    /// Journals: what was written last, whatever it is.
+    pub journal_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+    /// All of it for each message kept; 0 without any.
+    pub bytes_per_message: u64,
+}
+
+/// Where a partition stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PartitionStats {
+    /// Which.
+    pub number: u32,
+    /// The offset of the next record to archive.
+    pub position: u64,
+    /// Records in the log on disk.
+    pub log_records: u64,
+    /// Of those, records that are not archived yet; the next start decides them.
+    pub log_waiting: u64,
+    /// Keys of records below this offset are forgotten.
+    pub keys_from: u64,
+}
+
+impl Offline {
+    /// Counts everything.
+    ///
+    /// # Errors
+    /// When something can't be read.
+    pub fn stats(&self) -> Result<Stats, OfflineError> {
+        let mut stats = Stats { format: FORMAT, ..Stats::default() };
+        let mut damage = None;
+        let walked = self.walk(&mut |entry| {
+            entry.map(|entry| stats.count(&entry)).map_err(|what| {
+                damage = Some(what);
+                io::ErrorKind::InvalidData.into()
+            })
+        });
+        if let (Err(_), Some(what)) = (walked, damage) {
+            return Err(OfflineError::Damaged(what));
+        }
+        let database = &self.database;
+        stats.state_bytes = database.state.disk_space();
+        stats.rows_bytes = database.rows.disk_space();
+        stats.keys_bytes = database.keys.disk_space();
+        stats.journal_bytes = database.fjall.journal_disk_space().map_err(Trouble::from)?;
+        stats.total_bytes = database.fjall.disk_space().map_err(Trouble::from)?;
+        stats.bytes_per_message = stats.total_bytes.checked_div(stats.messages).unwrap_or(0);
+        Ok(stats)
+    }
+}
+
+impl Stats {
+    fn count(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Partition(it) => self.partitions.push(PartitionStats {
+                number: it.number,
+                position: it.offset,
+                keys_from: it.keys_from,
+                ..PartitionStats::default()
+            }),
+            Entry::Log(it) => {
+                if self.partitions.iter().all(|partition| partition.number != it.partition) {
+                    self.partitions
+                        .push(PartitionStats { number: it.partition, ..PartitionStats::default() });
+                }
+                let partition = self.partitions.iter_mut().find(|partition| partition.number == it.partition);
+                if let Some(partition) = partition {
+                    partition.log_records += 1;
+                    partition.log_waiting += u64::from(it.offset >= partition.position);
+                }
+            }
+            Entry::Conversation(it) => {
+                self.conversations += 1;
+                self.direct += u64::from(matches!(it.id.kind(), ConversationKind::Direct(..)));
+                self.deleted += u64::from(it.deleted_seq > 0);
+            }
+            Entry::Member(it) if it.left_seq == 0 => self.members += 1,
+            Entry::Member(_) => self.former_members += 1,
+            Entry::Device(_) => self.devices += 1,
+            Entry::Row(it) => {
+                self.rows += 1;
+                self.messages += u64::from(it.body.is_message());
+                self.recalled += u64::from(it.recalled.is_some());
+            }
+            Entry::Mark(_) => self.marks += 1,
+            Entry::Wishes(_) => self.wishes += 1,
+            Entry::Key(_) => self.keys += 1,
+            Entry::TidegateExport(_) | Entry::End(_) => {}
+        }
+    }
+}

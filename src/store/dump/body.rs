@@ -1,0 +1,267 @@
+//! What a row is, in JSON: a message, a change of a group, or a recall.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+use tidegate_protocol::{
+    content::{self, Content},
+    id::{ConversationId, DeviceId, IdError, MsgId, UserId},
+    machine::ledger::Row,
+    record::{Body, Hash16, MemberAction, MemberChange, Message, Recall, Role, SenderOrder},
+};
+
+use super::{RowLine, form};
+use crate::store::StoredRow;
+
+/// A [`Role`] by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum RoleName {
+    Member,
+    Admin,
+    Owner,
+}
+
+/// A [`MemberAction`] by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum ActionName {
+    Create,
+    Join,
+    Leave,
+    Kick,
+    Role,
+    Settings,
+    Delete,
+    Mute,
+    Unmute,
+}
+
+/// A content: text where it is nothing else, or else its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContentLine {
+    /// Text.
+    Text(String),
+    /// An encoded `Content`.
+    Encoded(#[serde(with = "form::base64")] Vec<u8>),
+}
+
+/// What a row is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyLine {
+    /// See [`Message`]; without content when it was recalled.
+    Message(MessageLine),
+    /// See [`MemberChange`].
+    Change(ChangeLine),
+    /// See [`Recall`].
+    Recall(RecallLine),
+}
+
+/// See [`Message`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct MessageLine {
+    #[serde(with = "form::text")]
+    pub sender: UserId,
+    #[serde(with = "form::text")]
+    pub device: DeviceId,
+    #[serde(with = "form::text")]
+    pub msg_id: MsgId,
+    pub attempt: u32,
+    pub flags: u32,
+    pub epoch: u64,
+    pub n: u64,
+    pub chained: bool,
+    #[serde(with = "form::hex")]
+    pub body_hash: Hash16,
+    pub content: ContentLine,
+}
+
+/// See [`MemberChange`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ChangeLine {
+    pub action: ActionName,
+    pub users: Vec<String>,
+    pub role: Option<RoleName>,
+    pub by: Option<String>,
+    pub settings: BTreeMap<String, String>,
+    #[serde(with = "form::text")]
+    pub request_id: MsgId,
+}
+
+/// See [`Recall`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct RecallLine {
+    pub seq: u64,
+    pub by: Option<String>,
+}
+
+impl RowLine {
+    /// As the store says it; none when it is no row of a history.
+    pub fn new(stored: &StoredRow) -> Option<Self> {
+        let StoredRow { row, recalled } = stored;
+        let Row { seq, ordinal, own, time, offset, body } = row;
+        let body = body_line(body)?;
+        let (seq, ordinal, own, time) = (*seq, *ordinal, *own, *time);
+        Some(Self { seq, ordinal, own, time, offset: *offset, recalled: *recalled, body })
+    }
+
+    /// As the store takes it.
+    ///
+    /// # Errors
+    /// Names an id that is none.
+    pub fn stored(&self, conversation: &ConversationId) -> Result<StoredRow, IdError> {
+        let Self { seq, ordinal, own, time, offset, recalled, ref body } = *self;
+        let body = body.body(conversation)?;
+        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
+    }
+}
+
+fn body_line(body: &Body) -> Option<BodyLine> {
+    let by = |by: &Option<UserId>| by.as_ref().map(ToString::to_string);
+    Some(match body {
+        Body::Message(it) => BodyLine::Message(MessageLine {
+            sender: it.sender.clone(),
+            device: it.device.clone(),
+            msg_id: it.msg_id.clone(),
+            attempt: it.attempt,
+            flags: it.flags,
+            epoch: it.order.epoch,
+            n: it.order.n,
+            chained: it.order.chained,
+            body_hash: it.body_hash,
+            content: ContentLine::new(&it.content),
+        }),
+        Body::Member(it) => BodyLine::Change(ChangeLine {
+            action: it.action.into(),
+            users: it.users.iter().map(ToString::to_string).collect(),
+            role: it.role.map(RoleName::from),
+            by: by(&it.by),
+            settings: it.settings.clone(),
+            request_id: it.request_id.clone(),
+        }),
+        Body::Recall(it) => BodyLine::Recall(RecallLine { seq: it.seq, by: by(&it.by) }),
+        Body::Prune(_) | Body::Rules(_) => return None,
+    })
+}
+
+impl BodyLine {
+    /// The body of a row of that conversation.
+    ///
+    /// # Errors
+    /// Names an id that is none.
+    pub fn body(&self, conversation: &ConversationId) -> Result<Body, IdError> {
+        let conversation = conversation.clone();
+        let by = |by: &Option<String>| by.as_deref().map(UserId::new).transpose();
+        Ok(match self {
+            Self::Message(it) => Body::Message(Message {
+                conversation,
+                sender: it.sender.clone(),
+                device: it.device.clone(),
+                msg_id: it.msg_id.clone(),
+                attempt: it.attempt,
+                content: it.content.encoded(),
+                order: SenderOrder { epoch: it.epoch, n: it.n, chained: it.chained },
+                flags: it.flags,
+                body_hash: it.body_hash,
+            }),
+            Self::Change(it) => Body::Member(MemberChange {
+                conversation,
+                action: it.action.into(),
+                users: it.users.iter().map(|user| UserId::new(user)).collect::<Result<_, _>>()?,
+                role: it.role.map(Role::from),
+                by: by(&it.by)?,
+                settings: it.settings.clone(),
+                request_id: it.request_id.clone(),
+            }),
+            Self::Recall(it) => Body::Recall(Recall { conversation, seq: it.seq, by: by(&it.by)? }),
+        })
+    }
+
+    /// Whether it counts as a message.
+    pub fn is_message(&self) -> bool {
+        matches!(self, Self::Message(_))
+    }
+}
+
+impl ContentLine {
+    fn new(bytes: &Bytes) -> Self {
+        let text = match Content::decode(bytes.clone()) {
+            Ok(Content { body: Some(content::Body::Text(text)), unknown }) if unknown.is_empty() => text,
+            _ => return Self::Encoded(bytes.to_vec()),
+        };
+        // Bytes that mean the same but are written otherwise stay as they are.
+        let line = Self::Text(text);
+        if line.encoded() == bytes { line } else { Self::Encoded(bytes.to_vec()) }
+    }
+
+    fn encoded(&self) -> Bytes {
+        match self {
+            Self::Text(text) => Content::text(text.clone()).encode_to_vec().into(),
+            Self::Encoded(bytes) => Bytes::copy_from_slice(bytes),
+        }
+    }
+}
+
+impl From<Role> for RoleName {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Member => Self::Member,
+            Role::Admin => Self::Admin,
+            Role::Owner => Self::Owner,
+        }
+    }
+}
+
+impl From<RoleName> for Role {
+    fn from(role: RoleName) -> Self {
+        match role {
+            RoleName::Member => Self::Member,
+            RoleName::Admin => Self::Admin,
+            RoleName::Owner => Self::Owner,
+        }
+    }
+}
+
+impl From<MemberAction> for ActionName {
+    fn from(action: MemberAction) -> Self {
+        match action {
+            MemberAction::Create => Self::Create,
+            MemberAction::Join => Self::Join,
+            MemberAction::Leave => Self::Leave,
+            MemberAction::Kick => Self::Kick,
+            MemberAction::Role => Self::Role,
+            MemberAction::Settings => Self::Settings,
+            MemberAction::Delete => Self::Delete,
+            MemberAction::Mute => Self::Mute,
+            MemberAction::Unmute => Self::Unmute,
+        }
+    }
+}
+
+impl From<ActionName> for MemberAction {
+    fn from(action: ActionName) -> Self {
+        match action {
+            ActionName::Create => Self::Create,
+            ActionName::Join => Self::Join,
+            ActionName::Leave => Self::Leave,
+            ActionName::Kick => Self::Kick,
+            ActionName::Role => Self::Role,
+            ActionName::Settings => Self::Settings,
+            ActionName::Delete => Self::Delete,
+            ActionName::Mute => Self::Mute,
+            ActionName::Unmute => Self::Unmute,
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! How ids, hashes and bytes stand in JSON.
+
+/// What is written and read as text.
+pub(super) mod text {
+    use std::{borrow::Cow, fmt::Display, str::FromStr};
+
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(in super::super) fn serialize<S: Serializer>(it: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(it)
+    }
+
+    pub(in super::super) fn deserialize<'de, D, T>(from: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        Cow::<str>::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// 16 bytes as 32 hex digits.
+pub(super) mod hex {
+    use std::borrow::Cow;
+
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use tidegate_protocol::record::Hash16;
+
+    pub(in super::super) fn serialize<S: Serializer>(it: &Hash16, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{:032x}", u128::from_be_bytes(*it)))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Hash16, D::Error> {
+        let text = Cow::<str>::deserialize(from)?;
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
+        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("not 32 hex digits"))
+    }
+}
+
+/// Bytes in base64.
+pub(super) mod base64 {
+    use std::borrow::Cow;
+
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(in super::super) fn serialize<S: Serializer>(it: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&BASE64_STANDARD.encode(it))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = Cow::<str>::deserialize(from)?;
+        BASE64_STANDARD.decode(text.as_bytes()).map_err(D::Error::custom)
+    }
+}
+
+/// A code by its name.
+pub(super) mod code {
+    use std::borrow::Cow;
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
+    use tidegate_protocol::Code;
+
+    pub(in super::super) fn serialize<S: Serializer>(it: &Option<Code>, to: S) -> Result<S::Ok, S::Error> {
+        it.map(Code::name).serialize(to)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Code>, D::Error> {
+        let Some(name) = Option::<Cow<'_, str>>::deserialize(from)? else { return Ok(None) };
+        let code = Code::ALL.iter().find(|code| code.name() == name);
+        code.copied().map(Some).ok_or_else(|| D::Error::custom(format!("{name} is no code")))
+    }
+}

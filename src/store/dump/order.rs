@@ -1,0 +1,349 @@
+//! What entries must be like beside each other: in order, without holes, and true to what the heads say.
+
+use std::collections::{BTreeMap, HashMap};
+
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    record::{Hash16, Position, Record},
+};
+
+use super::{
+    ConversationLine, Entry, KeyLine, LogLine, MarkLine, MemberLine, PartitionLine, RowLine,
+    body::{BodyLine, MessageLine},
+};
+use crate::store::Level;
+
+/// Users of one conversation whose own messages are counted; beyond, the count is not compared.
+const COUNTED_MAX: usize = 100_000;
+
+/// Looks at entries one after the other and says what does not fit. It goes on after a fault.
+#[derive(Default)]
+pub struct Order {
+    entries: u64,
+    stage: usize,
+    partitions: BTreeMap<u32, Partition>,
+    conversation: Option<Conversation>,
+    last_id: Option<ConversationId>,
+    mark: Option<(UserId, ConversationId)>,
+    wishes: Option<UserId>,
+    key: Option<(u32, Hash16)>,
+    complete: bool,
+}
+
+struct Partition {
+    position: Position,
+    /// The offset behind the last log record seen.
+    next: Option<u64>,
+    /// Whether the record was seen by which the position is known.
+    known: bool,
+}
+
+/// The conversation whose lines come now.
+struct Conversation {
+    line: ConversationLine,
+    stage: usize,
+    user: Option<UserId>,
+    device: Option<(UserId, String)>,
+    members: u64,
+    seq: u64,
+    ordinal: u64,
+    rows: bool,
+    /// What the members' lines say each has sent, and what the rows said so far.
+    sent: HashMap<UserId, (u64, u64)>,
+}
+
+type Fault<'a> = &'a mut dyn FnMut(String);
+
+impl Entry {
+    /// Where in an export it stands; those of a conversation stand together.
+    const fn stage(&self) -> usize {
+        match self {
+            Self::TidegateExport(_) => 0,
+            Self::Partition(_) => 1,
+            Self::Log(_) => 2,
+            Self::Conversation(_) | Self::Member(_) | Self::Device(_) | Self::Row(_) => 3,
+            Self::Mark(_) => 4,
+            Self::Wishes(_) => 5,
+            Self::Key(_) => 6,
+            Self::End(_) => 7,
+        }
+    }
+}
+
+impl Order {
+    /// Whether the last line was seen.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Says what is wrong with the next entry, and with what came before it if that should have gone on.
+    pub fn next(&mut self, entry: &Entry, fault: Fault<'_>) {
+        let stage = entry.stage();
+        if self.complete {
+            fault("there is more after the last line".into());
+        }
+        if stage < self.stage || (self.entries == 0) != (stage == 0) {
+            fault("the line is out of place".into());
+        }
+        if stage > 3 || matches!(entry, Entry::Conversation(_)) {
+            self.end_conversation(fault);
+        }
+        if stage > 2 && self.stage <= 2 {
+            self.end_log(fault);
+        }
+        self.stage = stage.max(self.stage);
+        match entry {
+            Entry::TidegateExport(_) => {}
+            Entry::Partition(it) => self.partition(it, fault),
+            Entry::Log(it) => self.log(it, fault),
+            Entry::Conversation(it) => self.begin(it, fault),
+            Entry::Member(_) | Entry::Device(_) | Entry::Row(_) => match &mut self.conversation {
+                Some(conversation) => conversation.next(entry, fault),
+                None => fault("the line belongs to no conversation".into()),
+            },
+            Entry::Mark(it) => self.mark(it, fault),
+            Entry::Wishes(it) => {
+                if self.wishes.as_ref().is_some_and(|last| *last >= it.user) {
+                    fault(format!("what {} wishes is out of order", it.user));
+                }
+                if let Err(error) = it.wishes() {
+                    fault(format!("{} wishes what there is not ({error})", it.user));
+                }
+                self.wishes = Some(it.user.clone());
+            }
+            Entry::Key(it) => self.key(it, fault),
+            Entry::End(lines) => {
+                if *lines != self.entries {
+                    fault(format!("{} lines came, the last one says {lines}", self.entries));
+                }
+                self.complete = true;
+            }
+        }
+        self.entries += 1;
+    }
+
+    fn partition(&mut self, it: &PartitionLine, fault: Fault<'_>) {
+        let (position, rules) = it.parts();
+        if rules.keys_from > position.offset {
+            fault(format!("partition {}: its rules are of a later position", it.number));
+        }
+        let partition = Partition { position, next: None, known: position == Position::START };
+        if self.partitions.insert(it.number, partition).is_some() {
+            fault(format!("partition {} comes twice", it.number));
+        }
+    }
+
+    fn log(&mut self, it: &LogLine, fault: Fault<'_>) {
+        let LogLine { partition: number, offset, record } = it;
+        if Record::decode(record.clone().into()).is_err() {
+            fault(format!("record {offset} of partition {number} does not decode: a node passes over it"));
+        }
+        let Some(partition) = self.partitions.get_mut(number) else {
+            // A log that nobody has taken over yet.
+            let next = offset.checked_add(1);
+            let partition = Partition { position: Position::START, next, known: *offset == 0 };
+            self.partitions.insert(*number, partition);
+            return;
+        };
+        if partition.next.is_some_and(|next| next != *offset) {
+            fault(format!("the log of partition {number} has a hole before record {offset}"));
+        }
+        if partition.position.offset == offset.saturating_add(1) {
+            partition.known = partition.position.matches(Some(record));
+        }
+        partition.next = offset.checked_add(1);
+    }
+
+    fn end_log(&mut self, fault: Fault<'_>) {
+        for (number, partition) in &self.partitions {
+            let from_start =
+                partition.position != Position::START || partition.next.is_none_or(|next| next > 0);
+            if !partition.known || !from_start {
+                fault(format!(
+                    "the log of partition {number} does not hold the record by which position {:?} is known",
+                    partition.position
+                ));
+            }
+        }
+    }
+
+    fn begin(&mut self, it: &ConversationLine, fault: Fault<'_>) {
+        let ConversationLine { id, last_seq, messages, pruned_to, deleted_seq, .. } = it;
+        if self.last_id.as_ref().is_some_and(|last| last >= id) {
+            fault(format!("{id} is out of order"));
+        }
+        if messages.max(pruned_to).max(deleted_seq) > last_seq {
+            fault(format!("{id} has more messages, or lost more, than the seqs it handed out"));
+        }
+        self.last_id = Some(id.clone());
+        self.conversation = Some(Conversation {
+            stage: 0,
+            user: None,
+            device: None,
+            members: 0,
+            seq: *pruned_to,
+            ordinal: 0,
+            rows: false,
+            sent: HashMap::new(),
+            line: it.clone(),
+        });
+    }
+
+    fn end_conversation(&mut self, fault: Fault<'_>) {
+        if let Some(conversation) = self.conversation.take() {
+            conversation.end(fault);
+        }
+    }
+
+    fn mark(&mut self, it: &MarkLine, fault: Fault<'_>) {
+        let name = (it.user.clone(), it.conversation.clone());
+        if self.mark.as_ref().is_some_and(|last| *last >= name) {
+            fault(format!("the mark of {} in {} is out of order", it.user, it.conversation));
+        }
+        let Level { mark, cleared, hidden } = it.level();
+        if [mark, cleared].iter().any(|it| it.own > it.messages || it.messages > it.seq) {
+            fault(format!("the mark of {} in {} counts too much", it.user, it.conversation));
+        }
+        let shown = hidden.first().is_some_and(|it| it.seq <= cleared.seq);
+        if shown || !hidden.is_sorted_by(|a, b| a.seq < b.seq) {
+            fault(format!("what {} has hidden in {} is out of order", it.user, it.conversation));
+        }
+        self.mark = Some(name);
+    }
+
+    fn key(&mut self, it: &KeyLine, fault: Fault<'_>) {
+        if it.refused.is_some() != (it.seq == 0) {
+            fault(format!("a key of record {} has a seq and a refusal, or neither", it.offset));
+        }
+        let name = (it.partition, it.key);
+        if self.key.is_some_and(|last| last >= name) {
+            fault(format!("a key of partition {} is out of order", it.partition));
+        }
+        let position = self.partitions.get(&it.partition).map_or(0, |partition| partition.position.offset);
+        if it.offset >= position {
+            fault(format!(
+                "a key is of record {}, which partition {} has not archived",
+                it.offset, it.partition
+            ));
+        }
+        self.key = Some(name);
+    }
+}
+
+impl Conversation {
+    fn next(&mut self, entry: &Entry, fault: Fault<'_>) {
+        let id = &self.line.id;
+        let stage = match entry {
+            Entry::Member(_) => 1,
+            Entry::Device(_) => 2,
+            _ => 3,
+        };
+        if stage < self.stage {
+            fault(format!("{id}: the line is out of place"));
+        }
+        self.stage = stage;
+        match entry {
+            Entry::Member(it) => self.member(it, fault),
+            Entry::Device(it) => {
+                let name = Some((it.user.clone(), it.device.to_string()));
+                if self.device >= name {
+                    fault(format!("{id}: device {} of {} is out of order", it.device, it.user));
+                }
+                self.device = name;
+            }
+            Entry::Row(it) => self.row(it, fault),
+            _ => {}
+        }
+    }
+
+    fn member(&mut self, it: &MemberLine, fault: Fault<'_>) {
+        let (id, user) = (&self.line.id, &it.user);
+        if self.user.as_ref().is_some_and(|last| last >= user) {
+            fault(format!("{id}: member {user} is out of order"));
+        }
+        if it.joined_seq.max(it.left_seq) > self.line.last_seq || it.sent > self.line.messages {
+            fault(format!("{id}: member {user} is beyond seq {}, the last one", self.line.last_seq));
+        }
+        let mut end = 0;
+        let now = (it.joined_seq, if it.member().is_in() { u64::MAX } else { it.left_seq });
+        let times = it.stays().map(|stay| (stay.joined_seq, stay.left_seq)).chain([now]);
+        for (joined, left) in times {
+            // Who was given all that was said before came in at 1, each time anew.
+            if (joined <= end && joined != 1) || left <= end || left < joined {
+                fault(format!("{id}: the times in which {user} was in overlap"));
+            }
+            end = left;
+        }
+        self.members += u64::from(it.member().is_in());
+        self.user = Some(user.clone());
+        if self.sent.len() < COUNTED_MAX {
+            self.sent.insert(user.clone(), (it.sent, 0));
+        }
+    }
+
+    fn row(&mut self, it: &RowLine, fault: Fault<'_>) {
+        let id = &self.line.id;
+        if it.seq != self.seq + 1 {
+            let (seq, after) = (it.seq, self.seq);
+            fault(match seq.cmp(&after) {
+                std::cmp::Ordering::Greater => format!("{id}: rows {} to {} are missing", after + 1, seq - 1),
+                std::cmp::Ordering::Equal => format!("{id}: row {seq} comes twice"),
+                std::cmp::Ordering::Less => format!("{id}: row {seq} is out of order, after {after}"),
+            });
+        }
+        // Of the first row behind what retention took, only the row itself knows what came before.
+        let step = u64::from(it.body.is_message());
+        if self.rows && it.ordinal != self.ordinal + step || it.ordinal > it.seq {
+            fault(format!("{id}: row {} is message {}, after {}", it.seq, it.ordinal, self.ordinal));
+        }
+        if let Err(error) = it.stored(id) {
+            fault(format!("{id}: row {} names an id that is none ({error})", it.seq));
+        }
+        match &it.body {
+            BodyLine::Message(message) => self.own(it, message, fault),
+            BodyLine::Recall(recall) if recall.seq >= it.seq => {
+                fault(format!("{id}: row {} recalls row {}, which is not before it", it.seq, recall.seq));
+            }
+            BodyLine::Recall(_) | BodyLine::Change(_) => {}
+        }
+        (self.seq, self.ordinal, self.rows) = (it.seq.max(self.seq), it.ordinal, true);
+    }
+
+    fn own(&mut self, it: &RowLine, message: &MessageLine, fault: Fault<'_>) {
+        let (id, sender) = (&self.line.id, &message.sender);
+        let all_known = self.sent.len() < COUNTED_MAX;
+        match self.sent.get_mut(sender) {
+            Some((_, seen)) if *seen != 0 && it.own != *seen + 1 => {
+                fault(format!("{id}: row {} is message {} of {sender}, after {seen}", it.seq, it.own));
+                *seen = it.own;
+            }
+            Some((_, seen)) => *seen = it.own,
+            None if all_known => {
+                fault(format!("{id}: row {} is from {sender}, who never was a member", it.seq));
+            }
+            None => {}
+        }
+    }
+
+    fn end(self, fault: Fault<'_>) {
+        let ConversationLine { id, last_seq, messages, members, .. } = self.line;
+        if self.seq < last_seq {
+            fault(format!("{id}: rows {} to {last_seq} are missing", self.seq + 1));
+        }
+        if self.seq > last_seq {
+            fault(format!("{id}: there is a row {}, but seq {last_seq} is the last", self.seq));
+        }
+        if self.rows && self.ordinal != messages {
+            fault(format!("{id}: its rows end with message {}, its head with {messages}", self.ordinal));
+        }
+        if self.members != members {
+            fault(format!("{id}: it has {} members, its head says {members}", self.members));
+        }
+        let mut wrong: Vec<_> =
+            self.sent.into_iter().filter(|(_, (said, seen))| *seen != 0 && seen != said).collect();
+        wrong.sort_unstable();
+        for (user, (said, seen)) in wrong {
+            fault(format!("{id}: {user} has sent {seen} messages, the member's row says {said}"));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What a store keeps of each user: stays, marks, what is cleared and hidden, wishes (flaws S23, S24).
+
+use std::sync::Arc;
+
+use tidegate::store::{Hidden, Level, Mark, Personal, Store};
+use tidegate_protocol::{
+    machine::ledger::Stay,
+    record::{Body, MemberAction},
+    settings::{Retention, Unread, UserSettings},
+};
+
+use super::{
+    direct, group,
+    owner::{Owner, change, message},
+    say, user,
+};
+
+pub(super) async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let g = group("g");
+    let said = |id: &str| message(&g, "ann", id, 0, "text");
+    owner.run(&[change("g", MemberAction::Create, &["ann", "cid"], "r1"), said("m1")]).await;
+    // One batch: what lies between two archives must not fall out.
+    owner
+        .run(&[
+            change("g", MemberAction::Kick, &["cid"], "r2"),
+            said("m2"),
+            change("g", MemberAction::Join, &["cid"], "r3"),
+            said("m3"),
+            change("g", MemberAction::Kick, &["cid"], "r4"),
+        ])
+        .await;
+    owner.run(&[said("m4"), change("g", MemberAction::Join, &["cid"], "r5")]).await;
+    let standing = store.summary(&g, Some(&user("cid"))).await.unwrap().unwrap().standing.unwrap();
+    let stay = |joined_seq, left_seq, joined_messages, left_messages| Stay {
+        joined_seq,
+        left_seq,
+        joined_messages,
+        left_messages,
+    };
+    assert_eq!(standing.stays, [stay(1, 3, 0, 1), stay(5, 7, 2, 3)]);
+    let member = standing.member;
+    assert_eq!((member.joined_seq, member.left_seq, member.joined_messages, member.stays), (9, 0, 4, 2));
+    let told = store.memberships(&user("cid"), None, 9).await.unwrap();
+    assert_eq!(told[0].standing, standing);
+    let ann = store.summary(&g, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    assert_eq!((ann.stays, ann.member.joined_seq, ann.member.sent), (vec![], 1, 4));
+}
+
+pub(super) async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
+    let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
+    let (bob, d) = (user("bob"), direct());
+    let stored = async || {
+        let told = store.memberships(&bob, None, 9).await.unwrap();
+        let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
+        assert_eq!(summary.standing.unwrap(), told[0].standing);
+        told.iter().map(|it| it.standing.level.mark.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(stored().await, [0, 0]);
+    store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
+    assert_eq!(stored().await, [2, 0]);
+    store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
+    assert_eq!(stored().await, [2, 1], "a late one changes nothing");
+    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    assert_eq!(ann.level, Level::default(), "marks are each user's own");
+    owner.run(&[say("m3")]).await;
+    assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
+}
+
+pub(super) async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), say("m3")]).await;
+    let (bob, d) = (user("bob"), direct());
+    let save = async |change: Personal| store.save_marks(&[(bob.clone(), d.clone(), change)]).await.unwrap();
+    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
+    let at = |seq| Mark { seq, messages: seq, own: 0 };
+    let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
+    let hide =
+        |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
+    save(hide(&[2, 3])).await;
+    save(hide(&[1, 3])).await;
+    assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
+    save(Personal::Read(at(1))).await;
+    save(Personal::Cleared(at(2))).await;
+    save(Personal::Cleared(at(1))).await;
+    let level = Level { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
+    assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
+    let told = store.memberships(&bob, None, 9).await.unwrap();
+    assert_eq!(told[0].standing.level, level);
+    assert_eq!(
+        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
+        Level::default()
+    );
+}
+
+pub(super) async fn stays_that_all_begin_at_the_beginning_are_all_kept(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let Body::Member(mut open) = change("g", MemberAction::Create, &["ann"], "r0") else { unreachable!() };
+    open.settings.insert("history".into(), "all".into());
+    owner.run(&[Body::Member(open)]).await;
+    for n in 1..=3 {
+        let kick = change("g", MemberAction::Kick, &["ann"], &format!("k{n}"));
+        owner.run(&[kick, change("g", MemberAction::Join, &["ann"], &format!("j{n}"))]).await;
+    }
+    let told = store.memberships(&user("ann"), None, 9).await.unwrap();
+    let stays: Vec<_> = told[0].standing.stays.iter().map(|stay| (stay.joined_seq, stay.left_seq)).collect();
+    assert_eq!(stays, [(1, 2), (1, 4), (1, 6)]);
+}
+
+pub(super) async fn what_users_wish_is_kept_one_by_one(store: &Arc<dyn Store>) {
+    let (ann, nothing) = (user("ann"), UserSettings::default());
+    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), nothing);
+    let first = UserSettings { ack_tries: 2, retention: Some(Retention::OneDay), ..nothing };
+    assert_eq!(store.wishes(&ann, first).await.unwrap(), first);
+    let then = UserSettings { unread: Some(Unread::None), retention: Some(Retention::None), ..nothing };
+    let both = UserSettings { ack_tries: 2, ..then };
+    assert_eq!(store.wishes(&ann, then).await.unwrap(), both);
+    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), both);
+    assert_eq!(store.wishes(&user("an"), nothing).await.unwrap(), nothing, "another user");
+}
