@@ -27,7 +27,7 @@ static SEQ_PUBLISH: Script = Script::new(include_str!("../redis/seq_publish.lua"
 
 /// How long one refill may take before another caller does it: so short that the next call after a holder died has
 /// its numbers within a second.
-const LOCK: Duration = Duration::from_millis(400);
+const LOCK: Duration = Duration::from_millis(300);
 /// How long a caller waits for a lock and tries again before it goes on without numbers.
 const GIVE_UP: Duration = Duration::from_millis(950);
 /// Failures of the server or the floors in one call: one is an old connection, more are a server that is away.
@@ -185,17 +185,20 @@ impl Numbers for RedisNumbers {
         let lock = format!("{:032x}", rand::random::<u128>());
         let mut last = ScratchError::Unavailable("another caller holds the lock of these numbers".to_owned());
         let mut failures = 0;
-        while begun.elapsed() < GIVE_UP {
+        loop {
+            // Asked once more after the time is up: it may be this node that was held up, not the holder.
+            let last_try = begun.elapsed() >= GIVE_UP;
             let outcome = match self.malloc(key, count.get(), &lock).await {
                 Ok(Malloc::Ok(numbers, epoch)) => {
                     // Between the call and now somebody here may have seen that Redis was rolled back.
                     Ok(self.learn(epoch).then_some(numbers))
                 }
                 Ok(Malloc::Refill(size)) => self.refill(key, count.get(), &lock, size).await,
-                Ok(Malloc::Locked(left)) => {
+                Ok(Malloc::Locked(left)) if !last_try => {
                     tokio::time::sleep(jitter().min(left)).await;
                     Ok(None)
                 }
+                Ok(Malloc::Locked(_)) => Ok(None),
                 Err(error) => Err(error),
             };
             match outcome {
@@ -214,8 +217,10 @@ impl Numbers for RedisNumbers {
                     tokio::time::sleep(jitter()).await;
                 }
             }
+            if last_try {
+                return Err(last);
+            }
         }
-        Err(last)
     }
 
     async fn changed(&self) -> Result<(), ScratchError> {

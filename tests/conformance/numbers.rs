@@ -73,7 +73,7 @@ impl World {
     fn node_at(&self, server: &Server) -> Arc<RedisNumbers> {
         let floors = Arc::clone(&self.floors) as Arc<dyn Floors>;
         let block = NonZeroU64::new(100).unwrap();
-        Arc::new(RedisNumbers::connect(&server.config(), floors, block).unwrap())
+        Arc::new(RedisNumbers::connect(&server.patient(), floors, block).unwrap())
     }
 
     /// Takes numbers; each is new, and the last of them is returned.

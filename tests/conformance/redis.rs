@@ -238,6 +238,11 @@ impl Server {
         let _: i64 = self.ask(&["EVAL", AGE, "0", &by.as_micros().to_string()]);
     }
 
+    /// With the deadline of suites.
+    pub(crate) fn patient(&self) -> config::Redis {
+        config::Redis { timeout_ms: PATIENT_MS, ..self.config() }
+    }
+
     pub(crate) fn config(&self) -> config::Redis {
         let port = self.tls_port.unwrap_or(self.port);
         config::Redis { urls: vec![format!("redis://127.0.0.1:{port}")], ..config::Redis::default() }
@@ -251,9 +256,13 @@ impl Drop for Server {
     }
 }
 
+/// For suites about the meaning of calls: a machine that is busy must not turn an answer into `Unknown`. That calls end
+/// within the deadline which people can set is the matter of `redis_faults`.
+const PATIENT_MS: u64 = 5_000;
+
 pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {
     let urls = servers.iter().flat_map(|server| server.config().urls).collect();
-    config::Redis { urls, mode: "cluster".to_owned(), ..config::Redis::default() }
+    config::Redis { urls, mode: "cluster".to_owned(), timeout_ms: PATIENT_MS, ..config::Redis::default() }
 }
 
 /// Three masters without replicas, each with a third of the slots.

@@ -78,7 +78,7 @@ async fn a_server_that_hangs_costs_a_deadline_and_then_nothing() {
 async fn s33_scripts_that_are_gone_are_loaded_again() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
-        let (routes, a) = (routes(&server.config()), node("a", 1));
+        let (routes, a) = (routes(&server.patient()), node("a", 1));
         for n in 0..3 {
             let names: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
             let mut rows = Vec::new();

@@ -52,6 +52,7 @@ cases! {
     the_beat_tells_that_the_routes_were_lost
     a_lookup_answers_in_the_order_asked
     interest_counts_while_it_and_its_node_are_leased
+    an_interest_lapses_beside_one_that_is_renewed
     of_two_generations_the_newer_stays
     a_node_that_was_swept_is_not_listed
     of_many_that_race_each_is_replaced_once
@@ -311,6 +312,18 @@ async fn interest_counts_while_it_and_its_node_are_leased(world: &World) {
     world.renew(&a).await.unwrap();
     world.renew(&b).await.unwrap();
     assert_eq!(interested(world, &g).await, [], "the interests are over");
+}
+
+async fn an_interest_lapses_beside_one_that_is_renewed(world: &World) {
+    let (a, b, g) = (node("a", 1), node("b", 1), group("g"));
+    world.port().declare(&a, &[(g.clone(), 1)]).await.unwrap();
+    world.pass(LEASES.interest - world.slack()).await;
+    world.port().declare(&b, &[(g.clone(), 1)]).await.unwrap();
+    world.pass(world.slack()).await;
+    for at in [&a, &b] {
+        world.renew(at).await.unwrap();
+    }
+    assert_eq!(interested(world, &g).await, [Interest { node: b.clone(), generation: 1 }]);
 }
 
 async fn of_two_generations_the_newer_stays(world: &World) {

@@ -42,7 +42,7 @@ fn faultless() -> World {
 
 fn on_redis(version: Version) -> World {
     let server = Server::start(version);
-    let scratch = Arc::new(RedisScratch::connect(&server.config()).unwrap());
+    let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
     World { scratch, begun: Instant::now(), engine: Engine::Redis(vec![server]) }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn faultless() -> World {
 
 pub(super) fn on_redis(version: Version) -> World {
     let server = Server::start(version);
-    let routes = RedisRoutes::connect(&server.config(), LEASES).unwrap();
+    let routes = RedisRoutes::connect(&server.patient(), LEASES).unwrap();
     World { routes: Mutex::new(Arc::new(routes)), engine: Engine::Redis(vec![server]) }
 }
 
