@@ -12,12 +12,16 @@ mod kafka;
 mod link;
 
 pub use self::link::Link;
+mod redis;
+
+pub use self::redis::Redis;
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
 
 /// Settings that are lists, for the environment.
-const LISTS: &[&str] = &["listen.origins", "kafka.brokers", "kafka.node_brokers", "kafka.properties"];
+const LISTS: &[&str] =
+    &["listen.origins", "kafka.brokers", "kafka.node_brokers", "kafka.properties", "redis.urls"];
 
 /// How long load balancers are given to look elsewhere.
 const LB_DELAY: Duration = Duration::from_millis(5_000);
@@ -44,6 +48,8 @@ pub struct Config {
     pub socket: Socket,
     /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
     pub link: Link,
+    /// Redis, for profile `cluster`: who is where, and what may be lost.
+    pub redis: Redis,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }

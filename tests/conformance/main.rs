@@ -39,8 +39,11 @@ mod bus;
 mod embedded;
 mod kafka;
 mod link;
+mod numbers;
 mod paging;
 mod reader;
+mod redis;
+mod redis_faults;
 mod routes;
 mod scratch;
 #[path = "../support/services.rs"]
