@@ -62,7 +62,10 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/v1/groups/{id}/settings", post(groups::change_settings))
         .fallback(|| async { Problem(Code::NotFound, "no such path; see docs/http.md".into()) })
         .method_not_allowed_fallback(|| async {
-            Problem(Code::NotFound, "no such method here; see docs/http.md".into())
+            (
+                StatusCode::METHOD_NOT_ALLOWED,
+                Problem(Code::NotFound, "no such method here; see docs/http.md".into()),
+            )
         })
         .with_state(api);
     axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await

@@ -126,6 +126,12 @@ pub trait Bus: Send + Sync {
     /// Whether an appended record outlives the process. False: messages live in memory only, and `serve` says so.
     fn durable(&self) -> bool;
 
+    /// Whether the log is known to refuse every append for now, as [`AppendError::Unavailable`]: what has no place
+    /// anywhere yet is better refused at once. False says nothing.
+    fn refuses_all(&self) -> bool {
+        false
+    }
+
     /// Appends the records to one partition, in this order.
     ///
     /// Ok: all of them are committed (durable as [`Bus::durable`] says, readable by the owner, never to vanish but

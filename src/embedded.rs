@@ -276,6 +276,11 @@ impl Engine {
         self.core.fatal.subscribe()
     }
 
+    /// Whether nothing is appended until there is space on the disk again.
+    pub(crate) fn is_full(&self) -> bool {
+        self.core.full.load(Ordering::Relaxed)
+    }
+
     /// The records that a restarted bus begins with, and the offset of the first.
     pub(crate) fn kept(&self, partition: u32) -> (u64, Vec<Bytes>) {
         self.core.tail(partition).map_or_else(|| (0, Vec::new()), |mut tail| tail.take_kept())
@@ -293,7 +298,7 @@ impl Engine {
             if let Some(why) = self.core.fatal.borrow().clone() {
                 return Err(AppendError::Rejected(why));
             }
-            if self.core.full.load(Ordering::Relaxed) {
+            if self.is_full() {
                 let why = "the disk is full; free some space and it goes on by itself";
                 return Err(AppendError::Unavailable(why.to_owned()));
             }

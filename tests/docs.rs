@@ -23,10 +23,13 @@ const PAGES: &[&str] = &[
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/ARCHITECTURE.md",
+    "docs/chaos-ledger.md",
     "docs/flaws.md",
     "docs/http.md",
     "docs/performance.md",
+    "docs/store.md",
     "docs/adr/README.md",
+    "k8s/README.md",
     "protocol/SPEC.md",
 ];
 

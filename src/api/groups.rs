@@ -197,7 +197,7 @@ pub(super) async fn end(
 
 pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
     let group = group(&id)?;
-    let unavailable = |error| Problem(Code::NotYet, format!("the store does not answer: {error}"));
+    let unavailable = |error| Problem(Code::StoreUnavailable, format!("the store does not answer: {error}"));
     let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
     let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
         return Err(Problem(Code::NotFound, String::new()));

@@ -39,6 +39,10 @@ impl Bus for EmbeddedBus {
         true
     }
 
+    fn refuses_all(&self) -> bool {
+        self.engine.is_full()
+    }
+
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
         let append = |records| self.local.append_now(partition, records);
         self.engine.append(partition, records, append).await

@@ -39,6 +39,10 @@ impl Bus for Faulty<dyn Bus> {
         self.inner.durable()
     }
 
+    fn refuses_all(&self) -> bool {
+        self.inner.refuses_all()
+    }
+
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
         self.call("append", self.inner.append(partition, records)).await
     }

@@ -44,6 +44,18 @@ impl Pending {
     }
 }
 
+/// An entry of [`Pending`] for as long as somebody waits for it.
+struct Asking<'a> {
+    pending: &'a Pending,
+    request: u64,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.pending.waiting.remove(&self.request);
+    }
+}
+
 /// The administrator's side of group changes.
 #[derive(Clone)]
 pub struct Admin {
@@ -75,6 +87,8 @@ impl Admin {
         let request = self.pending.next.fetch_add(1, Ordering::Relaxed);
         let (asker, answer) = oneshot::channel();
         self.pending.waiting.insert(request, asker);
+        // The caller may cancel this at each `await`.
+        let _asking = Asking { pending: &self.pending, request };
         let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
         let record = Record { origin, received_at: now_ms, body };
         let answer = if self.intake.send(record).await {
@@ -82,7 +96,6 @@ impl Admin {
         } else {
             None
         };
-        self.pending.waiting.remove(&request);
         answer.unwrap_or(Answer::Unknown)
     }
 
@@ -112,5 +125,31 @@ impl Admin {
     /// A fresh idempotency key for a request that names none.
     pub fn fresh_request_id() -> MsgId {
         MsgId::new(&uuid::Uuid::now_v7().simple().to_string()).expect("32 hex digits are an id")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tidegate_protocol::id::NodeId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cancelled_call_leaves_no_bytes_counted_and_nobody_waiting() {
+        let (intake, mut outlets) = Intake::new(1_000_000);
+        let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+        let admin = Admin::new(me, Arc::clone(&intake), Arc::default());
+        let (group, user) = (ConversationId::parse("g:x").unwrap(), UserId::new("alice").unwrap());
+        let leave = || admin.leave(group.clone(), user.clone(), 1);
+        for _ in 0..outlets.records.max_capacity() {
+            intake.offer_records(Vec::new());
+        }
+        assert_eq!(leave().now_or_never(), None, "it waits for room in the queue");
+        assert_eq!((intake.waiting_bytes(), admin.pending.waiting.len()), (0, 0));
+        outlets.records.try_recv().unwrap();
+        assert_eq!(leave().now_or_never(), None, "it waits for an answer");
+        assert!(intake.waiting_bytes() > 0, "the record is on its way");
+        assert_eq!(admin.pending.waiting.len(), 0);
     }
 }

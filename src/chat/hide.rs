@@ -33,7 +33,7 @@ pub async fn hide(
     conversation: &ConversationId,
     seqs: &[u64],
 ) -> Result<Vec<u64>, Refusal> {
-    let (view, _) = point::look(store, user, conversation).await?;
+    let view = point::look(store, user, conversation).await?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let kept = view.level().hidden.iter().filter(|it| it.seq > forget).count();

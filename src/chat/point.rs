@@ -16,7 +16,7 @@ use crate::store::{Direction, Mark, PageQuery, Store, StoredRow};
 const STEP: usize = 64;
 const STEP_BYTES: usize = 1 << 20;
 
-/// How the user sees the conversation now, and how many messages it has.
+/// How the user sees the conversation now.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
@@ -24,7 +24,7 @@ pub(super) async fn look(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-) -> Result<(View, u64), Refusal> {
+) -> Result<View, Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(away)?;
     let direct = conversation.is_direct_of(user);
     let Some(summary) = summary else {
@@ -35,10 +35,10 @@ pub(super) async fn look(
         });
     };
     let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    Ok((View::new(conversation, &summary.head, &standing), summary.head.messages))
+    Ok(View::new(conversation, &summary.head, &standing))
 }
 
-/// The place at `seq`, which retention has not passed and which there is; `messages` is the count of all.
+/// The place at `seq`, which retention has not passed and which there is.
 ///
 /// # Errors
 /// When the store can't be read.
@@ -46,11 +46,11 @@ pub(super) async fn at(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    (view, messages): (&View, u64),
+    view: &View,
     seq: u64,
 ) -> Result<Mark, Refusal> {
     let counting = Counting { store, user, conversation, view };
-    let messages = counting.messages(seq, messages).await?;
+    let messages = counting.messages(seq).await?;
     let own = counting.own(seq).await?;
     Ok(Mark { seq, messages, own })
 }
@@ -63,11 +63,15 @@ struct Counting<'a> {
 }
 
 impl Counting<'_> {
-    /// How many messages the conversation has up to `seq`; `all` if nothing follows it.
-    async fn messages(&self, seq: u64, all: u64) -> Result<u64, Refusal> {
+    /// How many messages the conversation has up to `seq`.
+    async fn messages(&self, seq: u64) -> Result<u64, Refusal> {
+        // What came after a former member's last seq is not theirs to count; and retention may have taken the next rows.
+        if seq >= self.view.max() {
+            return Ok(self.view.messages());
+        }
         let rows = self.rows(seq, Direction::Forward, 1).await?;
         // The ordinal of the next row, less itself.
-        Ok(rows.first().map_or(all, |row| row.row.ordinal - u64::from(is_message(row))))
+        Ok(rows.first().map_or(self.view.messages(), |row| row.row.ordinal - u64::from(is_message(row))))
     }
 
     /// How many of them are the user's own: found at the next own message to either side, or at a place that is known

@@ -113,13 +113,33 @@ impl Intake {
     }
 
     /// Sends one record that is nobody's frame, waiting for room in the queue; false = the node stops.
+    ///
+    /// Cancelled, it has sent nothing and holds no room: a drain waits until there are no bytes here.
     pub async fn send(&self, record: Record) -> bool {
-        self.waiting_bytes.fetch_add(weight(&record), Ordering::Relaxed);
-        self.records.send(vec![record]).await.is_ok()
+        let room = Room { intake: self, bytes: weight(&record) };
+        self.waiting_bytes.fetch_add(room.bytes, Ordering::Relaxed);
+        let is_sent = self.records.send(vec![record]).await.is_ok();
+        if is_sent {
+            // The append gives it back.
+            std::mem::forget(room);
+        }
+        is_sent
     }
 
     fn release(&self, bytes: usize) {
         self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Room that was taken for a record not yet in the queue; dropped, it is given back.
+struct Room<'a> {
+    intake: &'a Intake,
+    bytes: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.intake.release(self.bytes);
     }
 }
 

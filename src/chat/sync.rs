@@ -114,7 +114,7 @@ async fn last(
 }
 
 /// The conversations whose last seq is above what the client has, or that it did not name; at most as many as a
-/// client can name.
+/// client can name. Those that it named come first: else the others, the same ones each time, could fill every answer.
 ///
 /// # Errors
 /// When the store can't be read.
@@ -123,21 +123,26 @@ pub async fn changed(
     user: &UserId,
     positions: &Positions,
 ) -> Result<Vec<pb::Position>, Refusal> {
-    let (mut changed, mut after) = (Vec::new(), None);
+    let (mut changed, mut unnamed, mut after) = (Vec::new(), Vec::new(), None);
+    let mut left = positions.len();
     loop {
         let page = store.memberships(user, after.as_ref(), PAGE).await.map_err(away)?;
         let whole = page.len() < PAGE;
         after = page.last().map(|it| it.conversation.clone());
         for it in page {
-            let max = View::new(&it.conversation, &it.head, &it.standing).max();
-            if positions.get(&it.conversation).is_none_or(|seq| max > *seq) {
-                changed.push(pb::Position { conversation: it.conversation.to_string(), seq: max });
-            }
-            if changed.len() == POSITIONS_MAX {
-                return Ok(changed);
-            }
+            let seq = View::new(&it.conversation, &it.head, &it.standing).max();
+            let named = positions.get(&it.conversation);
+            left = left.saturating_sub(usize::from(named.is_some()));
+            let to = match named {
+                Some(has) if seq > *has => &mut changed,
+                None if unnamed.len() < POSITIONS_MAX => &mut unnamed,
+                _ => continue,
+            };
+            to.push(pb::Position { conversation: it.conversation.to_string(), seq });
         }
-        if whole {
+        if whole || (left == 0 && changed.len() + unnamed.len() >= POSITIONS_MAX) {
+            changed.append(&mut unnamed);
+            changed.truncate(POSITIONS_MAX);
             return Ok(changed);
         }
     }

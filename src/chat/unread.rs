@@ -80,6 +80,11 @@ impl View {
         self.spans.last().map_or(0, |span| span.last)
     }
 
+    /// How many messages the conversation has up to [`Self::max`].
+    pub fn messages(&self) -> u64 {
+        self.stretches.last().map_or(0, |it| it.up_to)
+    }
+
     /// Whether the seq lies in a range of the user's, and is not gone.
     pub fn sees(&self, seq: u64) -> bool {
         seq > self.pruned_to && self.spans.iter().any(|span| (span.first..=span.last).contains(&seq))

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use tidegate_protocol::{
     Code, codec,
-    id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId},
+    id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId, UserId},
     machine::session::{Action, Alarm, Answer, ChainSaved, LoggedIn, Submit},
     pb::{self, server_frame::Body as Said},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     chat::{login, send},
     inline,
-    mail::{ConnKey, LoginDone, LoginError, Mail},
+    mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     room,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
@@ -137,12 +137,19 @@ impl Shard {
         conn.who = Some(Box::new(Who { route: done.route, chain: done.chain }));
     }
 
-    /// The groups are indexed: the session may say Welcome.
-    pub(super) fn on_memberships(&mut self, conn: &mut Conn, groups: &[ConversationId]) {
+    /// The groups are indexed: the session may say Welcome. What was said before stays before: a group with pushes in
+    /// hand lets the connection in behind them, so that a newcomer gets none from before its join. These groups are
+    /// taken off the list, for their hold is released by then.
+    pub(super) fn on_memberships(&mut self, conn: &mut Conn, groups: &mut Vec<ConversationId>) {
         let Some(who) = conn.who.as_ref().filter(|_| conn.is_open()) else { return };
-        for group in groups {
-            self.hub.join(group, conn.key.slot);
-        }
+        let user: Arc<[UserId]> = [who.route.user.clone()].into();
+        groups.retain(|group| {
+            let now = self.hub.change(Item::Join(group.clone(), Arc::clone(&user))).is_some();
+            if now {
+                self.hub.join(group, conn.key.slot);
+            }
+            now
+        });
         let login = LoggedIn {
             user: who.route.user.clone(),
             device: who.route.device.clone(),
@@ -213,7 +220,12 @@ impl Shard {
             request: ticket,
         };
         let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
-        match self.context.intake.reserve(send::weight(&record)) {
+        // Refused here, a chain waits for its client; refused by the log, it would end the connection.
+        let room = match self.context.ports.bus.refuses_all() {
+            true => Err(Code::BusUnavailable),
+            false => self.context.intake.reserve(send::weight(&record)),
+        };
+        match room {
             Ok(()) => self.batch.push(record),
             Err(code) => {
                 let limits = &self.context.limits;

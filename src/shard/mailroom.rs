@@ -72,9 +72,9 @@ impl Shard {
                     });
                 }
             }
-            Mail::Memberships(key, groups) => {
+            Mail::Memberships(key, mut groups) => {
                 if let Some(slot) = self.conns.find(key) {
-                    self.with_conn(slot, |shard, conn| shard.on_memberships(conn, &groups));
+                    self.with_conn(slot, |shard, conn| shard.on_memberships(conn, &mut groups));
                 }
                 self.release_holds(&groups);
             }

@@ -337,11 +337,12 @@ impl DeviceLine {
 }
 
 impl MarkLine {
-    /// As the store says it.
+    /// As the store says it; but no place counts more messages than seqs. Marks of former members once did, where
+    /// retention had passed them: harmless, as unread looks only at messages of the user's own time.
     pub fn new(user: UserId, conversation: ConversationId, level: &Level) -> Self {
         let Level { mark: Mark { seq, messages, own }, cleared, hidden } = level;
-        let (seq, messages, own) = (*seq, *messages, *own);
-        let cleared = [cleared.seq, cleared.messages, cleared.own];
+        let (seq, messages, own) = (*seq, *messages.min(seq), *own);
+        let cleared = [cleared.seq, cleared.messages.min(cleared.seq), cleared.own];
         let hidden = hidden.iter().map(|it| (it.seq, it.counts)).collect();
         Self { user, conversation, seq, messages, own, cleared, hidden }
     }

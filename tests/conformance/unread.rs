@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proptest::prelude::*;
 use tidegate::{
     chat::{clear, hide, history, reader::Reader, receipt, sync},
-    store::{EmbeddedStore, MemoryStore, Store},
+    store::{EmbeddedStore, Mark, MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code,
@@ -88,6 +88,14 @@ impl Naive {
         news.filter(|(_, (sender, ..))| sender.is_some_and(|it| it != who)).count() as u64
     }
 
+    /// The place, with what lies up to there, be it taken by retention or not.
+    fn mark(&self, who: usize, seq: u64) -> Mark {
+        let up_to = &self.rows[..seq as usize];
+        let count =
+            |of: &dyn Fn(usize) -> bool| up_to.iter().filter(|it| it.0.is_some_and(of)).count() as u64;
+        Mark { seq, messages: count(&|_| true), own: count(&|it| it == who) }
+    }
+
     /// What the user may see and neither retention nor a clear took.
     fn kept(&self, who: usize) -> impl Iterator<Item = u64> {
         let gone = self.pruned_to.max(self.cleared[who]);
@@ -152,7 +160,7 @@ impl World {
                 if self.naive.ever[who] {
                     let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
                     let moved = seq > self.naive.read[who];
-                    assert_eq!(read.unwrap().map(|mark| mark.seq), moved.then_some(seq));
+                    assert_eq!(read.unwrap(), moved.then(|| self.naive.mark(who, seq)));
                     self.naive.read[who] = self.naive.read[who].max(seq);
                 } else {
                     assert_eq!(read, Err((Code::NotAMember, "")));
@@ -193,7 +201,7 @@ impl World {
         }
         let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
         let moved = seq > self.naive.cleared[who];
-        assert_eq!(cleared.unwrap().map(|mark| mark.seq), moved.then_some(seq));
+        assert_eq!(cleared.unwrap(), moved.then(|| self.naive.mark(who, seq)));
         self.naive.cleared[who] = self.naive.cleared[who].max(seq);
     }
 
@@ -324,6 +332,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
     #[test]
     fn s23_s24_on_the_disk_too(ops in prop::collection::vec(op(), 30..60)) {
+        run(Arc::new(EmbeddedStore::new(super::embedded::engine(1))), &ops);
+    }
+}
+
+#[test]
+fn marks_of_a_former_member_count_nothing_that_came_later_whatever_retention_took() {
+    let talk = |count| vec![Op::Say(0); count];
+    for pruned in [5, 10] {
+        let left = [talk(8), vec![Op::Say(1), Op::Kick(1)], talk(30), vec![Op::Prune(pruned)]].concat();
+        let ops = [left, vec![Op::Read(1, 11), Op::Clear(1, 11), Op::Join(1), Op::Say(0)]].concat();
+        run(Arc::new(MemoryStore::default()), &ops);
         run(Arc::new(EmbeddedStore::new(super::embedded::engine(1))), &ops);
     }
 }

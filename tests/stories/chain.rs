@@ -1,10 +1,14 @@
 //! The nextId chain (flaw S37): a device's own order, kept whatever arrives when.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, hello, send, text_of};
+use crate::support::{Client, Said, TestNode, ask, code, eventually, hello, send, text_of};
 
 /// A text to bob with its place in the chain.
 fn link(msg_id: &str, next_id: &str) -> pb::Send {
@@ -273,4 +277,31 @@ fn a_long_chain_in_flight_at_once_stays_in_order() {
         }
         bob.ack(&format!("d:{name}:bob"), 200);
     }
+}
+
+#[test]
+fn a_full_disk_refuses_a_chain_for_now_and_leaves_its_connection_alone() {
+    let mut switch = PathBuf::new();
+    let node = TestNode::start(|config| {
+        fs::create_dir_all(&config.node.data).expect("a directory");
+        switch = config.node.data.join("disk");
+        fs::write(&switch, "full").expect("a file");
+        config.fault.disk_file = switch.clone();
+    });
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut alice = node.login_chained(Wire::JsonLine, "alice", "phone", "a");
+    let b = alice.say(ask::send(link("b", "c")));
+    assert_eq!(alice.refused(ask::send(link("a", "b"))), Code::BusUnavailable);
+    assert_eq!(expected(&mut alice), "a");
+    fs::remove_file(&switch).expect("it was there");
+    let seq = eventually("there is space again", || {
+        let a = alice.say(ask::send(link("a", "b")));
+        match alice.reply(a) {
+            Said::SendAck(ack) => Some(ack.seq),
+            Said::Error(error) if code(error.code) == Code::BusUnavailable => None,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert_eq!((seq, alice.expect_ack(b).seq), (1, 2));
+    assert_eq!(texts(&mut bob, 2), ["a", "b"]);
 }

@@ -122,7 +122,8 @@ fn what_may_be_hidden_one_by_one_is_bounded_and_clearing_makes_room() {
 
 #[test]
 fn what_is_unread_in_all_is_the_sum() {
-    let node = TestNode::start(|_| {});
+    // Bob acks none of the pushes, however long all of it takes.
+    let node = TestNode::start(|config| config.timing.ack_timeout_ms = 60_000);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     assert_eq!(bob.sync_all(&[]), (vec![], 0));
     // More than one part of the answer.

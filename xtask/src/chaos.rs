@@ -1,12 +1,13 @@
 //! `tidegate chaos` of a release build, by name of the commit.
 
-use crate::shell::{self, Shell};
+use crate::{
+    shell::{self, Shell},
+    steps,
+};
 
 /// How long things break in the test run, in seconds; with the quiet at the end and the checker that is below three
 /// minutes.
 pub(crate) const SHORT: u64 = 90;
-
-const BASE: &[&str] = &["run", "--release", "--quiet", "--package", "tidegate", "--", "chaos"];
 
 /// The step of `cargo xtask test`: another seed each time, which a failure prints.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<()> {
@@ -18,17 +19,21 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
     let (commit, _) = shell::output(shell.command("git").args(["describe", "--always", "--dirty"]))?;
     let (seconds, commit) = (seconds.to_string(), commit.trim());
     let seed = seed.map(|seed| seed.to_string());
-    let mut words = BASE.to_vec();
-    words.extend(["--seconds", &seconds, "--commit", commit]);
+    let mut words = vec!["--seconds", &seconds, "--commit", commit];
     words.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
     words.extend(more.iter().map(String::as_str));
-    shell.cargo(&words)
+    chaos(shell, &words)
 }
 
 /// Drains a node with 10,000 clients under load.
 pub(crate) fn drain(shell: &Shell, more: &[String]) -> anyhow::Result<()> {
-    let mut words = BASE.to_vec();
-    words.extend(["--drain", "10000"]);
+    let mut words = vec!["--drain", "10000"];
     words.extend(more.iter().map(String::as_str));
-    shell.cargo(&words)
+    chaos(shell, &words)
+}
+
+/// Runs the binary of the step `build`: `cargo run` leaves out the features of the tests, so it would compile a second one.
+fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
+    shell.cargo(steps::BUILD)?;
+    shell::run(shell.command(shell.release("tidegate")).arg("chaos").args(words))
 }

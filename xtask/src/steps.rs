@@ -8,6 +8,9 @@ use crate::{autobahn, chaos, counts, services, shell::Shell, third_party, tools}
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
+/// The release build that all later steps use.
+pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "tidegate", "--bins", "--examples"];
+
 /// Cheap ones first, so that a slip is told within a minute.
 const STEPS: &[(&str, &str, Run)] = &[
     ("fmt", "cargo fmt --check", |shell| shell.cargo(&["fmt", "--all", "--check"])),
@@ -19,9 +22,7 @@ const STEPS: &[(&str, &str, Run)] = &[
     ("tests", "cargo test --workspace, beside real Kafka, Redis and Postgres", |shell| {
         services::with(shell, || shell.cargo(&["test", "--workspace"]))
     }),
-    ("build", "release build and examples", |shell| {
-        shell.cargo(&["build", "--release", "--package", "tidegate", "--bins", "--examples"])
-    }),
+    ("build", "release build and examples", |shell| shell.cargo(BUILD)),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
     ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),

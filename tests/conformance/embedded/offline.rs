@@ -141,6 +141,24 @@ async fn an_export_makes_the_same_store_and_its_seqs_go_on() {
 }
 
 #[tokio::test]
+async fn a_mark_that_counts_what_came_after_it_is_put_right_on_the_way_out() {
+    let (old, new) = (TestDisk::new(), TestDisk::new());
+    let mut small = Small::start(&old).await;
+    small.say(&["m1", "m2", "m3"], 0).await;
+    let far = Mark { seq: 1, messages: 3, own: 0 };
+    for change in [Personal::Read(far), Personal::Cleared(far)] {
+        small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
+    }
+    drop(small);
+    assert_eq!(faults(&old).1, [""; 0]);
+    import(&new, &export(&old)).unwrap();
+    let small = Small::start(&new).await;
+    let standing = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap().standing;
+    let near = Mark { messages: 1, ..far };
+    assert_eq!(standing.unwrap().level, Level { mark: near, cleared: near, hidden: vec![] });
+}
+
+#[tokio::test]
 async fn the_counts_are_those_of_what_was_stored() {
     let disk = furnished().await;
     let stats = Offline::open(&disk.path).unwrap().stats().unwrap();
