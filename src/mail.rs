@@ -23,9 +23,9 @@ use tidegate_protocol::{
     pb,
     settings::UserSettings,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use crate::{budget::Seat, routes::Route, scratch::ChainState};
+use crate::{budget::Seat, link::Session, routes::Route, scratch::ChainState};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
@@ -102,6 +102,8 @@ pub enum Found {
 pub enum Audience {
     /// These users, on all their connections here.
     Users(Arc<[UserId]>),
+    /// These sessions, on another node's word.
+    Sessions(Arc<[Session]>),
     /// The members of the delivery's group or room that are online here.
     Members,
 }
@@ -150,8 +152,9 @@ pub enum Mail {
     Found(ConnKey, Result<Found, (Code, &'static str)>),
     /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
     Memberships(ConnKey, Vec<ConversationId>),
-    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.
-    Replaced(UserId, DeviceId, u64),
+    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`. Who asks hears whether
+    /// there was one.
+    Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
     /// A volatile frame.

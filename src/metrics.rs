@@ -54,6 +54,8 @@ metrics! {
     counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter expired "tidegate_rows_expired_total" "Rows of history that retention took."
+    counter peer_answers_lost "tidegate_peer_answers_lost_total" "Answers that another node did not take; their clients hear UNKNOWN and retry."
+    counter peer_pushes_lost "tidegate_peer_pushes_lost_total" "Pushes, one a receiver, that another node did not take; their clients pull."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."

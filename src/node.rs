@@ -19,6 +19,7 @@ use tidegate_protocol::{
     machine::{chain::ChainLimits, drain::Outcome, session, window::WindowLimits},
 };
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     accept::{Acceptor, Stopper},
@@ -29,7 +30,7 @@ use crate::{
     chat::{
         admin::{Admin, Pending},
         deliver::Outbound,
-        owner,
+        hands, owner,
         recall::Recaller,
         retention::{self, Keep},
         send::{self, Intake},
@@ -128,17 +129,24 @@ impl Node {
         }
         .context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
-        let outbound = || {
-            Outbound::new(
-                ports.me.clone(),
-                Arc::clone(&directory),
-                Arc::clone(&handles),
-                Arc::clone(&pending),
-            )
+        let outbound = {
+            let (me, directory, handles) = (ports.me.clone(), Arc::clone(&directory), Arc::clone(&handles));
+            move || {
+                Outbound::new(me.clone(), Arc::clone(&directory), Arc::clone(&handles), Arc::clone(&pending))
+            }
         };
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
         let settings = owner_settings(config)?;
-        let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
+        let leaving = CancellationToken::new();
+        let own = hands::own_all(hands::Owning {
+            ports: Arc::clone(&ports),
+            logins: Some(outlets.logins),
+            outbound: Box::new(outbound),
+            settings,
+            metrics: metrics.clone(),
+            leaving,
+            owned: Arc::new(|_, _| {}),
+        });
         let tasks = [("the way to the log", services.spawn(append)), ("the owner", services.spawn(own))];
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let limit = budget::memory_limit(config.limits.memory_bytes);

@@ -14,7 +14,7 @@ use foldhash::fast::FixedState;
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::ConversationId,
     machine::session::Answer,
     record::{Body, Record},
 };
@@ -25,6 +25,7 @@ use crate::{
     bus::{AppendError, Appended},
     mail::ConnKey,
     ports::Ports,
+    routes::Route,
 };
 
 /// Batches that may wait; full, a shard keeps its batch and offers it again.
@@ -39,7 +40,7 @@ const APPENDS_MAX: usize = 16;
 /// The shards' way to the log and to the owner.
 pub struct Intake {
     records: mpsc::Sender<Vec<Record>>,
-    logins: mpsc::Sender<Vec<(ConnKey, UserId)>>,
+    logins: mpsc::Sender<Vec<(ConnKey, Route)>>,
     waiting_bytes: AtomicUsize,
     bytes_max: usize,
     /// Memory is short: nothing is taken in that would have to be kept.
@@ -51,7 +52,7 @@ pub struct Outlets {
     /// For [`append_all`].
     pub records: mpsc::Receiver<Vec<Record>>,
     /// For the owner, who knows memberships in log order.
-    pub logins: mpsc::Receiver<Vec<(ConnKey, UserId)>>,
+    pub logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
 }
 
 impl Intake {
@@ -103,7 +104,7 @@ impl Intake {
     }
 
     /// Offers logins that wait for their memberships; gives back what the queue can't take now.
-    pub fn offer_logins(&self, logins: Vec<(ConnKey, UserId)>) -> Vec<(ConnKey, UserId)> {
+    pub fn offer_logins(&self, logins: Vec<(ConnKey, Route)>) -> Vec<(ConnKey, Route)> {
         match self.logins.try_send(logins) {
             Ok(()) => Vec::new(),
             Err(mpsc::error::TrySendError::Full(logins) | mpsc::error::TrySendError::Closed(logins)) => {
@@ -219,7 +220,7 @@ async fn settle(
             tracing::warn!(%error, records = batch.len(), "an append failed");
         }
         for record in &batch {
-            out.answer(record, failed(record, &error));
+            out.answer_failed(record, failed(record, &error));
         }
         out.flush().await;
     }

@@ -2,11 +2,17 @@
 
 use std::{collections::VecDeque, mem};
 
-use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer, record::Record};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+    machine::session::Answer,
+    record::Record,
+};
 
-use super::Shard;
+use super::{Shard, conn::Who};
 use crate::{
     chat::send,
+    link::Session,
     mail::{Audience, ConnKey, Item, Lag, Mail},
 };
 
@@ -78,14 +84,15 @@ impl Shard {
                 }
                 self.release_holds(&groups);
             }
-            Mail::Replaced(user, device, epoch) => {
-                let old: Vec<u32> = self.hub.slots(&user).to_vec();
-                for slot in old {
-                    let is_old =
-                        |who: &super::conn::Who| who.route.device == device && who.route.token.epoch < epoch;
-                    if self.conns.peek(slot).and_then(|conn| conn.who.as_deref()).is_some_and(is_old) {
-                        self.close_now(slot, Code::Replaced);
-                    }
+            Mail::Replaced(user, device, epoch, asker) => {
+                let is_old = |who: &Who| who.route.device == device && who.route.token.epoch < epoch;
+                let old = self.slots_of(&user, is_old);
+                for slot in &old {
+                    self.close_now(*slot, Code::Replaced);
+                }
+                if let Some(asker) = asker {
+                    // Who asked may have gone on without the answer.
+                    asker.send(!old.is_empty()).ok();
                 }
             }
             Mail::Signal(signal) => self.take_signal(signal),
@@ -114,6 +121,7 @@ impl Shard {
         let slots: Vec<u32> = match &lag.audience {
             Audience::Members => self.hub.members_of(&lag.conversation),
             Audience::Users(users) => users.iter().flat_map(|user| self.hub.slots(user)).copied().collect(),
+            Audience::Sessions(sessions) => self.slots_of_sessions(sessions),
         };
         for slot in slots {
             self.with_conn(slot, |shard, conn| {
@@ -124,6 +132,23 @@ impl Shard {
                 }
             });
         }
+    }
+
+    /// The open connections of a user that `is_it` says yes to.
+    fn slots_of(&self, user: &UserId, is_it: impl Fn(&Who) -> bool) -> Vec<u32> {
+        let of_it = |slot: &u32| {
+            let conn = self.conns.peek(*slot).filter(|conn| conn.is_open());
+            conn.and_then(|conn| conn.who.as_deref()).is_some_and(&is_it)
+        };
+        self.hub.slots(user).iter().copied().filter(of_it).collect()
+    }
+
+    /// The connections of these sessions that are here.
+    pub(super) fn slots_of_sessions(&self, sessions: &[Session]) -> Vec<u32> {
+        let of = |it: &Session| {
+            self.slots_of(&it.user, |who| who.route.device == it.device && who.route.token.epoch == it.epoch)
+        };
+        sessions.iter().flat_map(of).collect()
     }
 
     /// Closes one connection through its session, so that the client is told.

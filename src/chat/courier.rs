@@ -1,0 +1,298 @@
+//! One lane to each peer: answers and pushes go out in order, many in one call, and a slow peer delays nobody else.
+//!
+//! What waits for a peer is bounded in bytes. Full, pushes and answers for it are dropped and counted: a client that
+//! waits for an answer hears *unknown* and retries by its id, a client that misses a push sees the hole, or learns it from
+//! its next heartbeat. Nothing here decides anything, so nothing here can be wrong for long (DESIGN 6.4; flaws S1, S2).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Semaphore, sync::mpsc, time};
+
+use crate::{
+    link::{Answer, Delivery, Landing, Link, LinkError, Session, Target},
+    metrics::Metrics,
+    routes::{NodeBoot, Route, Routes, Token},
+};
+
+/// Parcels that may wait for one peer, and bytes in them.
+const PARCELS_MAX: usize = 4_096;
+const BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Items of one kind in one call, at most.
+const CALL_MAX: usize = 4_096;
+
+/// Between two tries of what a peer did not take.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// Tries of a batch of answers: together less than the client's own deadline for its reply (5 s, DESIGN 6.2).
+const ANSWER_TRIES: usize = 10;
+
+/// Tries of a batch of pushes.
+const PUSH_TRIES: usize = 3;
+
+/// A lane without traffic for so long ends; the next parcel opens it again.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Looks for conns that were not there, at once; beyond, their rows stay for others to find.
+const LOOKS_MAX: usize = 64;
+
+/// What one call weighs beside its bytes.
+const ITEM_BYTES: usize = 128;
+
+/// Something for a peer.
+enum Parcel {
+    Answers(Vec<Answer>),
+    Pushes(Vec<Delivery>),
+}
+
+/// The lanes of a node to its peers.
+pub struct Couriers {
+    link: Arc<dyn Link>,
+    routes: Arc<dyn Routes>,
+    metrics: Metrics,
+    lanes: Mutex<HashMap<NodeBoot, Sender>>,
+    looks: Arc<Semaphore>,
+}
+
+#[derive(Clone)]
+struct Sender {
+    parcels: mpsc::Sender<Parcel>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// The far end of a lane, in its task.
+struct Lane {
+    to: NodeBoot,
+    parcels: mpsc::Receiver<Parcel>,
+    waiting: Arc<AtomicUsize>,
+    couriers: Arc<Couriers>,
+}
+
+impl Couriers {
+    /// No lanes yet: each begins with its first parcel.
+    pub fn new(link: Arc<dyn Link>, routes: Arc<dyn Routes>, metrics: Metrics) -> Arc<Self> {
+        let looks = Arc::new(Semaphore::new(LOOKS_MAX));
+        Arc::new(Self { link, routes, metrics, lanes: Mutex::default(), looks })
+    }
+
+    /// Hands answers over; the order of calls for one peer is kept. In a runtime only.
+    pub fn answers(self: &Arc<Self>, to: &NodeBoot, answers: Vec<Answer>) {
+        if !answers.is_empty() {
+            self.send(to, Parcel::Answers(answers));
+        }
+    }
+
+    /// Hands pushes over, behind everything handed over before. In a runtime only.
+    pub fn pushes(self: &Arc<Self>, to: &NodeBoot, pushes: Vec<Delivery>) {
+        if !pushes.is_empty() {
+            self.send(to, Parcel::Pushes(pushes));
+        }
+    }
+
+    fn send(self: &Arc<Self>, to: &NodeBoot, parcel: Parcel) {
+        let lane = self.lane(to);
+        let weight = parcel.weight();
+        let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
+        let has_room = before == 0 || before + weight <= BYTES_MAX;
+        let parcel = match has_room {
+            true => match lane.parcels.try_send(parcel) {
+                Ok(()) => return,
+                Err(mpsc::error::TrySendError::Full(parcel) | mpsc::error::TrySendError::Closed(parcel)) => {
+                    parcel
+                }
+            },
+            false => parcel,
+        };
+        lane.waiting.fetch_sub(weight, Ordering::Relaxed);
+        self.lost(to, &parcel, "too much waits for it");
+    }
+
+    fn lane(self: &Arc<Self>, to: &NodeBoot) -> Sender {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lane) = lanes.get(to).filter(|lane| !lane.parcels.is_closed()) {
+            return lane.clone();
+        }
+        let (sender, parcels) = mpsc::channel(PARCELS_MAX);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let lane =
+            Lane { to: to.clone(), parcels, waiting: Arc::clone(&waiting), couriers: Arc::clone(self) };
+        tokio::spawn(lane.run());
+        let sender = Sender { parcels: sender, waiting };
+        lanes.insert(to.clone(), sender.clone());
+        sender
+    }
+
+    fn lost(&self, to: &NodeBoot, parcel: &Parcel, why: &str) {
+        let items = match parcel {
+            Parcel::Answers(answers) => answers.len(),
+            Parcel::Pushes(pushes) => pushes.iter().map(|push| push.to.len()).sum(),
+        };
+        match parcel {
+            Parcel::Answers(_) => self.metrics.peer_answers_lost.increment(items as u64),
+            Parcel::Pushes(_) => self.metrics.peer_pushes_lost.increment(items as u64),
+        }
+        tracing::debug!(peer = %to, items, why, "a peer was not told");
+    }
+}
+
+impl Parcel {
+    fn weight(&self) -> usize {
+        match self {
+            Self::Answers(answers) => answers.len() * ITEM_BYTES,
+            Self::Pushes(pushes) => {
+                pushes.iter().map(|push| push.push.len() + (1 + push.to.len()) * ITEM_BYTES).sum()
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Answers(answers) => answers.len(),
+            Self::Pushes(pushes) => pushes.len(),
+        }
+    }
+
+    /// Takes the other in behind, if it is of the same kind and both fit one call.
+    fn join(&mut self, other: Self) -> Result<(), Self> {
+        if self.len() + other.len() > CALL_MAX {
+            return Err(other);
+        }
+        match (self, other) {
+            (Self::Answers(mine), Self::Answers(more)) => mine.extend(more),
+            (Self::Pushes(mine), Self::Pushes(more)) => mine.extend(more),
+            (_, other) => return Err(other),
+        }
+        Ok(())
+    }
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let mut next = None;
+        loop {
+            let first = match next.take() {
+                Some(parcel) => parcel,
+                None => match time::timeout(IDLE, self.parcels.recv()).await {
+                    Ok(Some(parcel)) => parcel,
+                    Ok(None) => return,
+                    Err(_) => {
+                        // Nothing comes in from here on; what came in meanwhile is taken out.
+                        self.parcels.close();
+                        match self.parcels.try_recv() {
+                            Ok(parcel) => parcel,
+                            Err(_) => return,
+                        }
+                    }
+                },
+            };
+            let (parcel, rest) = self.gather(first);
+            next = rest;
+            let weight = parcel.weight();
+            self.carry(parcel).await;
+            self.waiting.fetch_sub(weight, Ordering::Relaxed);
+        }
+    }
+
+    fn gather(&mut self, mut parcel: Parcel) -> (Parcel, Option<Parcel>) {
+        while let Ok(more) = self.parcels.try_recv() {
+            if let Err(other) = parcel.join(more) {
+                return (parcel, Some(other));
+            }
+        }
+        (parcel, None)
+    }
+
+    async fn carry(&self, parcel: Parcel) {
+        match &parcel {
+            Parcel::Answers(answers) => {
+                let call = || self.couriers.link.answers(&self.to, answers.clone());
+                if let Err(error) = tried(ANSWER_TRIES, call).await {
+                    self.couriers.lost(&self.to, &parcel, &error.to_string());
+                }
+            }
+            Parcel::Pushes(pushes) => {
+                let call = || self.couriers.link.deliver(&self.to, pushes.clone());
+                match tried(PUSH_TRIES, call).await {
+                    Ok(landings) => self.look_again(pushes, landings),
+                    Err(error) => self.couriers.lost(&self.to, &parcel, &error.to_string()),
+                }
+            }
+        }
+    }
+
+    /// Who was not there may be about to be: its conn registers its route first and is indexed then. One that still is
+    /// not there after a while has left its route behind, which is removed by its whole token.
+    fn look_again(&self, pushes: &[Delivery], landings: Vec<Vec<Landing>>) {
+        let missing: Vec<Delivery> = pushes
+            .iter()
+            .zip(landings)
+            .filter_map(|(push, landings)| {
+                let not_here =
+                    push.to.iter().zip(landings).filter(|(_, landing)| *landing == Landing::NotHere);
+                let to: Vec<Target> = not_here.map(|(target, _)| target.clone()).filter(is_conn).collect();
+                (!to.is_empty()).then(|| Delivery { to, ..push.clone() })
+            })
+            .collect();
+        if missing.is_empty() {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.couriers.looks).try_acquire_owned() else { return };
+        let (couriers, to) = (Arc::clone(&self.couriers), self.to.clone());
+        tokio::spawn(async move {
+            for _ in 0..PUSH_TRIES {
+                time::sleep(AGAIN).await;
+                match couriers.link.deliver(&to, missing.clone()).await {
+                    Ok(landings) if landings.iter().flatten().all(|it| *it == Landing::NotHere) => {}
+                    // Somebody came meanwhile, or nobody knows: the rows stay for the next push to find.
+                    _ => return,
+                }
+            }
+            let gone: Vec<Route> =
+                missing.into_iter().flat_map(|push| push.to).filter_map(|it| row(it, &to)).collect();
+            if let Err(error) = couriers.routes.remove(&gone).await {
+                tracing::debug!(%error, "rows of conns that are gone were not removed");
+            }
+            drop(permit);
+        });
+    }
+}
+
+fn is_conn(target: &Target) -> bool {
+    matches!(target, Target::Conn(_))
+}
+
+fn row(target: Target, at: &NodeBoot) -> Option<Route> {
+    match target {
+        Target::Conn(Session { user, device, epoch }) => {
+            Some(Route { user, device, token: Token { at: at.clone(), epoch } })
+        }
+        Target::Anywhere(_) => None,
+    }
+}
+
+/// Calls until the peer takes it, so often at most. A peer that is not there at all is not asked again.
+async fn tried<T, F>(tries: usize, mut call: impl FnMut() -> F) -> Result<T, LinkError>
+where
+    F: Future<Output = Result<T, LinkError>>,
+{
+    let mut left = tries;
+    loop {
+        left -= 1;
+        match call().await {
+            Err(LinkError::NotHere) => return Err(LinkError::NotHere),
+            Err(error) if left == 0 => return Err(error),
+            Err(_) => time::sleep(AGAIN).await,
+            Ok(done) => return Ok(done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

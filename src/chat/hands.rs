@@ -1,0 +1,163 @@
+//! The partitions in this node's hands: an owner for each, begun and ended as the bus says (DESIGN 6.1).
+//!
+//! A partition that is asked back is given up between two batches, so everything decided is archived and told; one that
+//! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9).
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use tokio::{
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    deliver::Outbound,
+    owner::{GivenUp, Owner, RETRY, Settings},
+};
+use crate::{
+    bus::OwnershipEvent, mail::ConnKey, metrics::Metrics, ports::Ports, routes::Route, store::StoreError,
+};
+
+/// What an owner works with; one of each kind for all partitions of a node.
+pub struct Owning {
+    /// The ports.
+    pub ports: Arc<Ports>,
+    /// Users who log in, where one owner has the whole log and knows memberships in its order; else none, and
+    /// [`login::answer_all`](super::login::answer_all) is for them.
+    pub logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+    /// Makes what tells the clients, once for each partition.
+    pub outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
+    /// From the configuration.
+    pub settings: Settings,
+    /// Where it counts.
+    pub metrics: Metrics,
+    /// Cancelled, the node leaves, partition by partition.
+    pub leaving: CancellationToken,
+    /// Hears of each partition when it is taken over, and when it is given up.
+    pub owned: Arc<dyn Fn(u32, bool) + Send + Sync>,
+}
+
+/// The partitions in this node's hands.
+#[derive(Default)]
+struct Hands {
+    tasks: JoinSet<(u32, GivenUp)>,
+    held: HashMap<u32, Held>,
+}
+
+struct Held {
+    stop: CancellationToken,
+    task: AbortHandle,
+}
+
+/// Owns what the bus assigns, each partition in a task of its own, until the node has left. Returns early when no
+/// partition can be owned: then the node is of no use.
+pub async fn own_all(mut owning: Owning) {
+    let ports = Arc::clone(&owning.ports);
+    let mut ownership = loop {
+        match ports.bus.join(&ports.me).await {
+            Ok(ownership) => break ownership,
+            Err(error) => {
+                tracing::warn!(%error, "the owners could not be joined");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    };
+    let (mut hands, mut stopped, mut left) = (Hands::default(), BTreeSet::new(), false);
+    let leaving = owning.leaving.clone();
+    loop {
+        tokio::select! {
+            event = ownership.next() => match event {
+                Some(OwnershipEvent::Assigned(partition)) => {
+                    let logins = owning.logins.take();
+                    hands.take(partition, &owning, logins);
+                }
+                Some(OwnershipEvent::Revoked(partition)) => {
+                    if !hands.stop(partition) {
+                        ownership.release(partition).await;
+                    }
+                }
+                Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, &owning),
+                None => return,
+            },
+            Some(ended) = hands.tasks.join_next() => match ended {
+                Ok((partition, why)) => {
+                    (owning.owned)(partition, false);
+                    hands.held.remove(&partition);
+                    ownership.release(partition).await;
+                    if matches!(why, GivenUp::Asked) {
+                        continue;
+                    }
+                    tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
+                    stopped.insert(partition);
+                    if stopped.len() >= ports.bus.partitions() as usize {
+                        // The node ends, and says so (`Node::broken`).
+                        return;
+                    }
+                }
+                Err(error) if error.is_cancelled() => {}
+                // Nobody knows what it had done: the node ends, and another run takes over from the store.
+                Err(error) => return tracing::error!(%error, "an owner panicked"),
+            },
+            () = leaving.cancelled(), if !left => {
+                left = true;
+                ownership.leave().await;
+            }
+        }
+    }
+}
+
+impl Hands {
+    fn take(
+        &mut self,
+        partition: u32,
+        owning: &Owning,
+        logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+    ) {
+        self.drop(partition, owning);
+        let stop = CancellationToken::new();
+        let stopping = stop.clone();
+        let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
+        let (metrics, owned, mut out) =
+            (owning.metrics.clone(), Arc::clone(&owning.owned), (owning.outbound)());
+        let mut logins = logins;
+        let task = self.tasks.spawn(async move {
+            loop {
+                let taken = Owner::take_over(partition, &ports, settings.clone(), &metrics).await;
+                let why = match taken {
+                    Ok(owner) => {
+                        owned(partition, true);
+                        Box::pin(owner.run(&mut logins, &mut out, &stopping)).await
+                    }
+                    Err(error) => error,
+                };
+                // Its fence is another's, but the partition was not taken away: a former owner came late. Who is right
+                // the log's group knows, and that is this node as long as it does not say otherwise.
+                if !matches!(why, GivenUp::Store(StoreError::Fenced)) || stopping.is_cancelled() {
+                    return (partition, why);
+                }
+                tracing::warn!(partition, "the fence was another's: taking over again");
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+        self.held.insert(partition, Held { stop, task });
+    }
+
+    /// Asks the owner to end between two batches; false if there is none.
+    fn stop(&self, partition: u32) -> bool {
+        let held = self.held.get(&partition);
+        held.inspect(|held| held.stop.cancel()).is_some()
+    }
+
+    /// Ends the owner where it stands: it answers nothing more, and what it was about to archive the fence decides.
+    fn drop(&mut self, partition: u32, owning: &Owning) {
+        if let Some(held) = self.held.remove(&partition) {
+            held.task.abort();
+            (owning.owned)(partition, false);
+            tracing::warn!(partition, "a partition was lost to another node");
+        }
+    }
+}
