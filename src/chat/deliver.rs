@@ -186,7 +186,7 @@ impl Outbound {
 
     /// A push that the owner of its partition, another node, has for sessions or users here. What it says of members moves
     /// the indexes here, too.
-    pub(super) fn from_peer(&mut self, push: &pb::Push, delivery: Delivery) {
+    pub(super) fn push_of_peer(&mut self, push: &pb::Push, delivery: Delivery) {
         let event = push.event.as_ref();
         let kind = event.and_then(|event| pb::MemberChange::try_from(event.change).ok());
         let users: Arc<[UserId]> =

@@ -6,11 +6,12 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     sync::mpsc,
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, Id, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -19,8 +20,16 @@ use super::{
     owner::{GivenUp, Owner, RETRY, Settings},
 };
 use crate::{
-    bus::OwnershipEvent, mail::ConnKey, metrics::Metrics, ports::Ports, routes::Route, store::StoreError,
+    bus::{OwnershipEvent, ReadError},
+    mail::ConnKey,
+    metrics::Metrics,
+    ports::Ports,
+    routes::Route,
+    store::StoreError,
 };
+
+/// Within this a node that the group of owners has put out hears of it.
+const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
 
 /// What an owner works with; one of each kind for all partitions of a node.
 pub struct Owning {
@@ -72,6 +81,7 @@ pub async fn own_all(mut owning: Owning) {
         tokio::select! {
             event = ownership.next() => match event {
                 Some(OwnershipEvent::Assigned(partition)) => {
+                    stopped.remove(&partition);
                     let logins = owning.logins.take();
                     hands.take(partition, &owning, logins);
                 }
@@ -83,12 +93,14 @@ pub async fn own_all(mut owning: Owning) {
                 Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, &owning),
                 None => return,
             },
-            Some(ended) = hands.tasks.join_next() => match ended {
-                Ok((partition, why)) => {
+            Some(ended) = hands.tasks.join_next_with_id() => match ended {
+                // An owner that was dropped meanwhile has no say: the partition may be in new hands.
+                Ok((id, (partition, _))) if !hands.holds(partition, id) => {}
+                Ok((_, (partition, why))) => {
                     (owning.owned)(partition, false);
                     hands.held.remove(&partition);
                     ownership.release(partition).await;
-                    if matches!(why, GivenUp::Asked) {
+                    if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
                         continue;
                     }
                     tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
@@ -134,16 +146,25 @@ impl Hands {
                     }
                     Err(error) => error,
                 };
-                // Its fence is another's, but the partition was not taken away: a former owner came late. Who is right
-                // the log's group knows, and that is this node as long as it does not say otherwise.
-                if !matches!(why, GivenUp::Store(StoreError::Fenced)) || stopping.is_cancelled() {
-                    return (partition, why);
+                let pause = match &why {
+                    // Its fence is another's, but the partition was not taken away: a former owner came late, or this
+                    // node is one and has not heard of it yet. The group says which, within a heartbeat.
+                    GivenUp::Store(StoreError::Fenced) => GROUP_HEARTBEAT,
+                    GivenUp::Log(ReadError::Unavailable(_)) => RETRY,
+                    _ => return (partition, why),
+                };
+                tracing::warn!(error = %why, partition, "taking over again");
+                tokio::select! {
+                    () = stopping.cancelled() => return (partition, GivenUp::Asked),
+                    () = tokio::time::sleep(pause) => {}
                 }
-                tracing::warn!(partition, "the fence was another's: taking over again");
-                tokio::time::sleep(RETRY).await;
             }
         });
         self.held.insert(partition, Held { stop, task });
+    }
+
+    fn holds(&self, partition: u32, task: Id) -> bool {
+        self.held.get(&partition).is_some_and(|held| held.task.id() == task)
     }
 
     /// Asks the owner to end between two batches; false if there is none.

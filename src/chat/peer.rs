@@ -96,7 +96,7 @@ impl Link for Peer {
         let mut out = self.outbound();
         for delivery in deliveries {
             match decode(&delivery) {
-                Some((push, each)) => each.into_iter().for_each(|it| out.from_peer(&push, it)),
+                Some((push, each)) => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
                 None => tracing::error!("a peer sent a push that can't be decoded"),
             }
         }

@@ -21,6 +21,9 @@ fn parting(push: &'static str, users: &[&str]) -> Parting {
     Parting { push: push.into(), users, tracked: true, except: None }
 }
 
+/// Pushes, and whom they are for.
+type Told = Vec<(Bytes, Vec<Target>)>;
+
 #[test]
 fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left_out() {
     let places: Places = [
@@ -36,7 +39,7 @@ fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left
         ..parting("1", &["ann", "bob", "cat"])
     };
     let found = apart(&[first, parting("2", &["ann"]), parting("3", &["cat"])], &places);
-    let told: Vec<(NodeBoot, Vec<(Bytes, Vec<Target>)>)> = found
+    let told: Vec<(NodeBoot, Told)> = found
         .into_iter()
         .map(|(to, pushes)| (to, pushes.into_iter().map(|it| (it.push, it.to)).collect()))
         .collect();
