@@ -2,14 +2,18 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 mod client;
+mod cluster;
 mod frames;
 mod link;
 mod node;
 mod process;
+#[path = "services.rs"]
+mod services;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
     client::Client,
+    cluster::Cluster,
     frames::{Said, ask, code, hello, send, text_of},
     link::{Incoming, Link},
     node::TestNode,

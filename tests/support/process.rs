@@ -80,6 +80,13 @@ impl Process {
         body["conversation"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
+    /// Changes who is in a group; the seq of the change.
+    pub fn change_members(&self, id: &str, change: &Value) -> u64 {
+        let answer = self.http("POST", &format!("/v1/groups/{id}/members"), &change.to_string());
+        let body: Value = serde_json::from_str(&answer).expect("JSON");
+        body["seq"].as_u64().unwrap_or_else(|| panic!("{answer}"))
+    }
+
     /// Connections that hold a place.
     pub fn conns(&self) -> u64 {
         let health: Value = serde_json::from_str(&self.http("GET", "/healthz", "")).expect("JSON");
