@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 mod check;
 mod kafka;
 mod link;
-
-pub use self::link::Link;
+mod postgres;
 mod redis;
 
-pub use self::redis::Redis;
+pub use self::{link::Link, postgres::Postgres, redis::Redis};
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
@@ -50,6 +49,8 @@ pub struct Config {
     pub link: Link,
     /// Redis, for profile `cluster`: who is where, and what may be lost.
     pub redis: Redis,
+    /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
+    pub postgres: Postgres,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }
