@@ -22,6 +22,7 @@ use tidegate_protocol::{
 use tokio::net::TcpListener;
 
 mod groups;
+mod nodes;
 
 use crate::{budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 
@@ -54,6 +55,8 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/metrics", get(metrics))
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
+        .route("/v1/nodes", get(nodes::list))
+        .route("/v1/users/{user}/routes", get(nodes::where_is))
         .route("/v1/groups", post(groups::create))
         .route("/v1/groups/{id}", get(groups::show))
         .route("/v1/groups/{id}", delete(groups::end))

@@ -7,13 +7,14 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod auth;
 mod check;
 mod kafka;
 mod link;
 mod postgres;
 mod redis;
 
-pub use self::{link::Link, postgres::Postgres, redis::Redis};
+pub use self::{auth::Auth, link::Link, postgres::Postgres, redis::Redis};
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
@@ -33,6 +34,8 @@ pub struct Config {
     pub node: Node,
     /// Addresses and who may connect.
     pub listen: Listen,
+    /// Whose tokens are taken.
+    pub auth: Auth,
     /// Bounds: what is full, and from when on.
     pub limits: Limits,
     /// Deadlines and intervals.

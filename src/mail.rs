@@ -163,10 +163,30 @@ pub enum Mail {
     Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
     /// A part of the node's drain.
     Drain(Drain),
+    /// A part of putting the node's routes back after a loss of them.
+    Reassert(Reassert),
     /// Close every connection with this code, then stop the shard.
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
     ShedMemory,
+}
+
+/// What a shard does when the routes lost something.
+pub enum Reassert {
+    /// Say whose routes the connections have, from this place on.
+    Collect(u32, oneshot::Sender<Slice>),
+    /// Of each whether it stands now: a connection whose route does not ends `REPLACED`, a route whose connection is gone
+    /// is removed.
+    Settle(Vec<(ConnKey, Route, bool)>),
+}
+
+/// A part of a shard's routes.
+#[derive(Debug)]
+pub struct Slice {
+    /// Connections and the routes they have.
+    pub rows: Vec<(ConnKey, Route)>,
+    /// Where to go on, if there is more.
+    pub next: Option<u32>,
 }
 
 /// What a shard does in a drain.
@@ -249,6 +269,7 @@ impl Mail {
             Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Positions(positions))) => positions.len() * ENTRY_BYTES,
+            Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::Sized(_, signal, _) => 4 * ENTRY_BYTES + signal.frame.proto().len(),
             Self::Found(..)
             | Self::Accepted(..)
@@ -256,6 +277,7 @@ impl Mail {
             | Self::Replaced(..)
             | Self::Missed(..)
             | Self::Drain(_)
+            | Self::Reassert(_)
             | Self::Stop(_)
             | Self::ShedMemory => 0,
         }

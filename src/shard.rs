@@ -14,6 +14,7 @@ mod mailroom;
 mod outbox;
 mod query;
 mod read;
+mod reassert;
 mod signal;
 mod sweep;
 mod write;

@@ -35,7 +35,8 @@ fn two_people_on_different_nodes_talk_in_order_and_each_push_comes_once() {
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
     let mut desk = cluster.node(1).login(Wire::JsonLine, "ann", "desk");
     for n in 1..=20 {
-        let (from, to, name) = if n % 2 == 0 { (&mut bob, &mut ann, "ann") } else { (&mut ann, &mut bob, "bob") };
+        let (from, to, name) =
+            if n % 2 == 0 { (&mut bob, &mut ann, "ann") } else { (&mut ann, &mut bob, "bob") };
         assert_eq!(from.text(name, &format!("m{n}"), &format!("hi {n}")), n);
         let push = to.expect_push();
         assert_eq!((push.seq, text_of(&push)), (n, format!("hi {n}").as_str()));
@@ -119,7 +120,8 @@ fn the_newest_login_of_a_device_wins_over_all_nodes_and_the_old_one_ends_replace
 #[test]
 fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
     let mut cluster = Cluster::start(3, &[]);
-    let mut clients: Vec<Client> = (0..8).map(|n| cluster.login(1 + n % 2, Wire::Tcp, &format!("user-{n}"))).collect();
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1 + n % 2, Wire::Tcp, &format!("user-{n}"))).collect();
     for (n, client) in clients.iter_mut().enumerate() {
         for nth in 1..=5 {
             assert_eq!(client.text(&format!("peer-{n}"), &format!("m{nth}"), &format!("m{nth}")), nth);
@@ -139,7 +141,8 @@ fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
 #[test]
 fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
     let mut cluster = Cluster::start(2, &[]);
-    let mut clients: Vec<Client> = (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.text(&format!("peer-{n}"), "m1", "m1"), 1);
     }
@@ -164,7 +167,8 @@ fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
 #[test]
 fn a_planned_stop_hands_the_partitions_over_at_once() {
     let mut cluster = Cluster::start(2, &[]);
-    let mut clients: Vec<Client> = (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
     assert_eq!(cluster.stop(0), Some(0));
     let mut longest = Duration::ZERO;
     for (n, client) in clients.iter_mut().enumerate() {

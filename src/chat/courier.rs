@@ -16,9 +16,10 @@ use std::{
 use tokio::{sync::Semaphore, sync::mpsc, time};
 
 use crate::{
-    link::{Answer, Delivery, Landing, Link, LinkError, Session, Target},
+    link::{Answer, Delivery, Landing, LinkError, Session, Target},
     metrics::Metrics,
-    routes::{NodeBoot, Route, Routes, Token},
+    ports::Ports,
+    routes::{NodeBoot, Route, Token},
 };
 
 /// Parcels that may wait for one peer, and bytes in them.
@@ -54,8 +55,7 @@ enum Parcel {
 
 /// The lanes of a node to its peers.
 pub struct Couriers {
-    link: Arc<dyn Link>,
-    routes: Arc<dyn Routes>,
+    ports: Arc<Ports>,
     metrics: Metrics,
     lanes: Mutex<HashMap<NodeBoot, Sender>>,
     looks: Arc<Semaphore>,
@@ -77,9 +77,9 @@ struct Lane {
 
 impl Couriers {
     /// No lanes yet: each begins with its first parcel.
-    pub fn new(link: Arc<dyn Link>, routes: Arc<dyn Routes>, metrics: Metrics) -> Arc<Self> {
+    pub fn new(ports: &Arc<Ports>, metrics: Metrics) -> Arc<Self> {
         let looks = Arc::new(Semaphore::new(LOOKS_MAX));
-        Arc::new(Self { link, routes, metrics, lanes: Mutex::default(), looks })
+        Arc::new(Self { ports: Arc::clone(ports), metrics, lanes: Mutex::default(), looks })
     }
 
     /// Hands answers over; the order of calls for one peer is kept. In a runtime only.
@@ -212,17 +212,41 @@ impl Lane {
     async fn carry(&self, parcel: Parcel) {
         match &parcel {
             Parcel::Answers(answers) => {
-                let call = || self.couriers.link.answers(&self.to, answers.clone());
-                if let Err(error) = tried(ANSWER_TRIES, call).await {
+                let call = || self.couriers.ports.link.answers(&self.to, answers.clone());
+                if let Err(error) = self.tried(ANSWER_TRIES, call).await {
                     self.couriers.lost(&self.to, &parcel, &error.to_string());
                 }
             }
             Parcel::Pushes(pushes) => {
-                let call = || self.couriers.link.deliver(&self.to, pushes.clone());
-                match tried(PUSH_TRIES, call).await {
+                let call = || self.couriers.ports.link.deliver(&self.to, pushes.clone());
+                match self.tried(PUSH_TRIES, call).await {
                     Ok(landings) => self.look_again(pushes, landings),
                     Err(error) => self.couriers.lost(&self.to, &parcel, &error.to_string()),
                 }
+            }
+        }
+    }
+
+    /// Calls until the peer takes it, so often at most. A peer that is not there at all is not asked again; one that this
+    /// node has not heard of yet is looked for.
+    async fn tried<T, F>(&self, tries: usize, mut call: impl FnMut() -> F) -> Result<T, LinkError>
+    where
+        F: Future<Output = Result<T, LinkError>>,
+    {
+        let mut left = tries;
+        loop {
+            left -= 1;
+            match call().await {
+                Err(LinkError::NotHere) => return Err(LinkError::NotHere),
+                Err(error) if left == 0 => return Err(error),
+                Err(_) => {
+                    let peers = &self.couriers.ports.peers;
+                    if !peers.is_live(&self.to) {
+                        peers.look_again();
+                    }
+                    time::sleep(AGAIN).await;
+                }
+                Ok(done) => return Ok(done),
             }
         }
     }
@@ -248,7 +272,7 @@ impl Lane {
         tokio::spawn(async move {
             for _ in 0..PUSH_TRIES {
                 time::sleep(AGAIN).await;
-                match couriers.link.deliver(&to, missing.clone()).await {
+                match couriers.ports.link.deliver(&to, missing.clone()).await {
                     Ok(landings) if landings.iter().flatten().all(|it| *it == Landing::NotHere) => {}
                     // Somebody came meanwhile, or nobody knows: the rows stay for the next push to find.
                     _ => return,
@@ -256,7 +280,7 @@ impl Lane {
             }
             let gone: Vec<Route> =
                 missing.into_iter().flat_map(|push| push.to).filter_map(|it| row(it, &to)).collect();
-            if let Err(error) = couriers.routes.remove(&gone).await {
+            if let Err(error) = couriers.ports.routes.remove(&gone).await {
                 tracing::debug!(%error, "rows of conns that are gone were not removed");
             }
             drop(permit);
@@ -274,23 +298,6 @@ fn row(target: Target, at: &NodeBoot) -> Option<Route> {
             Some(Route { user, device, token: Token { at: at.clone(), epoch } })
         }
         Target::Anywhere(_) => None,
-    }
-}
-
-/// Calls until the peer takes it, so often at most. A peer that is not there at all is not asked again.
-async fn tried<T, F>(tries: usize, mut call: impl FnMut() -> F) -> Result<T, LinkError>
-where
-    F: Future<Output = Result<T, LinkError>>,
-{
-    let mut left = tries;
-    loop {
-        left -= 1;
-        match call().await {
-            Err(LinkError::NotHere) => return Err(LinkError::NotHere),
-            Err(error) if left == 0 => return Err(error),
-            Err(_) => time::sleep(AGAIN).await,
-            Ok(done) => return Ok(done),
-        }
     }
 }
 

@@ -46,8 +46,21 @@ pub struct Owning {
     pub metrics: Metrics,
     /// Cancelled, the node leaves, partition by partition.
     pub leaving: CancellationToken,
-    /// Hears of each partition when it is taken over, and when it is given up.
-    pub owned: Arc<dyn Fn(u32, bool) + Send + Sync>,
+}
+
+impl Owning {
+    /// Tells the lease, and so the other nodes, what is owned.
+    fn noter(&self) -> impl Fn(u32, bool) + Send + use<> {
+        let (owned, metrics) = (Arc::clone(&self.ports.owned), self.metrics.clone());
+        move |partition, is_owned| {
+            owned.set(partition, is_owned);
+            metrics.partitions_owned.set(owned.list().len() as f64);
+        }
+    }
+
+    fn note(&self, partition: u32, is_owned: bool) {
+        self.noter()(partition, is_owned);
+    }
 }
 
 /// The partitions in this node's hands.
@@ -97,7 +110,7 @@ pub async fn own_all(mut owning: Owning) {
                 // An owner that was dropped meanwhile has no say: the partition may be in new hands.
                 Ok((id, (partition, _))) if !hands.holds(partition, id) => {}
                 Ok((_, (partition, why))) => {
-                    (owning.owned)(partition, false);
+                    owning.note(partition, false);
                     hands.held.remove(&partition);
                     ownership.release(partition).await;
                     if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
@@ -133,15 +146,14 @@ impl Hands {
         let stop = CancellationToken::new();
         let stopping = stop.clone();
         let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
-        let (metrics, owned, mut out) =
-            (owning.metrics.clone(), Arc::clone(&owning.owned), (owning.outbound)());
+        let (metrics, note, mut out) = (owning.metrics.clone(), owning.noter(), (owning.outbound)());
         let mut logins = logins;
         let task = self.tasks.spawn(async move {
             loop {
                 let taken = Owner::take_over(partition, &ports, settings.clone(), &metrics).await;
                 let why = match taken {
                     Ok(owner) => {
-                        owned(partition, true);
+                        note(partition, true);
                         Box::pin(owner.run(&mut logins, &mut out, &stopping)).await
                     }
                     Err(error) => error,
@@ -177,7 +189,7 @@ impl Hands {
     fn drop(&mut self, partition: u32, owning: &Owning) {
         if let Some(held) = self.held.remove(&partition) {
             held.task.abort();
-            (owning.owned)(partition, false);
+            owning.note(partition, false);
             tracing::warn!(partition, "a partition was lost to another node");
         }
     }

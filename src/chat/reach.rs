@@ -11,12 +11,13 @@ use std::{
 
 use bytes::Bytes;
 use tidegate_protocol::id::{DeviceId, UserId};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::courier::Couriers;
 use crate::{
     link::{Answer, Delivery, Session, Target},
-    routes::{Lease, NodeBoot, NodeRow, Routes},
+    ports::Ports,
+    routes::NodeBoot,
 };
 
 /// Batches that may wait for the routes; full, the owner waits.
@@ -27,9 +28,6 @@ const TURN_MAX: usize = 4_096;
 
 /// Users looked up in one call.
 const USERS_MAX: usize = 1_000;
-
-/// The other nodes, as the routes named them last.
-pub type Peers = watch::Receiver<Arc<[NodeRow]>>;
 
 /// One push for users wherever they are.
 #[derive(Clone, Debug)]
@@ -52,9 +50,9 @@ pub struct Reach {
 
 impl Reach {
     /// Begins a stream. In a runtime only.
-    pub fn start(me: NodeBoot, routes: Arc<dyn Routes>, couriers: Arc<Couriers>, peers: Peers) -> Self {
+    pub fn start(ports: &Arc<Ports>, couriers: Arc<Couriers>) -> Self {
         let (turns, waiting) = mpsc::channel(BATCHES_MAX);
-        let finder = Finder { me, routes, couriers: Arc::clone(&couriers), peers };
+        let finder = Finder { ports: Arc::clone(ports), couriers: Arc::clone(&couriers) };
         tokio::spawn(finder.run(waiting));
         Self { couriers, turns }
     }
@@ -74,10 +72,8 @@ impl Reach {
 }
 
 struct Finder {
-    me: NodeBoot,
-    routes: Arc<dyn Routes>,
+    ports: Arc<Ports>,
     couriers: Arc<Couriers>,
-    peers: Peers,
 }
 
 /// Where users are: the sessions of each on other nodes.
@@ -91,7 +87,9 @@ impl Finder {
             {
                 turn.extend(more);
             }
-            let found = match self.find(&turn).await {
+            // Routes that may name too few are as good as none.
+            let places = if self.ports.peers.doubtful() { None } else { self.find(&turn).await };
+            let found = match places {
                 Some(places) => apart(&turn, &places),
                 None => self.to_all(&turn),
             };
@@ -106,7 +104,7 @@ impl Finder {
         let users: Vec<UserId> = users.into_iter().cloned().collect();
         let mut places = Places::new();
         for page in users.chunks(USERS_MAX) {
-            let rows = match self.routes.lookup(page).await {
+            let rows = match self.ports.routes.lookup(page).await {
                 Ok(rows) => rows,
                 Err(error) => {
                     tracing::debug!(%error, "the routes can't be read: all peers are asked");
@@ -114,7 +112,7 @@ impl Finder {
                 }
             };
             for (user, devices) in page.iter().zip(rows) {
-                let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.me);
+                let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.ports.me);
                 let sessions: Vec<(NodeBoot, Session)> = elsewhere
                     .map(|(device, token)| {
                         (token.at, Session { user: user.clone(), device, epoch: token.epoch })
@@ -129,13 +127,12 @@ impl Finder {
     }
 
     fn to_all(&self, turn: &[Parting]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
-        let peers = self.peers.borrow().clone();
-        let others = peers.iter().filter(|row| row.info.boot != self.me && row.lease != Lease::Retired);
+        let others = self.ports.peers.others();
         let everywhere: Vec<Delivery> = turn
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
             .collect();
-        others.map(|row| (row.info.boot.clone(), everywhere.clone())).collect()
+        others.iter().map(|row| (row.info.boot.clone(), everywhere.clone())).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 //! calls a scenario needs takes turns with Tidegate, round for round, and medians are compared. Every delivery is
 //! verified (content, order, count); CPU is the scheduler's own count.
 
-mod admin;
+pub(super) mod admin;
 mod child;
 mod driver;
 mod host;

@@ -13,7 +13,7 @@ use super::{Shard, conn::Who};
 use crate::{
     chat::send,
     link::Session,
-    mail::{Audience, ConnKey, Item, Lag, Mail},
+    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
 };
 
 /// Connections that one memory alarm ends on a shard.
@@ -30,6 +30,7 @@ impl Shard {
             let cost = match &mail {
                 Mail::Deliver(items) => items.len(),
                 Mail::Answers(answers) => answers.len(),
+                Mail::Reassert(Reassert::Settle(routes)) => routes.len(),
                 _ => 1,
             };
             left = left.saturating_sub(cost.max(1));
@@ -98,6 +99,7 @@ impl Shard {
             Mail::Signal(signal) => self.take_signal(signal),
             Mail::Sized(id, signal, small) => self.on_sized(id, signal, small),
             Mail::Drain(order) => self.on_drain(order),
+            Mail::Reassert(order) => self.on_reassert(order),
             Mail::Stop(code) => {
                 self.stopping = true;
                 self.ask_all_to_leave(code);

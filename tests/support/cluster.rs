@@ -110,8 +110,12 @@ impl Cluster {
     fn ensure_topics(&self, count: usize) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["topics", "ensure"]);
-        (1..=count).for_each(|nth| drop(command.args(["--node", &format!("n{nth}")])));
-        self.sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        for nth in 1..=count {
+            command.args(["--node", &format!("n{nth}")]);
+        }
+        for set in &self.sets {
+            command.args(["--set", set]);
+        }
         let output = command.output().expect("the binary runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

@@ -11,9 +11,12 @@ use tidegate_protocol::{
 
 use super::*;
 use crate::{
-    link::{Ask, Tail, TailQuery, Word},
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    link::{Ask, Link, Tail, TailQuery, Word},
     metrics,
-    routes::{Leases, MemoryRoutes, Registration},
+    routes::{Leases, MemoryRoutes, Registration, Routes},
+    scratch::MemoryScratch,
+    store::MemoryStore,
 };
 
 /// A peer that writes down what comes.
@@ -108,13 +111,29 @@ fn node(name: &str) -> NodeBoot {
 }
 
 fn memory_routes() -> Arc<MemoryRoutes> {
-    let leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(60) };
-    Arc::new(MemoryRoutes::new(1, leases, || Time::from_millis(1)))
+    Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1)))
 }
 
 fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Couriers> {
-    let link = Ends(ends.iter().cloned().collect());
-    Couriers::new(Arc::new(link), routes, metrics::install().0)
+    let log = LocalBusConfig {
+        partitions: 1,
+        topic: TopicId(1),
+        max_records: 1,
+        max_bytes: 1,
+        node_max_records: 1,
+        node_max_bytes: 1,
+    };
+    let ports = Ports {
+        me: node("me"),
+        bus: Arc::new(LocalBus::new(log)),
+        store: Arc::new(MemoryStore::default()),
+        routes,
+        scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+        link: Arc::new(Ends(ends.iter().cloned().collect())),
+        owned: Arc::default(),
+        peers: Arc::default(),
+    };
+    Couriers::new(&Arc::new(ports), metrics::install().0)
 }
 
 fn answer(request: u64) -> Answer {
