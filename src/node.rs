@@ -79,9 +79,9 @@ pub struct Node {
     /// What must not end while the node runs.
     tasks: [(&'static str, tokio::task::JoinHandle<()>); 2],
     /// Ends only with the reason why the node must.
-    lease: tokio::task::JoinHandle<()>,
+    lease: (tokio::task::JoinHandle<()>, Broken),
     node_file: PathBuf,
-    broken: [Broken; 2],
+    broken: Broken,
     drainer: Arc<Drainer>,
     ports: Arc<Ports>,
     /// Peers are cut when it is dropped.
@@ -140,10 +140,7 @@ impl Node {
         };
         // What this node does for its peers.
         let end: Arc<dyn Link> = Arc::new(LocalLink);
-        let listener = {
-            let _guard = services.enter();
-            link.is_some().then(|| ports::listen(config, &ports.me, end, &metrics)).transpose()?
-        };
+        let listener = ports::listen(services.handle(), config, &ports.me, end, &metrics)?;
         let append = send::append_all(outlets.records, Arc::clone(&intake), Arc::clone(&ports), outbound());
         let settings = owner_settings(config)?;
         let own = owner::own_all(Arc::clone(&ports), outlets.logins, outbound(), settings, metrics.clone());
@@ -154,15 +151,9 @@ impl Node {
         let drainer =
             Drainer::new(config.drain_settings(), start, handle_list.clone(), hands, metrics.clone());
         services.spawn(Arc::clone(&drainer).run());
-        let peer_address = ports::peer_address(config, listener.as_ref());
-        let said = Said {
-            ports: &ports,
-            addresses: &addresses,
-            peer_address,
-            admission: &admission,
-            drainer: &drainer,
-        };
-        let (lease, lost) = services.block_on(said.hold(link, handle_list.clone(), &metrics))?;
+        let peer = ports::peer_address(config, listener.as_ref());
+        let said = Said::new(&ports, &addresses, peer, (&admission, &drainer));
+        let lease = services.block_on(said.hold(link, handle_list.clone(), &metrics))?;
         let (acceptor, stopper) =
             Acceptor::new(doors.client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -170,8 +161,8 @@ impl Node {
         let api = Api { admin, ports: seen, admission, metrics: rendered, drainer: leaving };
         serve_api(&services, doors.admin, api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
-        let (durable, broken, _listener) = (ports.bus.durable(), [broken, lost], listener);
-        let node = Self {
+        let durable = ports.bus.durable();
+        Ok(Self {
             addresses,
             durable,
             token_key,
@@ -184,9 +175,8 @@ impl Node {
             broken,
             drainer,
             ports,
-            _listener,
-        };
-        Ok(node)
+            _listener: listener,
+        })
     }
 
     /// Runs a future on the services runtime.
@@ -200,7 +190,9 @@ impl Node {
         let mut tick = tokio::time::interval(PARTS_TICK);
         loop {
             tick.tick().await;
-            if let Some(why) = self.broken.iter().find_map(|part| part.borrow().clone()) {
+            if let Some(why) =
+                [&self.broken, &self.lease.1].into_iter().find_map(|part| part.borrow().clone())
+            {
                 return why;
             }
             let shards = self.shards.iter().any(|(_, thread)| thread.is_finished()).then_some("a shard");
@@ -269,7 +261,7 @@ impl Node {
             }
         }
         // The rows of the last conns are gone, or are swept here.
-        self.lease.abort();
+        self.lease.0.abort();
         self.services.block_on(member::leave(&self.ports));
         self.services.shutdown_timeout(Duration::from_secs(1));
     }
