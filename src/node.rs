@@ -54,6 +54,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// How long the owners may take to archive and tell what they have, and to leave.
 const GIVE_UP_MAX: Duration = Duration::from_secs(3);
 
+/// How long the log may take to confirm what was handed over.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
 /// The file in the data directory that tells where a running node listens.
 pub const NODE_FILE: &str = "node.json";
 
@@ -81,9 +84,9 @@ pub struct Node {
     shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
     running: Running,
     /// Ends only with the reason why the node must.
-    lease: tokio::task::JoinHandle<()>,
+    lease: (tokio::task::JoinHandle<()>, Broken),
     node_file: PathBuf,
-    broken: [Broken; 2],
+    broken: Broken,
     drainer: Arc<Drainer>,
     ports: Arc<Ports>,
     /// Peers are cut when it is dropped.
@@ -146,7 +149,7 @@ impl Node {
         let settings = owner_settings(config)?;
         let (listener, running) = {
             let _guard = services.enter();
-            let listener = link.is_some().then(|| floor.listen(config)).transpose()?;
+            let listener = floor.listen(services.handle(), config)?;
             (listener, floor.start((&intake, outlets), settings, link.is_some()))
         };
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
@@ -155,15 +158,9 @@ impl Node {
         let drainer =
             Drainer::new(config.drain_settings(), start, handle_list.clone(), hands, metrics.clone());
         services.spawn(Arc::clone(&drainer).run());
-        let peer_address = ports::peer_address(config, listener.as_ref());
-        let said = Said {
-            ports: &ports,
-            addresses: &addresses,
-            peer_address,
-            admission: &admission,
-            drainer: &drainer,
-        };
-        let (lease, lost) = services.block_on(said.hold(link, handle_list.clone(), &metrics))?;
+        let peer = ports::peer_address(config, listener.as_ref());
+        let said = Said::new(&ports, &addresses, peer, (&admission, &drainer));
+        let lease = services.block_on(said.hold(link, handle_list.clone(), &metrics))?;
         let (acceptor, stopper) =
             Acceptor::new(doors.client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
@@ -171,8 +168,8 @@ impl Node {
         let api = Api { admin, ports: seen, admission, metrics: rendered, drainer: leaving };
         serve_api(&services, doors.admin, api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
-        let (durable, broken, _listener) = (ports.bus.durable(), [broken, lost], listener);
-        let node = Self {
+        let durable = ports.bus.durable();
+        Ok(Self {
             addresses,
             durable,
             token_key,
@@ -185,9 +182,8 @@ impl Node {
             broken,
             drainer,
             ports,
-            _listener,
-        };
-        Ok(node)
+            _listener: listener,
+        })
     }
 
     /// Runs a future on the services runtime.
@@ -201,7 +197,9 @@ impl Node {
         let mut tick = tokio::time::interval(PARTS_TICK);
         loop {
             tick.tick().await;
-            if let Some(why) = self.broken.iter().find_map(|part| part.borrow().clone()) {
+            if let Some(why) =
+                [&self.broken, &self.lease.1].into_iter().find_map(|part| part.borrow().clone())
+            {
                 return why;
             }
             let shards = self.shards.iter().any(|(_, thread)| thread.is_finished()).then_some("a shard");
@@ -278,9 +276,12 @@ impl Node {
                     "the partitions were not given up in time; others take them over after a while"
                 );
             }
+            if let Err(error) = self.ports.bus.close(CLOSE_MAX).await {
+                tracing::warn!(%error, "the log was not closed in order");
+            }
         });
         // The rows of the last conns are gone, or are swept here.
-        self.lease.abort();
+        self.lease.0.abort();
         self.services.block_on(member::leave(&self.ports));
         self.services.shutdown_timeout(Duration::from_secs(1));
     }

@@ -301,7 +301,8 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     seconds(4).await;
     assert!(a.ports.peers.doubtful() && !a.ports.peers.seen().stale);
     assert_eq!(a.others(), ["b/1"]);
-    for (n, (_, route)) in a.conns.lock().unwrap().rows.clone().into_iter().enumerate() {
+    let rows = a.conns.lock().unwrap().rows.clone();
+    for (n, (_, route)) in rows.into_iter().enumerate() {
         let expected = if n == 3 { newer.clone() } else { route.token };
         assert_eq!(where_is(&routes, &format!("user-{n:04}")).await, Some(expected), "user {n}");
     }

@@ -149,6 +149,7 @@ fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
         // Of one broker.
         "kafka.replication=1".to_owned(),
         format!("redis.urls=[{}]", entry("redis7", "url")?),
+        format!("postgres.url={}", entry("postgres", "url")?),
     ])
 }
 

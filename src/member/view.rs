@@ -179,7 +179,7 @@ mod tests {
         now += STILL_MIN - Duration::from_millis(1);
         assert!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1.is_empty());
         now += Duration::from_millis(1);
-        assert_eq!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1, [b.clone()]);
+        assert_eq!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1, std::slice::from_ref(&b));
         assert!(view.looked(vec![row(&b, 8, Lease::Live)], now).1.is_empty(), "its lease lives");
         let own = row(&run("a", 1), 1, Lease::Lapsed);
         assert!(view.looked(vec![own.clone()], now + LEASE).1.is_empty());

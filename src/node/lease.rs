@@ -18,15 +18,30 @@ use crate::{
 };
 
 /// What the node says of itself comes from here.
-pub(super) struct Said<'a> {
-    pub(super) ports: &'a Arc<Ports>,
-    pub(super) addresses: &'a Addresses,
-    pub(super) peer_address: String,
-    pub(super) admission: &'a Arc<Admission>,
-    pub(super) drainer: &'a Arc<Drainer>,
+pub(super) struct Said {
+    ports: Arc<Ports>,
+    clients: Vec<String>,
+    peer_address: String,
+    admission: Arc<Admission>,
+    drainer: Arc<Drainer>,
 }
 
-impl Said<'_> {
+impl Said {
+    pub(super) fn new(
+        ports: &Arc<Ports>,
+        addresses: &Addresses,
+        peer_address: String,
+        (admission, drainer): (&Arc<Admission>, &Arc<Drainer>),
+    ) -> Self {
+        Self {
+            ports: Arc::clone(ports),
+            clients: vec![addresses.client.to_string()],
+            peer_address,
+            admission: Arc::clone(admission),
+            drainer: Arc::clone(drainer),
+        }
+    }
+
     /// Announces the node, then renews beside everything else; the peers are told to `link`. The second part says why
     /// once the node must end.
     ///
@@ -43,8 +58,8 @@ impl Said<'_> {
                 link.set_peers(peers);
             }
         };
-        let (ports, lease) = (Arc::clone(self.ports), super::ports::leases().node);
-        let mut member = Member::new(ports, lease, shards, self.info(), tell, metrics.clone());
+        let (ports, lease) = (Arc::clone(&self.ports), super::ports::leases().node);
+        let mut member = Member::new(ports, lease, shards, move || self.info(), tell, metrics.clone());
         member.announce().await.map_err(anyhow::Error::msg)?;
         let (lost, broken) = watch::channel(None);
         let task = tokio::spawn(async move {
@@ -57,24 +72,20 @@ impl Said<'_> {
         Ok((task, broken))
     }
 
-    fn info(&self) -> impl Fn() -> NodeInfo + Send + Sync + use<> {
-        let (boot, owned) = (self.ports.me.clone(), Arc::clone(&self.ports.owned));
-        let (admission, drainer) = (Arc::clone(self.admission), Arc::clone(self.drainer));
-        let client_addresses = vec![self.addresses.client.to_string()];
-        let peer_address = self.peer_address.clone();
+    fn info(&self) -> NodeInfo {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        move || NodeInfo {
-            boot: boot.clone(),
-            peer_address: peer_address.clone(),
-            client_addresses: client_addresses.clone(),
-            state: match drainer.phase() {
+        NodeInfo {
+            boot: self.ports.me.clone(),
+            peer_address: self.peer_address.clone(),
+            client_addresses: self.clients.clone(),
+            state: match self.drainer.phase() {
                 Phase::Starting | Phase::Ready => NodeState::Ready,
                 Phase::Cordoned => NodeState::Cordoned,
                 Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done => NodeState::Draining,
             },
-            conns: count(admission.conns()),
-            capacity: count(admission.conns_max()),
-            owns: owned.list(),
+            conns: count(self.admission.conns()),
+            capacity: count(self.admission.conns_max()),
+            owns: self.ports.owned.list(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use tidegate_protocol::{Time, id::NodeId};
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     auth,
@@ -152,19 +152,25 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     Ok(Built { ports, broken: watch::channel(None).1, link: Some(link) })
 }
 
-/// Has peers reach `end`, which is what this node does for them.
+/// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.
 ///
 /// # Errors
 /// The address can't be listened on, the secret or a certificate can't be used.
 pub(super) fn listen(
+    runtime: &Handle,
     config: &Config,
     me: &NodeBoot,
     end: Arc<dyn Link>,
     metrics: &Metrics,
-) -> anyhow::Result<Listener> {
-    let settings = link_settings(config)?;
-    Listener::bind(config.link.listen, me.clone(), end, settings, metrics.clone())
-        .with_context(|| format!("link.listen {} can't be used", config.link.listen))
+) -> anyhow::Result<Option<Listener>> {
+    if config.node.profile != "cluster" {
+        return Ok(None);
+    }
+    let _guard = runtime.enter();
+    let listener =
+        Listener::bind(config.link.listen, me.clone(), end, link_settings(config)?, metrics.clone())
+            .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
+    Ok(Some(listener))
 }
 
 /// Where peers reach the node: what is advertised, else where it listens; nowhere in profile `single`.

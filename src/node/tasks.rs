@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
+use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::ports;
@@ -20,7 +20,7 @@ use crate::{
     },
     config::Config,
     directory::Directory,
-    link::{Link, Listener},
+    link::Listener,
     mail::ShardHandles,
     metrics::Metrics,
     ports::Ports,
@@ -49,14 +49,14 @@ impl Floor {
         Outbound::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
     }
 
-    /// Has peers reach this node.
+    /// Has peers reach this node, where there are any.
     ///
     /// # Errors
     /// The address can't be listened on, the secret or a certificate can't be used.
-    pub(super) fn listen(&self, config: &Config) -> anyhow::Result<Listener> {
+    pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let end = Peer::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending));
-        ports::listen(config, &self.ports.me, Arc::new(end) as Arc<dyn Link>, &self.metrics)
+        ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 
     /// Starts everything; `among_others` = there are other nodes. In the services runtime.
