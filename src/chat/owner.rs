@@ -108,7 +108,7 @@ pub async fn own_all(
     while let Some(event) = ownership.next().await {
         let OwnershipEvent::Assigned(partition) = event else { continue };
         let error = match Owner::take_over(partition, &ports, settings.clone(), &metrics).await {
-            Ok(owner) => owner.run(&mut logins, &mut out).await,
+            Ok(owner) => Box::pin(owner.run(&mut logins, &mut out)).await,
             Err(error) => error,
         };
         tracing::error!(%error, partition, "a partition was given up: its conversations take no messages");
