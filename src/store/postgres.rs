@@ -72,7 +72,7 @@ impl PostgresStore {
     /// What is wrong with the configuration or the tables; [`OpenError::Away`] may be tried again.
     pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
         let source = Source::new(config)?;
-        migrate::migrate(&source).await?;
+        Box::pin(migrate::migrate(&source)).await?;
         let core = Core {
             pool: source.pool(config)?,
             wait: config.statement() + NETWORK,

@@ -99,12 +99,12 @@ impl Source {
         let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
         let client = match &self.tls {
             Some(tls) => {
-                let (client, connection) = self.config.connect(tls.clone()).await.map_err(away)?;
+                let (client, connection) = Box::pin(self.config.connect(tls.clone())).await.map_err(away)?;
                 tokio::spawn(connection);
                 client
             }
             None => {
-                let (client, connection) = self.config.connect(NoTls).await.map_err(away)?;
+                let (client, connection) = Box::pin(self.config.connect(NoTls)).await.map_err(away)?;
                 tokio::spawn(connection);
                 client
             }

@@ -25,7 +25,7 @@ const THERE: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT 
 /// Brings the tables to what this tidegate knows. The session ends with it, and so does the lock.
 pub(super) async fn migrate(source: &Source) -> Result<(), OpenError> {
     let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
-    let mut client = source.alone().await?;
+    let mut client = Box::pin(source.alone()).await?;
     client.batch_execute(PATIENT).await.map_err(away)?;
     client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await.map_err(away)?;
     let runner = embedded::migrations::runner();

@@ -1,6 +1,6 @@
 //! A borrowed connection: statements sent together, within a time, in a transaction that is never left open.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
 use deadpool_postgres::{Object, Pool};
 use futures_util::future::join_all;
@@ -56,16 +56,21 @@ impl Drop for Session {
 impl Session {
     /// A free connection, or a new one. `wait` is for each turn to the server.
     pub(super) async fn take(pool: &Pool, wait: Duration) -> Result<Self, Trouble> {
-        Ok(Self { object: Some(pool.get().await?), clean: true, wait })
+        Ok(Self { object: Some(Box::pin(pool.get()).await?), clean: true, wait })
     }
 
     fn client(&self) -> Result<&Object, Trouble> {
         self.object.as_ref().ok_or_else(|| Trouble::Away("the connection is gone".to_owned()))
     }
 
-    async fn in_time<T>(&self, turn: impl Future<Output = T>) -> Result<T, Trouble> {
-        let late = |_| Trouble::Away("the server did not answer in time".to_owned());
-        timeout(self.wait, turn).await.map_err(late)
+    /// On the heap, because what is sent together is large.
+    fn in_time<'a, T, F>(&self, turn: F) -> impl Future<Output = Result<T, Trouble>> + Send + use<'a, T, F>
+    where
+        F: Future<Output = T> + Send + 'a,
+    {
+        let turn: Pin<Box<dyn Future<Output = T> + Send + 'a>> = Box::pin(turn);
+        let turn = timeout(self.wait, turn);
+        async move { turn.await.map_err(|_| Trouble::Away("the server did not answer in time".to_owned())) }
     }
 
     async fn prepare(&self, calls: &[Call<'_>]) -> Result<Vec<Statement>, Trouble> {

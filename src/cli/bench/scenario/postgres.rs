@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args, load: &Load<'_>, out: Sink<'_>) -> Result<()> {
     let load = if args.quick { &quick } else { load };
     ensure!(load.batch > 0 && load.partitions > 0 && load.conversations > 0, "at least one of each");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let section = runtime.block_on(measure(load))?;
+    let section = runtime.block_on(Box::pin(measure(load)))?;
     out(section);
     Ok(())
 }
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args, load: &Load<'_>, out: Sink<'_>) -> Result<()> {
 async fn measure(load: &Load<'_>) -> Result<Section> {
     let url = load.url.to_owned();
     let config = config::Postgres { url, statement_ms: 60_000, ..config::Postgres::default() };
-    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await?);
+    let store: Arc<dyn Store> = Arc::new(Box::pin(PostgresStore::open(&config)).await?);
     let mut owners = Vec::new();
     for partition in 0..load.partitions {
         owners.push(Owner::new(&store, partition).await?);
