@@ -6,6 +6,7 @@
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
+mod batch;
 mod broken;
 mod codec;
 mod database;

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use fjall::PersistMode;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
@@ -22,6 +22,7 @@ use tidegate_protocol::{
 use super::{
     Core, Database, Job, SPILL_AFTER, Standing, Trouble,
     archive::{self, Known},
+    batch::WriteBatch,
     codec,
     sweep::KeySweep,
 };
@@ -48,6 +49,8 @@ pub(super) struct Writer {
     free: u64,
     /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
     stuck: bool,
+    /// Bytes at the end of the journal that no sync took along yet.
+    unsynced: u64,
     keys: KeySweep,
 }
 
@@ -71,6 +74,7 @@ impl Writer {
             looked_at_space,
             free: u64::MAX,
             stuck: false,
+            unsynced: 0,
             keys: KeySweep::default(),
         };
         writer.learn()?;
@@ -82,6 +86,8 @@ impl Writer {
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
+        // Opening syncs.
+        self.unsynced = 0;
         self.keys = KeySweep::default();
         let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
@@ -299,7 +305,7 @@ impl Writer {
         let committed = {
             let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
             let Some(database) = &*database else { return Err(full()) };
-            let mut batch = database.fjall.batch().durability(Some(how));
+            let mut batch = WriteBatch::new(database, how, self.unsynced);
             if let Err(error) = stage(database, &mut self.known, &mut batch) {
                 self.known.clear();
                 if let StoreError::Broken(why) = &error {
@@ -310,7 +316,13 @@ impl Writer {
             core.config.disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit())
         };
         match committed.map_err(|error| self.judge(&error)) {
-            Ok(()) => Ok(()),
+            // Nothing was written: nothing was synced either.
+            Ok(0) => Ok(()),
+            Ok(bytes) => {
+                let synced = how != PersistMode::Buffer;
+                self.unsynced = if synced { 0 } else { self.unsynced + bytes };
+                Ok(())
+            }
             Err(CommitError::Full(why)) => {
                 self.known.clear();
                 tracing::error!(why, "the disk is full: nothing is taken until there is space again");

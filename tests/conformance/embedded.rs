@@ -1,6 +1,7 @@
 //! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
 
 mod offline;
+mod power;
 
 use std::{
     fs, io,
