@@ -68,6 +68,15 @@ pub trait Disk: Send + Sync {
     fn before_commit(&self) -> io::Result<()> {
         Ok(())
     }
+
+    /// Asked after each commit that was synced; an error is taken for the sync's own, which tells it of a batch that is
+    /// written.
+    ///
+    /// # Errors
+    /// None, but in tests.
+    fn after_sync(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The machine's own disk.

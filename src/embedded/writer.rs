@@ -82,19 +82,27 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Reads where the partitions stand.
+    /// Reads where the partitions stand, and what the log holds: a write that failed may have come to the disk all the
+    /// same.
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
         // Opening syncs.
         self.unsynced = 0;
         self.keys = KeySweep::default();
-        let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+        let core = Arc::clone(&self.core);
+        let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
-        for partition in 0..self.core.config.partitions {
-            if let Some(standing) = database.standing(partition)? {
-                self.standings.insert(partition, standing);
+        for partition in 0..core.config.partitions {
+            let standing = database.standing(partition)?;
+            let position = standing.map_or(0, |standing| standing.position.offset);
+            let kept = database.log(partition)?;
+            if let Some(mut tail) = core.tail(partition)
+                && !tail.learn(position, kept)
+            {
+                return Err(Trouble::Damaged(format!("the log of partition {partition} has lost records")));
             }
+            self.standings.extend(standing.map(|standing| (partition, standing)));
         }
         Ok(())
     }
@@ -313,7 +321,12 @@ impl Writer {
                 }
                 return Err(error);
             }
-            core.config.disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit())
+            let disk = &core.config.disk;
+            let written = disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit());
+            match how {
+                PersistMode::Buffer => written,
+                _ => written.and_then(|bytes| disk.after_sync().map(|()| bytes).map_err(fjall::Error::Io)),
+            }
         };
         match committed.map_err(|error| self.judge(&error)) {
             // Nothing was written: nothing was synced either.
@@ -420,6 +433,7 @@ impl Writer {
                 if let Err(trouble) = self.learn() {
                     self.give_up(format!("{trouble:?}"));
                 }
+                core.tell_moved();
                 true
             }
             Ok(Err(error)) => {
