@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use tidegate::{
     bus::{AppendError, Bus, EmbeddedBus, LocalBusConfig, OwnershipEvent, TopicId},
-    embedded::{Disk, Engine, EngineConfig, FORMAT, OpenError},
+    embedded::{Disk, Engine, EngineConfig, FORMAT, Offline, OpenError},
     store::{Direction, EmbeddedStore, Fence, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
@@ -391,6 +391,12 @@ async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
     drop(first);
     let marker = disk.path.join("format.json");
     fs::write(&marker, "{\"tidegate_store\":1}").unwrap();
+    let store = Offline::open(&disk.path).unwrap();
+    assert_eq!(store.stats().unwrap().format, 1);
+    assert_eq!(store.check(&mut |what| panic!("{what}")).faults, 0);
+    assert!(store.export(&mut io::sink()).unwrap() > 0);
+    drop(store);
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}", "looking changes nothing");
     let mut second = Small::start(&disk).await;
     assert!(matches!(second.say(&["m1"], 1).await[..], [Outcome::Duplicate { seq: 1, .. }]));
     assert_eq!(fs::read_to_string(&marker).unwrap(), format!("{{\"tidegate_store\":{FORMAT}}}"));
