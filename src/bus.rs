@@ -124,7 +124,7 @@ pub trait Bus: Send + Sync {
     /// Whether an appended record outlives the process. False: messages live in memory only, and `serve` says so.
     fn durable(&self) -> bool;
 
-    /// Whether the log is known to refuse every append for now, as [`AppendError::Unavailable`]: what has no place
+    /// Whether the log takes no append for now ([`AppendError::Unavailable`]), or soon will not: what has no place
     /// anywhere yet is better refused at once. False says nothing.
     fn refuses_all(&self) -> bool {
         false

@@ -40,7 +40,7 @@ impl Bus for EmbeddedBus {
     }
 
     fn refuses_all(&self) -> bool {
-        self.engine.is_full()
+        self.engine.is_full() || self.local.refuses_all()
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {

@@ -366,6 +366,28 @@ fn a_full_local_log_refuses_instead_of_forgetting() {
     assert!(full(at_once(bus.append(1, records(&["e"])))), "forty bytes");
 }
 
+/// A chained send that the log itself refuses would end its connection.
+#[test]
+fn a_log_that_fills_says_so_while_there_is_room_for_what_is_under_way() {
+    let small = LocalBusConfig { max_records: 4, max_bytes: 40, ..SMALL };
+    let embedded = EmbeddedBus::new(super::embedded::engine(SMALL.partitions), small);
+    let local = LocalBus::new(small);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for bus in [&local as &dyn Bus, &embedded] {
+        for (partition, texts) in [(0, ["a", "b", "c"]), (1, ["12345678", "12345678", "12345678"])] {
+            for (at, text) in texts.iter().enumerate() {
+                assert!(!bus.refuses_all(), "at half it is none too full");
+                let appended = runtime.block_on(bus.append(partition, records(&[text]))).unwrap();
+                assert_eq!(appended.last, at as u64);
+            }
+            assert!(bus.refuses_all());
+            runtime.block_on(bus.append(partition, records(&["d"]))).expect("room for what is under way");
+            runtime.block_on(bus.trim(partition, 4)).unwrap();
+            assert!(!bus.refuses_all());
+        }
+    }
+}
+
 #[test]
 fn a_slow_local_feed_is_told_of_the_gap_before_what_follows_it() {
     let bus = LocalBus::new(LocalBusConfig { node_max_records: 2, ..SMALL });
