@@ -3,6 +3,7 @@
 
 mod client;
 mod frames;
+mod http;
 mod link;
 mod node;
 mod process;
