@@ -178,7 +178,8 @@ fn the_pace_of_300_clients_is_the_planned_one() {
         closed.push(began.elapsed());
         assert!(closed[closed.len() - 1] + ROUNDING >= *slot, "nobody is closed before the end of its slot");
     }
-    let took = closed[CLIENTS - 1].saturating_sub(closed[0]);
+    // From the end of the first slot: a first client that reads late makes no pace.
+    let took = closed[CLIENTS - 1].saturating_sub(slots[0].0);
     let pace = CLIENTS as f64 / took.as_secs_f64();
     assert!(pace <= 1.2 * f64::from(planned.rate), "{pace} a second over {took:?}");
     // The slots that clients were told: what the others will see arrive.
@@ -244,9 +245,9 @@ fn a_cordoned_node_still_takes_newcomers() {
 
 #[test]
 fn an_idle_node_waits_for_nobody() {
-    let node = TestNode::start(|config| config.drain.lb_delay_ms = 20_000);
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 40_000);
     let began = Instant::now();
     node.drainer().signal();
     assert_eq!(node.wait(), Outcome::Drained);
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
