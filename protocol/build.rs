@@ -8,14 +8,14 @@ use protox::prost_reflect::prost_types::{
     field_descriptor_proto::{Label, Type},
 };
 
-/// What clients see; the records of the log have no JSON form.
+/// What clients see; the records of the log and the link between nodes have no JSON form.
 const CLIENT: &str = "tidegate/v1/client.proto";
 /// The oneofs, written by hand in `src/codec/envelope.rs`.
 const BY_HAND: [&str; 3] = ["ClientFrame", "ServerFrame", "Content"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=tidegate");
-    let descriptors = protox::compile([CLIENT, "tidegate/v1/record.proto"], ["."])?;
+    let descriptors = protox::compile([CLIENT, "tidegate/v1/record.proto", "tidegate/v1/link.proto"], ["."])?;
     let mut config = Config::new();
     config
         .bytes(["."])

@@ -12,9 +12,11 @@ use crate::routes::NodeBoot;
 
 mod embedded;
 mod faulty;
+mod kafka;
 mod local;
 
 pub use embedded::EmbeddedBus;
+pub use kafka::{KafkaBus, KafkaRefusal, TopicPlan, TopicState, ensure_topics, topic_plans};
 pub use local::{LocalBus, LocalBusConfig};
 
 /// Names one incarnation of the log: a log that was deleted and made again has another one.
@@ -53,8 +55,8 @@ pub struct Bounds {
 /// Some records in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// What the partition held when they were read: another topic than the caller's means that the log was
-    /// replaced, `bounds.next` says how far behind the caller is.
+    /// What the partition held, as far as the reader has heard: another topic than the caller's means that the log was
+    /// replaced, `bounds.next` says how far behind the caller is and is at least behind the last record.
     pub bounds: Bounds,
     /// At least one; offsets rise strictly, and no committed record between two of them is left out.
     pub records: Vec<LogRecord>,
@@ -158,7 +160,8 @@ pub trait Bus: Send + Sync {
     async fn bounds(&self, partition: u32) -> Result<Bounds, ReadError>;
 
     /// Allows the log to forget the records below `archived`, except the last of them, by which a take-over knows
-    /// the log again. A hint: retention by time or bytes may keep them longer. Never forgets at or above it.
+    /// the log again. A hint: a log with a retention of its own forgets by that alone, later or (`ARCHIVE_BEHIND`)
+    /// sooner. Where `first` is the archived offset of the same topic, nothing is missing.
     async fn trim(&self, partition: u32, archived: u64) -> Result<(), ReadError>;
 
     /// Joins those who own partitions. Once per run of a node; the events of a first call end when a second comes.
@@ -184,12 +187,14 @@ pub trait Bus: Send + Sync {
 pub trait Ownership: Send {
     /// The next event; none after [`Ownership::leave`] when every partition was released, or when the bus closed.
     ///
-    /// Cancel-safe. Between `Assigned(p)` and `Revoked(p)` or `Lost(p)` no other node is assigned p; after
+    /// Cancel-safe. Between `Assigned(p)` and `Revoked(p)` or `Lost(p)` no other node is assigned p, as long as this
+    /// one is heard of: one that was frozen hears `Lost` late, and the store's fence is what protects. After
     /// `Revoked(p)` none is before the release, or before the time that the group allows is over (then `Lost(p)`).
     async fn next(&mut self) -> Option<OwnershipEvent>;
 
     /// Gives one partition up: the confirmation of `Revoked`, or by the node's own will (it can't follow the rules,
-    /// its archive stands still). From now on reads of it fail. Releasing what is not owned is nothing.
+    /// its archive stands still). From now on reads of it fail. What was not asked back goes to others at the latest
+    /// when this node leaves. Releasing what is not owned is nothing.
     async fn release(&mut self, partition: u32);
 
     /// Leaves: every owned partition is `Revoked`, nothing is assigned any more.

@@ -13,6 +13,7 @@ pub mod serve;
 pub mod store;
 pub mod tail;
 pub mod token;
+pub mod topics;
 
 /// A connection broker: holds the connections of clients and moves their messages in order, at least once.
 #[derive(Parser, Debug)]
@@ -43,6 +44,8 @@ enum Command {
     Token(token::Args),
     /// Check, count, export or import the store of a node that does not run
     Store(store::Args),
+    /// The topics of a cluster on Kafka: nothing makes them by itself
+    Topics(topics::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
     /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Store(args) => store::run(&args),
+        Command::Topics(args) => topics::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),

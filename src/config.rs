@@ -8,7 +8,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod kafka;
+mod link;
+
+pub use self::link::Link;
+mod redis;
+
+pub use self::redis::Redis;
 use tidegate_protocol::machine::drain::Settings;
+
+pub use kafka::Kafka;
+
+/// Settings that are lists, for the environment.
+const LISTS: &[&str] =
+    &["listen.origins", "kafka.brokers", "kafka.node_brokers", "kafka.properties", "redis.urls"];
 
 /// How long load balancers are given to look elsewhere.
 const LB_DELAY: Duration = Duration::from_millis(5_000);
@@ -29,8 +42,14 @@ pub struct Config {
     pub drain: Drain,
     /// How long messages and dedup keys are kept.
     pub retention: Retention,
+    /// The log of profile `cluster`.
+    pub kafka: Kafka,
     /// Options of client sockets.
     pub socket: Socket,
+    /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+    pub link: Link,
+    /// Redis, for profile `cluster`: who is where, and what may be lost.
+    pub redis: Redis,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }
@@ -45,7 +64,7 @@ pub struct Node {
     pub data: PathBuf,
     /// Threads that hold connections; 0 = one per core.
     pub shards: usize,
-    /// `single`: one node on its own. `cluster` comes later.
+    /// `single`: one node on its own; `cluster`: several, with their log on Kafka.
     pub profile: String,
     /// Where messages are kept: `embedded` = on disk under node.data; `memory` = nowhere after a restart, for tests.
     pub store: String,
@@ -301,7 +320,9 @@ impl Config {
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
         let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
-        builder = builder.add_source(environment.list_separator(",").with_list_parse_key("listen.origins"));
+        builder = builder.add_source(
+            LISTS.iter().fold(environment.list_separator(","), |all, key| all.with_list_parse_key(key)),
+        );
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
                 return Err(ConfigError(vec![format!("--set {set}: write section.key=value")]));

@@ -7,12 +7,16 @@ use tidegate_protocol::{
     machine::ledger::Outcome,
 };
 
-use crate::routes::{NodeBoot, Token};
+use crate::routes::NodeBoot;
 
 mod faulty;
+mod grpc;
 mod local;
+mod memory;
 
+pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};
 pub use local::LocalLink;
+pub use memory::MemoryLink;
 
 /// The owner's word on one record, for the node that appended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +27,8 @@ pub struct Answer {
     pub request: u64,
     /// What the ledger said.
     pub outcome: Outcome,
+    /// The W3C trace context of the record; empty where it has none.
+    pub traceparent: String,
 }
 
 /// One push for some conns of one node.
@@ -32,20 +38,33 @@ pub struct Delivery {
     pub push: Bytes,
     /// For whom.
     pub to: Vec<Target>,
+    /// Whether the node sends it again until it is acked (direct conversations and small groups).
+    pub tracked: bool,
+    /// The W3C trace context of the record; empty where it has none.
+    pub traceparent: String,
 }
 
-/// A conn, by the route that led to it.
+/// Whom a push is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub enum Target {
+    /// The conn that a route led to.
+    Conn(Session),
+    /// Whatever conns of that user the node has: how peers are asked while the routes can't be read (DESIGN 7).
+    Anywhere(UserId),
+}
+
+/// A conn, by the route that led to it; the node addressed is the rest of its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
     /// Whose.
     pub user: UserId,
     /// With which device.
     pub device: DeviceId,
-    /// The conn epoch of the route's token; the rest of the token is the node addressed.
+    /// The conn epoch of the route's token.
     pub epoch: u64,
 }
 
-/// What became of one push for one conn.
+/// What became of one push for one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
     /// It is in that conn's outbox, or that conn was told to be `Behind`.
@@ -80,6 +99,32 @@ pub struct Tail {
     pub joined: Vec<ConversationId>,
 }
 
+/// A record that this node appended and that nobody has answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Its partition.
+    pub partition: u32,
+    /// An offset that the record does not lie above: that of the last record of its append.
+    pub offset: u64,
+    /// The conn, as the record's origin names it.
+    pub conn: u64,
+    /// The request, as the record's origin names it.
+    pub request: u64,
+}
+
+/// What an owner can say of a record that it is asked about again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// What the ledger said; the same as the first time.
+    Said(Outcome),
+    /// The owner has not come to that offset: its answer will come, or may be asked for later.
+    NotYet,
+    /// It lies so far back that only its dedup key knows it: the client is told *unknown*, and retries by its id.
+    Forgotten,
+    /// The node asked does not own the partition now: look for the owner again.
+    NotOwner,
+}
+
 /// Why a call did not come through.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
@@ -87,7 +132,7 @@ pub enum LinkError {
     /// find in the routes.
     #[error("no such node here")]
     NotHere,
-    /// It did nothing; the same call may succeed later (the queue to that peer is full, it is not the owner now).
+    /// It did nothing; the same call may succeed later (no connection, the queue to that peer is full, it is leaving).
     #[error("the peer takes nothing now: {0}")]
     Unavailable(String),
     /// It may have happened: for deliveries this counts as not delivered, answers are given again when asked.
@@ -95,8 +140,15 @@ pub enum LinkError {
     Unknown(String),
 }
 
-/// Node to node. Calls to one node keep their order as long as they succeed. Every call is idempotent by what it
-/// names, and bounded in time by the adapter.
+/// Node to node; each call is one batch for one peer.
+///
+/// Both ends are a `Link`: what callers hold, and what a node does for its peers, which the adapter calls there with
+/// `to` = that node. Answers and deliveries to one node begin there in the order in which they were called, one after
+/// the other, as long as they succeed; other calls have no order. A batch is not atomic: an error says it of all
+/// its items at once, and they may differ. Every item is idempotent by what it names, so every call may be repeated.
+/// Calls end within a time that the adapter sets; one that is dropped before that is [`LinkError::Unknown`]. An empty
+/// batch does nothing, and does not say whether the peer is there. What waits for one peer is bounded: full is
+/// [`LinkError::Unavailable`] at once, and no peer's state delays a call to another.
 #[async_trait]
 pub trait Link: Send + Sync {
     /// Hands answers to the node whose records they are about; Ok means that its conns have been told, or are gone.
@@ -106,11 +158,15 @@ pub trait Link: Send + Sync {
     async fn deliver(&self, to: &NodeBoot, deliveries: Vec<Delivery>)
     -> Result<Vec<Vec<Landing>>, LinkError>;
 
-    /// Stops the session that a newer conn has replaced, closing it `REPLACED` once. Ok says that no record of that
-    /// conn will be appended after this point: true if it was stopped by this call, false if it was gone already.
-    /// [`LinkError::NotHere`] says the same of a whole node run only once its lease is over.
-    async fn stop_session(&self, user: &UserId, device: &DeviceId, token: &Token) -> Result<bool, LinkError>;
+    /// Stops sessions that newer conns have replaced, closing each `REPLACED` once. Ok says that no record of those
+    /// conns will be appended after this point: true if it was stopped by this call, false if it was gone already, in
+    /// order. [`LinkError::NotHere`] says the same of a whole node run only once its lease is over. Ends within 1 s.
+    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError>;
 
     /// Asks an owner for tails, one for each query, in order; none where it does not own the partition now.
     async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError>;
+
+    /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
+    /// answer and the word may reach the origin, in any order: they say the same.
+    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError>;
 }

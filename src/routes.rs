@@ -11,7 +11,9 @@ use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
 mod faulty;
 mod memory;
+mod redis;
 
+pub use self::redis::{ROW_TTL, RedisRoutes};
 pub use memory::{Leases, MemoryRoutes};
 
 /// One run of a node: a node that restarts is another one.

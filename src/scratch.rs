@@ -7,8 +7,16 @@ use tidegate_protocol::id::{DeviceId, MsgId, UserId};
 
 mod faulty;
 mod memory;
+mod numbers;
+mod redis;
+mod redis_numbers;
 
-pub use memory::MemoryScratch;
+pub use self::{
+    memory::MemoryScratch,
+    numbers::{Block, FloorError, Floors, MemoryFloors, Numbers},
+    redis::RedisScratch,
+    redis_numbers::RedisNumbers,
+};
 
 /// How many done ids of a chain are worth keeping, and how many skipped ones: what one device may have in flight
 /// (DESIGN 6.3).

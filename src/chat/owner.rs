@@ -108,7 +108,7 @@ pub async fn own_all(
     while let Some(event) = ownership.next().await {
         let OwnershipEvent::Assigned(partition) = event else { continue };
         let error = match Owner::take_over(partition, &ports, settings.clone(), &metrics).await {
-            Ok(owner) => owner.run(&mut logins, &mut out).await,
+            Ok(owner) => Box::pin(owner.run(&mut logins, &mut out)).await,
             Err(error) => error,
         };
         tracing::error!(%error, partition, "a partition was given up: its conversations take no messages");
@@ -128,11 +128,14 @@ impl Owner {
         let bounds = ports.bus.bounds(partition).await?;
         let fence = Fence(rand::random());
         let taken = retry(|| ports.store.take_over(partition, fence, bounds.topic)).await?;
+        // Retention took everything that is archived, and no more: there is nothing to compare, and nothing missing.
+        let forgotten = taken.position.offset > 0 && bounds.first == taken.position.offset;
         let last = match taken.position.offset.checked_sub(1) {
+            _ if forgotten => None,
             Some(offset) => ports.bus.read(partition, offset, 1, 1).await?.records.into_iter().next(),
             None => None,
         };
-        if !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
+        if !forgotten && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
             return Err(GivenUp::LogReplaced);
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());

@@ -47,6 +47,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let config = Config::load(args.config.as_deref(), &sets)?;
+    anyhow::ensure!(
+        config.node.profile == "single",
+        "node.profile = `{}`: this version serves `single` only; `cluster` is for `tidegate topics ensure`",
+        config.node.profile
+    );
     let node = Node::start(&config)?;
     node.block_on(async { listen_to_signals(&node) })?;
     greet(&node, &config);

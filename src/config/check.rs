@@ -14,11 +14,8 @@ impl Config {
             tidegate_protocol::id::check_id(&self.node.id).is_ok(),
             "node.id: must match [A-Za-z0-9_.-]{1,64}",
         );
-        need(
-            self.node.profile == "single",
-            "node.profile: only `single` is built so far; `cluster` needs Redis, Kafka and Postgres and comes later",
-        );
-        need(matches!(self.node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
+        self.check_profile(&mut need);
+        self.kafka.check(timing.reply_ms, &mut need);
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
         need(
             self.listen.allow_public || self.listen.client.ip().is_loopback(),
@@ -30,6 +27,8 @@ impl Config {
             "listen.admin: must be a loopback address until admin keys exist",
         );
         self.limits.check(&mut need);
+        self.link.check(&mut need);
+        self.redis.check(&mut need);
         need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
         let positive = [
             timing.handshake_ms,
@@ -69,6 +68,32 @@ impl Config {
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
             "fault.panic_in: `connection`, `shard` or `owner`",
         );
+    }
+}
+
+impl Config {
+    /// Two profiles, and nothing between them.
+    fn check_profile(&self, need: &mut impl FnMut(bool, &str)) {
+        let (node, kafka) = (&self.node, &self.kafka);
+        need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
+        let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
+        match node.profile.as_str() {
+            "single" => need(
+                !brokers,
+                "kafka.brokers: without effect in node.profile = `single`; set node.profile = `cluster`, or take them away",
+            ),
+            "cluster" => {
+                need(
+                    !kafka.brokers.is_empty(),
+                    "node.profile: `cluster` keeps its log on Kafka and needs kafka.brokers; a node on its own is `single`",
+                );
+                need(
+                    node.store == "embedded",
+                    "node.store: `memory` is for node.profile = `single`; leave it away in `cluster`",
+                );
+            }
+            _ => need(false, "node.profile: `single` or `cluster`"),
+        }
     }
 }
 

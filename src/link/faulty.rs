@@ -1,12 +1,11 @@
 //! `Link` with planned faults.
 
 use async_trait::async_trait;
-use tidegate_protocol::id::{DeviceId, UserId};
 
-use super::{Answer, Delivery, Landing, Link, LinkError, Tail, TailQuery};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
 use crate::{
     fault::{Breaks, Faulty},
-    routes::{NodeBoot, Token},
+    routes::NodeBoot,
 };
 
 impl Breaks for LinkError {
@@ -32,11 +31,15 @@ impl Link for Faulty<dyn Link> {
         self.call("deliver", self.inner.deliver(to, deliveries)).await
     }
 
-    async fn stop_session(&self, user: &UserId, device: &DeviceId, token: &Token) -> Result<bool, LinkError> {
-        self.call("stop_session", self.inner.stop_session(user, device, token)).await
+    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        self.call("stop_sessions", self.inner.stop_sessions(to, sessions)).await
     }
 
     async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
         self.call("tails", self.inner.tails(to, queries)).await
+    }
+
+    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        self.call("answers_again", self.inner.answers_again(to, asks)).await
     }
 }

@@ -1,30 +1,38 @@
 //! `Link` of a node without peers: nobody is there.
 
 use async_trait::async_trait;
-use tidegate_protocol::id::{DeviceId, UserId};
 
-use super::{Answer, Delivery, Landing, Link, LinkError, Tail, TailQuery};
-use crate::routes::{NodeBoot, Token};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
+use crate::routes::NodeBoot;
 
 /// The link of profile `single`. What concerns the node itself never goes through a link.
 #[derive(Debug, Default)]
 pub struct LocalLink;
 
+/// Nobody is there; to ask nobody for nothing succeeds.
+fn nobody<T>(asked: &[T]) -> Result<(), LinkError> {
+    if asked.is_empty() { Ok(()) } else { Err(LinkError::NotHere) }
+}
+
 #[async_trait]
 impl Link for LocalLink {
-    async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
-        Err(LinkError::NotHere)
+    async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        nobody(&answers)
     }
 
-    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
-        Err(LinkError::NotHere)
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        nobody(&deliveries).map(|()| Vec::new())
     }
 
-    async fn stop_session(&self, _: &UserId, _: &DeviceId, _: &Token) -> Result<bool, LinkError> {
-        Err(LinkError::NotHere)
+    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        nobody(&sessions).map(|()| Vec::new())
     }
 
-    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        Err(LinkError::NotHere)
+    async fn tails(&self, _: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        nobody(&queries).map(|()| Vec::new())
+    }
+
+    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        nobody(&asks).map(|()| Vec::new())
     }
 }

@@ -1,4 +1,4 @@
-//! The suite of `Bus`: flaws S26-S30.
+//! The suite of `Bus`: flaws S26-S30. Over Kafka it runs on a real broker (`cargo xtask services up`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use tidegate::{
 
 use super::{at_once, node};
 
-struct World {
-    bus: Arc<dyn Bus>,
-    me: NodeBoot,
+pub(super) struct World {
+    pub(super) bus: Arc<dyn Bus>,
+    pub(super) me: NodeBoot,
 }
 
-const SMALL: LocalBusConfig = LocalBusConfig {
+pub(super) const SMALL: LocalBusConfig = LocalBusConfig {
     partitions: 3,
     topic: TopicId(42),
     max_records: 1_000,
@@ -43,7 +43,7 @@ fn embedded() -> World {
 }
 
 suite! {
-    { local => super::local(); faultless => super::faultless(); embedded => super::embedded(); }
+    { local => super::local(); faultless => super::faultless(); embedded => super::embedded(); kafka => crate::kafka::world().await; }
     {
         what_was_appended_is_read_back_from_offset_zero_in_order
         partitions_are_apart
@@ -66,17 +66,17 @@ suite! {
     }
 }
 
-fn records(texts: &[&str]) -> Vec<Bytes> {
+pub(super) fn records(texts: &[&str]) -> Vec<Bytes> {
     texts.iter().map(|text| Bytes::copy_from_slice(text.as_bytes())).collect()
 }
 
-fn texts(batch: &Batch) -> Vec<(u64, String)> {
+pub(super) fn texts(batch: &Batch) -> Vec<(u64, String)> {
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
     batch.records.iter().map(|record| (record.offset, text(&record.bytes))).collect()
 }
 
 impl World {
-    async fn own_all(&self) -> Box<dyn Ownership> {
+    pub(super) async fn own_all(&self) -> Box<dyn Ownership> {
         let mut ownership = self.bus.join(&self.me).await.unwrap();
         for _ in 0..self.bus.partitions() {
             assert!(matches!(ownership.next().await, Some(OwnershipEvent::Assigned(_))));

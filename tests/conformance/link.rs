@@ -1,44 +1,259 @@
-//! The suite of `Link`: so far, what a node that can't be reached must be told as.
+//! The suite of `Link`: what arrives, in which order, and what the caller is told of what does not.
 
-use std::sync::Arc;
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Waker},
+    time::Duration,
+};
 
+use futures_util::future::join_all;
 use tidegate::{
     fault::{FaultPlan, Faulty},
-    link::{Answer, Delivery, Link, LinkError, LocalLink, Target},
-    routes::Token,
+    link::{
+        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink, Secret,
+        Session, Settings, TailQuery, Target, Word,
+    },
+    metrics,
+    routes::NodeBoot,
 };
-use tidegate_protocol::machine::ledger::Outcome;
+use tidegate_protocol::{Code, machine::ledger::Outcome};
 
-use super::{at_once, device, node, user};
+use super::{at_once, device, group, node, user};
 
-fn local() -> Arc<dyn Link> {
-    Arc::new(LocalLink)
+#[path = "link/end.rs"]
+mod end;
+
+use end::{End, HERE, OWNED};
+
+/// A node that calls, and one that is called.
+struct World {
+    link: Arc<dyn Link>,
+    there: NodeBoot,
+    end: Arc<End>,
+    /// The listener, where there is one: dropped, nobody is there.
+    _kept: Option<Listener>,
 }
 
-fn faultless() -> Arc<dyn Link> {
-    Arc::new(Faulty::new(local(), FaultPlan::none()))
+/// Polls a call once; it must not be ready.
+fn begin<T>(call: &mut Pin<Box<dyn Future<Output = T> + Send + '_>>) {
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+/// Another run of the node that is called, over and done with.
+fn gone() -> NodeBoot {
+    node("there", 1)
+}
+
+fn memory() -> World {
+    let (link, end, there) = (MemoryLink::default(), Arc::new(End::default()), node("there", 2));
+    link.add(there.clone(), end.clone());
+    World { link: Arc::new(link), there, end, _kept: None }
+}
+
+/// Over real sockets on the loopback device.
+fn grpc() -> World {
+    let (end, there) = (Arc::new(End::default()), node("there", 2));
+    let settings = || Settings {
+        secret: Some(Secret::new(b"known to these two only").unwrap()),
+        tls: None,
+        queue_bytes: 1 << 20,
+        timeout: Duration::from_secs(15),
+        handshake: Duration::from_secs(15),
+    };
+    let (metrics, _) = metrics::install();
+    let at = ([127, 0, 0, 1], 0).into();
+    let listener = Listener::bind(at, there.clone(), end.clone(), settings(), metrics.clone()).unwrap();
+    let link = GrpcLink::new(node("here", 1), settings(), 5, metrics);
+    let address = listener.address().to_string();
+    link.set_peers(vec![(there.clone(), address.clone()), (gone(), address)]);
+    World { link: Arc::new(link), there, end, _kept: Some(listener) }
+}
+
+fn faultless(world: World) -> World {
+    let link = Arc::new(Faulty::new(Arc::clone(&world.link), FaultPlan::none()));
+    World { link, ..world }
 }
 
 suite! {
-    { local => super::local(); faultless => super::faultless(); }
-    { s5_a_node_that_is_not_there_takes_nothing }
+    {
+        memory => super::memory();
+        faultless => super::faultless(super::memory());
+        grpc => super::grpc();
+        faultless_grpc => super::faultless(super::grpc());
+    }
+    {
+        answers_arrive_as_they_were_given
+        answers_and_deliveries_keep_their_order_and_come_one_after_the_other
+        each_target_is_told_delivered_or_not_here
+        replaced_sessions_are_stopped_or_were_gone
+        tails_come_from_the_owner_only
+        what_was_not_answered_may_be_asked_again
+        a_question_does_not_wait_behind_deliveries
+        what_the_end_says_of_a_failure_is_what_the_caller_hears
+        a_call_that_was_dropped_takes_no_other_with_it
+        an_empty_batch_does_nothing
+        s5_a_run_that_is_over_takes_nothing
+    }
 }
 
-async fn s5_a_node_that_is_not_there_takes_nothing(link: &Arc<dyn Link>) {
-    let gone = node("gone", 1);
-    let answer = Answer { conn: 1, request: 1, outcome: Outcome::Noted };
-    assert_eq!(link.answers(&gone, vec![answer]).await, Err(LinkError::NotHere));
-    let to = vec![Target { user: user("ann"), device: device("phone"), epoch: 7 }];
-    let delivery = Delivery { push: "push".into(), to };
-    assert_eq!(link.deliver(&gone, vec![delivery]).await, Err(LinkError::NotHere));
-    let token = Token { at: gone.clone(), epoch: 7 };
-    let stopped = link.stop_session(&user("ann"), &device("phone"), &token).await;
-    assert_eq!(stopped, Err(LinkError::NotHere));
-    assert_eq!(link.tails(&gone, Vec::new()).await, Err(LinkError::NotHere));
+fn answer(request: u64, outcome: Outcome) -> Answer {
+    Answer { conn: u64::MAX - 1, request, outcome, traceparent: String::new() }
 }
 
-#[test]
-fn the_local_link_answers_at_the_first_poll() {
-    let link = local();
-    assert_eq!(at_once(link.answers(&node("gone", 1), Vec::new())), Err(LinkError::NotHere));
+fn session(epoch: u64) -> Session {
+    Session { user: user("ann"), device: device("phone"), epoch }
+}
+
+fn delivery(push: &str, to: Vec<Target>) -> Delivery {
+    Delivery { push: push.to_owned().into(), to, tracked: false, traceparent: String::new() }
+}
+
+async fn answers_arrive_as_they_were_given(world: &World) {
+    let outcomes = [
+        Outcome::Accepted { seq: 1, ordinal: 2, time: 3 },
+        Outcome::Duplicate { seq: u64::MAX, time: 0 },
+        Outcome::Refused { code: Code::Conflict },
+        Outcome::RefusedBefore { code: Code::OrderSkipped },
+        Outcome::Void { newest: 9 },
+        Outcome::Noted,
+    ];
+    let mut answers: Vec<Answer> = (0..).zip(outcomes).map(|(n, outcome)| answer(n, outcome)).collect();
+    answers[0].traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned();
+    assert_eq!(world.link.answers(&world.there, answers.clone()).await, Ok(()));
+    assert_eq!(*world.end.answers.lock().unwrap(), answers);
+}
+
+async fn answers_and_deliveries_keep_their_order_and_come_one_after_the_other(world: &World) {
+    // More than a task may do before it has to give way, so that order is not luck.
+    let calls = (0..600_u64).map(|n| async move {
+        if n % 3 == 0 {
+            let push = delivery(&n.to_string(), vec![Target::Conn(session(HERE))]);
+            world.link.deliver(&world.there, vec![push]).await.map(drop)
+        } else {
+            world.link.answers(&world.there, vec![answer(n, Outcome::Noted)]).await
+        }
+    });
+    assert_eq!(join_all(calls).await, vec![Ok(()); 600]);
+    let answers: Vec<u64> = world.end.answers.lock().unwrap().iter().map(|answer| answer.request).collect();
+    assert_eq!(answers, (0..600).filter(|n| n % 3 != 0).collect::<Vec<u64>>());
+    let pushes: Vec<_> = world.end.deliveries.lock().unwrap().iter().map(|it| it.push.clone()).collect();
+    assert_eq!(pushes, (0..600).step_by(3).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(world.end.at_once.load(Ordering::SeqCst), 1);
+}
+
+async fn each_target_is_told_delivered_or_not_here(world: &World) {
+    let mixed = vec![
+        Target::Conn(session(HERE)),
+        Target::Conn(session(HERE - 1)),
+        Target::Anywhere(user("ann")),
+        Target::Anywhere(user("bob")),
+    ];
+    let mut first = delivery("first", mixed);
+    (first.tracked, first.traceparent) =
+        (true, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00".to_owned());
+    let deliveries =
+        vec![first, delivery("nobody", Vec::new()), delivery("last", vec![Target::Conn(session(HERE))])];
+    let landings = world.link.deliver(&world.there, deliveries.clone()).await.unwrap();
+    let (here, not) = (Landing::Delivered, Landing::NotHere);
+    assert_eq!(landings, [vec![here, not, here, not], vec![], vec![here]]);
+    assert_eq!(*world.end.deliveries.lock().unwrap(), deliveries);
+}
+
+async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
+    let sessions = vec![session(HERE), session(HERE + 1), session(HERE)];
+    let stopped = world.link.stop_sessions(&world.there, sessions.clone()).await;
+    assert_eq!(stopped, Ok(vec![true, false, true]));
+    assert_eq!(*world.end.stops.lock().unwrap(), sessions);
+}
+
+async fn tails_come_from_the_owner_only(world: &World) {
+    let query = |partition, limit| TailQuery {
+        partition,
+        user: user("ann"),
+        above: vec![(group("a"), 0), (group("b"), 1 << 40)],
+        limit,
+    };
+    let queries = vec![query(OWNED, 2), query(OWNED + 1, 2), query(OWNED, 0)];
+    let tails = world.link.tails(&world.there, queries.clone()).await.unwrap();
+    assert_eq!(tails, [Some(end::tail(&queries[0])), None, Some(end::tail(&queries[2]))]);
+    assert_eq!(*world.end.queries.lock().unwrap(), queries);
+}
+
+async fn what_was_not_answered_may_be_asked_again(world: &World) {
+    let ask = |offset| Ask { partition: OWNED, offset, conn: 1, request: offset };
+    let words = world.link.answers_again(&world.there, (0..8).map(ask).collect()).await;
+    assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<Word>>()));
+}
+
+async fn a_question_does_not_wait_behind_deliveries(world: &World) {
+    let gate = world.end.hold();
+    let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
+    while world.end.begun.load(Ordering::SeqCst) == 0 {
+        begin(&mut held);
+        tokio::task::yield_now().await;
+    }
+    let stopped = world.link.stop_sessions(&world.there, vec![session(HERE)]).await;
+    assert_eq!(stopped, Ok(vec![true]));
+    begin(&mut held);
+    gate.close();
+    assert_eq!(held.await, Ok(vec![vec![]]));
+}
+
+async fn what_the_end_says_of_a_failure_is_what_the_caller_hears(world: &World) {
+    for failure in [LinkError::Unavailable("it leaves".into()), LinkError::Unknown("its shard died".into())] {
+        world.end.fails.lock().unwrap().push(failure.clone());
+        let heard = world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await;
+        assert_eq!(heard, Err(failure));
+    }
+    assert!(world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await.is_ok());
+}
+
+async fn a_call_that_was_dropped_takes_no_other_with_it(world: &World) {
+    let gate = world.end.hold();
+    let deliver = |n: u64| world.link.deliver(&world.there, vec![delivery(&n.to_string(), Vec::new())]);
+    let mut calls: Vec<_> = (0..20).map(deliver).collect();
+    calls.iter_mut().for_each(begin);
+    let kept: Vec<_> = calls.into_iter().enumerate().filter(|(n, _)| n % 2 == 0).map(|(_, it)| it).collect();
+    gate.close();
+    assert_eq!(join_all(kept).await, vec![Ok(vec![vec![]]); 10]);
+    let came = world.end.deliveries.lock().unwrap();
+    let came: Vec<u64> = came.iter().map(|it| str::from_utf8(&it.push).unwrap().parse().unwrap()).collect();
+    assert!(came.is_sorted() && (0..20).step_by(2).all(|n| came.contains(&n)), "{came:?}");
+}
+
+async fn an_empty_batch_does_nothing(world: &World) {
+    for to in [&world.there, &gone()] {
+        assert_eq!(world.link.answers(to, Vec::new()).await, Ok(()));
+        assert_eq!(world.link.deliver(to, Vec::new()).await, Ok(Vec::new()));
+        assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
+        assert_eq!(world.link.tails(to, Vec::new()).await, Ok(Vec::new()));
+        assert_eq!(world.link.answers_again(to, Vec::new()).await, Ok(Vec::new()));
+    }
+    assert_eq!(world.end.begun.load(Ordering::SeqCst), 0);
+}
+
+async fn s5_a_run_that_is_over_takes_nothing(world: &World) {
+    takes_nothing(&*world.link).await;
+    assert!(world.end.answers.lock().unwrap().is_empty());
+    assert!(world.end.stops.lock().unwrap().is_empty());
+}
+
+async fn takes_nothing(link: &dyn Link) {
+    let gone = gone();
+    assert_eq!(link.answers(&gone, vec![answer(1, Outcome::Noted)]).await, Err(LinkError::NotHere));
+    let push = delivery("push", vec![Target::Conn(session(HERE))]);
+    assert_eq!(link.deliver(&gone, vec![push]).await, Err(LinkError::NotHere));
+    assert_eq!(link.stop_sessions(&gone, vec![session(HERE)]).await, Err(LinkError::NotHere));
+    let query = TailQuery { partition: OWNED, user: user("ann"), above: Vec::new(), limit: 1 };
+    assert_eq!(link.tails(&gone, vec![query]).await, Err(LinkError::NotHere));
+    let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1 };
+    assert_eq!(link.answers_again(&gone, vec![ask]).await, Err(LinkError::NotHere));
+}
+
+#[tokio::test]
+async fn without_peers_nobody_is_there() {
+    takes_nothing(&LocalLink).await;
+    let link: Arc<dyn Link> = Arc::new(LocalLink);
+    assert_eq!(at_once(link.answers(&gone(), vec![answer(1, Outcome::Noted)])), Err(LinkError::NotHere));
 }

@@ -37,11 +37,17 @@ macro_rules! suite {
 
 mod bus;
 mod embedded;
+mod kafka;
 mod link;
+mod numbers;
 mod paging;
 mod reader;
+mod redis;
+mod redis_faults;
 mod routes;
 mod scratch;
+#[path = "../support/services.rs"]
+mod services;
 mod store;
 mod unread;
 

@@ -1,108 +1,62 @@
 //! The suite of `Routes`: flaws S1-S5, and S9 for epochs.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use tidegate::{
-    fault::{FaultPlan, Faulty},
-    routes::{
-        Interest, Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeState, Registered, Registration,
-        Retire, Route, Routes, RoutesError, Token,
-    },
+use tidegate::routes::{
+    Interest, Lease, NodeBoot, NodeInfo, NodeState, Registration, Retire, Route, RoutesError, Token,
 };
 use tidegate_protocol::id::ConversationId;
 
-use super::{HandClock, at_once, device, group, node, user};
+use super::{at_once, device, group, node, redis::Version, user};
 
-const LEASES: Leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(30) };
+mod world;
 
-/// The routes, a way to let time pass, and a way to lose everything.
-struct World {
-    routes: Mutex<Arc<dyn Routes>>,
-    clock: HandClock,
-    wrap: fn(Arc<dyn Routes>) -> Arc<dyn Routes>,
+use world::{LEASES, World, faultless, memory, on_a_cluster, on_redis};
+
+/// The cases, for each adapter; and all of them in turn over one cluster, which takes a second to form.
+macro_rules! cases {
+    ($($case:ident)+) => {
+        suite! {
+            {
+                memory => super::memory();
+                faultless => super::faultless();
+                redis_7 => super::on_redis(super::Version::V7);
+                redis_62 => super::on_redis(super::Version::V62);
+            }
+            { $($case)+ }
+        }
+
+        #[tokio::test]
+        async fn over_a_cluster() {
+            let world = on_a_cluster();
+            $(
+                $case(&world).await;
+                world.lose_everything().await;
+            )+
+        }
+    };
 }
 
-fn in_memory(wrap: fn(Arc<dyn Routes>) -> Arc<dyn Routes>) -> World {
-    let clock = HandClock::default();
-    World { routes: Mutex::new(wrap(fresh(&clock))), clock, wrap }
-}
-
-fn fresh(clock: &HandClock) -> Arc<dyn Routes> {
-    let seen = clock.clone();
-    Arc::new(MemoryRoutes::new(1_763_712_000_000 + clock.now().as_millis(), LEASES, move || seen.now()))
-}
-
-fn memory() -> World {
-    in_memory(|routes| routes)
-}
-
-fn faultless() -> World {
-    in_memory(|routes| Arc::new(Faulty::new(routes, FaultPlan::none())))
-}
-
-impl World {
-    fn port(&self) -> Arc<dyn Routes> {
-        Arc::clone(&self.routes.lock().unwrap())
-    }
-
-    async fn pass(&self, time: Duration) {
-        self.clock.pass(time);
-    }
-
-    /// What a restart without persistence does.
-    async fn lose_everything(&self) {
-        self.clock.pass(Duration::from_millis(20));
-        *self.routes.lock().unwrap() = (self.wrap)(fresh(&self.clock));
-    }
-
-    async fn login(&self, name: &str, on: &str, at: &NodeBoot) -> Registered {
-        self.port().register(wish(name, on, at)).await.unwrap()
-    }
-
-    async fn tokens(&self, name: &str) -> Vec<Token> {
-        let rows = self.port().lookup(&[user(name)]).await.unwrap();
-        rows[0].iter().map(|(_, token)| token.clone()).collect()
-    }
-
-    /// The user's only row has this token.
-    async fn stands(&self, name: &str, token: &Token) {
-        assert_eq!(self.tokens(name).await.as_slice(), std::slice::from_ref(token));
-    }
-
-    async fn remove(&self, row: &Route) -> bool {
-        self.port().remove(std::slice::from_ref(row)).await.unwrap() == [true]
-    }
-
-    async fn renew(&self, at: &NodeBoot) -> Result<u64, RoutesError> {
-        self.port().renew(&info(at)).await
-    }
-}
-
-suite! {
-    { memory => super::memory(); faultless => super::faultless(); }
-    {
-        s1_a_late_close_of_the_old_conn_keeps_the_new_route
-        s2_a_reconnect_to_the_same_node_keeps_the_new_route
-        s2_a_node_that_restarts_is_another_one
-        s3_a_reaper_that_races_a_reconnect_keeps_the_new_route
-        s3_a_sweep_finds_every_row_of_a_node_and_none_of_others
-        s4_a_row_and_its_nodes_list_never_part
-        s5_a_second_device_stands_beside_the_first
-        s5_a_retired_node_writes_nothing_any_more
-        s5_a_node_is_not_reaped_while_its_lease_lives
-        s9_epochs_rise_after_everything_was_lost
-        epochs_rise_above_what_the_ledger_has_seen
-        a_conn_takes_a_newer_epoch_only_from_itself
-        rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came
-        the_beat_tells_that_the_routes_were_lost
-        a_lookup_answers_in_the_order_asked
-        interest_counts_while_it_and_its_node_are_leased
-        of_two_generations_the_newer_stays
-        a_node_that_was_swept_is_not_listed
-    }
+cases! {
+    s1_a_late_close_of_the_old_conn_keeps_the_new_route
+    s2_a_reconnect_to_the_same_node_keeps_the_new_route
+    s2_a_node_that_restarts_is_another_one
+    s3_a_reaper_that_races_a_reconnect_keeps_the_new_route
+    s3_a_sweep_finds_every_row_of_a_node_and_none_of_others
+    s4_a_row_and_its_nodes_list_never_part
+    s5_a_second_device_stands_beside_the_first
+    s5_a_retired_node_writes_nothing_any_more
+    s5_a_node_is_not_reaped_while_its_lease_lives
+    s9_epochs_rise_after_everything_was_lost
+    epochs_rise_above_what_the_ledger_has_seen
+    a_conn_takes_a_newer_epoch_only_from_itself
+    rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came
+    the_beat_tells_that_the_routes_were_lost
+    a_lookup_answers_in_the_order_asked
+    interest_counts_while_it_and_its_node_are_leased
+    an_interest_lapses_beside_one_that_is_renewed
+    of_two_generations_the_newer_stays
+    a_node_that_was_swept_is_not_listed
+    of_many_that_race_each_is_replaced_once
+    calls_that_are_made_again_do_no_harm
 }
 
 fn wish(name: &str, on: &str, at: &NodeBoot) -> Registration {
@@ -246,7 +200,7 @@ async fn s5_a_retired_node_writes_nothing_any_more(world: &World) {
 async fn s5_a_node_is_not_reaped_while_its_lease_lives(world: &World) {
     let a = node("a", 1);
     world.renew(&a).await.unwrap();
-    world.pass(LEASES.node - Duration::from_millis(1)).await;
+    world.pass(LEASES.node - world.slack()).await;
     assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(false));
     assert_eq!(world.renew(&a).await, Ok(2));
     world.pass(LEASES.node).await;
@@ -360,6 +314,18 @@ async fn interest_counts_while_it_and_its_node_are_leased(world: &World) {
     assert_eq!(interested(world, &g).await, [], "the interests are over");
 }
 
+async fn an_interest_lapses_beside_one_that_is_renewed(world: &World) {
+    let (a, b, g) = (node("a", 1), node("b", 1), group("g"));
+    world.port().declare(&a, &[(g.clone(), 1)]).await.unwrap();
+    world.pass(LEASES.interest - world.slack()).await;
+    world.port().declare(&b, &[(g.clone(), 1)]).await.unwrap();
+    world.pass(world.slack()).await;
+    for at in [&a, &b] {
+        world.renew(at).await.unwrap();
+    }
+    assert_eq!(interested(world, &g).await, [Interest { node: b.clone(), generation: 1 }]);
+}
+
 async fn of_two_generations_the_newer_stays(world: &World) {
     let (a, g) = (node("a", 1), group("g"));
     world.renew(&a).await.unwrap();
@@ -379,6 +345,51 @@ async fn a_node_that_was_swept_is_not_listed(world: &World) {
     assert!(world.remove(&row("ann", "phone", &token)).await);
     assert_eq!(world.port().nodes().await.unwrap(), []);
     assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost), "gone, not forgotten");
+}
+
+async fn of_many_that_race_each_is_replaced_once(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    let logins = (0..24).map(|n| {
+        let (port, at) = (world.port(), if n % 3 == 0 { a.clone() } else { b.clone() });
+        tokio::spawn(async move { port.register(wish("ann", "phone", &at)).await.unwrap() })
+    });
+    let mut given = Vec::new();
+    for login in logins.collect::<Vec<_>>() {
+        given.push(login.await.unwrap());
+    }
+    let last = world.tokens("ann").await.remove(0);
+    let mut tokens: Vec<_> = given.iter().map(|it| it.token.clone()).collect();
+    let mut replaced: Vec<_> = given.iter().filter_map(|it| it.replaced.clone()).collect();
+    replaced.push(last.clone());
+    tokens.sort();
+    replaced.sort();
+    assert_eq!(tokens, replaced, "each but the last one is replaced, and once");
+    assert_eq!(tokens.iter().map(|it| it.epoch).max(), Some(last.epoch), "the newest stands");
+    let mut listed = world.port().rows_of(&a, None, 99).await.unwrap();
+    listed.extend(world.port().rows_of(&b, None, 99).await.unwrap());
+    assert_eq!(listed, [row("ann", "phone", &last)]);
+}
+
+async fn calls_that_are_made_again_do_no_harm(world: &World) {
+    let a = node("a", 1);
+    let token = world.login("ann", "phone", &a).await.token;
+    let rows = [row("ann", "phone", &token)];
+    assert_eq!(world.port().reassert(&rows).await.unwrap(), [true], "it stands already");
+    world.stands("ann", &token).await;
+    assert!(world.remove(&rows[0]).await);
+    assert!(!world.remove(&rows[0]).await);
+    // "Not here" came from a conn that was just about to register: its owner puts the row back.
+    assert_eq!(world.port().reassert(&rows).await.unwrap(), [true]);
+    world.stands("ann", &token).await;
+    assert_eq!(world.port().rows_of(&a, None, 9).await.unwrap(), rows);
+    for _ in 0..2 {
+        world.port().declare(&a, &[(group("g"), 1), (group("h"), 1)]).await.unwrap();
+        assert_eq!(world.port().retire(&node("b", 1), Retire::Leaving).await, Ok(true));
+    }
+    assert_eq!(world.port().reassert(&[]).await.unwrap(), Vec::<bool>::new());
+    assert_eq!(world.port().remove(&[]).await.unwrap(), Vec::<bool>::new());
+    assert_eq!(world.port().lookup(&[]).await.unwrap(), Vec::<Vec<_>>::new());
+    assert_eq!(world.port().interested(&[]).await.unwrap(), Vec::<Vec<_>>::new());
 }
 
 #[test]

@@ -1,33 +1,64 @@
 //! The suite of `Scratch`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tidegate::{
     fault::{FaultPlan, Faulty},
-    scratch::{ChainSave, ChainState, DONE_IDS_MAX, Hit, MemoryScratch, Scratch, WindowRule},
+    scratch::{ChainSave, ChainState, DONE_IDS_MAX, Hit, MemoryScratch, RedisScratch, Scratch, WindowRule},
 };
 use tidegate_protocol::id::MsgId;
 
-use super::{HandClock, at_once, device, user};
+use super::{
+    HandClock, at_once, device,
+    redis::{self, Server, Version},
+    user,
+};
 
 struct World {
     scratch: Arc<dyn Scratch>,
-    clock: HandClock,
+    begun: Instant,
+    engine: Engine,
+}
+
+enum Engine {
+    Memory(HandClock),
+    Redis(Vec<Server>),
 }
 
 fn memory() -> World {
     let clock = HandClock::default();
     let seen = clock.clone();
-    World { scratch: Arc::new(MemoryScratch::new(1 << 20, move || seen.now())), clock }
+    let scratch = Arc::new(MemoryScratch::new(1 << 20, move || seen.now()));
+    World { scratch, begun: Instant::now(), engine: Engine::Memory(clock) }
 }
 
 fn faultless() -> World {
-    let World { scratch, clock } = memory();
-    World { scratch: Arc::new(Faulty::new(scratch, FaultPlan::none())), clock }
+    let world = memory();
+    World { scratch: Arc::new(Faulty::new(world.scratch, FaultPlan::none())), ..world }
+}
+
+fn on_redis(version: Version) -> World {
+    let server = Server::start(version);
+    let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
+    World { scratch, begun: Instant::now(), engine: Engine::Redis(vec![server]) }
+}
+
+fn on_a_cluster() -> World {
+    let servers = redis::cluster();
+    let scratch = Arc::new(RedisScratch::connect(&redis::cluster_config(&servers)).unwrap());
+    World { scratch, begun: Instant::now(), engine: Engine::Redis(servers) }
 }
 
 suite! {
-    { memory => super::memory(); faultless => super::faultless(); }
+    {
+        memory => super::memory();
+        faultless => super::faultless();
+        redis_7 => super::on_redis(super::Version::V7);
+        redis_62 => super::on_redis(super::Version::V62);
+    }
     {
         s37_a_chain_is_loaded_as_it_was_saved
         s37_the_word_of_an_older_conn_changes_nothing
@@ -40,6 +71,7 @@ suite! {
         s31_s34_hits_of_one_instant_are_all_counted
         s35_a_window_may_be_half_a_second
         keys_and_windows_count_apart
+        a_large_limit_is_kept_with_two_buckets
     }
 }
 
@@ -72,10 +104,26 @@ impl World {
     async fn hit(&self, rules: &[WindowRule]) -> Hit {
         self.scratch.hit(rules).await.unwrap()
     }
-}
 
-fn refused(rule: usize, seconds: u64) -> Hit {
-    Hit::Refused { rule, retry_after: Duration::from_secs(seconds) }
+    /// The hit is refused, for that long; for less by what a server's clock went on since the case began.
+    async fn refuses(&self, rules: &[WindowRule], by: usize, wait: Duration) {
+        let Hit::Refused { rule, retry_after } = self.hit(rules).await else {
+            panic!("{rules:?} allowed it")
+        };
+        let since = match &self.engine {
+            Engine::Memory(_) => Duration::ZERO,
+            Engine::Redis(_) => self.begun.elapsed(),
+        };
+        assert_eq!(rule, by);
+        assert!(retry_after <= wait && retry_after + since >= wait, "{retry_after:?} where {wait:?} is due");
+    }
+
+    fn pass(&self, time: Duration) {
+        match &self.engine {
+            Engine::Memory(clock) => clock.pass(time),
+            Engine::Redis(servers) => servers.iter().for_each(|server| server.age(time)),
+        }
+    }
 }
 
 async fn s37_a_chain_is_loaded_as_it_was_saved(world: &World) {
@@ -111,37 +159,37 @@ async fn s37_devices_have_chains_of_their_own(world: &World) {
 async fn a_window_slides_and_says_when_to_come_back(world: &World) {
     let rules = [rule("user:ann", 10, 2)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    world.clock.pass(Duration::from_secs(4));
+    world.pass(Duration::from_secs(4));
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    assert_eq!(world.hit(&rules).await, refused(0, 6));
-    world.clock.pass(Duration::from_secs(6));
+    world.refuses(&rules, 0, Duration::from_secs(6)).await;
+    world.pass(Duration::from_secs(6));
     assert_eq!(world.hit(&rules).await, Hit::Allowed, "the first hit has left");
-    assert_eq!(world.hit(&rules).await, refused(0, 4), "the second has not");
+    world.refuses(&rules, 0, Duration::from_secs(4)).await;
 }
 
 async fn a_hit_that_one_rule_refuses_is_counted_by_none(world: &World) {
     let both = [rule("user:ann", 10, 2), rule("org:x", 20, 1)];
     assert_eq!(world.hit(&both[1..]).await, Hit::Allowed);
     for _ in 0..5 {
-        assert_eq!(world.hit(&both).await, refused(1, 20));
+        world.refuses(&both, 1, Duration::from_secs(20)).await;
     }
     assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
     assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
-    assert_eq!(world.hit(&both).await, refused(1, 20), "the longest wait is told");
+    world.refuses(&both, 1, Duration::from_secs(20)).await;
 }
 
 async fn a_refused_hit_does_not_push_its_retry_away(world: &World) {
     let rules = [rule("user:ann", 10, 1)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
     for waited in 0..10 {
-        assert_eq!(world.hit(&rules).await, refused(0, 10 - waited));
-        world.clock.pass(Duration::from_secs(1));
+        world.refuses(&rules, 0, Duration::from_secs(10 - waited)).await;
+        world.pass(Duration::from_secs(1));
     }
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
 }
 
 async fn a_limit_of_zero_refuses(world: &World) {
-    assert_eq!(world.hit(&[rule("user:ann", 10, 0)]).await, refused(0, 10));
+    world.refuses(&[rule("user:ann", 10, 0)], 0, Duration::from_secs(10)).await;
 }
 
 async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
@@ -149,7 +197,7 @@ async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
     for hit in 0..100 {
         assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
     }
-    assert_eq!(world.hit(&rules).await, refused(0, 60));
+    world.refuses(&rules, 0, Duration::from_secs(60)).await;
 }
 
 async fn s35_a_window_may_be_half_a_second(world: &World) {
@@ -157,15 +205,54 @@ async fn s35_a_window_may_be_half_a_second(world: &World) {
     let rules = [WindowRule { window: half, ..rule("user:ann", 0, 1) }];
     for _ in 0..3 {
         assert_eq!(world.hit(&rules).await, Hit::Allowed);
-        assert_eq!(world.hit(&rules).await, Hit::Refused { rule: 0, retry_after: half });
-        world.clock.pass(half);
+        world.refuses(&rules, 0, half).await;
+        world.pass(half);
     }
 }
 
 async fn keys_and_windows_count_apart(world: &World) {
     assert_eq!(world.hit(&[rule("user:ann", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
     assert_eq!(world.hit(&[rule("user:bob", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
-    assert_eq!(world.hit(&[rule("user:ann", 10, 1)]).await, refused(0, 10));
+    world.refuses(&[rule("user:ann", 10, 1)], 0, Duration::from_secs(10)).await;
+}
+
+/// Chains and windows whose keys are in different slots.
+#[tokio::test]
+async fn over_a_cluster() {
+    let world = on_a_cluster();
+    s37_the_word_of_an_older_conn_changes_nothing(&world).await;
+    s37_devices_have_chains_of_their_own(&world).await;
+    keys_and_windows_count_apart(&world).await;
+    for n in 0..20 {
+        let both = [rule(&format!("user:u{n}"), 10, 2), rule(&format!("org:o{n}"), 20, 1)];
+        assert_eq!(world.hit(&both).await, Hit::Allowed);
+        assert!(matches!(world.hit(&both).await, Hit::Refused { rule: 1, .. }));
+        assert_eq!(world.hit(&both[..1]).await, Hit::Allowed, "it was taken back");
+    }
+}
+
+/// Above 256 two buckets are counted: exact while the load is even, and never more than a limit in one bucket.
+async fn a_large_limit_is_kept_with_two_buckets(world: &World) {
+    let rules = [rule("user:ann", 10, 300)];
+    for hit in 0..300 {
+        assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
+    }
+    assert!(matches!(world.hit(&rules).await, Hit::Refused { rule: 0, .. }));
+    let both = [rule("user:ann", 10, 300), rule("user:bob", 10, 300)];
+    for _ in 0..3 {
+        assert!(matches!(world.hit(&both).await, Hit::Refused { rule: 0, .. }));
+    }
+    world.pass(Duration::from_secs(15));
+    let mut allowed = 0;
+    while world.hit(&rules).await == Hit::Allowed {
+        allowed += 1;
+        assert!(allowed <= 300);
+    }
+    assert!(allowed >= 150, "{allowed}: half of the bucket before has left");
+    world.pass(Duration::from_secs(25));
+    for _ in 0..300 {
+        assert_eq!(world.hit(&both).await, Hit::Allowed, "refused hits were counted nowhere");
+    }
 }
 
 #[test]

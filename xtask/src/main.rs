@@ -6,6 +6,7 @@ mod counts;
 mod docs;
 mod fuzz;
 mod server;
+mod services;
 mod shell;
 mod steps;
 mod third_party;
@@ -69,12 +70,27 @@ enum Command {
         #[arg(last = true)]
         args: Vec<String>,
     },
+    /// Real servers for tests and for trying out: Kafka, Redis 7 and 6.2, Postgres, private to this target folder.
+    Services {
+        #[command(subcommand)]
+        what: Services,
+    },
     /// Write the pages that are generated from the code.
     Docs {
         /// Only say whether they are current.
         #[arg(long)]
         check: bool,
     },
+}
+
+#[derive(Subcommand)]
+enum Services {
+    /// Install what is missing, start what does not run, write `target/services/services.json`.
+    Up,
+    /// Stop what `up` started, and remove its data.
+    Down,
+    /// Say what runs where; fails unless all do.
+    Status,
 }
 
 fn main() -> ExitCode {
@@ -105,6 +121,12 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
         Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
         Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),
+        Command::Services { what: Services::Up } => services::up(&shell),
+        Command::Services { what: Services::Down } => services::down(&shell),
+        Command::Services { what: Services::Status } => match services::status(&shell) {
+            true => Ok(()),
+            false => anyhow::bail!("not all services run: `cargo xtask services up`"),
+        },
         Command::Docs { check } => docs::run(&shell, check),
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::{autobahn, chaos, counts, shell::Shell, third_party, tools};
+use crate::{autobahn, chaos, counts, services, shell::Shell, third_party, tools};
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
@@ -19,7 +19,9 @@ const STEPS: &[(&str, &str, Run)] = &[
     }),
     ("deny", "licences, bans and sources of every dependency", tools::deny),
     ("schema", "buf lint of the wire and record schema", third_party::schema),
-    ("tests", "cargo test --workspace", |shell| shell.cargo(&["test", "--workspace"])),
+    ("tests", "cargo test --workspace, beside real Kafka, Redis and Postgres", |shell| {
+        services::with(shell, || shell.cargo(&["test", "--workspace"]))
+    }),
     ("build", "release build and examples", |shell| shell.cargo(BUILD)),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),

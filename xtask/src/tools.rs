@@ -19,8 +19,13 @@ pub(crate) fn ensure_program(shell: &Shell, program: &str, package: &str) -> any
         bail!("{by_hand} of your system");
     }
     eprintln!("`{program}` is missing: installing the package `{package}`");
-    apt_get(shell, &["update", "--quiet"]).with_context(|| by_hand.clone())?;
-    apt_get(shell, &["install", "--quiet", "--yes", "--no-install-recommends", package]).context(by_hand)
+    install(shell, package).context(by_hand)
+}
+
+/// Installs a Debian package.
+pub(crate) fn install(shell: &Shell, package: &str) -> anyhow::Result<()> {
+    apt_get(shell, &["update", "--quiet"])?;
+    apt_get(shell, &["install", "--quiet", "--yes", "--no-install-recommends", package])
 }
 
 fn apt_get(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
@@ -35,31 +40,31 @@ fn apt_get(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
     shell::run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// The programs of a Python environment below the target folder that holds the pinned packages.
+/// The programs of the Python environment with the packages of the steps.
 pub(crate) fn python(shell: &Shell) -> anyhow::Result<PathBuf> {
+    Ok(python_packages(shell, "py", PYTHON_PACKAGES)?.join("bin"))
+}
+
+/// A Python environment of that name below the target folder, made by pip with these words: pinned packages, options.
+pub(crate) fn python_packages(shell: &Shell, name: &str, words: &[&str]) -> anyhow::Result<PathBuf> {
     ensure_program(shell, "python3", "python3")?;
-    let venv = shell.target.join("tools").join("py");
+    let venv = shell.target.join("tools").join(name);
     let stamp = venv.join("tidegate-packages");
-    let wanted = PYTHON_PACKAGES.join("\n");
+    let wanted = words.join("\n");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(venv.join("bin"));
+        return Ok(venv);
     }
     let make = || shell::run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(&venv));
     if make().is_err() {
         // Debian ships python3 without ensurepip.
-        apt_get(shell, &["update", "--quiet"])?;
-        apt_get(shell, &["install", "--quiet", "--yes", "--no-install-recommends", "python3-venv"])?;
+        install(shell, "python3-venv")?;
         make()?;
     }
-    shell::run(
-        shell
-            .command(venv.join("bin/python"))
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
-            .args(PYTHON_PACKAGES),
-    )
-    .with_context(|| format!("installing {} with pip", PYTHON_PACKAGES.join(" ")))?;
+    let mut pip = shell.command(venv.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(words);
+    shell::run(&mut pip).with_context(|| format!("installing {} with pip", words.join(" ")))?;
     fs::write(stamp, wanted)?;
-    Ok(venv.join("bin"))
+    Ok(venv)
 }
 
 /// The folder below which the packages of `tests/third_party/package-lock.json` are installed.

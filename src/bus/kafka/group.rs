@@ -1,0 +1,308 @@
+//! Owning partitions: a member of the consumer group that reads nothing, on a thread of its own.
+//!
+//! Kafka asks for partitions back and waits; the owner archives, answers and releases; then they are given back. Who takes
+//! longer than `kafka.revoke_ms`, or was not heard of for `kafka.session_ms`, has lost them.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    config::FromClientConfigAndContext as _,
+    consumer::{BaseConsumer, Consumer as _, ConsumerContext},
+    error::{KafkaError, KafkaResult},
+    types::RDKafkaRespErr,
+};
+use tokio::sync::Notify;
+
+use super::{
+    super::{Ownership, OwnershipEvent},
+    KafkaRefusal,
+    context::Context,
+    read::Reader,
+};
+use crate::metrics::Metrics;
+
+type Client = BaseConsumer<Context<Arc<Member>>>;
+
+/// Between two looks at what the owner wants; Kafka's wishes are heard at once.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What the thread, the library's calls and the owner share.
+pub(super) struct Member {
+    reader: Arc<Reader>,
+    topic: String,
+    revoke_within: Duration,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<OwnershipEvent>,
+    /// Told to the owner, and not released or lost.
+    owned: BTreeSet<u32>,
+    /// Of those, asked back.
+    asked: BTreeSet<u32>,
+    /// What Kafka waits for to be given back, and until when.
+    giving: Option<(Vec<u32>, Instant)>,
+    leaving: bool,
+    /// Nobody listens any more: give everything back at once.
+    over: bool,
+    /// The thread has left the group.
+    left: bool,
+}
+
+impl Member {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No events any more, and nothing is owned: another member takes this one's place, or the bus closes.
+    pub(super) fn end(&self) {
+        let mut state = self.lock();
+        state.over = true;
+        state.events.clear();
+        state.asked.clear();
+        for partition in std::mem::take(&mut state.owned) {
+            self.reader.own(partition, false);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the thread has left the group, so that a next member need not wait for it to be missed.
+    pub(super) async fn left(&self) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.lock().left {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn assigned(&self, partitions: &[u32]) {
+        let mut state = self.lock();
+        if !state.leaving && !state.over {
+            state.events.extend(partitions.iter().copied().map(OwnershipEvent::Assigned));
+        }
+    }
+
+    /// Asks the owner for them, if it has them.
+    fn ask(&self, state: &mut State, partitions: &[u32]) {
+        for partition in partitions {
+            // Nobody was told, so nobody need stop.
+            state.events.retain(|event| *event != OwnershipEvent::Assigned(*partition));
+            if state.owned.contains(partition) && state.asked.insert(*partition) {
+                state.events.push_back(OwnershipEvent::Revoked(*partition));
+            }
+        }
+    }
+
+    fn lose(&self, state: &mut State, partitions: &[u32]) {
+        for partition in partitions {
+            let news = [OwnershipEvent::Assigned(*partition), OwnershipEvent::Revoked(*partition)];
+            state.events.retain(|event| !news.contains(event));
+            state.asked.remove(partition);
+            if state.owned.remove(partition) {
+                self.reader.own(*partition, false);
+                state.events.push_back(OwnershipEvent::Lost(*partition));
+            }
+        }
+    }
+
+    fn disown(&self, state: &mut State, partition: u32) {
+        state.events.retain(|event| *event != OwnershipEvent::Revoked(partition));
+        state.asked.remove(&partition);
+        if state.owned.remove(&partition) {
+            self.reader.own(partition, false);
+        }
+    }
+
+    /// What can be given back now: the owner is done, or its time is over, or Kafka has given them away.
+    fn ready_to_give(&self, lost: bool) -> Option<Vec<u32>> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let (partitions, until) = state.giving.clone()?;
+        let late = lost || state.over || Instant::now() > until;
+        if late {
+            self.lose(state, &partitions);
+        } else if partitions.iter().any(|partition| state.owned.contains(partition)) {
+            return None;
+        }
+        state.giving = None;
+        Some(partitions)
+    }
+
+    fn list(&self, partitions: &[u32]) -> KafkaResult<TopicPartitionList> {
+        let mut list = TopicPartitionList::new();
+        for partition in partitions {
+            // The end, where there is nothing to fetch: other than by its offsets Kafka can't be told to fetch nothing.
+            list.add_partition_offset(&self.topic, *partition as i32, Offset::End)?;
+        }
+        Ok(list)
+    }
+}
+
+impl ConsumerContext for Context<Arc<Member>> {
+    fn rebalance(&self, client: &Client, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let member = &self.role;
+        let partitions: Vec<u32> = list.elements().iter().map(|one| one.partition().max(0) as u32).collect();
+        let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            member.assigned(&partitions);
+            take(client, member, &partitions)
+        } else {
+            let mut state = member.lock();
+            let lost = client.assignment_lost();
+            if lost || state.over {
+                member.lose(&mut state, &partitions);
+                drop(state);
+                give(client, member, &partitions)
+            } else {
+                member.ask(&mut state, &partitions);
+                // The thread gives them back; until then Kafka waits.
+                state.giving = Some((partitions, Instant::now() + member.revoke_within));
+                Ok(())
+            }
+        };
+        if let Err(error) = done {
+            tracing::error!(%error, "a change of owners was not carried out");
+        }
+        member.changed.notify_waiters();
+    }
+}
+
+fn take(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
+    let list = member.list(partitions)?;
+    client.incremental_assign(&list)?;
+    if partitions.is_empty() { Ok(()) } else { client.pause(&list) }
+}
+
+fn give(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
+    client.incremental_unassign(&member.list(partitions)?)
+}
+
+/// Joins the group; the thread runs until the returned ownership is dropped or has left.
+pub(super) fn join(
+    config: &ClientConfig,
+    reader: &Arc<Reader>,
+    topic: &str,
+    revoke_within: Duration,
+    metrics: &Metrics,
+) -> Result<(Arc<Member>, Box<dyn Ownership>), KafkaRefusal> {
+    let (state, changed) = (Mutex::default(), Notify::new());
+    let member = Arc::new(Member {
+        reader: Arc::clone(reader),
+        topic: topic.to_owned(),
+        revoke_within,
+        state,
+        changed,
+    });
+    let client = Client::from_config_and_context(config, Context::new(Arc::clone(&member), metrics))?;
+    client.subscribe(&[topic])?;
+    let ours = Arc::clone(&member);
+    thread::Builder::new()
+        .name("tidegate-owners".to_owned())
+        .spawn(move || {
+            run(client, &ours);
+            ours.lock().left = true;
+            ours.changed.notify_waiters();
+        })
+        .map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))?;
+    Ok((Arc::clone(&member), Box::new(KafkaOwnership(member))))
+}
+
+fn run(client: Client, member: &Member) {
+    let mut unsubscribed = false;
+    loop {
+        // Records of the moment before a partition was paused: somebody else reads them.
+        if let Some(Err(error)) = client.poll(TICK) {
+            tracing::debug!(%error, "the group of owners");
+        }
+        if let Some(partitions) = member.ready_to_give(client.assignment_lost())
+            && let Err(error) = give(&client, member, &partitions)
+        {
+            tracing::error!(%error, "partitions were not given back");
+        }
+        member.changed.notify_waiters();
+        let (leaving, over, giving) = {
+            let state = member.lock();
+            (state.leaving, state.over, state.giving.is_some())
+        };
+        if over {
+            break;
+        }
+        if leaving && !unsubscribed {
+            client.unsubscribe();
+            unsubscribed = true;
+        }
+        if unsubscribed && !giving && client.assignment().is_ok_and(|list| list.count() == 0) {
+            break;
+        }
+    }
+    member.lock().over = true;
+    // Leaves the group, and waits for that.
+    drop(client);
+}
+
+struct KafkaOwnership(Arc<Member>);
+
+#[async_trait]
+impl Ownership for KafkaOwnership {
+    async fn next(&mut self) -> Option<OwnershipEvent> {
+        let member = &self.0;
+        loop {
+            let mut changed = pin!(member.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut state = member.lock();
+                if let Some(event) = state.events.pop_front() {
+                    if let OwnershipEvent::Assigned(partition) = event {
+                        state.owned.insert(partition);
+                        member.reader.own(partition, true);
+                    }
+                    return Some(event);
+                }
+                if state.over || (state.leaving && state.owned.is_empty()) {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn release(&mut self, partition: u32) {
+        let mut state = self.0.lock();
+        self.0.disown(&mut state, partition);
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+
+    async fn leave(&mut self) {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        if state.leaving || state.over {
+            return;
+        }
+        state.leaving = true;
+        state.events.retain(|event| !matches!(event, OwnershipEvent::Assigned(_)));
+        let owned: Vec<u32> = state.owned.iter().copied().collect();
+        self.0.ask(state, &owned);
+        drop(guard);
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl Drop for KafkaOwnership {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}

@@ -1,0 +1,72 @@
+//! `tidegate topics`: the topics of a cluster, made on purpose.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use tidegate_protocol::id::check_id;
+
+use crate::{
+    bus::{TopicState, ensure_topics, topic_plans},
+    config::Config,
+};
+
+/// Arguments of `tidegate topics`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum What {
+    /// Make the topics that are missing, as [kafka] says; fail on those that differ, and say how to mend them
+    Ensure(Ensure),
+}
+
+#[derive(clap::Args, Debug)]
+struct Ensure {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// A node whose topic is made as well; may be repeated
+    #[arg(long = "node", value_name = "ID")]
+    nodes: Vec<String>,
+    /// Any configuration key, as section.key=value; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Makes the topics, and prints a line for each.
+///
+/// # Errors
+/// A wrong configuration, brokers that don't answer, and topics that are there and differ.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let What::Ensure(args) = &args.what;
+    for node in &args.nodes {
+        check_id(node).with_context(|| format!("node {node:?}"))?;
+    }
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    if config.kafka.brokers.is_empty() {
+        bail!("there is no Kafka to make topics on: set node.profile=cluster and kafka.brokers");
+    }
+    let plans = topic_plans(&config.kafka, &args.nodes);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let states = runtime.block_on(ensure_topics(&config.kafka, &plans))?;
+    let mut differ = 0;
+    for ((name, state), plan) in states.iter().zip(&plans) {
+        match state {
+            TopicState::Made => {
+                println!("{name}  made: partitions {}, replication {}", plan.partitions, plan.replication)
+            }
+            TopicState::There => println!("{name}  is there as the settings say"),
+            TopicState::Differs(how) => {
+                differ += 1;
+                eprintln!("{how}");
+            }
+        }
+    }
+    if differ > 0 {
+        bail!("{differ} of {} topics are not as the settings say; nothing was changed on them", plans.len());
+    }
+    Ok(())
+}

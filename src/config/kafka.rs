@@ -1,0 +1,292 @@
+//! The section `[kafka]`: where the log of a cluster is, how its topics are made, how its clients prove who they are.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The log of profile `cluster`; `tidegate topics ensure` makes the topics that it names.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Kafka {
+    /// Brokers to begin with, as host:port; needed by, and only by, node.profile = `cluster`.
+    pub brokers: Vec<String>,
+    /// Topic of the log.
+    pub topic: String,
+    /// Partitions of the log. A log can't be repartitioned: choose it once, for the largest cluster it will serve.
+    pub partitions: u32,
+    /// Copies of each partition; with 3, two must confirm an append.
+    pub replication: u32,
+    /// How long the log keeps a record.
+    pub retention_ms: u64,
+    /// How much of each partition the log keeps; 0 = no bound but time.
+    pub retention_bytes: u64,
+    /// Largest record, in bytes; the topic is made to take it.
+    pub record_bytes_max: usize,
+    /// Consumer group by which the nodes share the partitions; nothing else may use it.
+    pub group: String,
+    /// A node that the group has not heard of for this long loses its partitions.
+    pub session_ms: u64,
+    /// An owner that is asked for a partition has this long to archive and answer before it is taken away.
+    pub revoke_ms: u64,
+    /// How long an append is tried; more than timing.reply_ms, at which its client hears UNKNOWN.
+    pub delivery_ms: u64,
+    /// Appended bytes that wait for Kafka; above it sends are refused BUS_UNAVAILABLE.
+    pub append_bytes_max: usize,
+    /// Bytes read ahead of the ledger, for each owned partition.
+    pub read_ahead_bytes: usize,
+    /// Brokers of the node topics, where that is another cluster; empty = those of the log.
+    pub node_brokers: Vec<String>,
+    /// Node topics are named by this, a dot and the node's id.
+    pub node_topic: String,
+    /// How long a node topic keeps a record.
+    pub node_retention_ms: u64,
+    /// `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
+    pub security: String,
+    /// `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`; with security = `sasl_…`.
+    pub sasl_mechanism: String,
+    /// The name for SASL.
+    pub sasl_username: String,
+    /// File that holds the password for SASL and nothing else.
+    pub sasl_password_file: PathBuf,
+    /// Certificates to trust, as PEM; empty = those of the system.
+    pub ca_file: PathBuf,
+    /// Certificate of this node, as PEM; empty = none.
+    pub cert_file: PathBuf,
+    /// Private key of that certificate, as PEM.
+    pub key_file: PathBuf,
+    /// More properties of the client library, as name=value; those that carry a promise of the log are refused.
+    pub properties: Vec<String>,
+}
+
+impl Default for Kafka {
+    fn default() -> Self {
+        Self {
+            brokers: Vec::new(),
+            topic: "tidegate.log".into(),
+            partitions: 64,
+            replication: 3,
+            retention_ms: 7 * 24 * 3_600 * 1_000,
+            retention_bytes: 0,
+            record_bytes_max: 2 * 1024 * 1024,
+            group: "tidegate.owners".into(),
+            session_ms: 6_000,
+            revoke_ms: 10_000,
+            delivery_ms: 30_000,
+            append_bytes_max: 64 * 1024 * 1024,
+            read_ahead_bytes: 2 * 1024 * 1024,
+            node_brokers: Vec::new(),
+            node_topic: "tidegate.node".into(),
+            node_retention_ms: 600_000,
+            security: "plaintext".into(),
+            sasl_mechanism: String::new(),
+            sasl_username: String::new(),
+            sasl_password_file: PathBuf::new(),
+            ca_file: PathBuf::new(),
+            cert_file: PathBuf::new(),
+            key_file: PathBuf::new(),
+            properties: Vec::new(),
+        }
+    }
+}
+
+/// What `kafka.properties` may say: sockets, timeouts of connecting, compression, names. Everything else is either a
+/// setting of its own or a promise of the log (acks, idempotence, order, offsets, groups).
+const PROPERTIES: &[&str] = &[
+    "broker.address.family",
+    "client.dns.lookup",
+    "client.id",
+    "client.rack",
+    "compression.level",
+    "compression.type",
+    "connections.max.idle.ms",
+    "fetch.max.bytes",
+    "fetch.min.bytes",
+    "fetch.wait.max.ms",
+    "linger.ms",
+    "metadata.max.age.ms",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "sasl.kerberos.service.name",
+    "socket.connection.setup.timeout.ms",
+    "socket.keepalive.enable",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
+    "socket.timeout.ms",
+    "ssl.cipher.suites",
+    "ssl.curves.list",
+    "ssl.endpoint.identification.algorithm",
+    "statistics.interval.ms",
+    "topic.metadata.refresh.interval.ms",
+];
+
+impl Kafka {
+    /// The topic of a node.
+    pub fn topic_of(&self, node: &str) -> String {
+        format!("{}.{node}", self.node_topic)
+    }
+
+    /// `properties` as pairs; what is not a pair is left out (`check` names it).
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.properties.iter().filter_map(|property| property.split_once('='));
+        pairs.map(|(name, value)| (name.trim(), value.trim()))
+    }
+
+    /// Problems of the section by itself.
+    pub(super) fn check(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
+        self.check_sizes(reply_ms, need);
+        self.check_security(need);
+        let name = |text: &str| {
+            let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            !text.is_empty() && text.len() <= 180 && text.chars().all(fine)
+        };
+        need(
+            name(&self.topic) && name(&self.node_topic) && name(&self.group),
+            "kafka.topic, kafka.node_topic, kafka.group: 1 to 180 letters, digits, dots, lines and dashes",
+        );
+        let address = |broker: &String| {
+            broker
+                .rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        need(
+            self.brokers.iter().chain(&self.node_brokers).all(address),
+            "kafka.brokers, kafka.node_brokers: each as host:port",
+        );
+        for property in &self.properties {
+            match property.split_once('=') {
+                Some((name, _)) if PROPERTIES.contains(&name.trim()) => {}
+                Some((name, _)) => need(
+                    false,
+                    &format!(
+                        "kafka.properties: `{}` can't be set here; possible are {}",
+                        name.trim(),
+                        PROPERTIES.join(", ")
+                    ),
+                ),
+                None => need(false, &format!("kafka.properties: `{property}`: write name=value")),
+            }
+        }
+    }
+
+    fn check_sizes(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
+        need((1..=10_000).contains(&self.partitions), "kafka.partitions: between 1 and 10000");
+        need((1..=16).contains(&self.replication), "kafka.replication: between 1 and 16");
+        let day = 24 * 3_600 * 1_000;
+        need(
+            (60_000..=3_650 * day).contains(&self.retention_ms),
+            "kafka.retention_ms: between a minute and ten years",
+        );
+        need(
+            (10_000..=7 * day).contains(&self.node_retention_ms),
+            "kafka.node_retention_ms: between 10 seconds and a week",
+        );
+        need(
+            (64 * 1024..=64 << 20).contains(&self.record_bytes_max),
+            "kafka.record_bytes_max: between 65536 bytes and 64 MiB",
+        );
+        need(
+            self.append_bytes_max >= 2 * self.record_bytes_max && self.append_bytes_max <= 1 << 30,
+            "kafka.append_bytes_max: at least twice kafka.record_bytes_max, at most 1 GiB",
+        );
+        need(
+            (64 * 1024..=256 << 20).contains(&self.read_ahead_bytes),
+            "kafka.read_ahead_bytes: between 65536 bytes and 256 MiB",
+        );
+        need((1_000..=300_000).contains(&self.session_ms), "kafka.session_ms: between 1 and 300 seconds");
+        need((100..=120_000).contains(&self.revoke_ms), "kafka.revoke_ms: between 100 ms and 120 seconds");
+        need(
+            self.delivery_ms > reply_ms && self.delivery_ms <= 600_000,
+            "kafka.delivery_ms: more than timing.reply_ms, at most ten minutes",
+        );
+    }
+
+    fn check_security(&self, need: &mut impl FnMut(bool, &str)) {
+        let security = self.security.as_str();
+        need(
+            ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"].contains(&security),
+            "kafka.security: `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`",
+        );
+        let (tls, sasl) = (security.ends_with("ssl"), security.starts_with("sasl"));
+        let tls_built = cfg!(feature = "kafka-tls");
+        need(
+            tls_built || !tls,
+            "kafka.security: this program was built without TLS for Kafka; build it with `--features kafka-tls`",
+        );
+        let mechanisms = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"];
+        let named = !self.sasl_username.is_empty() && self.sasl_password_file != PathBuf::new();
+        need(
+            !sasl || (mechanisms.contains(&self.sasl_mechanism.as_str()) && named),
+            "kafka.sasl_mechanism: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`, with kafka.sasl_username and kafka.sasl_password_file",
+        );
+        need(
+            !sasl || tls_built || !self.sasl_mechanism.starts_with("SCRAM"),
+            "kafka.sasl_mechanism: SCRAM needs a program built with `--features kafka-tls`",
+        );
+        need(
+            sasl || (self.sasl_mechanism.is_empty() && !named),
+            "kafka.sasl_…: without effect unless kafka.security = `sasl_plaintext` or `sasl_ssl`",
+        );
+        let given = |path: &PathBuf| *path != PathBuf::new();
+        need(
+            tls || ![&self.ca_file, &self.cert_file, &self.key_file].into_iter().any(given),
+            "kafka.ca_file, kafka.cert_file, kafka.key_file: without effect unless kafka.security = `ssl` or `sasl_ssl`",
+        );
+        need(
+            given(&self.cert_file) == given(&self.key_file),
+            "kafka.cert_file, kafka.key_file: one needs the other",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    fn problem(sets: &[&str]) -> String {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        Config::load(None, &sets).err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_cluster_has_brokers_and_a_single_node_has_none() {
+        let cluster = ["node.profile=cluster", "kafka.brokers=[k1:9092, k2:9092]"];
+        assert_eq!(problem(&cluster), "");
+        assert!(problem(&cluster[..1]).contains("needs kafka.brokers"));
+        assert!(problem(&cluster[1..]).contains("kafka.brokers: without effect"));
+        assert!(problem(&[cluster[0], cluster[1], "node.store=memory"]).contains("node.store"));
+        assert!(problem(&["node.profile=both"]).contains("`single` or `cluster`"));
+        assert!(problem(&[cluster[0], "kafka.brokers=[k1]"]).contains("host:port"));
+    }
+
+    #[test]
+    fn properties_that_carry_a_promise_can_not_be_set() {
+        let set = |property: &str| {
+            let properties = format!("kafka.properties=[{property}]");
+            problem(&["node.profile=cluster", "kafka.brokers=[k1:9092]", &properties])
+        };
+        assert_eq!(set("compression.type=lz4"), "");
+        for property in ["acks=1", "enable.idempotence=false", "auto.offset.reset=latest", "group.id=mine"] {
+            let name = property.split('=').next().unwrap();
+            assert!(set(property).contains(&format!("`{name}` can't be set")), "{property}");
+        }
+        assert!(set("acks").contains("name=value"));
+    }
+
+    #[test]
+    fn security_is_whole_or_refused() {
+        let cluster = ["node.profile=cluster", "kafka.brokers=[k1:9092]"];
+        let with = |more: &[&str]| problem(&[&cluster[..], more].concat());
+        let plain =
+            ["kafka.security=sasl_plaintext", "kafka.sasl_mechanism=PLAIN", "kafka.sasl_username=tidegate"];
+        assert!(with(&plain).contains("kafka.sasl_password_file"));
+        assert_eq!(with(&[&plain[..], &["kafka.sasl_password_file=secret"]].concat()), "");
+        assert!(
+            with(&["kafka.sasl_username=me", "kafka.sasl_password_file=secret"]).contains("without effect")
+        );
+        assert!(with(&["kafka.ca_file=ca.pem"]).contains("without effect"));
+        assert!(with(&["kafka.security=tls"]).contains("kafka.security"));
+        let tls = with(&["kafka.security=ssl", "kafka.ca_file=ca.pem"]);
+        assert_eq!(tls.contains("--features kafka-tls"), !cfg!(feature = "kafka-tls"), "{tls}");
+    }
+}

