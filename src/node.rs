@@ -162,7 +162,7 @@ impl Node {
         serve_api(&services, admin_door, api)?;
         let node_file = config.node.data.join(NODE_FILE);
         write_node_file(&node_file, &addresses)?;
-        let durable = ports.bus.durable();
+        let durable = ports.bus.state().durable;
         Ok(Self { addresses, durable, token_key, services, door, shards, tasks, node_file, broken, drainer })
     }
 

@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 
 use self::{log::Log, topic::Topic};
 use super::{
-    AppendError, Appended, Batch, Bounds, Bus, NodeEvent, NodeFeed, Ownership, OwnershipEvent, ReadError,
-    TopicId,
+    AppendError, Appended, Batch, Bounds, Bus, BusState, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
+    ReadError, TopicId,
 };
 use crate::routes::NodeBoot;
 
@@ -37,7 +37,7 @@ pub struct LocalBusConfig {
     /// Names this log; a fresh random number, since its records are gone with the process.
     pub topic: TopicId,
     /// The most records of a partition; appends beyond are refused until it is trimmed. From half of it on
-    /// [`Bus::refuses_all`] says so, so let half be more than ever is under way.
+    /// [`BusState::refuses_all`] says so, so let half be more than ever is under way.
     pub max_records: usize,
     /// The most bytes of a partition, in the same way.
     pub max_bytes: usize,
@@ -161,13 +161,10 @@ impl Bus for LocalBus {
         self.0.config.partitions
     }
 
-    fn durable(&self) -> bool {
-        false
-    }
-
-    /// Before it is full: what is under way has room in the other half.
-    fn refuses_all(&self) -> bool {
-        self.0.partitions.iter().any(|partition| partition.crowded.load(Ordering::Relaxed))
+    fn state(&self) -> BusState {
+        // Before it is full: what is under way has room in the other half.
+        let crowded = self.0.partitions.iter().any(|partition| partition.crowded.load(Ordering::Relaxed));
+        BusState { durable: false, refuses_all: crowded }
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
