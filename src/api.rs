@@ -78,7 +78,7 @@ async fn healthz(State(api): State<Api>) -> Json<Value> {
     Json(json!({
         "status": "ok",
         "node": api.ports.me.node.as_str(),
-        "durable": api.ports.bus.durable(),
+        "durable": api.ports.bus.state().durable,
         "conns": api.admission.conns(),
         "connsMax": api.admission.conns_max(),
     }))

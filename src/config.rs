@@ -217,7 +217,7 @@ pub struct Fault {
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
-    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    /// A file that says how the disk fails: `eio`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate chaos`.
     pub disk_file: PathBuf,
 }
 

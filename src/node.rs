@@ -168,7 +168,7 @@ impl Node {
         let api = Api { admin, ports: seen, admission, metrics: rendered, drainer: leaving };
         serve_api(&services, doors.admin, api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
-        let durable = ports.bus.durable();
+        let durable = ports.bus.state().durable;
         Ok(Self {
             addresses,
             durable,

@@ -6,14 +6,13 @@ use tidegate_protocol::{
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
 
-use super::client::{Client, explain};
+use super::client::{Client, LoginArgs, explain};
 
 /// Arguments of `tidegate send`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Who sends
-    #[arg(long)]
-    user: String,
+    #[command(flatten)]
+    login: LoginArgs,
     /// A user, or a conversation: g:GROUP, r:ROOM
     #[arg(long)]
     to: String,
@@ -26,11 +25,6 @@ pub struct Args {
     /// Device to send from
     #[arg(long, default_value = "cli-send")]
     device: String,
-    /// Where the node is, if not on this data directory
-    #[arg(long, value_name = "HOST:PORT")]
-    server: Option<String>,
-    #[command(flatten)]
-    data: super::DataArg,
 }
 
 /// Sends and prints the ack.
@@ -40,8 +34,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut client =
-            Client::login(&args.data.data, args.server.as_deref(), &args.user, &args.device).await?;
+        let mut client = Client::login(&args.login, &args.device).await?;
         let is_key = args.to.contains(':');
         if let Some(room) = args.to.strip_prefix("r:") {
             client.ask(2, Ask::Join(pb::Join { room: room.to_owned() })).await?;

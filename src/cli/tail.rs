@@ -8,14 +8,13 @@ use tidegate_protocol::{
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
 
-use super::client::{Client, explain};
+use super::client::{Client, LoginArgs, explain};
 
 /// Arguments of `tidegate tail`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Who listens
-    #[arg(long)]
-    user: String,
+    #[command(flatten)]
+    login: LoginArgs,
     /// Live rooms to join; may be repeated
     #[arg(long, value_name = "ROOM")]
     room: Vec<String>,
@@ -25,11 +24,6 @@ pub struct Args {
     /// End after this many pushes
     #[arg(long)]
     count: Option<u64>,
-    /// Where the node is, if not on this data directory
-    #[arg(long, value_name = "HOST:PORT")]
-    server: Option<String>,
-    #[command(flatten)]
-    data: super::DataArg,
 }
 
 /// Prints until the connection ends.
@@ -39,12 +33,11 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut client =
-            Client::login(&args.data.data, args.server.as_deref(), &args.user, &args.device).await?;
+        let mut client = Client::login(&args.login, &args.device).await?;
         for (id, room) in (2..).zip(&args.room) {
             client.ask(id, Ask::Join(pb::Join { room: room.trim_start_matches("r:").to_owned() })).await?;
         }
-        eprintln!("listening as {} on {}", args.user, client.welcome.node);
+        eprintln!("listening as {} on {}", args.login.user, client.welcome.node);
         let mut beat =
             tokio::time::interval(Duration::from_millis(client.welcome.heartbeat_ms.max(100).into()));
         let mut left = args.count.unwrap_or(u64::MAX);

@@ -221,7 +221,7 @@ impl Shard {
         };
         let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
         // Refused here, a chain waits for its client; refused by the log, it would end the connection.
-        let room = match self.context.ports.bus.refuses_all() {
+        let room = match self.context.ports.bus.state().refuses_all {
             true => Err(Code::BusUnavailable),
             false => self.context.intake.reserve(send::weight(&record)),
         };

@@ -64,7 +64,7 @@ fn an_ack_of_another_conversation_or_of_old_seqs_stops_nothing() {
 
 #[test]
 fn a_client_may_wish_for_fewer_tries_and_a_shorter_wait() {
-    let node = TestNode::start(|config| config.timing.ack_timeout_ms = 1_200);
+    let node = TestNode::start(|config| config.timing.ack_timeout_ms = 3_600);
     let mut bob = node.connect(Wire::WsText);
     let settings = pb::Settings { ack_timeout_ms: 1, ack_tries: 1, ..Default::default() };
     bob.login(pb::Hello { settings: Some(settings), ..hello(&node.token("bob"), "phone") });
@@ -74,7 +74,7 @@ fn a_client_may_wish_for_fewer_tries_and_a_shorter_wait() {
     bob.pushes(2);
     assert_eq!(bob.expect_close(), Code::Slow);
     let took = since.elapsed();
-    assert!(took > Duration::from_millis(550) && took < Duration::from_millis(2_000), "{took:?}");
+    assert!(took > Duration::from_millis(1_650) && took < Duration::from_millis(6_000), "{took:?}");
 }
 
 #[test]

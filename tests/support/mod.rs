@@ -4,6 +4,7 @@
 mod client;
 mod cluster;
 mod frames;
+mod http;
 mod link;
 mod node;
 mod process;

@@ -46,7 +46,13 @@ pub(super) async fn run(
             0..8 => "kill",
             8..10 => "stop",
             10 => "eio",
-            11 => "enospc",
+            11 => {
+                if rng.random() {
+                    "enospc"
+                } else {
+                    "enospc-sync"
+                }
+            }
             12 => "full",
             _ => "network",
         };
@@ -70,7 +76,7 @@ pub(super) async fn run(
                 counts.disks += 1;
                 come_back(world, proxy, process, rng).await?;
             }
-            "enospc" | "full" => {
+            "enospc" | "enospc-sync" | "full" => {
                 tell(world, true, name);
                 process.set_disk(name)?;
                 pause(rng, 100..1_500).await;
