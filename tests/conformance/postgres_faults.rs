@@ -382,10 +382,10 @@ async fn s6_floors_are_reserved_by_many_at_once_and_each_block_once() {
     let (one, two) = (database.store().await, database.store().await);
     let size = NonZeroU64::new(7).unwrap();
     let reserve = async |n: usize| {
-        let node = if n % 2 == 0 { &one } else { &two };
-        let block = node.reserve(if n % 3 == 0 { "r:a" } else { "r:b" }, size).await.unwrap();
+        let node = if n.is_multiple_of(2) { &one } else { &two };
+        let block = node.reserve(if n.is_multiple_of(3) { "r:a" } else { "r:b" }, size).await.unwrap();
         assert_eq!(block.epoch, 0);
-        (n % 3 == 0, *block.numbers.start(), *block.numbers.end())
+        (n.is_multiple_of(3), *block.numbers.start(), *block.numbers.end())
     };
     let mut blocks = futures_util::future::join_all((0..60).map(reserve)).await;
     blocks.sort_unstable();
