@@ -226,6 +226,27 @@ async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
     assert_eq!((summary.members, summary.standing.unwrap().member.sent), (2, 4));
 }
 
+/// Memory learns the stored keys in steps after a start; more of them than a step takes.
+#[tokio::test]
+async fn s20_ids_from_before_a_restart_are_known_once_memory_has_learned_them() {
+    let disk = TestDisk::new();
+    let ids: Vec<String> = (0..1_800).map(|number| format!("m{number}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let mut first = Small::start(&disk).await;
+    for ids in ids.chunks(900) {
+        first.say(ids, 0).await;
+    }
+    drop(first);
+    let mut second = Small::start(&disk).await;
+    for (id, seq) in ["n1", "n2", "n3", "n4", "n5", "n6"].iter().zip(1_801..) {
+        assert_eq!(accepted(&second.say(&[id], 0).await), [seq], "a step with each archive");
+    }
+    for ids in ids.chunks(900) {
+        let retries = second.say(ids, 1).await;
+        assert!(retries.iter().all(|it| matches!(it, Outcome::Duplicate { .. })), "{retries:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
     let disk = TestDisk::new();

@@ -123,17 +123,26 @@ impl SharedLog {
 impl State {
     /// Spreads the partitions evenly: free ones are assigned, others are asked back first.
     fn share(&mut self) {
-        let there: Vec<u64> = self.members.iter().filter(|(_, it)| !it.is_out && !it.leaving).map(|(id, _)| *id).collect();
+        let there: Vec<u64> =
+            self.members.iter().filter(|(_, it)| !it.is_out && !it.leaving).map(|(id, _)| *id).collect();
         for (number, partition) in self.partitions.iter_mut().enumerate() {
             let wanted = there.get(number % there.len().max(1)).copied();
             match (partition.owner, wanted) {
                 (None, Some(wanted)) => {
                     partition.owner = Some(wanted);
-                    self.members.get_mut(&wanted).unwrap().events.push_back(OwnershipEvent::Assigned(number as u32));
+                    self.members
+                        .get_mut(&wanted)
+                        .unwrap()
+                        .events
+                        .push_back(OwnershipEvent::Assigned(number as u32));
                 }
                 (Some(owner), wanted) if Some(owner) != wanted && !partition.asked_back => {
                     partition.asked_back = true;
-                    self.members.get_mut(&owner).unwrap().events.push_back(OwnershipEvent::Revoked(number as u32));
+                    self.members
+                        .get_mut(&owner)
+                        .unwrap()
+                        .events
+                        .push_back(OwnershipEvent::Revoked(number as u32));
                 }
                 _ => {}
             }
@@ -191,8 +200,8 @@ impl Bus for NodeBus {
                 }
                 if from < bounds.next {
                     let records = it.records.iter().enumerate().skip(from as usize).take(most);
-                    let records =
-                        records.map(|(offset, bytes)| LogRecord { offset: offset as u64, bytes: bytes.clone() });
+                    let records = records
+                        .map(|(offset, bytes)| LogRecord { offset: offset as u64, bytes: bytes.clone() });
                     return Ok(Batch { bounds, records: records.collect() });
                 }
             }

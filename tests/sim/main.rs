@@ -8,15 +8,9 @@
 mod bus;
 mod node;
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    rc::Rc,
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
 
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate::{
     link::MemoryLink,
     routes::{Leases, MemoryRoutes},
@@ -66,7 +60,8 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
 }
 
 fn run(seed: u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     LocalSet::new().block_on(&runtime, story(seed));
 }
 
@@ -132,7 +127,12 @@ async fn make_group(nodes: &RefCell<Vec<Option<SimNode>>>) {
 }
 
 /// Sends one after the other, each until it is acked, through whatever node there is; now and then through two at once.
-async fn client(nth: usize, mut random: StdRng, nodes: Rc<RefCell<Vec<Option<SimNode>>>>, acks: Rc<RefCell<Acks>>) {
+async fn client(
+    nth: usize,
+    mut random: StdRng,
+    nodes: Rc<RefCell<Vec<Option<SimNode>>>>,
+    acks: Rc<RefCell<Acks>>,
+) {
     let me = UserId::new(&format!("u{nth}")).unwrap();
     let mut last: BTreeMap<ConversationId, u64> = BTreeMap::new();
     for n in 0..MESSAGES {
@@ -276,7 +276,8 @@ async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>
 async fn check(world: &World, acks: &Acks) {
     let conversations: std::collections::BTreeSet<&ConversationId> = acks.keys().map(|(id, _)| id).collect();
     for conversation in conversations {
-        let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: usize::MAX, max_bytes: usize::MAX };
+        let query =
+            PageQuery { cursor: 0, direction: Direction::Forward, limit: usize::MAX, max_bytes: usize::MAX };
         let page = world.store.page(conversation, query).await.unwrap();
         let mut found: BTreeMap<String, u64> = BTreeMap::new();
         for (nth, stored) in (1..).zip(&page.rows) {
