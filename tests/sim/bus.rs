@@ -23,6 +23,9 @@ use tokio::sync::Notify;
 
 const TOPIC: TopicId = TopicId(7);
 
+/// After this the group notices a crash, if nobody tells it before.
+const SESSION: Duration = Duration::from_secs(6);
+
 /// The log and its owners; clones share them.
 #[derive(Clone)]
 pub(crate) struct SharedLog(Arc<Inner>);
@@ -79,11 +82,6 @@ impl SharedLog {
 
     pub(crate) fn node(&self) -> Arc<NodeBus> {
         Arc::new(NodeBus { log: self.clone(), me: Mutex::default() })
-    }
-
-    /// What lies in a partition.
-    pub(crate) fn records(&self, partition: usize) -> Vec<Bytes> {
-        self.lock().partitions[partition].records.clone()
     }
 
     /// The group puts a member out, as after its session timeout: its partitions go to others now. Whether it hears of
@@ -287,5 +285,18 @@ impl Ownership for Seat {
         state.share();
         drop(state);
         self.log.0.changed.notify_waiters();
+    }
+}
+
+/// A seat that nobody holds is a crash: the group notices after its session timeout.
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (log, me) = (self.log.clone(), self.me);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                tokio::time::sleep(SESSION).await;
+                log.put_out(me);
+            });
+        }
     }
 }

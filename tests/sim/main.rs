@@ -50,7 +50,10 @@ type Acks = BTreeMap<(ConversationId, String), u64>;
 fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("SIM_SEED") {
-        Some(seed) => seed..seed + 1,
+        Some(seed) => {
+            tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).without_time().with_test_writer().init();
+            seed..seed + 1
+        }
         None => 0..number("SIM_SEEDS").unwrap_or(SEEDS),
     };
     for seed in seeds {
