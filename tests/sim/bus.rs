@@ -114,7 +114,7 @@ impl SharedLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap()
+        self.0.state.lock().expect("nobody panics under it")
     }
 }
 
@@ -130,7 +130,7 @@ impl State {
                     partition.owner = Some(wanted);
                     self.members
                         .get_mut(&wanted)
-                        .unwrap()
+                        .expect("it is sound")
                         .events
                         .push_back(OwnershipEvent::Assigned(number as u32));
                 }
@@ -138,7 +138,7 @@ impl State {
                     partition.asked_back = true;
                     self.members
                         .get_mut(&owner)
-                        .unwrap()
+                        .expect("it is sound")
                         .events
                         .push_back(OwnershipEvent::Revoked(number as u32));
                 }
@@ -151,7 +151,7 @@ impl State {
 impl NodeBus {
     /// Its seat in the group, once it has one.
     pub(crate) fn member(&self) -> Option<u64> {
-        *self.me.lock().unwrap()
+        *self.me.lock().expect("nobody panics under it")
     }
 
     fn bounds_of(partition: &Partition) -> Bounds {
@@ -222,7 +222,7 @@ impl Bus for NodeBus {
         state.members.insert(me, Member::default());
         state.share();
         drop(state);
-        *self.me.lock().unwrap() = Some(me);
+        *self.me.lock().expect("nobody panics under it") = Some(me);
         self.log.0.changed.notify_waiters();
         Ok(Box::new(Seat { log: self.log.clone(), me }))
     }
@@ -281,7 +281,7 @@ impl Ownership for Seat {
 
     async fn leave(&mut self) {
         let mut state = self.log.lock();
-        state.members.get_mut(&self.me).unwrap().leaving = true;
+        state.members.get_mut(&self.me).expect("it is sound").leaving = true;
         state.share();
         drop(state);
         self.log.0.changed.notify_waiters();

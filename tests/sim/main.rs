@@ -51,7 +51,11 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("SIM_SEED") {
         Some(seed) => {
-            tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).without_time().with_test_writer().init();
+            tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::DEBUG)
+                .without_time()
+                .with_test_writer()
+                .init();
             seed..seed + 1
         }
         None => 0..number("SIM_SEEDS").unwrap_or(SEEDS),
@@ -63,8 +67,11 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
 }
 
 fn run(seed: u64) {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("it is sound");
     LocalSet::new().block_on(&runtime, story(seed));
 }
 
@@ -97,7 +104,8 @@ async fn story(seed: u64) {
     for node in nodes.borrow_mut().iter_mut() {
         drop(node.take());
     }
-    check(&world, &acks.borrow()).await;
+    let acks = acks.borrow().clone();
+    check(&world, &acks).await;
 }
 
 /// Any node that runs, for a client.
@@ -109,15 +117,15 @@ fn some_node(nodes: &RefCell<Vec<Option<SimNode>>>, random: &mut StdRng) -> Opti
 
 async fn make_group(nodes: &RefCell<Vec<Option<SimNode>>>) {
     let mut random = StdRng::seed_from_u64(0);
-    let users = (0..CLIENTS).map(|nth| UserId::new(&format!("u{nth}")).unwrap()).collect();
+    let users = (0..CLIENTS).map(|nth| UserId::new(&format!("u{nth}")).expect("it is sound")).collect();
     let change = MemberChange {
-        conversation: ConversationId::parse("g:all").unwrap(),
+        conversation: ConversationId::parse("g:all").expect("it is sound"),
         action: MemberAction::Create,
         users,
         role: None,
         by: None,
         settings: BTreeMap::new(),
-        request_id: MsgId::new("create").unwrap(),
+        request_id: MsgId::new("create").expect("it is sound"),
     };
     for _ in 0..TRIES {
         let way = some_node(nodes, &mut random).expect("nobody has crashed yet");
@@ -136,13 +144,14 @@ async fn client(
     nodes: Rc<RefCell<Vec<Option<SimNode>>>>,
     acks: Rc<RefCell<Acks>>,
 ) {
-    let me = UserId::new(&format!("u{nth}")).unwrap();
+    let me = UserId::new(&format!("u{nth}")).expect("it is sound");
     let mut last: BTreeMap<ConversationId, u64> = BTreeMap::new();
     for n in 0..MESSAGES {
         let conversation = match random.random_range(0..3) {
-            0 => ConversationId::parse("g:all").unwrap(),
+            0 => ConversationId::parse("g:all").expect("it is sound"),
             _ => {
-                let other = UserId::new(&format!("u{}", random.random_range(0..CLIENTS))).unwrap();
+                let other =
+                    UserId::new(&format!("u{}", random.random_range(0..CLIENTS))).expect("it is sound");
                 ConversationId::direct(&me, &other)
             }
         };
@@ -211,8 +220,8 @@ fn message(sender: &UserId, conversation: &ConversationId, id: &str, attempt: u3
     Body::Message(Message {
         conversation: conversation.clone(),
         sender: sender.clone(),
-        device: DeviceId::new("d").unwrap(),
-        msg_id: MsgId::new(id).unwrap(),
+        device: DeviceId::new("d").expect("it is sound"),
+        msg_id: MsgId::new(id).expect("it is sound"),
         attempt,
         body_hash: body_hash(&content),
         content,
@@ -263,10 +272,10 @@ async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>
         }
     }
     // In the end somebody is there, and nothing fails any more.
-    for nth in 0..NODES {
+    for (nth, boot) in boots.iter_mut().enumerate() {
         if nodes.borrow()[nth].is_none() {
-            boots[nth] += 1;
-            let node = SimNode::start(&world, nth, boots[nth], random.random());
+            *boot += 1;
+            let node = SimNode::start(&world, nth, *boot, random.random());
             nodes.borrow_mut()[nth] = Some(node);
         }
         if let Some(node) = &nodes.borrow()[nth] {
@@ -281,7 +290,7 @@ async fn check(world: &World, acks: &Acks) {
     for conversation in conversations {
         let query =
             PageQuery { cursor: 0, direction: Direction::Forward, limit: usize::MAX, max_bytes: usize::MAX };
-        let page = world.store.page(conversation, query).await.unwrap();
+        let page = world.store.page(conversation, query).await.expect("it is sound");
         let mut found: BTreeMap<String, u64> = BTreeMap::new();
         for (nth, stored) in (1..).zip(&page.rows) {
             assert_eq!(stored.row.seq, nth, "{conversation} has a hole");

@@ -56,7 +56,7 @@ impl Way {
 
 impl SimNode {
     pub(crate) fn start(world: &Rc<World>, nth: usize, boot: u64, seed: u64) -> Self {
-        let me = NodeBoot { node: NodeId::new(&format!("n{nth}")).unwrap(), boot };
+        let me = NodeBoot { node: NodeId::new(&format!("n{nth}")).expect("it is sound"), boot };
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|of| FaultPlan::seeded(seed ^ of, RATES)).collect();
         let bus = world.log.node();
         let ports = Arc::new(Ports {
@@ -85,7 +85,7 @@ impl SimNode {
         let append = tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         let leaving = CancellationToken::new();
         let retention = retention::Settings {
-            node: Keep::parse("forever").unwrap(),
+            node: Keep::parse("forever").expect("it is sound"),
             every: std::time::Duration::from_secs(86_400),
             keys: std::time::Duration::from_secs(86_400 * 30),
             wall_ms: || 1,

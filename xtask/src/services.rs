@@ -10,6 +10,8 @@ mod redis;
 
 use std::{
     fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -85,6 +87,21 @@ fn home(shell: &Shell) -> PathBuf {
     shell.target.join("services")
 }
 
+/// Where the servers keep their data: a user other than root, as Postgres wants one, has to be able to go there.
+fn data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let home = home(shell);
+    let is_open = |folder: &Path| fs::metadata(folder).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
+    if home.ancestors().all(|folder| folder.as_os_str().is_empty() || is_open(folder)) {
+        return Ok(home);
+    }
+    let mut hasher = DefaultHasher::new();
+    home.hash(&mut hasher);
+    let open = std::env::temp_dir().join(format!("tidegate-services-{:x}", hasher.finish()));
+    fs::create_dir_all(&open)?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
+    Ok(open)
+}
+
 fn record(shell: &Shell, name: &str) -> PathBuf {
     home(shell).join(format!("{name}.process.json"))
 }
@@ -110,7 +127,7 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
 
 fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
     let program = (service.install)(shell)?;
-    let folder = home(shell).join(name);
+    let folder = data_home(shell)?.join(name);
     let begun = Instant::now();
     let mut problem = None;
     for _ in 0..TRIES {
@@ -174,7 +191,7 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
         eprintln!("{name}: stopped");
     }
     fs::remove_file(record).ok();
-    let folder = home(shell).join(name);
+    let folder = data_home(shell)?.join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
