@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 pub mod bench;
 pub mod chaos;
 pub mod client;
+mod find;
 pub mod nodes;
 pub mod plan;
 pub mod send;

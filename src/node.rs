@@ -69,6 +69,9 @@ pub struct Addresses {
     pub admin: SocketAddr,
     /// The process.
     pub pid: u32,
+    /// The token key that it shares with others; none = `token.key` of its data directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
 }
 
 /// A running node.
@@ -105,8 +108,13 @@ impl Doors {
             .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
         let admin = sockopt::listen(config.listen.admin, 128)
             .with_context(|| format!("listen.admin {} can't be used", config.listen.admin))?;
-        let addresses =
-            Addresses { client: client.local_addr()?, admin: admin.local_addr()?, pid: std::process::id() };
+        let shared = Some(&config.auth.key_file).filter(|file| !file.as_os_str().is_empty());
+        let addresses = Addresses {
+            client: client.local_addr()?,
+            admin: admin.local_addr()?,
+            pid: std::process::id(),
+            key_file: shared.map(std::path::absolute).transpose()?,
+        };
         Ok((Self { client, admin }, addresses))
     }
 }

@@ -14,7 +14,8 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-use crate::{auth, node};
+use super::find;
+use crate::auth;
 
 /// How long the broker may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -48,18 +49,9 @@ impl Client {
         let data = &args.data.data;
         let server = match &args.server {
             Some(server) => server.clone(),
-            None => {
-                let file = data.join(node::NODE_FILE);
-                let text = std::fs::read(&file).with_context(|| {
-                    format!(
-                        "no node runs on {}: start one with `tidegate`, or name it with --server",
-                        data.display()
-                    )
-                })?;
-                serde_json::from_slice::<node::Addresses>(&text)?.client.to_string()
-            }
+            None => find::node(data, "name it with --server")?.client.to_string(),
         };
-        let key = auth::load_key(data).with_context(|| {
+        let key = find::key(data).with_context(|| {
             format!("no token key in {}: name the node's data directory with --data", data.display())
         })?;
         let token = auth::sign(&key, &args.user, None, Duration::from_secs(3_600));

@@ -6,8 +6,7 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, bench::admin::Admin};
-use crate::node::{Addresses, NODE_FILE};
+use super::{DataArg, bench::admin::Admin, find};
 
 /// Which node is asked, and in what form it is printed.
 #[derive(clap::Args, Debug)]
@@ -98,14 +97,8 @@ impl Ask {
         let address = match self.admin {
             Some(address) => address,
             None => {
-                let data = &self.data.data;
-                let read = std::fs::read(data.join(NODE_FILE)).with_context(|| {
-                    format!(
-                        "no node runs on {}: name its directory with --data, or its admin port with --admin",
-                        data.display()
-                    )
-                })?;
-                serde_json::from_slice::<Addresses>(&read)?.admin
+                find::node(&self.data.data, "name its directory with --data or its admin port with --admin")?
+                    .admin
             }
         };
         let (status, body) = Admin::connect(&address.to_string())?.request("GET", path, "")?;

@@ -63,7 +63,15 @@ struct Member {
     name: String,
     data: PathBuf,
     child: Child,
-    ended: Option<i32>,
+    ended: Option<Ended>,
+}
+
+/// How a node ended.
+#[derive(Clone, Copy)]
+struct Ended {
+    code: i32,
+    /// Whether it was told to.
+    told: bool,
 }
 
 /// Starts the nodes, and runs until they have ended.
@@ -88,18 +96,21 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(addresses) => greet(args, &members, &addresses)?,
             Err(error) => {
                 tell_all(&members);
-                wait_all(&mut members).await;
+                wait_all(&mut members, true).await;
                 return Err(error);
             }
         }
+        let mut told = false;
         loop {
+            // The nodes are in process groups of their own, so that Ctrl-C in a terminal is told once, from here.
             tokio::select! {
-                // In a terminal the nodes hear Ctrl-C themselves: they are in process groups of their own, so that it is
-                // told once.
-                _ = term.recv() => tell_all(&members),
-                _ = int.recv() => tell_all(&members),
-                done = wait_all(&mut members) => return Ok(done),
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+                () = wait_all(&mut members, told) => return Ok(outcome(&members)),
             }
+            eprintln!("{}", if told { "stopping now" } else { "stopping all nodes; again to hurry" });
+            tell_all(&members);
+            told = true;
         }
     })
 }
@@ -207,7 +218,7 @@ async fn all_ready(members: &mut [Member]) -> anyhow::Result<Vec<Addresses>> {
             if let Ok(said) = fs::read(member.data.join(NODE_FILE)) {
                 break serde_json::from_slice(&said)?;
             }
-            let log = member.data.join("log");
+            let log = member.log();
             if let Some(status) = member.child.try_wait()? {
                 bail!("node {} did not start ({status}):\n{}", member.name, last_lines(&log));
             }
@@ -236,59 +247,70 @@ fn tell_all(members: &[Member]) {
     }
 }
 
-/// Until all have ended; their first bad exit code. One that ends by itself leaves the others running, as in a cluster.
-async fn wait_all(members: &mut [Member]) -> ExitCode {
-    join_all(members.iter_mut().map(Member::wait)).await;
-    let code = members.iter().filter_map(|member| member.ended).find(|code| *code != 0).unwrap_or(0);
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
+/// Until all have ended. One that ends by itself leaves the others running, as in a cluster.
+async fn wait_all(members: &mut [Member], told: bool) {
+    join_all(members.iter_mut().map(|member| member.wait(told))).await;
+}
+
+/// The first bad exit code of those that were told to stop; when nobody was, of all.
+fn outcome(members: &[Member]) -> ExitCode {
+    let ended = || members.iter().filter_map(|member| member.ended);
+    let any_told = ended().any(|end| end.told);
+    let code = ended().filter(|end| end.told == any_told).map(|end| end.code).find(|code| *code != 0);
+    ExitCode::from(u8::try_from(code.unwrap_or(0)).unwrap_or(1))
 }
 
 impl Member {
     /// Says so once it has ended.
-    async fn wait(&mut self) {
+    async fn wait(&mut self, told: bool) {
         if self.ended.is_some() {
             return;
         }
         let how = self.child.wait().await;
-        let log = self.data.join("log");
+        let name = &self.name;
         match &how {
-            Ok(status) => eprintln!("{} ended ({status}); its log: {}", self.name, log.display()),
-            Err(error) => eprintln!("{} can't be waited for: {error}", self.name),
+            Ok(status) if told => eprintln!("{name} ended ({status})"),
+            Ok(status) => {
+                eprintln!("{name} ended ({status}), the others go on; its log: {}", self.log().display())
+            }
+            Err(error) => eprintln!("{name} can't be waited for: {error}"),
         }
-        self.ended = Some(how.ok().and_then(|status| status.code()).unwrap_or(1));
+        let code = how.ok().and_then(|status| status.code()).unwrap_or(1);
+        self.ended = Some(Ended { code, told });
+        // Nobody is sent to it any more.
+        fs::remove_file(self.data.join(NODE_FILE)).ok();
+    }
+
+    fn log(&self) -> PathBuf {
+        self.data.join("log")
     }
 }
 
 fn greet(args: &Args, members: &[Member], addresses: &[Addresses]) -> anyhow::Result<()> {
     let key = auth::read_key(&args.data.join("token.key"))?;
     let program = env::args().next().unwrap_or_else(|| "tidegate".into());
+    println!();
     println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());
     for (member, at) in members.iter().zip(addresses) {
-        println!(
-            "  {:<4} clients {:<21} admin http://{:<21} pid {:<8} {}",
-            member.name,
-            at.client,
-            at.admin,
-            at.pid,
-            member.data.display()
-        );
+        let (name, data) = (&member.name, member.data.display());
+        println!("  {name:<3} clients {}  admin http://{}  pid {}  data {data}", at.client, at.admin, at.pid);
     }
     println!();
     for user in ["alice", "bob"] {
         println!("  token for {user}: {}", auth::sign(&key, user, None, TOKEN_TTL));
     }
-    let (Some(first), Some(last)) = (addresses.first(), addresses.last()) else { return Ok(()) };
-    let data = args.data.display();
+    let (Some(first), Some(last)) = (members.first(), members.last()) else { return Ok(()) };
+    let (all, first, last_data) = (args.data.display(), first.data.display(), last.data.display());
     println!();
     println!("  try, in more terminals:");
-    println!("    {program} tail --user bob --server {} --data {data}", last.client);
-    println!("    {program} send --user alice --to bob --server {} --data {data} hello", first.client);
-    println!("    {program} where bob --admin {}", first.admin);
-    println!("    {program} nodes --admin {}", first.admin);
-    println!(
-        "    kill -9 {}        and see who takes over: {program} owners --admin {}",
-        last.pid, first.admin
-    );
+    println!("    {program} tail --user bob --data {last_data}");
+    println!("    {program} send --user alice --to bob --data {first} hello");
+    println!("    {program} where bob --data {all}");
+    println!("    {program} nodes --data {all}");
+    println!("    {program} owners --data {all}");
+    if let (Some(at), true) = (addresses.last(), members.len() > 1) {
+        println!("    kill -9 {}     ends {} as a crash does; the others take over", at.pid, last.name);
+    }
     println!();
     println!("  Ctrl-C stops all nodes.");
     Ok(())
