@@ -56,17 +56,18 @@ impl Database {
     /// Opens it on a thread of low priority, which the threads that it starts for flushes and compactions inherit:
     /// where there are fewer cores than work, these are not to stand between a message and its answer.
     fn open_at(path: &Path) -> Result<Self, Trouble> {
+        let open = || {
+            // Elsewhere it would be that of the whole process.
+            if cfg!(target_os = "linux") {
+                rustix::process::setpriority_process(None, WORKERS_NICE).ok();
+            }
+            Self::open_here(path)
+        };
         let opened = std::thread::scope(|scope| {
-            let open = || {
-                // Elsewhere it would be that of the whole process.
-                if cfg!(target_os = "linux") {
-                    rustix::process::setpriority_process(None, WORKERS_NICE).ok();
-                }
-                Self::open_here(path)
-            };
-            scope.spawn(open).join()
+            let thread = std::thread::Builder::new().spawn_scoped(scope, open);
+            thread.map_err(|error| Trouble::Io(error.to_string())).map(std::thread::ScopedJoinHandle::join)
         });
-        opened.unwrap_or_else(|_| Err(Trouble::Io("the database failed to open".to_owned())))
+        opened?.unwrap_or_else(|_| Err(Trouble::Io("the database failed to open".to_owned())))
     }
 
     fn open_here(path: &Path) -> Result<Self, Trouble> {
