@@ -237,7 +237,7 @@ async fn lost(directory: &Path, seen: &[Seen]) -> anyhow::Result<usize> {
     let names: Vec<String> = (0..seen.len()).map(name).collect();
     let users: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut history = History::default();
-    rows::read(directory, &users, &mut history).await?;
+    rows::read(&rows::embedded(directory)?, &users, &mut history).await?;
     let mut stored = HashMap::new();
     for stamped in &history.events {
         if let Event::LogMessage { cid, seq, .. } = stamped.event {
