@@ -7,6 +7,7 @@ use std::{
 };
 
 use tidegate_protocol::{
+    Code,
     codec::{self, Framing},
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
@@ -33,6 +34,8 @@ pub struct Args {
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two tries.
 const TRY_EVERY: Duration = Duration::from_millis(500);
+/// The id of such questions.
+const PULL: u64 = 1;
 /// Messages that are asked for at once of what was said meanwhile.
 const PAGE: u32 = 100;
 
@@ -56,7 +59,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             match tail.listen(&mut client).await {
                 Ok(()) => return Ok(()),
                 Err(Ended::ForGood(why)) => return Err(why),
-                Err(Ended::Lost(why)) => eprintln!("{why:#}; connecting again"),
+                Err(Ended::Lost(why)) => eprintln!("{}: {why}; connecting again", client.welcome.node),
             }
             drop(client);
             client = again(args).await?;
@@ -95,6 +98,9 @@ impl Tail {
             };
             match frame.body {
                 Some(Say::Pong(_) | Say::Done(_)) => {}
+                // Nothing was said meanwhile.
+                Some(Say::Error(error))
+                    if frame.id == PULL && error.code == u32::from(Code::NotYet.number()) => {}
                 Some(Say::Push(push)) => self.show_push(client, push).await?,
                 Some(Say::Page(page)) => {
                     let full = page.messages.len() >= PAGE as usize;
@@ -152,7 +158,7 @@ async fn pull(client: &mut Client, conversation: &str, seq: u64) -> anyhow::Resu
     let direction = pb::Direction::Forward.into();
     let conversation = conversation.to_owned();
     let pull = pb::Pull { conversation, cursor: seq, limit: PAGE, direction, ..Default::default() };
-    client.ask(1, Ask::Pull(pull)).await
+    client.ask(PULL, Ask::Pull(pull)).await
 }
 
 /// A new connection, to whichever node answers.
