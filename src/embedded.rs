@@ -14,6 +14,7 @@ mod directory;
 mod journal;
 mod offline;
 mod place;
+mod seen;
 mod sweep;
 mod tail;
 mod writer;
@@ -29,13 +30,14 @@ use std::{
 use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::Delta,
+    machine::ledger::{Delta, Need},
+    record::Position,
     settings::UserSettings,
 };
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::{codec::*, database::Database};
-use self::{directory::Directory, tail::Tail, writer::Writer};
+use self::{directory::Directory, seen::Seen, tail::Tail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
     store::{Fence, Personal, StoreError, TakenOver},
@@ -228,6 +230,7 @@ struct Core {
     /// None only while it is closed and opened again after the disk was full.
     database: RwLock<Option<Database>>,
     tails: Vec<Mutex<Tail>>,
+    seen: Vec<Mutex<Seen>>,
     /// Rises whenever a tail has moved or failed.
     moved: watch::Sender<u64>,
     fatal: watch::Sender<Option<String>>,
@@ -260,11 +263,14 @@ impl Engine {
             })?;
             tails.push(Mutex::new(tail));
         }
+        let bytes_max = seen::BYTES_MAX / config.partitions.max(1) as usize;
+        let seen = (0..config.partitions).map(|_| Mutex::new(Seen::new(bytes_max))).collect();
         let core = Arc::new(Core {
             config,
             directory,
             database: RwLock::new(Some(database)),
             tails,
+            seen,
             moved: watch::Sender::new(0),
             fatal: watch::Sender::new(None),
             full: AtomicBool::new(false),
@@ -373,6 +379,19 @@ impl Engine {
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 
+    /// Which of the needs are keys that are surely not stored, and the position at which this was so; none if the
+    /// partition is not the caller's.
+    pub(crate) fn surely_new(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Option<(Position, Vec<bool>)> {
+        let seen = self.core.seen(partition)?;
+        let is_new = |need: &Need| matches!(need, Need::Key(hash) if !seen.may_hold(hash));
+        Some((seen.position(fence)?, needs.iter().map(is_new).collect()))
+    }
+
     /// Reads on a thread that may wait for the disk.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
@@ -412,6 +431,11 @@ impl Core {
     fn tail(&self, partition: u32) -> Option<MutexGuard<'_, Tail>> {
         let tail = self.tails.get(partition as usize)?;
         Some(tail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn seen(&self, partition: u32) -> Option<MutexGuard<'_, Seen>> {
+        let seen = self.seen.get(partition as usize)?;
+        Some(seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn tell_moved(&self) {

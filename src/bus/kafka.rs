@@ -263,6 +263,10 @@ impl Bus for KafkaBus {
         });
         if let Some(member) = self.group.lock().await.take() {
             member.end();
+            // Else the group would miss this node for its session timeout before others get what it had.
+            if tokio::time::timeout(within, member.left()).await.is_err() {
+                tracing::warn!("the group of owners was not left in time");
+            }
         }
         match flushed.await {
             Ok(true) => Ok(()),

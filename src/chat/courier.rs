@@ -5,7 +5,7 @@
 //! its next heartbeat. Nothing here decides anything, so nothing here can be wrong for long (DESIGN 6.4; flaws S1, S2).
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{sync::Semaphore, sync::mpsc, time};
 
 use crate::{
@@ -29,6 +30,9 @@ const BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Items of one kind in one call, at most.
 const CALL_MAX: usize = 4_096;
 
+/// Bytes in one call, about; a push for many conns may be more alone.
+const CALL_BYTES: usize = 1024 * 1024;
+
 /// Between two tries of what a peer did not take.
 const AGAIN: Duration = Duration::from_millis(300);
 
@@ -43,6 +47,9 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Looks for conns that were not there, at once; beyond, their rows stay for others to find.
 const LOOKS_MAX: usize = 64;
+
+/// After this a conn whose route stands is in the indexes of its node, or was never completed.
+const LOGIN_MAX: Duration = Duration::from_secs(10);
 
 /// What one call weighs beside its bytes.
 const ITEM_BYTES: usize = 128;
@@ -91,27 +98,41 @@ impl Couriers {
 
     /// Hands pushes over, behind everything handed over before. In a runtime only.
     pub fn pushes(self: &Arc<Self>, to: &NodeBoot, pushes: Vec<Delivery>) {
-        if !pushes.is_empty() {
-            self.send(to, Parcel::Pushes(pushes));
+        let (mut parcel, mut weight) = (Vec::new(), 0);
+        for push in pushes {
+            let one = weight_of(&push);
+            if weight + one > CALL_BYTES && !parcel.is_empty() {
+                self.send(to, Parcel::Pushes(std::mem::take(&mut parcel)));
+                weight = 0;
+            }
+            weight += one;
+            parcel.push(push);
+        }
+        if !parcel.is_empty() {
+            self.send(to, Parcel::Pushes(parcel));
         }
     }
 
-    fn send(self: &Arc<Self>, to: &NodeBoot, parcel: Parcel) {
-        let lane = self.lane(to);
+    fn send(self: &Arc<Self>, to: &NodeBoot, mut parcel: Parcel) {
         let weight = parcel.weight();
-        let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
-        let has_room = before == 0 || before + weight <= BYTES_MAX;
-        let parcel = match has_room {
-            true => match lane.parcels.try_send(parcel) {
-                Ok(()) => return,
-                Err(mpsc::error::TrySendError::Full(parcel) | mpsc::error::TrySendError::Closed(parcel)) => {
-                    parcel
+        // A lane that just ended for want of traffic is closed: the next one is open.
+        for _ in 0..2 {
+            let lane = self.lane(to);
+            let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
+            let failed = match before == 0 || before + weight <= BYTES_MAX {
+                true => lane.parcels.try_send(parcel),
+                false => Err(mpsc::error::TrySendError::Full(parcel)),
+            };
+            let Err(failed) = failed else { return };
+            lane.waiting.fetch_sub(weight, Ordering::Relaxed);
+            match failed {
+                mpsc::error::TrySendError::Closed(back) => parcel = back,
+                mpsc::error::TrySendError::Full(back) => {
+                    return self.lost(to, &back, "too much waits for it");
                 }
-            },
-            false => parcel,
-        };
-        lane.waiting.fetch_sub(weight, Ordering::Relaxed);
-        self.lost(to, &parcel, "too much waits for it");
+            }
+        }
+        self.lost(to, &parcel, "its lane ended");
     }
 
     fn lane(self: &Arc<Self>, to: &NodeBoot) -> Sender {
@@ -146,9 +167,7 @@ impl Parcel {
     fn weight(&self) -> usize {
         match self {
             Self::Answers(answers) => answers.len() * ITEM_BYTES,
-            Self::Pushes(pushes) => {
-                pushes.iter().map(|push| push.push.len() + (1 + push.to.len()) * ITEM_BYTES).sum()
-            }
+            Self::Pushes(pushes) => pushes.iter().map(weight_of).sum(),
         }
     }
 
@@ -161,7 +180,7 @@ impl Parcel {
 
     /// Takes the other in behind, if it is of the same kind and both fit one call.
     fn join(&mut self, other: Self) -> Result<(), Self> {
-        if self.len() + other.len() > CALL_MAX {
+        if self.len() + other.len() > CALL_MAX || self.weight() + other.weight() > CALL_BYTES {
             return Err(other);
         }
         match (self, other) {
@@ -251,18 +270,16 @@ impl Lane {
         }
     }
 
-    /// Who was not there may be about to be: its conn registers its route first and is indexed then. One that still is
-    /// not there after a while has left its route behind, which is removed by its whole token.
+    /// Who was not there may be about to be: its conn registers its route first and is indexed then, at the latest when
+    /// its handshake is over, and reads from the store what this push was about. So nothing is pushed again; one that
+    /// still is not there then has left its route behind, which is removed by its whole token.
     fn look_again(&self, pushes: &[Delivery], landings: Vec<Vec<Landing>>) {
-        let missing: Vec<Delivery> = pushes
+        let missing: BTreeSet<Target> = pushes
             .iter()
             .zip(landings)
-            .filter_map(|(push, landings)| {
-                let not_here =
-                    push.to.iter().zip(landings).filter(|(_, landing)| *landing == Landing::NotHere);
-                let to: Vec<Target> = not_here.map(|(target, _)| target.clone()).filter(is_conn).collect();
-                (!to.is_empty()).then(|| Delivery { to, ..push.clone() })
-            })
+            .flat_map(|(push, landings)| push.to.iter().zip(landings))
+            .filter(|(target, landing)| *landing == Landing::NotHere && is_conn(target))
+            .map(|(target, _)| target.clone())
             .collect();
         if missing.is_empty() {
             return;
@@ -270,22 +287,28 @@ impl Lane {
         let Ok(permit) = Arc::clone(&self.couriers.looks).try_acquire_owned() else { return };
         let (couriers, to) = (Arc::clone(&self.couriers), self.to.clone());
         tokio::spawn(async move {
-            for _ in 0..PUSH_TRIES {
-                time::sleep(AGAIN).await;
-                match couriers.ports.link.deliver(&to, missing.clone()).await {
-                    Ok(landings) if landings.iter().flatten().all(|it| *it == Landing::NotHere) => {}
-                    // Somebody came meanwhile, or nobody knows: the rows stay for the next push to find.
-                    _ => return,
-                }
-            }
-            let gone: Vec<Route> =
-                missing.into_iter().flat_map(|push| push.to).filter_map(|it| row(it, &to)).collect();
+            time::sleep(LOGIN_MAX).await;
+            let to_all = missing.iter().cloned().collect();
+            let look =
+                Delivery { push: Bytes::new(), to: to_all, tracked: false, traceparent: String::new() };
+            // Nobody knows: the rows stay for the next push to find.
+            let Ok(landings) = couriers.ports.link.deliver(&to, vec![look]).await else { return };
+            let gone: Vec<Route> = missing
+                .into_iter()
+                .zip(landings.into_iter().flatten())
+                .filter(|(_, landing)| *landing == Landing::NotHere)
+                .filter_map(|(target, _)| row(target, &to))
+                .collect();
             if let Err(error) = couriers.ports.routes.remove(&gone).await {
                 tracing::debug!(%error, "rows of conns that are gone were not removed");
             }
             drop(permit);
         });
     }
+}
+
+fn weight_of(push: &Delivery) -> usize {
+    push.push.len() + (1 + push.to.len()) * ITEM_BYTES
 }
 
 fn is_conn(target: &Target) -> bool {

@@ -349,7 +349,7 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
 /// members, which stay.
 fn hints(items: Vec<Item>) -> Vec<Item> {
     let mut kept: Vec<Item> = Vec::new();
-    let mut open: HashMap<ConversationId, usize> = HashMap::new();
+    let mut open: HashMap<ConversationId, Vec<usize>> = HashMap::new();
     for item in items {
         let lag = match item {
             Item::Push(delivery) => Lag {
@@ -366,10 +366,15 @@ fn hints(items: Vec<Item>) -> Vec<Item> {
                 continue;
             }
         };
-        match open.get(&lag.conversation).and_then(|at| kept.get_mut(*at)) {
+        let places = open.entry(lag.conversation.clone()).or_default();
+        // What is for others is another hint.
+        let same = places.iter().copied().find(
+            |at| matches!(kept.get(*at), Some(Item::Behind(earlier)) if earlier.audience == lag.audience),
+        );
+        match same.and_then(|at| kept.get_mut(at)) {
             Some(Item::Behind(earlier)) => earlier.max_seq = earlier.max_seq.max(lag.max_seq),
             _ => {
-                open.insert(lag.conversation.clone(), kept.len());
+                places.push(kept.len());
                 kept.push(Item::Behind(lag));
             }
         }

@@ -3,12 +3,9 @@
 //! A partition that is asked back is given up between two batches, so everything decided is archived and told; one that
 //! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9).
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use tidegate_protocol::machine::ledger::Stop;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, Id, JoinSet},
@@ -88,13 +85,14 @@ pub async fn own_all(mut owning: Owning) {
             }
         }
     };
-    let (mut hands, mut stopped, mut left) = (Hands::default(), BTreeSet::new(), false);
+    let (mut hands, mut left) = (Hands::default(), false);
     let leaving = owning.leaving.clone();
     loop {
         tokio::select! {
+            // In this order, so that a simulation runs the same way each time.
+            biased;
             event = ownership.next() => match event {
                 Some(OwnershipEvent::Assigned(partition)) => {
-                    stopped.remove(&partition);
                     let logins = owning.logins.take();
                     hands.take(partition, &owning, logins);
                 }
@@ -117,9 +115,9 @@ pub async fn own_all(mut owning: Owning) {
                         continue;
                     }
                     tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
-                    stopped.insert(partition);
-                    if stopped.len() >= ports.bus.partitions() as usize {
-                        // The node ends, and says so (`Node::broken`).
+                    // What it holds of others is of use; with nothing left, or a store that can't be trusted, the node ends
+                    // and says so (`Node::broken`), so that its partitions go to others.
+                    if hands.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
                         return;
                     }
                 }
@@ -162,11 +160,15 @@ impl Hands {
                     // Its fence is another's, but the partition was not taken away: a former owner came late, or this
                     // node is one and has not heard of it yet. The group says which, within a heartbeat.
                     GivenUp::Store(StoreError::Fenced) => GROUP_HEARTBEAT,
+                    // Postgres failed over to a copy that lags, or was set back: what it lost the log still has, and the
+                    // same seqs come of it. A log that does not fit is refused by the take-over.
+                    GivenUp::Store(StoreError::PositionMismatch(_)) | GivenUp::Ledger(Stop::NotMine) => RETRY,
                     GivenUp::Log(ReadError::Unavailable(_)) => RETRY,
                     _ => return (partition, why),
                 };
                 tracing::warn!(error = %why, partition, "taking over again");
                 tokio::select! {
+                    biased;
                     () = stopping.cancelled() => return (partition, GivenUp::Asked),
                     () = tokio::time::sleep(pause) => {}
                 }

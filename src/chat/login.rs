@@ -27,6 +27,9 @@ const PAGE: usize = 1_000;
 /// Logins whose groups are read at once.
 const LOGINS_MAX: usize = 32;
 
+/// How long a login waits for its groups; longer than its session waits for them.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
 /// Between two tries of a store that is away.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -93,18 +96,27 @@ pub async fn answer_all(
 /// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
 /// looks itself (flaws S1, S2).
 async fn answer(key: ConnKey, route: &Route, ports: &Ports, mut out: Outbound) {
-    let rows = ports.routes.lookup(std::slice::from_ref(&route.user)).await.unwrap_or_default();
-    let newer = rows.into_iter().flatten().find(|(device, token)| {
-        *device == route.device && token.epoch > route.token.epoch && *token != route.token
-    });
-    if let Some((_, token)) = newer {
-        return out.replaced(key, route, token.epoch).await;
+    let of_user = ports.routes.lookup(std::slice::from_ref(&route.user)).await;
+    if let Ok(rows) = of_user {
+        match rows.into_iter().flatten().find(|(device, _)| *device == route.device) {
+            Some((_, token)) if token.epoch > route.token.epoch => {
+                return out.replaced(key, route, token.epoch).await;
+            }
+            Some(_) => {}
+            // Taken away while nobody had indexed it yet.
+            None => {
+                if let Err(error) = ports.routes.reassert(std::slice::from_ref(route)).await {
+                    tracing::debug!(%error, "a route that was lost was not put back");
+                }
+            }
+        }
     }
-    loop {
+    // The session's own deadline ends it, and then nobody waits for this.
+    let until = time::Instant::now() + ANSWER_MAX;
+    while time::Instant::now() < until {
         match groups_of(&*ports.store, &route.user).await {
             Ok(groups) => return out.memberships(key, groups).await,
-            // The session's own deadline ends it, and then nobody waits for this.
-            Err(error) => tracing::warn!(%error, "a login waits for the store"),
+            Err(error) => tracing::debug!(%error, "a login waits for the store"),
         }
         time::sleep(AGAIN).await;
     }

@@ -94,7 +94,7 @@ impl Link for Peer {
         let landings =
             deliveries.iter().map(|push| push.to.iter().map(|it| self.landing(it)).collect()).collect();
         let mut out = self.outbound();
-        for delivery in deliveries {
+        for delivery in deliveries.into_iter().filter(|it| !it.push.is_empty()) {
             match decode(&delivery) {
                 Some((push, each)) => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
                 None => tracing::error!("a peer sent a push that can't be decoded"),

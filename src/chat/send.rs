@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use foldhash::fast::FixedState;
-use futures_util::{StreamExt as _, stream::FuturesOrdered};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tidegate_protocol::{
     Code,
     id::ConversationId,
@@ -34,7 +34,7 @@ const BATCHES_MAX: usize = 256;
 /// Most records appended at once.
 const APPEND_MAX: usize = 4_096;
 
-/// Most appends that may wait for the log to confirm them.
+/// Most appends that may wait for the log to confirm them, for each of its partitions.
 const APPENDS_MAX: usize = 16;
 
 /// The shards' way to the log and to the owner.
@@ -172,11 +172,15 @@ pub async fn append_all(
     ports: Arc<Ports>,
     mut out: Outbound,
 ) {
-    let mut appends = FuturesOrdered::new();
+    // Answers of one partition keep their order by themselves; a partition that stands still holds up no other.
+    let mut appends = FuturesUnordered::new();
+    let appends_max = APPENDS_MAX * ports.bus.partitions() as usize;
     loop {
         tokio::select! {
+            // What is confirmed makes room for the next; a simulation runs the same way each time.
+            biased;
             Some((batch, result)) = appends.next() => settle(batch, result, &intake, &mut out).await,
-            batch = records.recv(), if appends.len() < APPENDS_MAX => {
+            batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
                 while batch.len() < APPEND_MAX
                     && let Ok(more) = records.try_recv()
@@ -187,7 +191,7 @@ pub async fn append_all(
                     let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
                     let bus = Arc::clone(&ports.bus);
                     // Polled first in the order of these calls, which is the order in the log.
-                    appends.push_back(async move { (batch, bus.append(partition, encoded).await) });
+                    appends.push(async move { (batch, bus.append(partition, encoded).await) });
                 }
             }
         }

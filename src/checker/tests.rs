@@ -163,6 +163,34 @@ fn what_is_allowed_is_counted_and_not_judged() {
 }
 
 #[test]
+fn who_says_that_nothing_is_missing_is_held_to_it() {
+    let tape = clean();
+    let complete = |user: &str| Event::Complete { user: user.to_owned(), device: "p".into() };
+    let mut lost = tape.clone();
+    lost.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    lost.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
+    assert_eq!(lost.with(|_| {}), ["silent-skip"]);
+    for user in ["ann", "bob", "dan"] {
+        lost.0.push(Stamped { at: lost.0.len() as u64 * MS, event: complete(user) });
+    }
+    assert_eq!(lost.with(|_| {}), ["never-got"]);
+    // Over another connection of the device, later, because it asked: that is as good.
+    let pull = Event::Recv {
+        user: "bob".into(),
+        device: "p".into(),
+        session: 9,
+        conv: "d:ann:bob".into(),
+        seq: 2,
+        cid: Some("a2".into()),
+        body: body_of("a2"),
+        via: Via::Pull,
+    };
+    let end = lost.at(|event| matches!(event, Event::Complete { .. }));
+    let at = lost.0[end].at;
+    assert!(lost.with(|it| it.insert(end, Stamped { at, event: pull })).is_empty());
+}
+
+#[test]
 fn a_history_comes_back_from_its_lines() {
     let history = clean().history();
     let lines: Vec<String> = history.events.iter().map(|event| history.line(event).unwrap()).collect();

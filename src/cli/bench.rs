@@ -144,6 +144,9 @@ pub enum Scenario {
         /// Seconds of a round.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
+        /// Messages a second of the part load, without measuring flat out first; by default half of what that gave.
+        #[arg(long)]
+        rate: Option<f64>,
     },
     /// The embedded store: bytes on disk per 100 B message, restart and sync times.
     Store {

@@ -51,12 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let mut client = Client::login(&args.login, &args.device).await?;
         loop {
             eprintln!("listening as {} on {}", args.login.user, client.welcome.node);
-            for (id, room) in (2..).zip(&args.room) {
-                client
-                    .ask(id, Ask::Join(pb::Join { room: room.trim_start_matches("r:").to_owned() }))
-                    .await?;
-            }
-            match tail.listen(&mut client).await {
+            match tail.listen(&mut client, &args.room).await {
                 Ok(()) => return Ok(()),
                 Err(Ended::ForGood(why)) => return Err(why),
                 Err(Ended::Lost(why)) => eprintln!("{}: {why}; connecting again", client.welcome.node),
@@ -82,7 +77,11 @@ struct Tail {
 
 impl Tail {
     /// Until enough was shown.
-    async fn listen(&mut self, client: &mut Client) -> Result<(), Ended> {
+    async fn listen(&mut self, client: &mut Client, rooms: &[String]) -> Result<(), Ended> {
+        for (id, room) in (2..).zip(rooms) {
+            let join = pb::Join { room: room.trim_start_matches("r:").to_owned() };
+            client.ask(id, Ask::Join(join)).await.map_err(Ended::Lost)?;
+        }
         let beat = Duration::from_millis(client.welcome.heartbeat_ms.max(100).into());
         let mut beat = tokio::time::interval(beat);
         for (conversation, seq) in &self.seen {

@@ -333,12 +333,14 @@ mod tests {
         let said = json!({
             "kafka": {"address": "127.0.0.1:9092"},
             "redis7": {"url": "redis://127.0.0.1:6379"},
+            "postgres": {"url": "postgres://tidegate@127.0.0.1:5432/tidegate"},
         });
         let mut sets = settings_of(&said).unwrap();
         sets.push("node.profile=cluster".into());
         let config = Config::load(None, &sets).unwrap();
         assert_eq!(config.kafka.brokers, ["127.0.0.1:9092"]);
         assert_eq!(config.redis.urls, ["redis://127.0.0.1:6379"]);
+        assert_eq!(config.postgres.url, "postgres://tidegate@127.0.0.1:5432/tidegate");
         let why = settings_of(&json!({"redis7": {"url": "x"}})).unwrap_err().to_string();
         assert!(why.contains("kafka"), "{why}");
     }

@@ -14,6 +14,9 @@ const MEMTABLE_BYTES: u64 = 16 << 20;
 /// Journals beyond this make the keyspaces flush that hold them back.
 const JOURNAL_BYTES: u64 = 128 << 20;
 
+/// How much the database's own threads give way to others; 0 is not at all, 19 nearly entirely.
+const WORKERS_NICE: i32 = 10;
+
 /// For blocks read from the disk.
 const CACHE_BYTES: u64 = 32 << 20;
 
@@ -50,7 +53,24 @@ impl Database {
         Ok(Ok((database, TopicId(u128::from_be_bytes(topic)))))
     }
 
+    /// Opens it on a thread of low priority, which the threads that it starts for flushes and compactions inherit:
+    /// where there are fewer cores than work, these are not to stand between a message and its answer.
     fn open_at(path: &Path) -> Result<Self, Trouble> {
+        let open = || {
+            // Elsewhere it would be that of the whole process.
+            if cfg!(target_os = "linux") {
+                rustix::process::setpriority_process(None, WORKERS_NICE).ok();
+            }
+            Self::open_here(path)
+        };
+        let opened = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, open);
+            thread.map_err(|error| Trouble::Io(error.to_string())).map(std::thread::ScopedJoinHandle::join)
+        });
+        opened?.unwrap_or_else(|_| Err(Trouble::Io("the database failed to open".to_owned())))
+    }
+
+    fn open_here(path: &Path) -> Result<Self, Trouble> {
         let fjall = fjall::Database::builder(path)
             .max_journaling_size(JOURNAL_BYTES)
             .cache_size(CACHE_BYTES)

@@ -34,6 +34,10 @@ use crate::{
 /// How often free space and waiting appends are looked at.
 const TICK: Duration = Duration::from_millis(20);
 
+/// Stored keys that memory takes in after a job, and when there is none.
+const TAKEN_BUSY: usize = 512;
+const TAKEN_IDLE: usize = 16_384;
+
 /// Between two looks at the free space.
 const SPACE_EVERY: Duration = Duration::from_millis(100);
 
@@ -78,6 +82,7 @@ impl Writer {
             keys: KeySweep::default(),
         };
         writer.learn()?;
+        writer.take_keys_in(TAKEN_BUSY);
         writer.look_at_space();
         Ok(writer)
     }
@@ -102,6 +107,9 @@ impl Writer {
             {
                 return Err(Trouble::Damaged(format!("the log of partition {partition} has lost records")));
             }
+            if let Some(mut seen) = core.seen(partition) {
+                seen.stands(standing.as_ref().map(|it| (it.fence, it.position)));
+            }
             self.standings.extend(standing.map(|standing| (partition, standing)));
         }
         Ok(())
@@ -111,8 +119,11 @@ impl Writer {
     pub(super) fn run(mut self, inbox: mpsc::Receiver<Job>) {
         loop {
             match inbox.recv_timeout(TICK) {
-                Ok(job) => self.answer(job),
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(job) => {
+                    self.answer(job);
+                    self.take_keys_in(TAKEN_BUSY);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => self.take_keys_in(TAKEN_IDLE),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
             if self.looked_at_space.elapsed() >= SPACE_EVERY {
@@ -171,6 +182,27 @@ impl Writer {
         }
     }
 
+    /// Lets memory learn the next few of the stored keys. If they can't be read, whoever needs them will say so.
+    fn take_keys_in(&self, count: usize) {
+        for partition in 0..self.core.config.partitions {
+            let Some(mut seen) = self.core.seen(partition).filter(|seen| seen.is_behind()) else { continue };
+            let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let taken = database.as_ref().map(|database| seen.take_in(database, partition, count));
+            if let Some(Err(trouble)) = taken {
+                tracing::debug!(?trouble, "the stored keys can't be read now");
+            }
+        }
+    }
+
+    /// Notes where a partition stands now: for the writer, and for who asks memory.
+    fn stand(&mut self, partition: u32, standing: Standing) {
+        self.standings.insert(partition, standing);
+        if let Some(mut seen) = self.core.seen(partition) {
+            seen.stands(Some((standing.fence, standing.position)));
+            seen.forget(standing.rules.keys_from);
+        }
+    }
+
     fn usable(&self) -> Result<(), StoreError> {
         if let Some(why) = self.core.fatal.borrow().clone() {
             return Err(StoreError::Broken(why));
@@ -194,7 +226,7 @@ impl Writer {
             database.put_standing(batch, partition, &standing);
             Ok(())
         })?;
-        self.standings.insert(partition, standing);
+        self.stand(partition, standing);
         Ok(TakenOver { position: standing.position, rules: standing.rules })
     }
 
@@ -210,6 +242,9 @@ impl Writer {
         if !done {
             let standing = Standing { position: delta.to, rules: delta.rules, ..standing };
             let core = Arc::clone(&self.core);
+            if let Some(mut seen) = core.seen(partition) {
+                delta.keys.iter().for_each(|(hash, key)| seen.add(hash, key.offset));
+            }
             self.write(PersistMode::SyncData, |database, known, batch| {
                 archive::stage(database, known, partition, delta, batch)?;
                 database.put_standing(batch, partition, &standing);
@@ -225,7 +260,7 @@ impl Writer {
                 }
                 Ok(())
             })?;
-            self.standings.insert(partition, standing);
+            self.stand(partition, standing);
         }
         if let Some(mut tail) = self.core.tail(partition) {
             tail.archived(delta.to.offset, last);

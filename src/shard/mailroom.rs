@@ -201,6 +201,8 @@ impl Shard {
         }
         if !self.joining.is_empty() {
             self.joining = self.context.intake.offer_logins(mem::take(&mut self.joining));
+            // Who has gone meanwhile waits for nothing.
+            self.joining.retain(|(key, _)| self.conns.find(*key).is_some());
         }
         if self.frames_in > 0 {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));

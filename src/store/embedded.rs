@@ -239,6 +239,11 @@ fn row_head(stored: StoredRow) -> RowHead {
     RowHead { sender, recalled: stored.recalled }
 }
 
+/// The answer to the need of a key that is not stored.
+fn absent(need: Need) -> Option<Loaded> {
+    if let Need::Key(hash) = need { Some(Loaded::Key(hash, None)) } else { None }
+}
+
 #[async_trait]
 impl Store for EmbeddedStore {
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
@@ -256,11 +261,25 @@ impl Store for EmbeddedStore {
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError> {
         let needs = needs.to_vec();
+        // Only the owner archives: what was new before the snapshot, and is the owner's, is new in it.
+        let (position, new) = match self.0.surely_new(partition, fence, &needs) {
+            Some((position, new)) => (Some(position), new),
+            None => (None, vec![false; needs.len()]),
+        };
+        if let Some(position) = position.filter(|_| !new.contains(&false)) {
+            return Ok(Snapshot { position, rows: needs.into_iter().filter_map(absent).collect() });
+        }
         let load = move |database: &Database| {
             let reading = Reading::new(database);
             let position = reading.owned(partition, fence)?;
-            let rows: Result<_, Trouble> =
-                needs.into_iter().map(|need| reading.look_up(partition, need)).collect();
+            let rows: Result<_, Trouble> = needs
+                .into_iter()
+                .zip(new)
+                .map(|(need, new)| match absent(need.clone()).filter(|_| new) {
+                    Some(row) => Ok(row),
+                    None => reading.look_up(partition, need),
+                })
+                .collect();
             Ok(Snapshot { position, rows: rows? })
         };
         self.0.read(load).await

@@ -35,6 +35,7 @@ struct TestDisk {
     errno: AtomicU64,
     /// The same for each sync, whose batch is written then.
     sync_errno: AtomicU64,
+    syncs: AtomicU64,
 }
 
 const EIO: u64 = 5;
@@ -51,6 +52,7 @@ impl TestDisk {
             free: AtomicU64::new(u64::MAX),
             errno: AtomicU64::new(0),
             sync_errno: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
         })
     }
 
@@ -93,6 +95,7 @@ impl Disk for TestDisk {
     }
 
     fn after_sync(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
         failure(&self.sync_errno)
     }
 }
@@ -226,6 +229,27 @@ async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
     assert_eq!((summary.members, summary.standing.unwrap().member.sent), (2, 4));
 }
 
+/// Memory learns the stored keys in steps after a start; more of them than a step takes.
+#[tokio::test]
+async fn s20_ids_from_before_a_restart_are_known_once_memory_has_learned_them() {
+    let disk = TestDisk::new();
+    let ids: Vec<String> = (0..1_800).map(|number| format!("m{number}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let mut first = Small::start(&disk).await;
+    for ids in ids.chunks(900) {
+        first.say(ids, 0).await;
+    }
+    drop(first);
+    let mut second = Small::start(&disk).await;
+    for (id, seq) in ["n1", "n2", "n3", "n4", "n5", "n6"].iter().zip(1_801..) {
+        assert_eq!(accepted(&second.say(&[id], 0).await), [seq], "a step with each archive");
+    }
+    for ids in ids.chunks(900) {
+        let retries = second.say(ids, 1).await;
+        assert!(retries.iter().all(|it| matches!(it, Outcome::Duplicate { .. })), "{retries:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
     let disk = TestDisk::new();
@@ -240,6 +264,36 @@ async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
     let third = Small::start(&disk).await;
     let bounds = third.bus.bounds(0).await.unwrap();
     assert_eq!((bounds.first, bounds.next), (2, 3), "the log keeps the last record that was archived");
+}
+
+/// Both by the archive of an owner and without one.
+#[tokio::test]
+async fn one_sync_confirms_everything_that_waits() {
+    const SENDS: u64 = 64;
+    for owned in [true, false] {
+        let disk = TestDisk::new();
+        let mut small = Small::start(&disk).await;
+        let before = disk.syncs.load(Ordering::SeqCst);
+        let appends: Vec<_> = (0..SENDS)
+            .map(|n| {
+                let bus = Arc::clone(&small.bus);
+                tokio::spawn(async move { bus.append(0, vec![said(&format!("m{n}"), 0)]).await })
+            })
+            .collect();
+        if owned {
+            eventually(async || (small.bus.bounds(0).await.unwrap().next == SENDS).then_some(())).await;
+            assert_eq!(small.own().await.unwrap().len() as u64, SENDS);
+        }
+        let mut offsets = Vec::new();
+        for append in appends {
+            offsets.push(append.await.unwrap().unwrap().last);
+        }
+        offsets.sort_unstable();
+        assert_eq!(offsets, (0..SENDS).collect::<Vec<_>>());
+        let syncs = disk.syncs.load(Ordering::SeqCst) - before;
+        // A slow machine may bring them in several turns.
+        assert!((1..=8).contains(&syncs), "{syncs} syncs for {SENDS} sends, owned: {owned}");
+    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ mod services;
 pub use self::{
     client::Client,
     cluster::Cluster,
-    frames::{Said, ask, code, hello, send, text_of},
+    frames::{Asked, Said, ask, code, hello, send, text_of},
     link::{Incoming, Link},
     node::TestNode,
     process::{Process, command, fresh_data},

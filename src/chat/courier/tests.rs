@@ -199,17 +199,23 @@ async fn a_route_whose_conn_is_not_there_is_removed_after_some_looks_and_only_by
         only_if: None,
     };
     let old = routes.register(wish.clone()).await.unwrap().token;
-    let couriers = couriers(&[(there.clone(), end)], Arc::clone(&routes));
+    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], Arc::clone(&routes));
     couriers.pushes(&there, vec![push("x", old.epoch)]);
-    time::sleep(AGAIN).await;
+    time::sleep(LOGIN_MAX / 2).await;
     let rows = || async { routes.lookup(&[UserId::new("ann").unwrap()]).await.unwrap()[0].len() };
     assert_eq!(rows().await, 1, "not at once: it may be logging in");
-    time::sleep(AGAIN * 4).await;
+    time::sleep(LOGIN_MAX).await;
     assert_eq!(rows().await, 0);
+    let pushes = end.pushes.lock().unwrap().clone();
+    assert_eq!(
+        pushes,
+        [b"x".to_vec(), Vec::new()],
+        "who was not there reads the store: nothing is pushed late"
+    );
     // S1, S2: the late removal of an old route leaves the new one alone.
     routes.register(wish).await.unwrap();
     couriers.pushes(&there, vec![push("x", old.epoch)]);
-    time::sleep(AGAIN * 6).await;
+    time::sleep(LOGIN_MAX * 2).await;
     assert_eq!(rows().await, 1);
 }
 

@@ -45,8 +45,8 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             login::run(launcher, args, [*conns, *count, *parallel], out).context("login")
         }
         Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
-        Scenario::Chat { conns, in_flight, seconds } => {
-            chat::run(launcher, args, [*conns, *in_flight], *seconds, out).context("chat")
+        Scenario::Chat { conns, in_flight, seconds, rate } => {
+            chat::run(launcher, args, [*conns, *in_flight], (*seconds, *rate), out).context("chat")
         }
         Scenario::Store { messages, conversations } => {
             store::run(launcher, args, *messages, conversations, out).context("store")
@@ -75,7 +75,7 @@ fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
         Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0 },
         Scenario::Login { conns: 15_000, count: 5_000, parallel: 64 },
         Scenario::Shards { members: 10_000 },
-        Scenario::Chat { conns: 64, in_flight: 64, seconds: 1.0 },
+        Scenario::Chat { conns: 64, in_flight: 64, seconds: 1.0, rate: None },
         Scenario::Store { messages: 1_000_000, conversations: vec![2_000, 10_000] },
     ];
     scenarios.iter().try_for_each(|scenario| one(launcher, args, scenario, out))

@@ -22,6 +22,7 @@ const NAME: &str = "tidegate";
 
 /// The folder of the newest version's programs.
 pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
+    tools::ensure_program(shell, "openssl", "openssl")?;
     if newest().is_none() && !shell::have("initdb") {
         tools::install(shell, "postgresql").context(
             "PostgreSQL is missing and could not be installed; get the package `postgresql` of your system",

@@ -32,7 +32,7 @@ pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
     [conns, in_flight]: [usize; 2],
-    seconds: f64,
+    (seconds, rate): (f64, Option<f64>),
     out: Sink<'_>,
 ) -> Result<()> {
     let (conns, seconds) = if args.quick { (8, 0.3) } else { (conns, seconds) };
@@ -50,8 +50,11 @@ pub(super) fn run(
         Ok(outcome)
     };
     let full = order(To::Absent(1), None);
-    let (raw, ours) = in_turns(args.rounds, || left.ask(&full), || ask(&full))?;
-    let half = median(&each(&ours, Outcome::rate)) / 2.0;
+    let (raw, ours) = match rate {
+        Some(_) => (Vec::new(), Vec::new()),
+        None => in_turns(args.rounds, || left.ask(&full), || ask(&full))?,
+    };
+    let half = rate.unwrap_or_else(|| median(&each(&ours, Outcome::rate)) / 2.0);
     let (raw_order, to) =
         (order(To::Absent(1), Some(half)), if args.raw_twice { To::Absent(1) } else { To::Partner });
     let our_order = order(to, Some(half));
@@ -61,11 +64,15 @@ pub(super) fn run(
 
     let title = format!("Durable chat, {conns} connections with {in_flight} in flight, {} B, TCP", args.size);
     let mut section = Section::new(title);
-    flat_out(&mut section, rival(args), &ours, &raw);
+    if rate.is_none() {
+        flat_out(&mut section, rival(args), &ours, &raw);
+    }
     half_load(&mut section, rival(args), half, &our_half, &raw_half);
     section.one(&format!("fdatasync after an append of {PROBE_BYTES} B, p50"), sync_us, "µs", None);
-    load(&mut section, &ours);
+    load(&mut section, if rate.is_none() { &ours } else { &our_half });
     section.rounds("server busy at half load", each(&our_half, Outcome::server_busy), "%", None);
+    section.rounds("server CPU per accept at half load", each(&our_half, Outcome::cpu_us), "µs", None);
+    section.rounds("the same, raw", each(&raw_half, Outcome::cpu_us), "µs", None);
     if !args.raw_twice {
         let rows = rows::count(&launcher.directory.join("chat-TCP"), conns)?;
         ensure!(rows == stored.get(), "{} messages were acked, {rows} are in the store", stored.get());
