@@ -71,7 +71,7 @@ enum Command {
 /// Where the data directory is, for commands that sign their own tokens.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DataArg {
-    /// Data directory of the node: its token key, and where it listens
+    /// Data directory of the node: its token key, and where it listens; or that of `tidegate up`: the first node that answers
     #[arg(long, value_name = "DIR", default_value = "tidegate-data", env = "TIDEGATE_DATA")]
     pub data: PathBuf,
 }

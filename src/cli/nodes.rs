@@ -45,7 +45,7 @@ pub fn nodes(ask: &Ask) -> anyhow::Result<()> {
             text(&node["lease"]),
             text(&node["conns"]),
             text(&node["capacity"]),
-            spans(&numbers(&node["owns"])),
+            numbers(&node["owns"]).len().to_string(),
             list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
             text(&node["peer"]),
         ]);
@@ -133,19 +133,6 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Numbers in order, runs of them as `first-last`.
-fn spans(numbers: &[u64]) -> String {
-    let mut spans: Vec<(u64, u64)> = Vec::new();
-    for &number in numbers {
-        match spans.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => spans.push((number, number)),
-        }
-    }
-    let span = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
-    spans.into_iter().map(span).collect::<Vec<_>>().join(",")
-}
-
 /// Columns as wide as their widest cell; an empty cell is a dash.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let shown = |cell: &String| if cell.is_empty() { "-".to_owned() } else { cell.clone() };
@@ -169,9 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_are_shown_as_spans_and_cells_are_aligned() {
-        assert_eq!(spans(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
-        assert_eq!(spans(&[]), "");
+    fn cells_are_aligned_and_an_empty_one_is_a_dash() {
         let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
         let rows = rows.map(|row| row.map(String::from));
         assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");

@@ -7,6 +7,7 @@ use std::{
 };
 
 use tidegate_protocol::{
+    Code,
     codec::{self, Framing},
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
@@ -33,6 +34,8 @@ pub struct Args {
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two tries.
 const TRY_EVERY: Duration = Duration::from_millis(500);
+/// The id of such questions.
+const PULL: u64 = 1;
 /// Messages that are asked for at once of what was said meanwhile.
 const PAGE: u32 = 100;
 
@@ -48,15 +51,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let mut client = Client::login(&args.login, &args.device).await?;
         loop {
             eprintln!("listening as {} on {}", args.login.user, client.welcome.node);
-            for (id, room) in (2..).zip(&args.room) {
-                client
-                    .ask(id, Ask::Join(pb::Join { room: room.trim_start_matches("r:").to_owned() }))
-                    .await?;
-            }
-            match tail.listen(&mut client).await {
+            match tail.listen(&mut client, &args.room).await {
                 Ok(()) => return Ok(()),
                 Err(Ended::ForGood(why)) => return Err(why),
-                Err(Ended::Lost(why)) => eprintln!("{why:#}; connecting again"),
+                Err(Ended::Lost(why)) => eprintln!("{}: {why}; connecting again", client.welcome.node),
             }
             drop(client);
             client = again(args).await?;
@@ -79,7 +77,11 @@ struct Tail {
 
 impl Tail {
     /// Until enough was shown.
-    async fn listen(&mut self, client: &mut Client) -> Result<(), Ended> {
+    async fn listen(&mut self, client: &mut Client, rooms: &[String]) -> Result<(), Ended> {
+        for (id, room) in (2..).zip(rooms) {
+            let join = pb::Join { room: room.trim_start_matches("r:").to_owned() };
+            client.ask(id, Ask::Join(join)).await.map_err(Ended::Lost)?;
+        }
         let beat = Duration::from_millis(client.welcome.heartbeat_ms.max(100).into());
         let mut beat = tokio::time::interval(beat);
         for (conversation, seq) in &self.seen {
@@ -95,6 +97,9 @@ impl Tail {
             };
             match frame.body {
                 Some(Say::Pong(_) | Say::Done(_)) => {}
+                // Nothing was said meanwhile.
+                Some(Say::Error(error))
+                    if frame.id == PULL && error.code == u32::from(Code::NotYet.number()) => {}
                 Some(Say::Push(push)) => self.show_push(client, push).await?,
                 Some(Say::Page(page)) => {
                     let full = page.messages.len() >= PAGE as usize;
@@ -152,7 +157,7 @@ async fn pull(client: &mut Client, conversation: &str, seq: u64) -> anyhow::Resu
     let direction = pb::Direction::Forward.into();
     let conversation = conversation.to_owned();
     let pull = pb::Pull { conversation, cursor: seq, limit: PAGE, direction, ..Default::default() };
-    client.ask(1, Ask::Pull(pull)).await
+    client.ask(PULL, Ask::Pull(pull)).await
 }
 
 /// A new connection, to whichever node answers.

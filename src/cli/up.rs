@@ -187,7 +187,8 @@ fn start(args: &Args, shared: &[String], names: &[String]) -> anyhow::Result<Vec
         ]) {
             command.args(["--set", &set]);
         }
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0).kill_on_drop(true);
+        // Standard output has the node's greeting, with tokens.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).kill_on_drop(true);
         let child = command.spawn().with_context(|| format!("{} can't be run", program.display()))?;
         members.push(Member { name: name.clone(), data, child, ended: None });
     }
@@ -299,17 +300,22 @@ fn greet(args: &Args, members: &[Member], addresses: &[Addresses]) -> anyhow::Re
     for user in ["alice", "bob"] {
         println!("  token for {user}: {}", auth::sign(&key, user, None, TOKEN_TTL));
     }
-    let (Some(first), Some(last)) = (members.first(), members.last()) else { return Ok(()) };
-    let (all, first, last_data) = (args.data.display(), first.data.display(), last.data.display());
+    let (Some(first), Some(last), Some(at)) = (members.first(), members.last(), addresses.first()) else {
+        return Ok(());
+    };
+    let (all, data) = (args.data.display(), last.data.display());
     println!();
     println!("  try, in more terminals:");
-    println!("    {program} tail --user bob --data {last_data}");
-    println!("    {program} send --user alice --to bob --data {first} hello");
+    println!("    {program} tail --user bob --data {all}");
+    println!("    {program} send --user alice --to bob --data {data} hello");
     println!("    {program} where bob --data {all}");
     println!("    {program} nodes --data {all}");
     println!("    {program} owners --data {all}");
-    if let (Some(at), true) = (addresses.last(), members.len() > 1) {
-        println!("    kill -9 {}     ends {} as a crash does; the others take over", at.pid, last.name);
+    if members.len() > 1 {
+        println!(
+            "    kill -9 {}     ends {} as a crash does; bob goes elsewhere, others take over",
+            at.pid, first.name
+        );
     }
     println!();
     println!("  Ctrl-C stops all nodes.");
