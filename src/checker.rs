@@ -25,7 +25,7 @@
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
 //! Clients of a cluster sync and pull: those that say at the end that they have everything are held to it, over all their
-//! connections (`never-got`). Those of a single node only listen. What such a client misses **while it is not connected** is
+//! connections (`never-got`), and a push that fills a hole of theirs late is no violation. Those of a single node only listen. What such a client misses **while it is not connected** is
 //! no violation; completeness is judged within one connection: from its first push of a conversation to its last, and for
 //! connections that live to the end, everything sent after their login. Whoever is cut off within
 //! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
@@ -108,6 +108,8 @@ pub struct Report {
     pub pushes: u64,
     /// Entries that were pulled.
     pub pulled: u64,
+    /// Pushes behind a later one of their conversation, to a device that pulls: its hole filled by itself.
+    pub late: u64,
     /// Pushes that a connection had before: allowed, the client drops them.
     pub repeated: u64,
     /// Holes that the broker told of.

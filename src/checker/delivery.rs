@@ -18,6 +18,8 @@ pub(super) struct Sessions {
     got: HashMap<(Id, Id, Id), HashSet<u64>>,
     /// Devices that say they have everything, and where they say so.
     complete: BTreeMap<(Id, Id), usize>,
+    /// Pushes that came after a later one of the conversation, for the first time on their connection.
+    late: Vec<Got>,
 }
 
 #[derive(Clone, Copy)]
@@ -96,6 +98,13 @@ impl Checker<'_> {
                 self.check_room(*session, *conv, view);
             } else if who.is_none_or(|who| !self.sessions.complete.contains_key(&who)) {
                 self.check_view(*session, *conv, view);
+            }
+        }
+        // To whoever pulls, a hole may fill while it is looked at: the push was on its way.
+        for got in std::mem::take(&mut self.sessions.late) {
+            match self.sessions.complete.contains_key(&(got.user, got.device)) {
+                true => self.report.late += 1,
+                false => self.told("non-monotonic", got),
             }
         }
         for ((user, device), at) in std::mem::take(&mut self.sessions.complete) {
@@ -181,7 +190,7 @@ impl Checker<'_> {
                 if known {
                     self.report.repeated += 1;
                 } else {
-                    self.told("non-monotonic", got);
+                    self.sessions.late.push(got);
                 }
             }
             _ => view.seen.push((got.seq, got.at)),

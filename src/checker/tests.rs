@@ -174,6 +174,15 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
         lost.0.push(Stamped { at: lost.0.len() as u64 * MS, event: complete(user) });
     }
     assert_eq!(lost.with(|_| {}), ["never-got"]);
+    // A hole that fills by itself is none for them.
+    let mut late = tape.clone();
+    late.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    let push = late.0.remove(late.at(is_push("a2", Via::Push)));
+    let behind = late.at(is_push("a3", Via::Push)) + 1;
+    late.0.insert(behind, Stamped { at: late.0[behind].at, ..push });
+    assert!(late.with(|_| {}).contains(&"non-monotonic"));
+    let last = late.0.len() as u64 * MS;
+    assert!(late.with(|it| it.push(Stamped { at: last, event: complete("bob") })).is_empty());
     // Over another connection of the device, later, because it asked: that is as good.
     let pull = Event::Recv {
         user: "bob".into(),

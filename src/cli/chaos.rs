@@ -165,10 +165,11 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} entries received ({} repeated, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
         report.rows,
         report.pushes,
         report.repeated,
+        report.late,
         report.pulled,
         report.refused,
         report.told_gaps,

@@ -293,7 +293,9 @@ impl Client {
             (message.request, message.due) = (session.requests, None);
             let message = &self.unanswered[at];
             let text = text_of(&message.cid);
-            let next_id = message.number.map_or_else(String::new, |number| self.id(number + 1));
+            // What was answered already has no place in what a node makes anew of a chain it has lost.
+            let later = self.unanswered.iter().skip(at + 1).find_map(|message| message.number);
+            let next_id = message.number.map_or_else(String::new, |_| self.id(later.unwrap_or(self.next)));
             self.say(Event::SendInv {
                 user: &me.user,
                 device: &me.device,

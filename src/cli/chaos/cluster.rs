@@ -15,7 +15,13 @@ use super::{
     Args, SETS, binary, cast::Cast, process::Process, proxy::Proxy, record::Recorder, rows, servers::Servers,
     storm, world::World,
 };
-use crate::{auth, checker::History, cli::topics, config::Config, store::PostgresStore};
+use crate::{
+    auth,
+    bus::{ensure_topics, topic_plans},
+    checker::History,
+    config::Config,
+    store::PostgresStore,
+};
 
 /// How many nodes.
 const NODES: usize = 3;
@@ -105,7 +111,8 @@ impl Cluster {
         .collect();
         let key = auth::create_key(&key)?;
         let names: Vec<String> = (1..=NODES).map(|nth| format!("n{nth}")).collect();
-        topics::ensure(&Config::load(None, &sets)?, &names).await?;
+        let kafka = Config::load(None, &sets)?.kafka;
+        ensure_topics(&kafka, &topic_plans(&kafka, &names)).await?;
         let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, sets, key };
         for id in &names {
             let node = cluster.add(binary, directory, id, &name).await.with_context(|| id.clone())?;

@@ -71,6 +71,32 @@ impl Servers {
         done
     }
 
+    /// Starts Postgres again, and waits until it has recovered.
+    pub(super) async fn begin_postgres(&mut self) -> anyhow::Result<()> {
+        self.postgres.begin().await?;
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.execute("SELECT 1").await {
+            if Instant::now() > deadline {
+                return Err(error.context("postgres does not recover"));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(())
+    }
+
+    /// Starts Redis again, waits until it has loaded its dump, and has it write another.
+    pub(super) async fn begin_redis(&mut self) -> anyhow::Result<()> {
+        self.redis.begin().await?;
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.tell_redis("SAVE").await {
+            if Instant::now() > deadline {
+                return Err(error.context("redis does not come back"));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(())
+    }
+
     /// A command to Redis that it answers with `+OK`.
     pub(super) async fn tell_redis(&self, command: &str) -> anyhow::Result<()> {
         let mut stream = TcpStream::connect(self.redis.address).await?;

@@ -146,15 +146,14 @@ async fn strike(fault: Fault, world: &World, cluster: &mut Cluster, rng: &mut St
                 std::fs::remove_file(redis.file("dump.rdb")).ok();
             }
             pause(rng, 0..3_000).await;
-            redis.begin().await?;
-            cluster.servers.tell_redis("SAVE").await?;
+            cluster.servers.begin_redis().await?;
         }
         Fault::RedisHang => hang(cluster, rng, 0.7, |node| &node.redis).await,
         Fault::PostgresStop | Fault::PostgresCrash => {
             let signal = if fault == Fault::PostgresStop { Signal::INT } else { Signal::QUIT };
             cluster.servers.postgres.end(signal).await?;
             pause(rng, 0..4_000).await;
-            cluster.servers.postgres.begin().await?;
+            cluster.servers.begin_postgres().await?;
         }
         Fault::PostgresCut => {
             let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
