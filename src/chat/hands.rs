@@ -92,6 +92,8 @@ pub async fn own_all(mut owning: Owning) {
     let leaving = owning.leaving.clone();
     loop {
         tokio::select! {
+            // In this order, so that a simulation runs the same way each time.
+            biased;
             event = ownership.next() => match event {
                 Some(OwnershipEvent::Assigned(partition)) => {
                     stopped.remove(&partition);
@@ -167,6 +169,7 @@ impl Hands {
                 };
                 tracing::warn!(error = %why, partition, "taking over again");
                 tokio::select! {
+                    biased;
                     () = stopping.cancelled() => return (partition, GivenUp::Asked),
                     () = tokio::time::sleep(pause) => {}
                 }

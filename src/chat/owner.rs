@@ -86,6 +86,12 @@ pub(super) struct Owner {
     metrics: Metrics,
 }
 
+/// What an owner does next.
+enum Step {
+    Logins(Vec<(ConnKey, Route)>),
+    Read(Result<Batch, ReadError>),
+}
+
 /// A record with what the ledger said of it.
 type Decided = (Record, Outcome);
 
@@ -144,28 +150,30 @@ impl Owner {
         sweeper.spawn(self.sweep());
         loop {
             let next = self.ledger.next_offset();
-            tokio::select! {
+            let step = async {
+                tokio::select! {
+                    Some(batch) = next_logins(logins) => Step::Logins(batch),
+                    batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => Step::Read(batch),
+                }
+            };
+            let step = tokio::select! {
+                biased;
                 // Everything decided is archived and told.
                 () = stopping.cancelled() => return GivenUp::Asked,
-                Some(batch) = next_logins(logins) => {
-                    if let Err(error) = self.answer_logins(batch, out).await {
-                        return error;
-                    }
+                step = step => step,
+            };
+            let done = match step {
+                Step::Logins(batch) => self.answer_logins(batch, out).await,
+                Step::Read(Ok(batch)) => self.decide(batch, out).await,
+                Step::Read(Err(ReadError::Unavailable(error))) => {
+                    tracing::warn!(error, "the log can't be read now");
+                    tokio::time::sleep(RETRY).await;
+                    Ok(())
                 }
-                batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => {
-                    let result = match batch {
-                        Ok(batch) => self.decide(batch, out).await,
-                        Err(ReadError::Unavailable(error)) => {
-                            tracing::warn!(error, "the log can't be read now");
-                            tokio::time::sleep(RETRY).await;
-                            Ok(())
-                        }
-                        Err(error) => Err(error.into()),
-                    };
-                    if let Err(error) = result {
-                        return error;
-                    }
-                }
+                Step::Read(Err(error)) => Err(error.into()),
+            };
+            if let Err(error) = done {
+                return error;
             }
         }
     }

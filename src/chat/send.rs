@@ -175,6 +175,8 @@ pub async fn append_all(
     let mut appends = FuturesOrdered::new();
     loop {
         tokio::select! {
+            // What is confirmed makes room for the next; a simulation runs the same way each time.
+            biased;
             Some((batch, result)) = appends.next() => settle(batch, result, &intake, &mut out).await,
             batch = records.recv(), if appends.len() < APPENDS_MAX => {
                 let Some(mut batch) = batch else { break };
