@@ -5,7 +5,7 @@
 //! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
 //! own, and when all is quiet the node ends and the log is read from its directory, not through it.
 //!
-//! There is no `Sync` and `Pull` yet: what a client misses while it is not connected is no violation. See
+//! Clients sync after each login and pull what they miss; when all is said, each makes sure that it has everything. See
 //! [`crate::checker`] for what is judged.
 
 mod admin;
@@ -17,6 +17,7 @@ mod process;
 pub mod proxy;
 mod record;
 mod rows;
+mod shelf;
 mod world;
 
 use std::{
@@ -164,12 +165,15 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
     Ok((history, counts))
 }
 
-/// Waits until every client is there with nothing to say, lets each send its markers, and waits for quiet.
+/// Waits until every client is there with nothing to say, lets each send its markers and make sure that it has
+/// everything, and waits for quiet.
 async fn settle(world: &World) -> Result<(), String> {
     let deadline = Instant::now() + CONVERGE;
     world.rest(deadline).await?;
-    world.set_phase(world::Phase::Mark);
-    world.rest(deadline).await?;
+    for phase in [world::Phase::Mark, world::Phase::Check] {
+        world.set_phase(phase);
+        world.rest(deadline).await?;
+    }
     // Pushes may still be on their way: quiet is when nothing is recorded for a while.
     let mut before = 0;
     while before != world.recorder.len() {
@@ -184,10 +188,11 @@ async fn settle(world: &World) -> Result<(), String> {
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} entries received ({} repeated, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
         report.rows,
         report.pushes,
         report.repeated,
+        report.pulled,
         report.refused,
         report.told_gaps,
         report.excused,

@@ -17,6 +17,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{
     link::Link,
+    shelf::{Desk, Shelf},
     world::{Person, Phase, World},
 };
 use crate::{
@@ -65,6 +66,7 @@ struct Client {
     next: u64,
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
+    shelf: Shelf,
 }
 
 /// What lives as long as a connection.
@@ -77,12 +79,14 @@ struct Session {
     heard: u64,
     /// Whether it is in its room.
     inside: bool,
+    desk: Desk,
 }
 
 /// Never ends by itself.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
     let rng = StdRng::seed_from_u64(seed);
-    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered: VecDeque::new() };
+    let (unanswered, shelf) = (VecDeque::new(), Shelf::default());
+    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered, shelf };
     loop {
         if let Err(error) = client.live().await {
             tracing::debug!(index, %error, "a connection ended");
@@ -145,7 +149,8 @@ impl Client {
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
         link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
-        Ok(Session { number, link, ticks: 0, requests: 2, acks: BTreeMap::new(), heard: 0, inside: true })
+        let (acks, desk) = (BTreeMap::new(), Desk::default());
+        Ok(Session { number, link, ticks: 0, requests: 2, acks, heard: 0, inside: true, desk })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -154,7 +159,7 @@ impl Client {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut credit = 0.0;
         loop {
-            self.me().waiting.store(self.unanswered.len(), Ordering::Release);
+            self.me().waiting.store(self.unanswered.len() + self.shelf.lacking(), Ordering::Release);
             tokio::select! {
                 frame = session.link.next() => {
                     session.heard = session.ticks;
@@ -168,6 +173,7 @@ impl Client {
                     self.compose(session, &mut credit);
                     self.wander(session).await?;
                     self.speak(session).await?;
+                    self.ask(session).await?;
                     let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
                     if silent > DEAF {
                         bail!("nothing was heard for {silent:?}");
@@ -194,7 +200,7 @@ impl Client {
                     }
                 }
             }
-            Phase::Settle => {}
+            Phase::Settle | Phase::Check => {}
             Phase::Mark if self.me().marked.load(Ordering::Acquire) => {}
             Phase::Mark => {
                 for place in self.me().places.clone() {
@@ -281,17 +287,40 @@ impl Client {
             };
             frames.push(pb::ClientFrame { id: message.request, body: Some(Ask::Send(send)) });
         }
-        if frames.is_empty() && session.ticks.is_multiple_of(100) {
-            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ping(pb::Ping::default())) });
-        }
         session.link.send(&frames).await
+    }
+
+    /// Asks for what it does not know or have, and says so when nothing is missing at the end.
+    async fn ask(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let phase = self.world.phase();
+        if phase == Phase::Check && session.desk.is_checked() && self.shelf.lacking() == 0 {
+            let me = self.me();
+            if !me.complete.swap(true, Ordering::AcqRel) {
+                self.say(Event::Complete { user: &me.user, device: &me.device, hints: false });
+            }
+        }
+        session.requests += 1;
+        let Some(body) = self.shelf.ask(&mut session.desk, phase, session.requests) else { return Ok(()) };
+        session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
     }
 
     /// The code, when the broker closes.
     fn hear(&mut self, session: &mut Session, frame: pb::ServerFrame) -> Option<u16> {
-        match frame.body? {
+        let body = frame.body?;
+        if let Some(brought) = self.shelf.hear(&mut session.desk, frame.id, &body) {
+            brought.iter().for_each(|push| self.received(session, push, Via::Pull));
+            return None;
+        }
+        match body {
             Say::Push(push) => self.take(session, &push),
             Say::SendAck(ack) => {
+                let mine = self.unanswered.iter().find(|message| message.request == frame.id);
+                // Rooms keep nothing.
+                let place =
+                    mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
+                if let Some(place) = place {
+                    self.shelf.add(&place, ack.seq);
+                }
                 self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
             }
@@ -300,6 +329,7 @@ impl Client {
                 // Where the hole begins is not said: everything before `max_seq` counts as told.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
                 self.say(Event::Gap { session: session.number, conv, first: 1, last });
+                self.shelf.hear_of(conv, last);
                 session.acks.insert(behind.conversation, behind.max_seq);
             }
             Say::Shed(shed) => {
@@ -312,7 +342,7 @@ impl Client {
         None
     }
 
-    fn take(&self, session: &mut Session, push: &pb::Push) {
+    fn received(&self, session: &Session, push: &pb::Push, via: Via) {
         let text = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
             Some(content::Body::Text(text)) => super::rows::hash(text),
             _ => 0,
@@ -325,11 +355,16 @@ impl Client {
             seq: push.seq,
             cid: push.event.is_none().then_some(push.msg_id.as_str()),
             body: text,
-            via: Via::Push,
+            via,
         });
+    }
+
+    fn take(&mut self, session: &mut Session, push: &pb::Push) {
+        self.received(session, push, Via::Push);
         if push.conversation.starts_with("r:") {
             return;
         }
+        self.shelf.add(&push.conversation, push.seq);
         let acked = session.acks.entry(push.conversation.clone()).or_default();
         *acked = push.seq.max(*acked);
     }

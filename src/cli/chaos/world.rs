@@ -38,6 +38,8 @@ pub(super) enum Phase {
     Settle,
     /// They send their markers.
     Mark,
+    /// They make sure that they have everything.
+    Check,
 }
 
 /// One device of one user.
@@ -55,12 +57,15 @@ pub(super) struct Person {
     pub(super) waiting: AtomicUsize,
     /// Whether it has sent its markers.
     pub(super) marked: AtomicBool,
+    /// Whether it says that it has everything.
+    pub(super) complete: AtomicBool,
 }
 
 impl Person {
     fn is_busy(&self, phase: Phase) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
             || (phase == Phase::Mark && !self.marked.load(Ordering::Acquire))
+            || (phase == Phase::Check && !self.complete.load(Ordering::Acquire))
     }
 }
 
@@ -115,6 +120,7 @@ impl World {
                     room: format!("hall{}", clients.len() % ROOMS),
                     waiting: AtomicUsize::new(usize::MAX),
                     marked: AtomicBool::new(false),
+                    complete: AtomicBool::new(false),
                 });
             }
         }
