@@ -24,11 +24,11 @@
 //! | `shed-untold` | a live room lost more than it said |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
-//! Clients of a cluster sync and pull: those that say at the end that they have everything are held to it, over all their
-//! connections (`never-got`), and a push that fills a hole of theirs late is no violation. Those of a single node only listen. What such a client misses **while it is not connected** is
-//! no violation; completeness is judged within one connection: from its first push of a conversation to its last, and for
-//! connections that live to the end, everything sent after their login. Whoever is cut off within
-//! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
+//! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
+//! that, over all its connections and by the ranges in which it was a member (`never-got`). What was to be pushed is judged
+//! as well, within one connection: from its first push of a conversation to its last, and for
+//! connections that live to the end, everything sent after their login; but not where a push may be lost between nodes. Whoever
+//! is cut off within [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
 //! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
 
 mod availability;

@@ -17,7 +17,7 @@ pub(super) struct Sessions {
     /// What a device got of a conversation, however and over whichever connection.
     got: HashMap<(Id, Id, Id), HashSet<u64>>,
     /// Devices that say they have everything, and where they say so.
-    complete: BTreeMap<(Id, Id), usize>,
+    complete: BTreeMap<(Id, Id), (usize, bool)>,
     /// Pushes that came after a later one of the conversation, for the first time on their connection.
     late: Vec<Got>,
 }
@@ -80,8 +80,8 @@ impl Checker<'_> {
                     self.report.shed += count;
                     self.sessions.views.entry((session, conv)).or_default().shed += count;
                 }
-                Event::Complete { user, device } => {
-                    self.sessions.complete.insert((user, device), at);
+                Event::Complete { user, device, hints } => {
+                    self.sessions.complete.insert((user, device), (at, hints));
                 }
                 Event::Recv { user, device, session, conv, seq, cid, body, via } => {
                     let got = Got { at, user, device, session, conv, seq, cid, body };
@@ -94,20 +94,24 @@ impl Checker<'_> {
         let views = std::mem::take(&mut self.sessions.views);
         for ((session, conv), view) in &views {
             let who = self.sessions.open.get(session).map(|it| (it.user, it.device));
+            if who.and_then(|who| self.sessions.complete.get(&who)).is_some_and(|(_, hints)| *hints) {
+                // It pulls what was lost on the way: `check_complete` is about all that it ever got.
+                continue;
+            }
             if self.history.name(*conv).starts_with("r:") {
                 self.check_room(*session, *conv, view);
-            } else if who.is_none_or(|who| !self.sessions.complete.contains_key(&who)) {
+            } else {
                 self.check_view(*session, *conv, view);
             }
         }
-        // To whoever pulls, a hole may fill while it is looked at: the push was on its way.
+        // To whoever pulls what was lost, a hole may fill while it is looked at: the push was on its way.
         for got in std::mem::take(&mut self.sessions.late) {
-            match self.sessions.complete.contains_key(&(got.user, got.device)) {
-                true => self.report.late += 1,
-                false => self.told("non-monotonic", got),
+            match self.sessions.complete.get(&(got.user, got.device)) {
+                Some((_, true)) => self.report.late += 1,
+                _ => self.told("non-monotonic", got),
             }
         }
-        for ((user, device), at) in std::mem::take(&mut self.sessions.complete) {
+        for ((user, device), (at, _)) in std::mem::take(&mut self.sessions.complete) {
             self.check_complete(user, device, at);
         }
     }

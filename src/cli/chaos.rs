@@ -5,8 +5,9 @@
 //! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
 //! own, and when all is quiet the node ends and the log is read from its directory, not through it.
 //!
-//! With `--cluster` there are three nodes over real servers, which break as well ([`storm`]); clients go from node to node
-//! and pull what they miss, and the log is read from Postgres. See [`crate::checker`] for what is judged.
+//! Clients sync after each login and pull what they miss; when all is said, each makes sure that it has everything. With
+//! `--cluster` there are three nodes over real servers, which break as well ([`storm`]); clients go from node to node, and
+//! the log is read from Postgres. See [`crate::checker`] for what is judged.
 
 mod admin;
 mod cast;

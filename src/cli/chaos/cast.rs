@@ -34,8 +34,8 @@ impl Cast {
         Ok(Self { clients, changes })
     }
 
-    /// Waits until everybody has all answers, lets each client send its markers and, in a cluster, make sure that it has
-    /// everything, and waits for quiet. What follows is not recorded any more.
+    /// Waits until everybody has all answers, lets each client send its markers and make sure that it has everything, and
+    /// waits for quiet. What follows is not recorded any more.
     pub(super) async fn rest(&mut self, world: &World) -> anyhow::Result<()> {
         world.set_phase(Phase::Settle);
         (&mut self.changes).await.context("the administrator")??;
@@ -57,9 +57,8 @@ impl Drop for Cast {
 
 async fn settle(world: &World) -> Result<(), String> {
     let deadline = Instant::now() + CONVERGE;
-    let last = [Phase::Mark].into_iter().chain(world.is_cluster().then_some(Phase::Check));
     world.rest(deadline).await?;
-    for phase in last {
+    for phase in [Phase::Mark, Phase::Check] {
         world.set_phase(phase);
         world.rest(deadline).await?;
     }

@@ -194,8 +194,8 @@ impl Client {
                     self.compose(session, &mut credit);
                     self.wander(session).await?;
                     self.speak(session).await?;
+                    self.ask(session).await?;
                     if self.world.is_cluster() {
-                        self.ask(session).await?;
                         session.hops = self.world.phase() == Phase::Talk && self.rng.random_ratio(HOPS, 10_000);
                         if session.hops {
                             bail!("it goes to another node");
@@ -316,9 +316,6 @@ impl Client {
             };
             frames.push(pb::ClientFrame { id: message.request, body: Some(Ask::Send(send)) });
         }
-        if frames.is_empty() && session.ticks.is_multiple_of(100) && !self.world.is_cluster() {
-            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ping(pb::Ping::default())) });
-        }
         session.link.send(&frames).await
     }
 
@@ -328,7 +325,8 @@ impl Client {
         if phase == Phase::Check && session.desk.is_checked() && self.shelf.lacking() == 0 {
             let me = self.me();
             if !me.complete.swap(true, Ordering::AcqRel) {
-                self.say(Event::Complete { user: &me.user, device: &me.device });
+                let hints = self.world.is_cluster();
+                self.say(Event::Complete { user: &me.user, device: &me.device, hints });
             }
         }
         session.requests += 1;
@@ -347,7 +345,10 @@ impl Client {
             Say::Push(push) => self.take(session, &push),
             Say::SendAck(ack) => {
                 let mine = self.unanswered.iter().find(|message| message.request == frame.id);
-                if let Some(place) = mine.map(|message| message.place.clone()) {
+                // Rooms keep nothing.
+                let place =
+                    mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
+                if let Some(place) = place {
                     self.shelf.add(&place, ack.seq);
                 }
                 self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });

@@ -64,7 +64,7 @@ pub(super) async fn drive(
     directory: &Path,
 ) -> anyhow::Result<(History, [u64; 3])> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut cluster = Cluster::start(&binary(args)?, list, directory, &mut rng).await?;
+    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, &mut rng)).await?;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
     let world =

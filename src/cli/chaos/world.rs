@@ -38,7 +38,7 @@ pub(super) enum Phase {
     Settle,
     /// They send their markers.
     Mark,
-    /// They make sure that they have everything: in a cluster, where pushes may be lost and are pulled then.
+    /// They make sure that they have everything.
     Check,
 }
 
