@@ -165,7 +165,7 @@ fn what_is_allowed_is_counted_and_not_judged() {
 #[test]
 fn who_says_that_nothing_is_missing_is_held_to_it() {
     let tape = clean();
-    let complete = |user: &str| Event::Complete { user: user.to_owned(), device: "p".into() };
+    let complete = |user: &str| Event::Complete { user: user.to_owned(), device: "p".into(), hints: true };
     let mut lost = tape.clone();
     lost.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
     lost.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
