@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 const TOPIC: TopicId = TopicId(7);
 
 /// After this the group notices a crash, if nobody tells it before.
-const SESSION: Duration = Duration::from_secs(6);
+const SESSION_MS: u64 = 6_000;
 
 /// The log and its owners; clones share them.
 #[derive(Clone)]
@@ -294,7 +294,7 @@ impl Drop for Seat {
         let (log, me) = (self.log.clone(), self.me);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                tokio::time::sleep(SESSION).await;
+                super::pass(SESSION_MS).await;
                 log.put_out(me);
             });
         }

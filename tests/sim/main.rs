@@ -108,6 +108,12 @@ async fn story(seed: u64) {
     check(&world, &acks).await;
 }
 
+/// Lets the clock go on, which stands still otherwise: nobody waits.
+pub(crate) async fn pass(ms: u64) {
+    let end = time::timeout(Duration::from_millis(ms), std::future::pending::<()>()).await;
+    assert!(end.is_err(), "nothing else ends it");
+}
+
 /// Any node that runs, for a client.
 fn some_node(nodes: &RefCell<Vec<Option<SimNode>>>, random: &mut StdRng) -> Option<node::Way> {
     let nodes = nodes.borrow();
@@ -161,7 +167,7 @@ async fn client(
         assert!(seq > before, "{id} was sent after the ack of {before} and got {seq}");
         let earlier = acks.borrow_mut().insert((conversation, id), seq);
         assert_eq!(earlier, None);
-        time::sleep(Duration::from_millis(random.random_range(0..400))).await;
+        pass(random.random_range(0..400)).await;
     }
 }
 
@@ -174,7 +180,7 @@ async fn send(
 ) -> u64 {
     for attempt in 0..TRIES {
         let Some(way) = some_node(nodes, random) else {
-            time::sleep(Duration::from_millis(500)).await;
+            pass(500).await;
             continue;
         };
         let body = message(me, conversation, id, attempt);
@@ -195,7 +201,7 @@ async fn send(
             Some(seq) => return seq,
             None => assert!(may_be_tried_again(&answer), "{id}: {answer:?}"),
         }
-        time::sleep(Duration::from_millis(random.random_range(10..500))).await;
+        pass(random.random_range(10..500)).await;
     }
     panic!("{id} was never acked");
 }
@@ -234,14 +240,14 @@ fn message(sender: &UserId, conversation: &ConversationId, id: &str, attempt: u3
 async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>, mut random: StdRng) {
     let mut boots = [1_u64; NODES];
     for _ in 0..random.random_range(2..8) {
-        time::sleep(Duration::from_millis(random.random_range(50..3_000))).await;
+        pass(random.random_range(50..3_000)).await;
         let nth = random.random_range(0..NODES);
         match random.random_range(0..4) {
             // kill -9; the group notices after its session timeout.
             0 => {
                 let killed = nodes.borrow_mut()[nth].take();
                 if let Some(member) = killed.and_then(|node| node.kill(&world)) {
-                    time::sleep(Duration::from_millis(random.random_range(0..6_000))).await;
+                    pass(random.random_range(0..6_000)).await;
                     world.log.put_out(member);
                 }
             }
@@ -250,9 +256,9 @@ async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>
                 let found = nodes.borrow()[nth].as_ref().map(|node| (node.hold_archive(), node.member()));
                 if let Some((gate, Some(member))) = found {
                     world.log.put_out(member);
-                    time::sleep(Duration::from_millis(random.random_range(0..5_000))).await;
+                    pass(random.random_range(0..5_000)).await;
                     gate.open();
-                    time::sleep(Duration::from_millis(random.random_range(0..1_000))).await;
+                    pass(random.random_range(0..1_000)).await;
                     world.log.tell(member);
                 }
             }
