@@ -67,8 +67,7 @@ pub(super) async fn drive(
     let mut cluster = Cluster::start(&binary(args)?, list, directory, &mut rng).await?;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
-    let world =
-        Arc::new(World::new(args.users, doors, cluster.key.clone(), args.rate, Arc::clone(&recorder)));
+    let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }
