@@ -48,12 +48,12 @@ pub struct Args {
     /// What happens follows from it, but for timing; by default another one each time
     #[arg(long)]
     seed: Option<u64>,
-    /// Users; two of three have two devices
-    #[arg(long, default_value_t = 24)]
-    users: usize,
-    /// Messages a second, all clients together
-    #[arg(long, default_value_t = 600)]
-    rate: u32,
+    /// Users; two of three have two devices [default: 24; 12 with --cluster]
+    #[arg(long)]
+    users: Option<usize>,
+    /// Messages a second, all clients together [default: 600; 100 with --cluster]
+    #[arg(long)]
+    rate: Option<u32>,
     /// Commit that the line of the ledger names
     #[arg(long, default_value = "-")]
     commit: String,
@@ -75,6 +75,14 @@ pub struct Args {
     /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
     #[arg(long)]
     directory: Option<PathBuf>,
+}
+
+impl Args {
+    /// How many users, and how many messages a second.
+    fn load(&self) -> (usize, u32) {
+        let (users, rate) = if self.cluster.is_some() { (12, 100) } else { (24, 600) };
+        (self.users.unwrap_or(users), self.rate.unwrap_or(rate))
+    }
 }
 
 /// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow.
@@ -100,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     fs::create_dir_all(&directory)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if let Some(clients) = args.drain {
-        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.rate))?;
+        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.load().1))?;
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
@@ -144,7 +152,7 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
     let proxy = Arc::new(Proxy::start(process.client).await?);
     let key = crate::auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
-    let world = Arc::new(World::new(args.users, vec![proxy.address], key, args.rate, Arc::clone(&recorder)));
+    let world = Arc::new(World::new(args.load(), vec![proxy.address], key, Arc::clone(&recorder)));
     world.admin.set_address(0, process.admin);
     let mut cast = Cast::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);

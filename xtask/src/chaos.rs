@@ -32,12 +32,7 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
 /// Where the servers are that a run with several nodes breaks.
 const SERVERS: &str = "chaos-services";
 
-/// The step of `cargo xtask test` that breaks a cluster and its servers.
-pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(shell, CLUSTER_SHORT, None, &[])
-}
-
-/// The same with several nodes over servers that are started for it, and break too.
+/// Breaks several nodes, and the servers that are started for them.
 pub(crate) fn cluster(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
     let apart = shell.apart(SERVERS);
     // What a run that was ended left.

@@ -44,6 +44,17 @@ pub(super) struct Node {
     pub(super) redis: Proxy,
     pub(super) postgres: Proxy,
     log: PathBuf,
+    /// Where in the log its present run begins.
+    since: usize,
+}
+
+impl Node {
+    /// Whether this run of it ended, or ends, because the others took it for dead.
+    fn is_retired(&self) -> anyhow::Result<bool> {
+        let log = fs::read(&self.log)?;
+        let run = String::from_utf8_lossy(log.get(self.since..).unwrap_or_default());
+        Ok(run.contains(RETIRED))
+    }
 }
 
 /// The whole.
@@ -67,8 +78,7 @@ pub(super) async fn drive(
     let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, &mut rng)).await?;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
-    let world =
-        Arc::new(World::new(args.users, doors, cluster.key.clone(), args.rate, Arc::clone(&recorder)));
+    let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }
@@ -142,12 +152,13 @@ impl Cluster {
         let sets = [self.sets.as_slice(), &own].concat();
         let process = Process::start(binary, &data, &sets).await?;
         let door = Proxy::start(process.client).await?;
-        Ok(Node { process, door, link, redis, postgres, log: data.join("node.log") })
+        Ok(Node { process, door, link, redis, postgres, log: data.join("node.log"), since: 0 })
     }
 
     /// Starts a node again that has ended.
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
         let node = &mut self.nodes[nth];
+        node.since = usize::try_from(fs::metadata(&node.log)?.len())?;
         node.process.restart().await?;
         node.door.set_target(node.process.client);
         world.admin.set_address(nth, node.process.admin);
@@ -159,9 +170,7 @@ impl Cluster {
         for nth in 0..self.nodes.len() {
             let node = &mut self.nodes[nth];
             let Some(status) = node.process.status()? else { continue };
-            let log = fs::read_to_string(&node.log)?;
-            let last: Vec<&str> = log.lines().rev().take(40).collect();
-            if !last.iter().any(|line| line.contains(RETIRED)) {
+            if !node.is_retired()? {
                 bail!("n{} ended by itself: {status}; see {}", nth + 1, node.log.display());
             }
             self.retired += 1;
@@ -170,16 +179,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// Ends a node, as planned or as a crash does; one that was retired just before ends with that.
+    pub(super) async fn end(&mut self, nth: usize, gently: bool) -> anyhow::Result<()> {
+        let node = &mut self.nodes[nth];
+        let ended = if gently { node.process.stop().await } else { node.process.kill().await };
+        if ended.is_err() && node.is_retired()? {
+            self.retired += 1;
+            return Ok(());
+        }
+        ended
+    }
+
     /// Ends all nodes, this way or that: what was acked is in the store.
     async fn stop(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
-        for node in &mut self.nodes {
-            if rng.random() {
-                node.process.kill().await?;
-            } else {
-                node.process.stop().await?;
-            }
-            node.process.check_log()?;
+        for nth in 0..self.nodes.len() {
+            self.end(nth, rng.random()).await?;
+            self.nodes[nth].process.check_log()?;
         }
+        eprintln!("chaos: {} nodes ended because they had been taken for dead", self.retired);
         Ok(())
     }
 }

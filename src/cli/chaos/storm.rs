@@ -123,12 +123,12 @@ async fn strike(fault: Fault, world: &World, cluster: &mut Cluster, rng: &mut St
     let nth = rng.random_range(0..cluster.nodes.len());
     match fault {
         Fault::Kill => {
-            cluster.nodes[nth].process.kill().await?;
+            cluster.end(nth, false).await?;
             pause(rng, 0..3_000).await;
             cluster.come_back(world, nth).await?;
         }
         Fault::Leave => {
-            cluster.nodes[nth].process.stop().await?;
+            cluster.end(nth, true).await?;
             pause(rng, 0..1_000).await;
             cluster.come_back(world, nth).await?;
         }

@@ -91,10 +91,9 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(
-        users: usize,
+        (users, rate): (usize, u32),
         doors: Vec<SocketAddr>,
         key: Vec<u8>,
-        rate: u32,
         recorder: Arc<Recorder>,
     ) -> Self {
         let users = users.max(GROUP_USERS);
