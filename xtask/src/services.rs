@@ -82,7 +82,7 @@ impl Start<'_> {
 }
 
 fn home(shell: &Shell) -> PathBuf {
-    shell.target.join("services")
+    shell.target.join(shell.services)
 }
 
 fn record(shell: &Shell, name: &str) -> PathBuf {
@@ -126,6 +126,9 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
                 eprintln!("{name}: {} after {:.1} s", start.address(), took.as_secs_f64());
                 entry["address"] = json!(start.address());
                 entry["pid"] = json!(process.pid());
+                entry["command"] = json!(process.command());
+                entry["folder"] = json!(start.folder);
+                entry["record"] = json!(record(shell, name));
                 entry["start_ms"] = json!(u64::try_from(took.as_millis())?);
                 return Ok(entry);
             }

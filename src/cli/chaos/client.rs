@@ -46,6 +46,13 @@ const TO_ROOM: u32 = 10;
 /// Of a hundred thousand ticks, in how many a client leaves its room.
 const LEAVES: u32 = 30;
 
+/// Of ten thousand ticks in a cluster, after how many a client goes to another node with its sends on their way, while the
+/// old connection stays: then both nodes have the same ids.
+const HOPS: u32 = 15;
+
+/// How long the old connection stays.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// A message without its answer.
 struct Unanswered {
     cid: String,
@@ -67,6 +74,8 @@ struct Client {
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
     shelf: Shelf,
+    /// Connections so far: each goes to the next door.
+    connects: usize,
 }
 
 /// What lives as long as a connection.
@@ -80,13 +89,14 @@ struct Session {
     /// Whether it is in its room.
     inside: bool,
     desk: Desk,
+    hops: bool,
 }
 
 /// Never ends by itself.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
     let rng = StdRng::seed_from_u64(seed);
     let (unanswered, shelf) = (VecDeque::new(), Shelf::default());
-    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered, shelf };
+    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered, shelf, connects: index };
     loop {
         if let Err(error) = client.live().await {
             tracing::debug!(index, %error, "a connection ended");
@@ -116,6 +126,12 @@ impl Client {
         let mut session = timeout(LOGIN, self.login()).await.context("the login takes too long")??;
         let number = session.number;
         let result = Box::pin(self.talk(&mut session)).await;
+        if session.hops {
+            tokio::spawn(async move {
+                tokio::time::sleep(LINGER).await;
+                drop(session);
+            });
+        }
         let code = result.as_ref().map_or(0, |code| *code);
         self.say(Event::Close { session: number, code });
         for message in &self.unanswered {
@@ -133,8 +149,10 @@ impl Client {
     }
 
     async fn login(&mut self) -> anyhow::Result<Session> {
+        self.connects += 1;
         let me = self.me();
-        let mut link = Link::connect(self.world.address, me.wire).await?;
+        let door = self.world.doors[self.connects % self.world.doors.len()];
+        let mut link = Link::connect(door, me.wire).await?;
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
@@ -147,10 +165,13 @@ impl Client {
         }
         let number = self.world.next_session();
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
-        let room = self.me().room.clone();
-        link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        let inside = !self.world.is_cluster();
+        if inside {
+            let room = self.me().room.clone();
+            link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        }
         let (acks, desk) = (BTreeMap::new(), Desk::default());
-        Ok(Session { number, link, ticks: 0, requests: 2, acks, heard: 0, inside: true, desk })
+        Ok(Session { number, link, ticks: 0, requests: 2, acks, heard: 0, inside, desk, hops: false })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -174,6 +195,11 @@ impl Client {
                     self.wander(session).await?;
                     self.speak(session).await?;
                     self.ask(session).await?;
+                    let is_talk = self.world.is_cluster() && self.world.phase() == Phase::Talk;
+                    session.hops = is_talk && self.rng.random_ratio(HOPS, 10_000);
+                    if session.hops {
+                        bail!("it goes to another node");
+                    }
                     let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
                     if silent > DEAF {
                         bail!("nothing was heard for {silent:?}");
@@ -296,7 +322,8 @@ impl Client {
         if phase == Phase::Check && session.desk.is_checked() && self.shelf.lacking() == 0 {
             let me = self.me();
             if !me.complete.swap(true, Ordering::AcqRel) {
-                self.say(Event::Complete { user: &me.user, device: &me.device, hints: false });
+                let hints = self.world.is_cluster();
+                self.say(Event::Complete { user: &me.user, device: &me.device, hints });
             }
         }
         session.requests += 1;

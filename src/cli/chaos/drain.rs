@@ -268,7 +268,7 @@ async fn stored(directory: &Path, clients: usize) -> anyhow::Result<HashMap<Stri
     let names: Vec<String> = (0..clients).map(name).collect();
     let users: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut history = History::default();
-    rows::read(directory, &users, &mut history).await?;
+    rows::read(&rows::embedded(directory)?, &users, &mut history).await?;
     let mut stored = HashMap::new();
     for stamped in &history.events {
         if let Event::LogMessage { cid, seq, .. } = stamped.event {

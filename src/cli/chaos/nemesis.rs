@@ -23,12 +23,12 @@ pub(super) struct Counts {
 }
 
 /// A fault of the network, on some of the connections.
-struct Spoil {
-    name: &'static str,
-    mode: Mode,
+pub(super) struct Spoil {
+    pub(super) name: &'static str,
+    pub(super) mode: Mode,
     /// Of the connections.
-    share: f64,
-    time: Duration,
+    pub(super) share: f64,
+    pub(super) time: Duration,
 }
 
 /// Breaks things until `end`. All is healed when it returns.
@@ -117,11 +117,11 @@ async fn come_back(
     process.set_disk("")?;
     process.restart().await?;
     proxy.set_target(process.client);
-    world.admin.set_address(process.admin);
+    world.admin.set_address(0, process.admin);
     Ok(())
 }
 
-fn spoil(rng: &mut StdRng) -> Spoil {
+pub(super) fn spoil(rng: &mut StdRng) -> Spoil {
     let ms = Duration::from_millis;
     let time = ms(rng.random_range(200..2_000));
     match rng.random_range(0..5) {
@@ -133,10 +133,10 @@ fn spoil(rng: &mut StdRng) -> Spoil {
     }
 }
 
-fn tell(world: &World, on: bool, fault: &str) {
+pub(super) fn tell(world: &World, on: bool, fault: &str) {
     world.recorder.add(Event::Nemesis { on, fault });
 }
 
-async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {
+pub(super) async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {
     tokio::time::sleep(Duration::from_millis(rng.random_range(ms))).await;
 }

@@ -78,7 +78,8 @@ pub(super) struct Group {
 pub(super) struct World {
     pub(super) clients: Vec<Person>,
     pub(super) groups: Vec<Group>,
-    pub(super) address: SocketAddr,
+    /// Where clients connect: a door for each node.
+    pub(super) doors: Vec<SocketAddr>,
     pub(super) key: Vec<u8>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) admin: Admin,
@@ -91,7 +92,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(
         users: usize,
-        address: SocketAddr,
+        doors: Vec<SocketAddr>,
         key: Vec<u8>,
         rate: u32,
         recorder: Arc<Recorder>,
@@ -127,7 +128,12 @@ impl World {
         let pace = Duration::from_secs_f64(clients.len() as f64 / f64::from(rate.max(1)));
         let phase = watch::Sender::new(Phase::Talk);
         let (admin, sessions) = (Admin::default(), AtomicU64::new(1));
-        Self { clients, groups, address, key, recorder, admin, pace, phase, sessions }
+        Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
+    }
+
+    /// Whether there are several nodes: then pushes may be lost on the way without a word, and there are no rooms, which end at a node.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.doors.len() > 1
     }
 
     pub(super) fn phase(&self) -> Phase {
