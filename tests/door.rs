@@ -98,6 +98,8 @@ fn options_that_are_off_are_left_to_the_kernel() {
     let stream = door.next(0);
     let (ours, theirs) = (SockRef::from(&stream), SockRef::from(&client));
     assert!(ours.tcp_nodelay().expect("an option"));
+    // Asked for 0 bytes, the kernel gives 4,608.
+    assert!(ours.send_buffer_size().expect("an option") > 8_192);
     let lowat = |socket: &SockRef<'_>| socket.tcp_notsent_lowat().expect("an option");
     assert_eq!(lowat(&ours), lowat(&theirs));
     assert_eq!(ours.tcp_user_timeout().expect("an option"), None);

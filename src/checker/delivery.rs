@@ -94,13 +94,10 @@ impl Checker<'_> {
         let views = std::mem::take(&mut self.sessions.views);
         for ((session, conv), view) in &views {
             let who = self.sessions.open.get(session).map(|it| (it.user, it.device));
-            if who.and_then(|who| self.sessions.complete.get(&who)).is_some_and(|(_, hints)| *hints) {
-                // It pulls what was lost on the way: `check_complete` is about all that it ever got.
-                continue;
-            }
             if self.history.name(*conv).starts_with("r:") {
                 self.check_room(*session, *conv, view);
-            } else {
+            } else if who.and_then(|who| self.sessions.complete.get(&who)).is_none_or(|(_, hints)| !hints) {
+                // Who hears hints only pulls what was lost on the way: `check_complete` is about all that it ever got.
                 self.check_view(*session, *conv, view);
             }
         }

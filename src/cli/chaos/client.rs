@@ -195,11 +195,10 @@ impl Client {
                     self.wander(session).await?;
                     self.speak(session).await?;
                     self.ask(session).await?;
-                    if self.world.is_cluster() {
-                        session.hops = self.world.phase() == Phase::Talk && self.rng.random_ratio(HOPS, 10_000);
-                        if session.hops {
-                            bail!("it goes to another node");
-                        }
+                    let is_talk = self.world.is_cluster() && self.world.phase() == Phase::Talk;
+                    session.hops = is_talk && self.rng.random_ratio(HOPS, 10_000);
+                    if session.hops {
+                        bail!("it goes to another node");
                     }
                     let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
                     if silent > DEAF {

@@ -130,7 +130,7 @@ impl World {
         Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
     }
 
-    /// Whether there are several nodes: then clients ask for what they miss, and there are no rooms, which end at a node.
+    /// Whether there are several nodes: then pushes may be lost on the way without a word, and there are no rooms, which end at a node.
     pub(super) fn is_cluster(&self) -> bool {
         self.doors.len() > 1
     }
