@@ -22,6 +22,7 @@ use tidegate_protocol::{
 use tokio::net::TcpListener;
 
 mod groups;
+mod nodes;
 
 use crate::{budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 
@@ -54,6 +55,8 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/metrics", get(metrics))
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
+        .route("/v1/nodes", get(nodes::list))
+        .route("/v1/users/{user}/routes", get(nodes::where_is))
         .route("/v1/groups", post(groups::create))
         .route("/v1/groups/{id}", get(groups::show))
         .route("/v1/groups/{id}", delete(groups::end))
@@ -75,7 +78,7 @@ async fn healthz(State(api): State<Api>) -> Json<Value> {
     Json(json!({
         "status": "ok",
         "node": api.ports.me.node.as_str(),
-        "durable": api.ports.bus.durable(),
+        "durable": api.ports.bus.state().durable,
         "conns": api.admission.conns(),
         "connsMax": api.admission.conns_max(),
     }))

@@ -5,7 +5,7 @@
 use std::{
     fs, io,
     io::Write,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt as _},
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -94,16 +94,23 @@ pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> Stri
 pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
     match load_key(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let path = data.join(KEY_FILE);
             fs::create_dir_all(data)?;
-            let key: [u8; 32] = rand::random();
-            let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-            writeln!(file, "{text}")?;
-            Ok(key.to_vec())
+            create_key(&data.join(KEY_FILE))
         }
         other => other,
     }
+}
+
+/// Writes a random key, as 64 hex digits, to a file that is not there yet (mode 0600).
+///
+/// # Errors
+/// Fails when there is such a file, or when it can't be made.
+pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
+    let key: [u8; 32] = rand::random();
+    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    writeln!(file, "{text}")?;
+    Ok(key.to_vec())
 }
 
 /// Reads the key of a data directory.
@@ -111,11 +118,23 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// Fails when there is none, or when the file is not 64 hex digits.
 pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
-    let path = data.join(KEY_FILE);
-    decode_hex(fs::read_to_string(&path)?.trim()).ok_or_else(|| {
-        let what = format!("{} is not 64 hex digits; remove it to get a new key", path.display());
-        io::Error::new(io::ErrorKind::InvalidData, what)
-    })
+    read_key(&data.join(KEY_FILE))
+}
+
+/// Reads a key file.
+///
+/// # Errors
+/// Fails when there is none, when others than its owner and group may read it, or when it is not 64 hex digits.
+pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{} {what}", path.display()));
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o007 != 0 {
+        return Err(bad(
+            "is open to everybody on this machine; who reads it can sign tokens: `chmod 600` it",
+        ));
+    }
+    let key = decode_hex(fs::read_to_string(path)?.trim());
+    key.ok_or_else(|| bad("is not 64 hex digits; remove it to get a new key"))
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {
@@ -138,6 +157,17 @@ mod tests {
         let identity = verifier.verify(&token).unwrap();
         assert_eq!(identity.user.as_str(), "alice");
         assert_eq!(identity.device.unwrap().as_str(), "phone");
+    }
+
+    #[test]
+    fn a_key_that_everybody_may_read_is_refused() {
+        let file = std::env::temp_dir().join(format!("tidegate-key-{}", std::process::id()));
+        let key = create_key(&file).unwrap();
+        assert!(create_key(&file).is_err(), "a key is never written over");
+        assert_eq!(read_key(&file).unwrap(), key);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(read_key(&file).unwrap_err().to_string().contains("chmod 600"));
+        fs::remove_file(&file).unwrap();
     }
 
     #[test]

@@ -52,6 +52,17 @@ pub struct Bounds {
     pub next: u64,
 }
 
+/// How a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusState {
+    /// Whether an appended record outlives the process; never changes during a run. False: messages live in memory only,
+    /// and `serve` says so.
+    pub durable: bool,
+    /// Whether it takes no append for now ([`AppendError::Unavailable`]), or soon will not: what has no place anywhere
+    /// yet is better refused at once. False says nothing.
+    pub refuses_all: bool,
+}
+
 /// Some records in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
@@ -123,18 +134,12 @@ pub trait Bus: Send + Sync {
     /// How many partitions the log has, from 0; never changes during a run.
     fn partitions(&self) -> u32;
 
-    /// Whether an appended record outlives the process. False: messages live in memory only, and `serve` says so.
-    fn durable(&self) -> bool;
-
-    /// Whether the log is known to refuse every append for now, as [`AppendError::Unavailable`]: what has no place
-    /// anywhere yet is better refused at once. False says nothing.
-    fn refuses_all(&self) -> bool {
-        false
-    }
+    /// How the log is now; looked at for every send.
+    fn state(&self) -> BusState;
 
     /// Appends the records to one partition, in this order.
     ///
-    /// Ok: all of them are committed (durable as [`Bus::durable`] says, readable by the owner, never to vanish but
+    /// Ok: all of them are committed (durable as [`BusState::durable`] says, readable by the owner, never to vanish but
     /// by retention). An error says which part of that is in doubt; [`AppendError::Unavailable`] and
     /// [`AppendError::Rejected`] leave nothing behind. Two calls for one partition keep their order if the second
     /// begins after the first has returned, and also if one caller polls both in turn, the first one first, and the

@@ -2,12 +2,17 @@
 
 pub mod admin;
 pub mod clear;
+pub mod courier;
 pub mod deliver;
+pub mod hands;
 pub mod hide;
 pub mod history;
 pub mod login;
+pub mod members;
 pub mod owner;
+pub mod peer;
 mod point;
+pub mod reach;
 pub mod reader;
 pub mod recall;
 pub mod receipt;

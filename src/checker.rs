@@ -19,14 +19,16 @@
 //! | `unexplained-gap`, `false-gap` | the log has a hole nobody declared, or a declared hole has a row |
 //! | `non-monotonic`, `duplicate-after-dedup` | seqs fall, or repeat behind the client's own dedup |
 //! | `silent-skip`, `not-delivered` | a member missed it while connected, and was not told |
+//! | `never-got` | a device that says it has everything was neither pushed nor given it when it pulled |
 //! | `leak-after-kick` | pushed to somebody who was no member at that seq |
 //! | `shed-untold` | a live room lost more than it said |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
-//! The broker has no `Sync` and `Pull` yet. So what a client misses **while it is not connected** is no violation;
-//! completeness is judged within one connection: from its first push of a conversation to its last, and for
-//! connections that live to the end, everything sent after their login. Whoever is cut off within
-//! [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
+//! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
+//! that, over all its connections and by the ranges in which it was a member (`never-got`). What was to be pushed is judged
+//! as well, within one connection: from its first push of a conversation to its last, and for
+//! connections that live to the end, everything sent after their login; but not where a push may be lost between nodes. Whoever
+//! is cut off within [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
 //! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
 
 mod availability;
@@ -104,6 +106,10 @@ pub struct Report {
     pub rows: u64,
     /// Pushes held against the log.
     pub pushes: u64,
+    /// Entries that were pulled.
+    pub pulled: u64,
+    /// Pushes behind a later one of their conversation, to a device that pulls: its hole filled by itself.
+    pub late: u64,
     /// Pushes that a connection had before: allowed, the client drops them.
     pub repeated: u64,
     /// Holes that the broker told of.

@@ -7,6 +7,8 @@ use clap::{Parser, Subcommand};
 pub mod bench;
 pub mod chaos;
 pub mod client;
+mod find;
+pub mod nodes;
 pub mod plan;
 pub mod send;
 pub mod serve;
@@ -14,6 +16,7 @@ pub mod store;
 pub mod tail;
 pub mod token;
 pub mod topics;
+pub mod up;
 
 /// A connection broker: holds the connections of clients and moves their messages in order, at least once.
 #[derive(Parser, Debug)]
@@ -44,6 +47,14 @@ enum Command {
     Token(token::Args),
     /// Check, count, export or import the store of a node that does not run
     Store(store::Args),
+    /// Start a cluster of nodes on this machine, against running services, to try
+    Up(up::Args),
+    /// The nodes of the cluster: state, connections, partitions
+    Nodes(nodes::Ask),
+    /// Which node owns each partition of the log
+    Owners(nodes::Ask),
+    /// On which nodes a user's devices are
+    Where(nodes::WhereArgs),
     /// The topics of a cluster on Kafka: nothing makes them by itself
     Topics(topics::Args),
     /// Measure against raw loops of system calls, in one run
@@ -60,7 +71,7 @@ enum Command {
 /// Where the data directory is, for commands that sign their own tokens.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DataArg {
-    /// Data directory of the node: its token key, and where it listens
+    /// Data directory of the node: its token key, and where it listens; or that of `tidegate up`: the first node that answers
     #[arg(long, value_name = "DIR", default_value = "tidegate-data", env = "TIDEGATE_DATA")]
     pub data: PathBuf,
 }
@@ -75,6 +86,10 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Store(args) => store::run(&args),
+        Command::Up(args) => return ended(up::run(&args)),
+        Command::Nodes(args) => nodes::nodes(&args),
+        Command::Owners(args) => nodes::owners(&args),
+        Command::Where(args) => nodes::where_is(&args),
         Command::Topics(args) => topics::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),

@@ -7,14 +7,14 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod auth;
 mod check;
 mod kafka;
 mod link;
-
-pub use self::link::Link;
+mod postgres;
 mod redis;
 
-pub use self::redis::Redis;
+pub use self::{auth::Auth, link::Link, postgres::Postgres, redis::Redis};
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
@@ -34,6 +34,8 @@ pub struct Config {
     pub node: Node,
     /// Addresses and who may connect.
     pub listen: Listen,
+    /// Whose tokens are taken.
+    pub auth: Auth,
     /// Bounds: what is full, and from when on.
     pub limits: Limits,
     /// Deadlines and intervals.
@@ -50,6 +52,8 @@ pub struct Config {
     pub link: Link,
     /// Redis, for profile `cluster`: who is where, and what may be lost.
     pub redis: Redis,
+    /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
+    pub postgres: Postgres,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }
@@ -213,7 +217,7 @@ pub struct Fault {
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
-    /// A file that says how the disk fails: `eio`, `enospc` or `full`; none there = it works. For `tidegate chaos`.
+    /// A file that says how the disk fails: `eio`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate chaos`.
     pub disk_file: PathBuf,
 }
 

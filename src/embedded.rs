@@ -6,6 +6,7 @@
 //! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
 
 mod archive;
+mod batch;
 mod broken;
 mod codec;
 mod database;
@@ -67,6 +68,15 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// None, but in tests.
     fn before_commit(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Asked after each commit that was synced; an error is taken for the sync's own, which tells it of a batch that is
+    /// written.
+    ///
+    /// # Errors
+    /// None, but in tests.
+    fn after_sync(&self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 //! | floor | rooms | what for |
 //! |---|---|---|
 //! | 6 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
-//! | 5 | [`accept`], [`api`], [`drain`] | the door for clients; admin HTTP; leaving |
+//! | 5 | [`accept`], [`api`], [`drain`], [`member`] | the door for clients; admin HTTP; leaving; the node among others |
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
@@ -25,6 +25,7 @@ pub mod fault;
 pub mod inline;
 pub mod link;
 pub mod mail;
+pub mod member;
 pub mod metrics;
 pub mod net;
 pub mod node;

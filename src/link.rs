@@ -34,7 +34,7 @@ pub struct Answer {
 /// One push for some conns of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// An encoded `tidegate.v1.Push`.
+    /// An encoded `tidegate.v1.Push`; empty = nothing is pushed, it is only asked who is here.
     pub push: Bytes,
     /// For whom.
     pub to: Vec<Target>,
@@ -45,7 +45,7 @@ pub struct Delivery {
 }
 
 /// Whom a push is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// The conn that a route led to.
     Conn(Session),
@@ -54,7 +54,7 @@ pub enum Target {
 }
 
 /// A conn, by the route that led to it; the node addressed is the rest of its token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
     /// Whose.
     pub user: UserId,

@@ -23,9 +23,9 @@ use tidegate_protocol::{
     pb,
     settings::UserSettings,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use crate::{budget::Seat, routes::Route, scratch::ChainState};
+use crate::{budget::Seat, link::Session, routes::Route, scratch::ChainState};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
@@ -102,6 +102,8 @@ pub enum Found {
 pub enum Audience {
     /// These users, on all their connections here.
     Users(Arc<[UserId]>),
+    /// These sessions, on another node's word.
+    Sessions(Arc<[Session]>),
     /// The members of the delivery's group or room that are online here.
     Members,
 }
@@ -150,8 +152,9 @@ pub enum Mail {
     Found(ConnKey, Result<Found, (Code, &'static str)>),
     /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
     Memberships(ConnKey, Vec<ConversationId>),
-    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`.
-    Replaced(UserId, DeviceId, u64),
+    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`. Who asks hears whether
+    /// there was one.
+    Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),
     /// A volatile frame.
@@ -160,10 +163,30 @@ pub enum Mail {
     Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
     /// A part of the node's drain.
     Drain(Drain),
+    /// A part of putting the node's routes back after a loss of them.
+    Reassert(Reassert),
     /// Close every connection with this code, then stop the shard.
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
     ShedMemory,
+}
+
+/// What a shard does when the routes lost something.
+pub enum Reassert {
+    /// Say whose routes the connections have, from this place on.
+    Collect(u32, oneshot::Sender<Slice>),
+    /// Of each whether it stands now: a connection whose route does not ends `REPLACED`, a route whose connection is gone
+    /// is removed.
+    Settle(Vec<(ConnKey, Route, bool)>),
+}
+
+/// A part of a shard's routes.
+#[derive(Debug)]
+pub struct Slice {
+    /// Connections and the routes they have.
+    pub rows: Vec<(ConnKey, Route)>,
+    /// Where to go on, if there is more.
+    pub next: Option<u32>,
 }
 
 /// What a shard does in a drain.
@@ -246,6 +269,7 @@ impl Mail {
             Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Positions(positions))) => positions.len() * ENTRY_BYTES,
+            Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::Sized(_, signal, _) => 4 * ENTRY_BYTES + signal.frame.proto().len(),
             Self::Found(..)
             | Self::Accepted(..)
@@ -253,6 +277,7 @@ impl Mail {
             | Self::Replaced(..)
             | Self::Missed(..)
             | Self::Drain(_)
+            | Self::Reassert(_)
             | Self::Stop(_)
             | Self::ShedMemory => 0,
         }

@@ -1,13 +1,14 @@
 //! The names of all metrics, and the handles that the code counts with.
 
+use std::{ops::Deref, sync::Arc};
+
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 macro_rules! metrics {
     ($($kind:ident $field:ident $name:literal $what:literal)*) => {
         /// One handle a metric, made at start so that every series exists at 0.
-        #[derive(Clone)]
-        pub struct Metrics {
+        pub struct Handles {
             $(#[doc = $what] pub $field: metrics!(@type $kind),)*
         }
 
@@ -17,7 +18,7 @@ macro_rules! metrics {
         impl Metrics {
             fn describe() -> Self {
                 $(metrics!(@describe $kind $name $what);)*
-                Self { $($field: metrics!(@make $kind $name),)* }
+                Self(Arc::new(Handles { $($field: metrics!(@make $kind $name),)* }))
             }
         }
     };
@@ -54,6 +55,8 @@ metrics! {
     counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter expired "tidegate_rows_expired_total" "Rows of history that retention took."
+    counter peer_answers_lost "tidegate_peer_answers_lost_total" "Answers that another node did not take; their clients hear UNKNOWN and retry."
+    counter peer_pushes_lost "tidegate_peer_pushes_lost_total" "Pushes, one a receiver, that another node did not take; their clients pull."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."
     counter memory_checks "tidegate_memory_checks_total" "Times memory was measured, and admission set by it."
@@ -72,8 +75,26 @@ metrics! {
     counter link_timeouts "tidegate_link_timeouts_total" "Batches that no peer replied to in time; their pushes count as not delivered."
     counter link_failures "tidegate_link_failures_total" "Links to peers that ended, or could not be made."
     counter link_refused "tidegate_link_refused_total" "Callers of the link refused in the handshake: wrong secret, another run, too slow."
+    gauge partitions_owned "tidegate_partitions_owned" "Partitions of the log that this node owns."
+    gauge nodes_live "tidegate_nodes_live" "Nodes whose lease lives, this one included, as this one saw them last."
+    counter lease_failures "tidegate_lease_failures_total" "Renewals of the node's lease that the routes did not answer."
+    counter routes_lost "tidegate_routes_lost_total" "Times the routes came back, or had lost something: this node put its own back."
+    counter routes_reasserted "tidegate_routes_reasserted_total" "Routes of this node's connections that were asserted again."
+    counter rows_reaped "tidegate_routes_reaped_total" "Routes of nodes that died which this node removed."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "The budget that admission works with."
+}
+
+/// All handles behind one pointer: everything that counts has a clone.
+#[derive(Clone)]
+pub struct Metrics(Arc<Handles>);
+
+impl Deref for Metrics {
+    type Target = Handles;
+
+    fn deref(&self) -> &Handles {
+        &self.0
+    }
 }
 
 /// Installs the recorder of this process and makes the handles; a second node in one process shares it.

@@ -1,4 +1,4 @@
-//! The five ports of a node, as everything above sees them.
+//! The five ports of a node, as everything above sees them, and what its lease knows beside them.
 
 use std::sync::Arc;
 
@@ -9,6 +9,12 @@ use crate::{
     scratch::Scratch,
     store::Store,
 };
+
+mod owned;
+mod peers;
+
+pub use owned::Owned;
+pub use peers::{Peers, Seen};
 
 /// One adapter for each port; which ones is decided in `node` alone.
 pub struct Ports {
@@ -24,4 +30,8 @@ pub struct Ports {
     pub scratch: Arc<dyn Scratch>,
     /// Node to node.
     pub link: Arc<dyn Link>,
+    /// What this node owns: the owners say it, the lease tells the others.
+    pub owned: Arc<Owned>,
+    /// Which nodes there are: the lease keeps it, also while the routes are away.
+    pub peers: Arc<Peers>,
 }

@@ -14,6 +14,7 @@ mod mailroom;
 mod outbox;
 mod query;
 mod read;
+mod reassert;
 mod signal;
 mod sweep;
 mod write;
@@ -65,7 +66,7 @@ pub struct Shard {
     /// Records of this turn's sends, for the log.
     batch: Vec<Record>,
     /// Users whose connections wait for their memberships.
-    joining: Vec<(crate::mail::ConnKey, tidegate_protocol::id::UserId)>,
+    joining: Vec<(crate::mail::ConnKey, crate::routes::Route)>,
     /// Mail to itself, handled in the same turn.
     own: Vec<Mail>,
     /// Room frames that other shards had no room for, until those shards have been told.

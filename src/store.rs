@@ -18,10 +18,12 @@ mod embedded;
 mod faulty;
 mod level;
 mod memory;
+mod postgres;
 
 pub use embedded::EmbeddedStore;
 pub use level::{Hidden, Level, Mark, Personal};
 pub use memory::MemoryStore;
+pub use postgres::{OpenError, PostgresStore};
 
 /// Names one term of one owner: 128 fresh random bits for each take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

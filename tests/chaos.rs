@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::HashSet,
     fs,
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -49,24 +50,65 @@ fn every_promise_holds_under_chaos_and_a_broken_one_is_named() {
         let output = chaos(&["--check", path]);
         assert!(!output.status.success() && said(&output).contains(rule), "{rule}: {}", said(&output));
     }
-    // And with one marker that never came, whatever copies of it were pushed.
+    // And with one marker that never came, whatever copies of it were pushed; it was not pulled either.
     fs::write(&file, without_the_last_push(&history)).unwrap();
     let output = chaos(&["--check", path]);
-    assert!(!output.status.success() && said(&output).contains("not-delivered"), "{}", said(&output));
+    assert!(!output.status.success(), "{}", said(&output));
+    for rule in ["not-delivered", "never-got"] {
+        assert!(said(&output).contains(rule), "{rule}: {}", said(&output));
+    }
+    // What was pulled after a connection was away is missed as well.
+    fs::write(&file, without_a_pull(&history)).unwrap();
+    let output = chaos(&["--check", path]);
+    assert!(!output.status.success() && said(&output).contains("never-got"), "{}", said(&output));
     fs::write(&file, &history).unwrap();
     assert!(chaos(&["--check", path]).status.success());
     fs::remove_file(&file).unwrap();
 }
 
-fn without_the_last_push(history: &str) -> String {
-    let key = |line: &str| {
-        let event: serde_json::Value = serde_json::from_str(line).unwrap();
-        let recv = event.get("recv")?;
-        Some((recv["session"].as_u64()?, recv["conv"].as_str()?.to_owned(), recv["seq"].as_u64()?))
-    };
-    let last = history.lines().rev().find_map(key).unwrap();
-    let kept = history.lines().filter(|line| key(line).as_ref() != Some(&last));
+/// What a device got, as a line of the history tells.
+#[derive(PartialEq, Eq, Hash)]
+struct Entry {
+    user: String,
+    device: String,
+    conv: String,
+    seq: u64,
+}
+
+/// The entry, how it came, and which message it is; or none.
+fn entry(line: &str) -> Option<(Entry, String, Option<String>)> {
+    let event: serde_json::Value = serde_json::from_str(line).unwrap();
+    let recv = event.get("recv")?;
+    let text = |name: &str| recv[name].as_str().map(str::to_owned);
+    let (user, device, conv) = (text("user")?, text("device")?, text("conv")?);
+    Some((Entry { user, device, conv, seq: recv["seq"].as_u64()? }, text("via")?, text("cid")))
+}
+
+fn without_entry(history: &str, lost: &Entry) -> String {
+    let kept = history.lines().filter(|line| entry(line).is_none_or(|(entry, ..)| entry != *lost));
     kept.collect::<Vec<_>>().join("\n")
+}
+
+fn without_the_last_push(history: &str) -> String {
+    let last = history.lines().rev().filter_map(entry).find(|(_, via, _)| via == "push").unwrap();
+    without_entry(history, &last.0)
+}
+
+/// Of another's message that a device only got by asking.
+fn without_a_pull(history: &str) -> String {
+    let entries: Vec<_> = history.lines().filter_map(entry).collect();
+    let pushed: HashSet<&Entry> =
+        entries.iter().filter(|(_, via, _)| via == "push").map(|it| &it.0).collect();
+    let own = |entry: &Entry, cid: &str| {
+        let [cid, user, device] = [("cid", cid), ("user", &entry.user), ("device", &entry.device)]
+            .map(|(name, value)| format!("\"{name}\":\"{value}\""));
+        let mut sends = history.lines().filter(|line| line.contains("send_inv"));
+        sends.any(|line| [&cid, &user, &device].iter().all(|part| line.contains(part.as_str())))
+    };
+    let pulled = entries.iter().find(|(entry, via, cid)| {
+        via == "pull" && !pushed.contains(entry) && cid.as_ref().is_some_and(|cid| !own(entry, cid))
+    });
+    without_entry(history, &pulled.expect("somebody missed something and pulled it").0)
 }
 
 /// Both ends of a connection through a proxy.

@@ -4,6 +4,8 @@
 
 #[path = "docs/cli.rs"]
 mod cli;
+#[path = "docs/compose.rs"]
+mod compose;
 #[path = "docs/config.rs"]
 mod config;
 #[path = "docs/flaws.rs"]
@@ -27,6 +29,7 @@ const PAGES: &[&str] = &[
     "docs/flaws.md",
     "docs/http.md",
     "docs/performance.md",
+    "docs/postgres.md",
     "docs/store.md",
     "docs/adr/README.md",
     "k8s/README.md",

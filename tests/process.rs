@@ -186,3 +186,59 @@ fn a_configuration_whose_drain_does_not_fit_is_refused() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("drain.flush_ms: at least 100 ms"), "{said}");
 }
+
+#[test]
+fn the_nodes_the_owners_and_where_a_user_is_are_printed_as_tables() {
+    let node = Process::start(&["node.id=harbour"]);
+    let _phone = node.login(Wire::Tcp, "bob", "phone");
+    let run = |words: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(words)
+            .arg("--data")
+            .arg(node.data())
+            .output()
+            .expect("the binary runs");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let nodes = run(&["nodes"]);
+    let rows: Vec<Vec<&str>> = nodes.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][..3], ["NODE", "STATE", "LEASE"]);
+    assert_eq!(rows[1][..3], ["harbour", "ready", "live"]);
+    assert!(run(&["owners"]).starts_with("PARTITION  OWNER"));
+    let said = run(&["where", "bob"]);
+    assert_eq!(
+        said.lines().nth(1).map(|line| line.starts_with("phone   harbour  live")),
+        Some(true),
+        "{said}"
+    );
+    assert_eq!(run(&["where", "nobody"]), "nobody is not connected\n");
+    let json: serde_json::Value = serde_json::from_str(&run(&["nodes", "--json"])).expect("JSON");
+    assert_eq!(json["nodes"][0]["node"], "harbour");
+}
+
+#[test]
+fn a_node_of_a_cluster_says_what_it_needs() {
+    let cluster = ["node.profile=cluster", "kafka.brokers=[127.0.0.1:1]"];
+    let (output, said) = fails(&cluster);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("auth.key_file") && said.contains("openssl rand -hex 32"), "{said}");
+    let (_, said) = fails(&[cluster[0], cluster[1], "auth.key_file=missing.key"]);
+    assert!(said.contains("auth.key_file missing.key can't be used"), "{said}");
+}
+
+#[test]
+fn up_says_how_to_get_services() {
+    let data = fresh_data();
+    std::fs::create_dir_all(&data).expect("a folder");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["up", "--nodes", "3"])
+        .current_dir(&data)
+        .env_remove("TIDEGATE__KAFKA__BROKERS")
+        .output()
+        .expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    std::fs::remove_dir_all(&data).ok();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("cargo xtask services up") && said.contains("--config"), "{said}");
+}

@@ -7,8 +7,14 @@ mod support;
 mod lone;
 
 use lone::{Lone, push, push_to};
+use std::sync::Arc;
 use support::{Client, Said, ask, hello, text_of};
-use tidegate::mail::{Audience, Item, Lag, Mail};
+
+use futures_util::FutureExt as _;
+use tidegate::{
+    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    routes::Route,
+};
 use tidegate_protocol::{
     Code,
     codec::Wire,
@@ -206,4 +212,51 @@ fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
     let error = bob.link.stream().take_error().expect("a socket tells its error");
     assert!(error.is_none(), "a reset: {error:?}");
     assert_eq!(bob.expect_close(), Code::Draining);
+}
+
+#[test]
+fn routes_are_named_in_slices_and_who_lost_its_route_is_closed_as_replaced() {
+    let mut routes = None;
+    let mut lone = Lone::new(1, |context, _| routes = Some(Arc::clone(&context.ports.routes)));
+    let routes = routes.expect("it was built");
+    let mut stays = login(&mut lone, 0, "ann", &[]);
+    let mut other = login(&mut lone, 0, "bob", &[]);
+    let guest = Client::connect(lone.address(), Wire::Tcp);
+    lone.accept(0);
+    lone.turn(0);
+    let collect = |lone: &mut Lone, from| {
+        let (reply, mut slice) = tokio::sync::oneshot::channel();
+        lone.post(0, Mail::Reassert(Reassert::Collect(from, reply)));
+        lone.turn(0);
+        slice.try_recv().expect("it answers in the same turn")
+    };
+    let all = collect(&mut lone, 0);
+    let users = |rows: &[(ConnKey, Route)]| -> Vec<String> {
+        rows.iter().map(|(_, route)| route.user.to_string()).collect()
+    };
+    assert_eq!((users(&all.rows), all.next), (vec!["ann".to_owned(), "bob".to_owned()], None));
+    assert_eq!(users(&collect(&mut lone, 1).rows), ["bob"], "from that place on");
+    assert!(collect(&mut lone, 9).rows.is_empty(), "beyond the last place");
+    drop(guest);
+    // A row of a conn that closed while it was put back is nobody's.
+    let (key, mut gone) = all.rows[0].clone();
+    gone.user = UserId::new("gone").expect("a good id");
+    let put =
+        routes.reassert(std::slice::from_ref(&gone)).now_or_never().expect("at once").expect("it answers");
+    assert_eq!(put, [true]);
+    let settled = vec![
+        (all.rows[0].0, all.rows[0].1.clone(), true),
+        (all.rows[1].0, all.rows[1].1.clone(), false),
+        (key, gone.clone(), true),
+    ];
+    lone.post(0, Mail::Reassert(Reassert::Settle(settled)));
+    (0..3).for_each(|_| lone.turn(0));
+    assert_eq!(other.expect_close(), Code::Replaced);
+    let places = [gone.user, all.rows[0].1.user.clone(), all.rows[1].1.user.clone()];
+    let rows = routes.lookup(&places).now_or_never().expect("at once").expect("it answers");
+    let counts: Vec<usize> = rows.iter().map(Vec::len).collect();
+    assert_eq!(counts, [0, 1, 0], "the row of nobody and that of who was closed are gone");
+    stays.say(ask::ping());
+    lone.turn(0);
+    assert!(matches!(stays.take("a pong", |_| true).body, Some(Said::Pong(_))));
 }

@@ -15,8 +15,16 @@ use rules::RULES;
 use source::Source;
 
 /// What holds nothing of ours.
-const SKIPPED: [&str; 7] =
-    [".git", "target", "node_modules", "tidegate-data", "artifacts", "corpus", "proptest-regressions"];
+const SKIPPED: [&str; 8] = [
+    ".git",
+    "target",
+    "node_modules",
+    "tidegate-data",
+    "tidegate-cluster",
+    "artifacts",
+    "corpus",
+    "proptest-regressions",
+];
 
 #[test]
 fn the_tree_is_tidy() {

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, fmt};
 
 use bytes::Bytes;
 use prost::Message as _;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use self::decode::RecordError;
@@ -115,8 +116,9 @@ pub struct Message {
     pub body_hash: Hash16,
 }
 
-/// What happens to a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What happens to a group. In JSON, its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MemberAction {
     /// The group begins, with these members; `by` becomes its owner.
     Create,
@@ -138,8 +140,9 @@ pub enum MemberAction {
     Unmute,
 }
 
-/// What a member may do; more to the right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What a member may do; more to the right. In JSON, its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Talks.
     Member,

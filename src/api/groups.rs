@@ -39,49 +39,53 @@ pub(super) struct CreateGroup {
     request_id: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-#[derive(Default)]
-pub(super) struct ChangeMembers {
-    add: Vec<String>,
-    remove: Vec<String>,
-    leave: Vec<String>,
-    mute: Vec<String>,
-    unmute: Vec<String>,
-    by: Option<String>,
-    request_id: Option<String>,
+/// A change with fields of its own, who asks, and under which name: spelt out for each, because serde refuses no unknown
+/// field beside a flattened part.
+macro_rules! asked {
+    ($(#[$about:meta])* $name:ident { $($(#[$how:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "camelCase")]
+        pub(super) struct $name {
+            $($(#[$how])* $field: $type,)*
+            by: Option<String>,
+            request_id: Option<String>,
+        }
+
+        impl $name {
+            fn asked(&self) -> Asked<'_> {
+                Asked { by: self.by.as_deref(), request: self.request_id.as_deref() }
+            }
+        }
+    };
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct ChangeRoles {
+asked!(ChangeMembers {
+    #[serde(default)]
+    add: Vec<String>,
+    #[serde(default)]
+    remove: Vec<String>,
+    #[serde(default)]
+    leave: Vec<String>,
+    #[serde(default)]
+    mute: Vec<String>,
+    #[serde(default)]
+    unmute: Vec<String>,
+});
+
+asked!(ChangeRoles {
     users: Vec<String>,
     role: String,
-    #[serde(default)]
-    by: Option<String>,
-    #[serde(default)]
-    request_id: Option<String>,
-}
+});
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct ChangeSettings {
+asked!(ChangeSettings {
     settings: BTreeMap<String, String>,
-    #[serde(default)]
-    by: Option<String>,
-    #[serde(default)]
-    request_id: Option<String>,
-}
+});
 
-/// A DELETE has no body.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct End {
-    #[serde(default)]
-    by: Option<String>,
-    #[serde(default)]
-    request_id: Option<String>,
-}
+asked!(
+    /// A DELETE has no body.
+    End {}
+);
 
 /// Who asks, and under which name.
 struct Asked<'a> {
@@ -120,7 +124,7 @@ pub(super) async fn change_members(
     body: Body<ChangeMembers>,
 ) -> Result<Json<Value>, Problem> {
     let Json(body) = body.map_err(bad_body)?;
-    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
+    let asked = body.asked();
     let lists = [
         (MemberAction::Join, &body.add),
         (MemberAction::Kick, &body.remove),
@@ -157,8 +161,8 @@ pub(super) async fn change_roles(
     if body.users.is_empty() {
         return Err(Problem(Code::BadContent, "name users".into()));
     }
-    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
-    let change = MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &asked)? };
+    let change =
+        MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &body.asked())? };
     Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
 }
 
@@ -171,10 +175,9 @@ pub(super) async fn change_settings(
     if body.settings.is_empty() {
         return Err(Problem(Code::BadContent, "name settings".into()));
     }
-    let asked = Asked { by: body.by.as_deref(), request: body.request_id.as_deref() };
     let change = MemberChange {
         settings: settings(&body.settings)?,
-        ..change(&id, MemberAction::Settings, &[], &asked)?
+        ..change(&id, MemberAction::Settings, &[], &body.asked())?
     };
     Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
 }
@@ -190,8 +193,7 @@ pub(super) async fn end(
             format!("only by and requestId may be asked for: {}", rejection.body_text()),
         )
     })?;
-    let asked = Asked { by: query.by.as_deref(), request: query.request_id.as_deref() };
-    let change = change(&id, MemberAction::Delete, &[], &asked)?;
+    let change = change(&id, MemberAction::Delete, &[], &query.asked())?;
     Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
 }
 

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    AppendError, Appended, Batch, Bounds, Bus, LocalBus, LocalBusConfig, NodeFeed, Ownership, ReadError,
+    AppendError, Appended, Batch, Bounds, Bus, BusState, LocalBus, LocalBusConfig, NodeFeed, Ownership,
+    ReadError,
 };
 use crate::{embedded::Engine, routes::NodeBoot};
 
@@ -35,12 +36,9 @@ impl Bus for EmbeddedBus {
         self.local.partitions()
     }
 
-    fn durable(&self) -> bool {
-        true
-    }
-
-    fn refuses_all(&self) -> bool {
-        self.engine.is_full()
+    fn state(&self) -> BusState {
+        let refuses_all = self.engine.is_full() || self.local.state().refuses_all;
+        BusState { durable: true, refuses_all }
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{AppendError, Appended, Batch, Bounds, Bus, NodeFeed, Ownership, ReadError};
+use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
@@ -35,12 +35,8 @@ impl Bus for Faulty<dyn Bus> {
         self.inner.partitions()
     }
 
-    fn durable(&self) -> bool {
-        self.inner.durable()
-    }
-
-    fn refuses_all(&self) -> bool {
-        self.inner.refuses_all()
+    fn state(&self) -> BusState {
+        self.inner.state()
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {

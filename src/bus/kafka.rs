@@ -20,7 +20,7 @@ use self::{
     group::Member,
     read::{ANSWER, Reader, no_partition},
 };
-use super::{AppendError, Appended, Batch, Bounds, Bus, NodeFeed, Ownership, ReadError};
+use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
 use crate::{config::Kafka, metrics::Metrics, routes::NodeBoot};
 
 mod append;
@@ -165,8 +165,8 @@ impl Bus for KafkaBus {
         self.kafka.partitions
     }
 
-    fn durable(&self) -> bool {
-        true
+    fn state(&self) -> BusState {
+        BusState { durable: true, refuses_all: false }
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
@@ -263,6 +263,10 @@ impl Bus for KafkaBus {
         });
         if let Some(member) = self.group.lock().await.take() {
             member.end();
+            // Else the group would miss this node for its session timeout before others get what it had.
+            if tokio::time::timeout(within, member.left()).await.is_err() {
+                tracing::warn!("the group of owners was not left in time");
+            }
         }
         match flushed.await {
             Ok(true) => Ok(()),

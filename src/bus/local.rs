@@ -3,7 +3,10 @@
 use std::{
     collections::{HashMap, VecDeque},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,8 +16,8 @@ use tokio::sync::Notify;
 
 use self::{log::Log, topic::Topic};
 use super::{
-    AppendError, Appended, Batch, Bounds, Bus, NodeEvent, NodeFeed, Ownership, OwnershipEvent, ReadError,
-    TopicId,
+    AppendError, Appended, Batch, Bounds, Bus, BusState, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
+    ReadError, TopicId,
 };
 use crate::routes::NodeBoot;
 
@@ -33,7 +36,8 @@ pub struct LocalBusConfig {
     pub partitions: u32,
     /// Names this log; a fresh random number, since its records are gone with the process.
     pub topic: TopicId,
-    /// The most records of a partition; appends beyond are refused until it is trimmed.
+    /// The most records of a partition; appends beyond are refused until it is trimmed. From half of it on
+    /// [`BusState::refuses_all`] says so, so let half be more than ever is under way.
     pub max_records: usize,
     /// The most bytes of a partition, in the same way.
     pub max_bytes: usize,
@@ -53,6 +57,8 @@ struct Shared {
 
 struct Partition {
     log: Mutex<Log>,
+    /// It is over half full.
+    crowded: AtomicBool,
     changed: Notify,
 }
 
@@ -89,7 +95,7 @@ impl LocalBus {
             let (first, records) = kept(number);
             let log =
                 Log::new(config.topic, config.max_records, config.max_bytes).starting_with(first, records);
-            Partition { log: Mutex::new(log), changed: Notify::new() }
+            Partition { log: Mutex::new(log), crowded: AtomicBool::new(false), changed: Notify::new() }
         };
         Self(Arc::new(Shared {
             config,
@@ -107,7 +113,12 @@ impl LocalBus {
         let Some(partition) = self.0.partition(partition) else {
             return Err(AppendError::Rejected("there is no such partition".to_owned()));
         };
-        let appended = partition.lock().append(records)?;
+        let appended = {
+            let mut log = partition.lock();
+            let appended = log.append(records)?;
+            partition.crowded.store(log.is_crowded(), Ordering::Relaxed);
+            appended
+        };
         partition.changed.notify_waiters();
         Ok(appended)
     }
@@ -150,8 +161,10 @@ impl Bus for LocalBus {
         self.0.config.partitions
     }
 
-    fn durable(&self) -> bool {
-        false
+    fn state(&self) -> BusState {
+        // Before it is full: what is under way has room in the other half.
+        let crowded = self.0.partitions.iter().any(|partition| partition.crowded.load(Ordering::Relaxed));
+        BusState { durable: false, refuses_all: crowded }
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
@@ -182,7 +195,10 @@ impl Bus for LocalBus {
     }
 
     async fn trim(&self, partition: u32, archived: u64) -> Result<(), ReadError> {
-        self.0.partition(partition).ok_or_else(no_partition)?.lock().trim(archived);
+        let partition = self.0.partition(partition).ok_or_else(no_partition)?;
+        let mut log = partition.lock();
+        log.trim(archived);
+        partition.crowded.store(log.is_crowded(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -80,7 +80,8 @@ impl Admin {
         self.append(Body::Recall(recall), now_ms).await
     }
 
-    async fn append(&self, body: Body, now_ms: u64) -> Answer {
+    /// Appends a record that is nobody's frame, and waits for the ledger's word, for 5 s at most: then it is *unknown*.
+    pub async fn append(&self, body: Body, now_ms: u64) -> Answer {
         if self.intake.is_short() {
             return Answer::Refused { code: Code::Overloaded, message: "".into() };
         }

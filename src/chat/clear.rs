@@ -21,13 +21,8 @@ pub async fn clear(
     conversation: &ConversationId,
     seq: u64,
 ) -> Result<Option<Mark>, Refusal> {
-    let view = point::look(store, user, conversation).await?;
-    // Below what retention took nothing can be counted.
-    let seq = seq.max(view.pruned_to).min(view.max());
-    if seq <= view.level().cleared.seq {
-        return Ok(None);
-    }
-    let mark = point::at(store, user, conversation, &view, seq).await?;
+    let mark = point::reach(store, user, conversation, seq, |view| view.level().cleared.seq).await?;
+    let Some(mark) = mark else { return Ok(None) };
     let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
     store.save_marks(&[change]).await.map_err(away)?;
     Ok(Some(mark))

@@ -1,28 +1,44 @@
 //! Delivering what the ledger accepted: who is where, one encoded frame, one mail a shard, in log order.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use tidegate_protocol::{
     codec::PushFrame,
-    id::{ConversationId, ConversationKind, UserId},
-    machine::session::Answer,
+    id::{ConversationId, ConversationKind, DeviceId, UserId},
+    machine::{ledger::Outcome, session::Answer},
     pb::{self, server_frame::Body as Frame},
     record::{MemberAction, MemberChange, Message, Recall, Record, Role},
 };
 
-use super::admin::{ADMIN_CONN, Pending};
+use super::{
+    admin::{ADMIN_CONN, Pending},
+    reach::{Parting, Reach},
+};
 use crate::{
     directory::{Directory, ShardSet},
+    link,
     mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, ShardHandle, ShardHandles},
-    routes::NodeBoot,
+    routes::{NodeBoot, Route},
 };
 
-/// Gathers what is to be told to the shards and sends it, one mail of a kind for each shard and batch.
+/// Said with the refusal of an id that was refused before, though it might be allowed now.
+const REFUSED_BEFORE: &str =
+    "this id was refused before, and its chain went on: send the content under a new id";
+
+/// Gathers what is to be told to the shards and sends it, one mail of a kind for each shard and batch; what is for other
+/// nodes goes to their lanes.
 pub struct Outbound {
     me: NodeBoot,
     directory: Arc<Directory>,
     shards: ShardHandles,
     pending: Arc<Pending>,
+    /// None = there are no other nodes.
+    reach: Option<Reach>,
+    far_answers: BTreeMap<NodeBoot, Vec<link::Answer>>,
+    partings: Vec<Parting>,
     answers: Vec<Vec<(ConnKey, u64, Answer)>>,
     items: Vec<Vec<Item>>,
 }
@@ -30,26 +46,70 @@ pub struct Outbound {
 impl Outbound {
     /// Nothing gathered yet. `shards` must be filled before the first [`Self::flush`].
     pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
-        Self { me, directory, shards, pending, answers: Vec::new(), items: Vec::new() }
+        let (answers, items, partings) = (Vec::new(), Vec::new(), Vec::new());
+        let far_answers = BTreeMap::new();
+        Self { me, directory, shards, pending, reach: None, far_answers, partings, answers, items }
     }
 
-    /// The answer to a record, for whoever appended it.
-    pub fn answer(&mut self, record: &Record, answer: Answer) {
-        let origin = &record.origin;
-        if origin.node != self.me.node || origin.boot != self.me.boot {
-            // An earlier run of this node: its clients are gone and retry by id.
-            return;
-        }
-        if origin.conn == ADMIN_CONN {
-            self.pending.complete(origin.request, answer);
-            return;
-        }
-        let key = ConnKey::unpack(origin.conn);
-        slot(&mut self.answers, usize::from(key.shard)).push((key, origin.request, answer));
+    /// The same, for a node among others.
+    #[must_use]
+    pub fn with_reach(self, reach: Reach) -> Self {
+        Self { reach: Some(reach), ..self }
     }
 
-    /// A message that has its seq, for everybody in its conversation but the connection that sent it.
-    pub fn message(&mut self, record: &Record, message: &Message, seq: u64, tracked: bool) {
+    /// Whether there are other nodes: then who is told is to be named, because no node has everybody in its indexes.
+    pub fn has_reach(&self) -> bool {
+        self.reach.is_some()
+    }
+
+    /// The ledger's word on a record, for whoever appended it.
+    pub fn outcome(&mut self, record: &Record, outcome: Outcome) {
+        if self.is_mine(record) {
+            self.answer_here(record.origin.conn, record.origin.request, outcome);
+        } else if self.reach.is_some() {
+            let to = NodeBoot { node: record.origin.node.clone(), boot: record.origin.boot };
+            let (conn, request) = (record.origin.conn, record.origin.request);
+            let answer = link::Answer { conn, request, outcome, traceparent: String::new() };
+            self.far_answers.entry(to).or_default().push(answer);
+        }
+        // Otherwise an earlier run of this node: its clients are gone and retry by id.
+    }
+
+    /// The ledger's word on a record that this node appended, as its origin says.
+    pub(super) fn answer_here(&mut self, conn: u64, request: u64, outcome: Outcome) {
+        if let Some(answer) = in_words(outcome) {
+            self.answer(conn, request, answer);
+        }
+    }
+
+    /// The answer to a record that this node appended and that has no outcome.
+    pub fn answer_failed(&mut self, record: &Record, answer: Answer) {
+        self.answer(record.origin.conn, record.origin.request, answer);
+    }
+
+    fn answer(&mut self, conn: u64, request: u64, answer: Answer) {
+        if conn == ADMIN_CONN {
+            self.pending.complete(request, answer);
+            return;
+        }
+        let key = ConnKey::unpack(conn);
+        slot(&mut self.answers, usize::from(key.shard)).push((key, request, answer));
+    }
+
+    fn is_mine(&self, record: &Record) -> bool {
+        record.origin.node == self.me.node && record.origin.boot == self.me.boot
+    }
+
+    /// A message that has its seq, for everybody in its conversation but the connection that sent it; `members` are those
+    /// of a group, none = the indexes of this node know them.
+    pub fn message(
+        &mut self,
+        record: &Record,
+        message: &Message,
+        seq: u64,
+        tracked: bool,
+        members: Named<'_>,
+    ) {
         let frame = PushFrame::from_parts(
             message.conversation.as_str(),
             seq,
@@ -58,8 +118,8 @@ impl Outbound {
             record.received_at,
             &message.content,
         );
-        let mine = record.origin.node == self.me.node && record.origin.boot == self.me.boot;
-        let (audience, shards) = self.everybody(&message.conversation);
+        let mine = self.is_mine(record);
+        let (audience, shards) = self.everybody(&message.conversation, members);
         let delivery = Delivery {
             conversation: message.conversation.clone(),
             seq,
@@ -68,12 +128,14 @@ impl Outbound {
             origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
             tracked,
         };
+        let sender = || (message.sender.clone(), message.device.clone(), message.order.epoch);
+        self.part_with(&delivery, || Some(sender()));
         self.item(shards, Item::Push(delivery));
     }
 
     /// A recall that has its seq, for everybody in the conversation; who asked for it, too.
-    pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool) {
-        let (audience, shards) = self.everybody(&recall.conversation);
+    pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool, members: Named<'_>) {
+        let (audience, shards) = self.everybody(&recall.conversation, members);
         let push = recall_push(record.received_at, recall, seq);
         let delivery = Delivery {
             conversation: recall.conversation.clone(),
@@ -83,27 +145,31 @@ impl Outbound {
             origin: None,
             tracked,
         };
+        self.part_with(&delivery, || None);
         self.item(shards, Item::Push(delivery));
     }
 
-    /// A change of members that has its seq: the index changes and everybody concerned is told, in order.
-    pub fn change(&mut self, record: &Record, change: &MemberChange, seq: u64, tracked: bool) {
+    /// A change of members that has its seq: the index changes and everybody concerned is told, in order. `members` are
+    /// those after it and those whom it removes.
+    pub fn change(
+        &mut self,
+        record: &Record,
+        change: &MemberChange,
+        seq: u64,
+        tracked: bool,
+        members: Named<'_>,
+    ) {
         let conversation = &change.conversation;
         let users: Arc<[UserId]> = change.users.clone().into();
-        let mut shards = ShardSet::default();
-        for user in users.iter() {
-            shards.extend(self.directory.user(user));
-        }
+        let shards = self.shards_of(&users);
         if matches!(change.action, MemberAction::Create | MemberAction::Join) {
-            for shard in shards.iter() {
-                self.directory.hold_conversation(conversation, shard);
-            }
-            self.item(shards, Item::Join(conversation.clone(), Arc::clone(&users)));
+            self.come_in(conversation, shards, &users);
         }
+        let (audience, all) = self.everybody(conversation, members);
         let push = Delivery {
             conversation: conversation.clone(),
             seq,
-            audience: Audience::Members,
+            audience,
             frame: Arc::new(PushFrame::new(&pb::ServerFrame {
                 id: 0,
                 body: Some(Frame::Push(event_push(record.received_at, change, seq))),
@@ -111,10 +177,47 @@ impl Outbound {
             origin: None,
             tracked,
         };
-        self.item(self.directory.conversation(conversation), Item::Push(push));
+        self.part_with(&push, || None);
+        self.item(all, Item::Push(push));
         if matches!(change.action, MemberAction::Leave | MemberAction::Kick) {
             self.item(shards, Item::Part(conversation.clone(), users));
         }
+    }
+
+    /// A push that the owner of its partition, another node, has for sessions or users here. What it says of members moves
+    /// the indexes here, too.
+    pub(super) fn push_of_peer(&mut self, push: &pb::Push, delivery: Delivery) {
+        let event = push.event.as_ref();
+        let kind = event.and_then(|event| pb::MemberChange::try_from(event.change).ok());
+        let users: Arc<[UserId]> =
+            event.into_iter().flat_map(|event| &event.users).filter_map(|id| UserId::new(id).ok()).collect();
+        let shards = self.shards_of(&users);
+        let conversation = delivery.conversation.clone();
+        if matches!(kind, Some(pb::MemberChange::Created | pb::MemberChange::Joined)) {
+            self.come_in(&conversation, shards, &users);
+        }
+        let told: Arc<[UserId]> = match &delivery.audience {
+            Audience::Users(users) => Arc::clone(users),
+            Audience::Sessions(sessions) => sessions.iter().map(|session| session.user.clone()).collect(),
+            Audience::Members => Arc::default(),
+        };
+        let to = self.shards_of(&told);
+        self.item(to, Item::Push(delivery));
+        match kind {
+            Some(pb::MemberChange::Left | pb::MemberChange::Kicked) => {
+                self.item(shards, Item::Part(conversation, users));
+            }
+            Some(pb::MemberChange::Deleted) => self.item(to, Item::Part(conversation, told)),
+            _ => {}
+        }
+    }
+
+    /// Users come in: the conversation is held open until their shards know.
+    fn come_in(&mut self, conversation: &ConversationId, shards: ShardSet, users: &Arc<[UserId]>) {
+        for shard in shards.iter() {
+            self.directory.hold_conversation(conversation, shard);
+        }
+        self.item(shards, Item::Join(conversation.clone(), Arc::clone(users)));
     }
 
     /// These users are in the conversation no more.
@@ -132,6 +235,12 @@ impl Outbound {
         self.post(usize::from(key.shard), Mail::Memberships(key, groups)).await;
     }
 
+    /// The route of a connection is another's, with this epoch.
+    pub(super) async fn replaced(&mut self, key: ConnKey, route: &Route, epoch: u64) {
+        let mail = Mail::Replaced(route.user.clone(), route.device.clone(), epoch, None);
+        self.post(usize::from(key.shard), mail).await;
+    }
+
     /// Sends what was gathered.
     pub async fn flush(&mut self) {
         for shard in 0..self.items.len() {
@@ -146,26 +255,42 @@ impl Outbound {
                 self.post(shard, Mail::Answers(answers)).await;
             }
         }
+        let Some(reach) = &self.reach else { return };
+        for (to, answers) in std::mem::take(&mut self.far_answers) {
+            reach.answers(&to, answers);
+        }
+        reach.pushes(std::mem::take(&mut self.partings)).await;
     }
 
     /// Who is in the conversation, and the shards that have some of them.
-    fn everybody(&self, conversation: &ConversationId) -> (Audience, ShardSet) {
-        match conversation.kind() {
-            ConversationKind::Direct(a, b) => self.two(a, b),
-            ConversationKind::Group(_) | ConversationKind::Room(_) => {
-                (Audience::Members, self.directory.conversation(conversation))
+    fn everybody(&self, conversation: &ConversationId, members: Named<'_>) -> (Audience, ShardSet) {
+        let users: Arc<[UserId]> = match (conversation.kind(), members) {
+            (ConversationKind::Direct(a, b), _) => {
+                let both = [a, b].into_iter().take(if a == b { 1 } else { 2 });
+                both.filter_map(|id| UserId::new(id).ok()).collect()
             }
-        }
+            (_, Some(members)) => Arc::clone(members),
+            (_, None) => return (Audience::Members, self.directory.conversation(conversation)),
+        };
+        let shards = self.shards_of(&users);
+        (Audience::Users(users), shards)
     }
 
-    fn two(&self, a: &str, b: &str) -> (Audience, ShardSet) {
-        let users: Arc<[UserId]> =
-            [a, b].iter().take(if a == b { 1 } else { 2 }).filter_map(|id| UserId::new(id).ok()).collect();
+    fn shards_of(&self, users: &[UserId]) -> ShardSet {
         let mut shards = ShardSet::default();
-        for user in users.iter() {
-            shards.extend(self.directory.user(user));
+        users.iter().for_each(|user| shards.extend(self.directory.user(user)));
+        shards
+    }
+
+    /// The same push for users on other nodes.
+    fn part_with(&mut self, delivery: &Delivery, except: impl FnOnce() -> Option<Sender>) {
+        let Audience::Users(users) = &delivery.audience else { return };
+        if self.reach.is_some()
+            && let Some(push) = delivery.frame.push()
+        {
+            let (users, tracked) = (Arc::clone(users), delivery.tracked);
+            self.partings.push(Parting { push, users, tracked, except: except() });
         }
-        (Audience::Users(users), shards)
     }
 
     fn item(&mut self, shards: ShardSet, item: Item) {
@@ -194,6 +319,25 @@ impl Outbound {
     }
 }
 
+/// The members of a group, where they have to be named.
+pub type Named<'a> = Option<&'a Arc<[UserId]>>;
+
+/// A session that sent something: user, device, conn epoch.
+type Sender = (UserId, DeviceId, u64);
+
+/// What a client hears of an outcome; nothing of what no client asked for.
+fn in_words(outcome: Outcome) -> Option<Answer> {
+    Some(match outcome {
+        Outcome::Accepted { seq, time, .. } => Answer::Accepted { seq, time },
+        Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
+        Outcome::Refused { code } => Answer::Refused { code, message: "".into() },
+        Outcome::RefusedBefore { code } => Answer::Refused { code, message: REFUSED_BEFORE.into() },
+        // A newer connection of the device has spoken: this one must come back with a newer epoch.
+        Outcome::Void { .. } => Answer::AppendFailed,
+        Outcome::Noted => return None,
+    })
+}
+
 fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
     if lists.len() <= index {
         lists.resize_with(index + 1, Vec::new);
@@ -205,7 +349,7 @@ fn slot<T>(lists: &mut Vec<Vec<T>>, index: usize) -> &mut Vec<T> {
 /// members, which stay.
 fn hints(items: Vec<Item>) -> Vec<Item> {
     let mut kept: Vec<Item> = Vec::new();
-    let mut open: HashMap<ConversationId, usize> = HashMap::new();
+    let mut open: HashMap<ConversationId, Vec<usize>> = HashMap::new();
     for item in items {
         let lag = match item {
             Item::Push(delivery) => Lag {
@@ -222,10 +366,15 @@ fn hints(items: Vec<Item>) -> Vec<Item> {
                 continue;
             }
         };
-        match open.get(&lag.conversation).and_then(|at| kept.get_mut(*at)) {
+        let places = open.entry(lag.conversation.clone()).or_default();
+        // What is for others is another hint.
+        let same = places.iter().copied().find(
+            |at| matches!(kept.get(*at), Some(Item::Behind(earlier)) if earlier.audience == lag.audience),
+        );
+        match same.and_then(|at| kept.get_mut(at)) {
             Some(Item::Behind(earlier)) => earlier.max_seq = earlier.max_seq.max(lag.max_seq),
             _ => {
-                open.insert(lag.conversation.clone(), kept.len());
+                places.push(kept.len());
                 kept.push(Item::Behind(lag));
             }
         }

@@ -1,18 +1,37 @@
 //! Login: become the route of the device, and learn where its chain stands (DESIGN 6.4, 7).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
-    id::{DeviceId, UserId},
+    id::{ConversationId, ConversationKind, DeviceId, ID_BYTES_MAX, UserId},
     settings::UserSettings,
 };
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time,
+};
 
+use super::deliver::Outbound;
 use crate::{
-    mail::{LoginDone, LoginError},
+    link::Session,
+    mail::{ConnKey, LoginDone, LoginError},
     ports::Ports,
     routes::{Registration, Route},
+    store::{Store, StoreError},
 };
+
+/// Memberships read from the store at a time.
+const PAGE: usize = 1_000;
+
+/// Logins whose groups are read at once.
+const LOGINS_MAX: usize = 32;
+
+/// How long a login waits for its groups; longer than its session waits for them.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Between two tries of a store that is away.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Keeps what the user wishes, registers the device's route and loads its chain; the newest login wins at once, whatever
 /// was there.
@@ -39,8 +58,94 @@ pub async fn login(
         tracing::warn!(%error, "a login could not be registered");
         LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
     })?;
+    let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
+    if let Some(old) = registered.replaced.filter(|_| !here) {
+        let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
+        // Whoever can't be told finds out by the ledger, which voids what an older connection sends.
+        if let Err(error) = ports.link.stop_sessions(&old.at, vec![session]).await {
+            tracing::debug!(%error, peer = %old.at, "a replaced session was not stopped");
+        }
+    }
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
     let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     let route = Route { user, device, token: registered.token };
-    Ok(LoginDone { route, replaced: registered.replaced.is_some(), chain, wishes })
+    Ok(LoginDone { route, replaced: here, chain, wishes })
+}
+
+/// Answers logins where no owner has the whole log: each is told its groups, and whether its route still is its own.
+/// Runs until the shards are gone.
+pub async fn answer_all(
+    mut logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
+    ports: Arc<Ports>,
+    outbound: impl Fn() -> Outbound,
+) {
+    let turns = Arc::new(Semaphore::new(LOGINS_MAX));
+    while let Some(batch) = logins.recv().await {
+        for (key, route) in batch {
+            // Nobody closes it.
+            let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
+            let (ports, out) = (Arc::clone(&ports), outbound());
+            tokio::spawn(async move {
+                answer(key, &route, &ports, out).await;
+                drop(turn);
+            });
+        }
+    }
+}
+
+/// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
+/// looks itself (flaws S1, S2).
+async fn answer(key: ConnKey, route: &Route, ports: &Ports, mut out: Outbound) {
+    let of_user = ports.routes.lookup(std::slice::from_ref(&route.user)).await;
+    if let Ok(rows) = of_user {
+        match rows.into_iter().flatten().find(|(device, _)| *device == route.device) {
+            Some((_, token)) if token.epoch > route.token.epoch => {
+                return out.replaced(key, route, token.epoch).await;
+            }
+            Some(_) => {}
+            // Taken away while nobody had indexed it yet.
+            None => {
+                if let Err(error) = ports.routes.reassert(std::slice::from_ref(route)).await {
+                    tracing::debug!(%error, "a route that was lost was not put back");
+                }
+            }
+        }
+    }
+    // The session's own deadline ends it, and then nobody waits for this.
+    let until = time::Instant::now() + ANSWER_MAX;
+    while time::Instant::now() < until {
+        match groups_of(&*ports.store, &route.user).await {
+            Ok(groups) => return out.memberships(key, groups).await,
+            Err(error) => tracing::debug!(%error, "a login waits for the store"),
+        }
+        time::sleep(AGAIN).await;
+    }
+}
+
+/// The groups in which the user is, as of what is archived.
+///
+/// # Errors
+/// When the store can't be read.
+pub(super) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<ConversationId>, StoreError> {
+    let mut groups = Vec::new();
+    // Direct conversations come first, may be thousands, and are none of this.
+    let mut after = last_direct();
+    loop {
+        let page = store.memberships(user, after.as_ref(), PAGE).await?;
+        let Some(last) = page.last() else { return Ok(groups) };
+        after = Some(last.conversation.clone());
+        let whole = page.len() < PAGE;
+        let is_group = |id: &ConversationId| matches!(id.kind(), ConversationKind::Group(_));
+        let mine = page.into_iter().filter(|row| row.standing.member.is_in() && row.head.deleted_seq == 0);
+        groups.extend(mine.map(|row| row.conversation).filter(is_group));
+        if whole {
+            return Ok(groups);
+        }
+    }
+}
+
+/// The last key that a direct conversation can have.
+fn last_direct() -> Option<ConversationId> {
+    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
+    Some(ConversationId::direct(&user, &user))
 }

@@ -6,25 +6,26 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, ID_BYTES_MAX, UserId},
-    machine::{
-        ledger::{Ledger, Need, Outcome, Stop},
-        session::Answer,
-    },
-    record::{Body, MemberAction, Position, Record},
+    id::{ConversationId, ConversationKind, UserId},
+    machine::ledger::{Ledger, Need, Outcome, Stop},
+    record::{Body, MemberAction, Position, Record, RecordError},
 };
 use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     deliver::Outbound,
+    login,
+    members::Members,
     retention::{self, Sweeper},
     send,
 };
 use crate::{
-    bus::{Batch, OwnershipEvent, ReadError, TopicId},
+    bus::{Batch, ReadError, TopicId},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
+    routes::Route,
     store::{Fence, Scan, StoreError},
 };
 
@@ -33,7 +34,7 @@ const BATCH_RECORDS: usize = 4_096;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
 /// Between two tries of a port that is away.
-const RETRY: Duration = Duration::from_millis(200);
+pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// Records back to which rows stay in memory after they are archived.
 const KEEP_RECORDS: u64 = 200_000;
@@ -43,10 +44,6 @@ const EVICT_BUDGET: usize = 8_192;
 
 /// Memberships read from the store at a time.
 const MEMBERSHIP_PAGE: usize = 1_000;
-
-/// Said with the refusal of an id that was refused before, though it might be allowed now.
-const REFUSED_BEFORE: &str =
-    "this id was refused before, and its chain went on: send the content under a new id";
 
 /// What the owner is told by the configuration.
 #[derive(Clone, Debug)]
@@ -61,7 +58,7 @@ pub struct Settings {
 
 /// Why an owner gave its partition up.
 #[derive(Debug, thiserror::Error)]
-enum GivenUp {
+pub(super) enum GivenUp {
     #[error("the ledger stopped: {0}")]
     Ledger(#[from] Stop),
     #[error("the log stopped: {0}")]
@@ -72,54 +69,34 @@ enum GivenUp {
         "LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store"
     )]
     LogReplaced,
+    /// By whoever assigned it.
+    #[error("it was asked back")]
+    Asked,
 }
 
 /// One partition in one owner's hands.
-struct Owner {
+pub(super) struct Owner {
     partition: u32,
     fence: Fence,
     topic: TopicId,
     ledger: Ledger,
+    members: Members,
     ports: Arc<Ports>,
     settings: Settings,
     metrics: Metrics,
+}
+
+/// What an owner does next.
+enum Step {
+    Logins(Vec<(ConnKey, Route)>),
+    Read(Result<Batch, ReadError>),
 }
 
 /// A record with what the ledger said of it.
 type Decided = (Record, Outcome);
 
-/// Owns what the bus assigns. Profile `single` has one partition, whose owner also answers logins, in log order.
-pub async fn own_all(
-    ports: Arc<Ports>,
-    mut logins: mpsc::Receiver<Vec<(ConnKey, UserId)>>,
-    mut out: Outbound,
-    settings: Settings,
-    metrics: Metrics,
-) {
-    let mut ownership = loop {
-        match ports.bus.join(&ports.me).await {
-            Ok(ownership) => break ownership,
-            Err(error) => {
-                tracing::warn!(%error, "the owners could not be joined");
-                tokio::time::sleep(RETRY).await;
-            }
-        }
-    };
-    while let Some(event) = ownership.next().await {
-        let OwnershipEvent::Assigned(partition) = event else { continue };
-        let error = match Owner::take_over(partition, &ports, settings.clone(), &metrics).await {
-            Ok(owner) => Box::pin(owner.run(&mut logins, &mut out)).await,
-            Err(error) => error,
-        };
-        tracing::error!(%error, partition, "a partition was given up: its conversations take no messages");
-        ownership.release(partition).await;
-        // Nobody else could take it: the node ends, and says so (`Node::broken`).
-        return;
-    }
-}
-
 impl Owner {
-    async fn take_over(
+    pub(super) async fn take_over(
         partition: u32,
         ports: &Arc<Ports>,
         settings: Settings,
@@ -153,16 +130,19 @@ impl Owner {
             fence,
             topic: bounds.topic,
             ledger,
+            members: Members::default(),
             ports: Arc::clone(ports),
             settings,
             metrics: metrics.clone(),
         })
     }
 
-    async fn run(
+    /// Reads on until the partition is given up, by its own need or because `stopping` says so.
+    pub(super) async fn run(
         mut self,
-        logins: &mut mpsc::Receiver<Vec<(ConnKey, UserId)>>,
+        logins: &mut Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
         out: &mut Outbound,
+        stopping: &CancellationToken,
     ) -> GivenUp {
         let ports = Arc::clone(&self.ports);
         // Ends with this, whichever way.
@@ -170,26 +150,30 @@ impl Owner {
         sweeper.spawn(self.sweep());
         loop {
             let next = self.ledger.next_offset();
-            tokio::select! {
-                Some(batch) = logins.recv() => {
-                    if let Err(error) = self.answer_logins(batch, out).await {
-                        return error;
-                    }
+            let step = async {
+                tokio::select! {
+                    Some(batch) = next_logins(logins) => Step::Logins(batch),
+                    batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => Step::Read(batch),
                 }
-                batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => {
-                    let result = match batch {
-                        Ok(batch) => self.decide(batch, out).await,
-                        Err(ReadError::Unavailable(error)) => {
-                            tracing::warn!(error, "the log can't be read now");
-                            tokio::time::sleep(RETRY).await;
-                            Ok(())
-                        }
-                        Err(error) => Err(error.into()),
-                    };
-                    if let Err(error) = result {
-                        return error;
-                    }
+            };
+            let step = tokio::select! {
+                biased;
+                // Everything decided is archived and told.
+                () = stopping.cancelled() => return GivenUp::Asked,
+                step = step => step,
+            };
+            let done = match step {
+                Step::Logins(batch) => self.answer_logins(batch, out).await,
+                Step::Read(Ok(batch)) => self.decide(batch, out).await,
+                Step::Read(Err(ReadError::Unavailable(error))) => {
+                    tracing::warn!(error, "the log can't be read now");
+                    tokio::time::sleep(RETRY).await;
+                    Ok(())
                 }
+                Step::Read(Err(error)) => Err(error.into()),
+            };
+            if let Err(error) = done {
+                return error;
             }
         }
     }
@@ -222,6 +206,9 @@ impl Owner {
             records.push((record.offset, decoded));
         }
         self.load(needs).await?;
+        if out.has_reach() {
+            self.read_members(&records).await?;
+        }
         for (offset, record) in records {
             match record {
                 Ok(record) => {
@@ -246,6 +233,7 @@ impl Owner {
             self.tell(record, *outcome, out).await?;
         }
         out.flush().await;
+        self.members.trim();
         self.ledger.evict(self.ledger.next_offset().saturating_sub(KEEP_RECORDS), EVICT_BUDGET);
         Ok(())
     }
@@ -284,64 +272,69 @@ impl Owner {
         Ok(())
     }
 
-    async fn tell(&mut self, record: &Record, outcome: Outcome, out: &mut Outbound) -> Result<(), GivenUp> {
-        let answer = match outcome {
-            Outcome::Accepted { seq, time, .. } => {
-                self.metrics.accepts.increment(1);
-                self.deliver(record, seq, out).await?;
-                Answer::Accepted { seq, time }
+    /// As they are before the batch: from there on each change moves them on.
+    async fn read_members(&mut self, records: &[(u64, Result<Record, RecordError>)]) -> Result<(), GivenUp> {
+        for record in records.iter().filter_map(|(_, record)| record.as_ref().ok()) {
+            let Some(group) = record.conversation() else { continue };
+            if matches!(group.kind(), ConversationKind::Group(_)) {
+                while let Err(error) = self.members.read(&*self.ports.store, group).await {
+                    wait_for_store(error).await?;
+                }
             }
-            Outcome::Duplicate { seq, time } => {
-                self.metrics.duplicates.increment(1);
-                Answer::Duplicate { seq, time }
-            }
-            Outcome::Refused { code } => {
-                self.metrics.refusals.increment(1);
-                Answer::Refused { code, message: "".into() }
-            }
-            Outcome::RefusedBefore { code } => {
-                self.metrics.refusals.increment(1);
-                Answer::Refused { code, message: REFUSED_BEFORE.into() }
-            }
-            // A newer connection of the device has spoken: this one must come back with a newer epoch.
-            Outcome::Void { .. } => Answer::AppendFailed,
-            Outcome::Noted => return Ok(()),
-        };
-        out.answer(record, answer);
+        }
         Ok(())
     }
 
-    async fn deliver(&self, record: &Record, seq: u64, out: &mut Outbound) -> Result<(), GivenUp> {
-        match &record.body {
-            Body::Message(message) => {
-                let tracked = self.is_small(&message.conversation).await?;
-                out.message(record, message, seq, tracked);
+    async fn tell(&mut self, record: &Record, outcome: Outcome, out: &mut Outbound) -> Result<(), GivenUp> {
+        match outcome {
+            Outcome::Accepted { seq, .. } => {
+                self.metrics.accepts.increment(1);
+                self.deliver(record, seq, out).await?;
             }
+            Outcome::Duplicate { .. } => self.metrics.duplicates.increment(1),
+            Outcome::Refused { .. } | Outcome::RefusedBefore { .. } => self.metrics.refusals.increment(1),
+            Outcome::Void { .. } | Outcome::Noted => {}
+        }
+        out.outcome(record, outcome);
+        Ok(())
+    }
+
+    async fn deliver(&mut self, record: &Record, seq: u64, out: &mut Outbound) -> Result<(), GivenUp> {
+        let Some(conversation) = record.conversation() else { return Ok(()) };
+        if matches!(record.body, Body::Prune(_) | Body::Rules(_)) {
+            return Ok(());
+        }
+        let tracked = self.is_small(conversation, out).await?;
+        let named = match &record.body {
+            _ if !out.has_reach() => None,
+            Body::Member(change) => Some(self.members.change(change)),
+            _ => Some(self.members.of(conversation)),
+        };
+        match &record.body {
+            Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
             Body::Member(change) => {
-                let tracked = self.is_small(&change.conversation).await?;
-                out.change(record, change, seq, tracked);
+                out.change(record, change, seq, tracked, named.as_ref());
                 if change.action == MemberAction::Delete {
-                    self.part_all(&change.conversation, out).await?;
+                    self.part_all(conversation, out).await?;
                 }
             }
-            Body::Recall(recall) => {
-                let tracked = self.is_small(&recall.conversation).await?;
-                out.recall(record, recall, seq, tracked);
-            }
+            Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
             Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())
     }
 
     /// Direct conversations and small groups are tracked until acked.
-    async fn is_small(&self, conversation: &ConversationId) -> Result<bool, GivenUp> {
+    async fn is_small(&self, conversation: &ConversationId, out: &Outbound) -> Result<bool, GivenUp> {
+        let max = self.settings.small_group_max;
         match conversation.kind() {
             ConversationKind::Direct(..) => Ok(true),
             ConversationKind::Room(_) => Ok(false),
+            ConversationKind::Group(_) if out.has_reach() => Ok(self.members.is_small(conversation, max)),
             ConversationKind::Group(_) => {
                 let store = &self.ports.store;
                 let summary = retry(|| store.summary(conversation, None)).await?;
-                Ok(summary.is_none_or(|summary| summary.members <= self.settings.small_group_max as u64))
+                Ok(summary.is_none_or(|summary| summary.members <= max as u64))
             }
         }
     }
@@ -358,39 +351,23 @@ impl Owner {
     }
 
     /// The groups of users who log in, as of everything decided so far (DESIGN 6.4, reader at login).
-    async fn answer_logins(&self, logins: Vec<(ConnKey, UserId)>, out: &mut Outbound) -> Result<(), GivenUp> {
-        for (key, user) in logins {
-            let groups = self.groups_of(&user).await?;
+    async fn answer_logins(&self, logins: Vec<(ConnKey, Route)>, out: &mut Outbound) -> Result<(), GivenUp> {
+        for (key, route) in logins {
+            let groups = retry(|| login::groups_of(&*self.ports.store, &route.user)).await?;
             out.memberships(key, groups).await;
         }
         Ok(())
     }
-
-    async fn groups_of(&self, user: &UserId) -> Result<Vec<ConversationId>, GivenUp> {
-        let store = &self.ports.store;
-        let mut groups = Vec::new();
-        // Direct conversations come first, may be thousands, and are none of this.
-        let mut after = last_direct();
-        loop {
-            let page = retry(|| store.memberships(user, after.as_ref(), MEMBERSHIP_PAGE)).await?;
-            let Some(last) = page.last() else { return Ok(groups) };
-            after = Some(last.conversation.clone());
-            let whole = page.len() < MEMBERSHIP_PAGE;
-            let is_group = |id: &ConversationId| matches!(id.kind(), ConversationKind::Group(_));
-            let mine =
-                page.into_iter().filter(|row| row.standing.member.is_in() && row.head.deleted_seq == 0);
-            groups.extend(mine.map(|row| row.conversation).filter(is_group));
-            if whole {
-                return Ok(groups);
-            }
-        }
-    }
 }
 
-/// The last key that a direct conversation can have.
-fn last_direct() -> Option<ConversationId> {
-    let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
-    Some(ConversationId::direct(&user, &user))
+/// The next users who log in; never, where they are none of an owner's.
+async fn next_logins(
+    logins: &mut Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+) -> Option<Vec<(ConnKey, Route)>> {
+    match logins {
+        Some(logins) => logins.recv().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Calls the store until it answers; what can't be mended by waiting ends the ownership.
@@ -400,12 +377,20 @@ where
 {
     loop {
         match call().await {
-            Err(error @ (StoreError::Unavailable(_) | StoreError::Unknown(_))) => {
-                tracing::warn!(%error, "waiting for the store");
-                tokio::time::sleep(RETRY).await;
-            }
-            Err(StoreError::LogReplaced(_)) => return Err(GivenUp::LogReplaced),
-            other => return other.map_err(GivenUp::Store),
+            Ok(done) => return Ok(done),
+            Err(error) => wait_for_store(error).await?,
         }
+    }
+}
+
+async fn wait_for_store(error: StoreError) -> Result<(), GivenUp> {
+    match error {
+        StoreError::Unavailable(_) | StoreError::Unknown(_) => {
+            tracing::warn!(%error, "waiting for the store");
+            tokio::time::sleep(RETRY).await;
+            Ok(())
+        }
+        StoreError::LogReplaced(_) => Err(GivenUp::LogReplaced),
+        other => Err(GivenUp::Store(other)),
     }
 }

@@ -16,6 +16,41 @@ use crate::store::{Direction, Mark, PageQuery, Store, StoredRow};
 const STEP: usize = 64;
 const STEP_BYTES: usize = 1 << 20;
 
+/// The place at `seq`, as far as there is something and the user may see it; none where the user is there already, as
+/// `reached` says.
+///
+/// # Errors
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+pub(super) async fn reach(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: u64,
+    reached: impl Fn(&View) -> u64,
+) -> Result<Option<Mark>, Refusal> {
+    loop {
+        let view = look(store, user, conversation).await?;
+        // Below what retention took nothing can be counted.
+        let seq = seq.max(view.pruned_to).min(view.max());
+        if seq <= reached(&view) {
+            return Ok(None);
+        }
+        match at(store, user, conversation, &view, seq).await {
+            // It looks seldom: the next look comes in between.
+            Err(Stop::Pruned) => {}
+            Err(Stop::Refused(refusal)) => return Err(refusal),
+            Ok(mark) => return Ok(Some(mark)),
+        }
+    }
+}
+
+/// Why nothing was counted.
+enum Stop {
+    Refused(Refusal),
+    /// Retention took rows since the look: what is missing would be counted wrong, and for good, as marks only rise.
+    Pruned,
+}
+
 /// How the user sees the conversation now.
 ///
 /// # Errors
@@ -38,17 +73,14 @@ pub(super) async fn look(
     Ok(View::new(conversation, &summary.head, &standing))
 }
 
-/// The place at `seq`, which retention has not passed and which there is.
-///
-/// # Errors
-/// When the store can't be read.
-pub(super) async fn at(
+/// The place at `seq`, which retention had not passed at the look and which there is.
+async fn at(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     view: &View,
     seq: u64,
-) -> Result<Mark, Refusal> {
+) -> Result<Mark, Stop> {
     let counting = Counting { store, user, conversation, view };
     let messages = counting.messages(seq).await?;
     let own = counting.own(seq).await?;
@@ -64,7 +96,7 @@ struct Counting<'a> {
 
 impl Counting<'_> {
     /// How many messages the conversation has up to `seq`.
-    async fn messages(&self, seq: u64) -> Result<u64, Refusal> {
+    async fn messages(&self, seq: u64) -> Result<u64, Stop> {
         // What came after a former member's last seq is not theirs to count; and retention may have taken the next rows.
         if seq >= self.view.max() {
             return Ok(self.view.messages());
@@ -76,7 +108,7 @@ impl Counting<'_> {
 
     /// How many of them are the user's own: found at the next own message to either side, or at a place that is known
     /// already. So marks that follow each other look at no row twice, and most look at none.
-    async fn own(&self, seq: u64) -> Result<u64, Refusal> {
+    async fn own(&self, seq: u64) -> Result<u64, Stop> {
         let (level, sent) = (self.view.level(), self.view.sent());
         let known = [Mark::default(), level.mark, level.cleared];
         let below = known.iter().filter(|it| it.seq <= seq).max_by_key(|it| it.seq);
@@ -113,9 +145,12 @@ impl Counting<'_> {
         }
     }
 
-    async fn rows(&self, cursor: u64, direction: Direction, limit: usize) -> Result<Vec<StoredRow>, Refusal> {
+    async fn rows(&self, cursor: u64, direction: Direction, limit: usize) -> Result<Vec<StoredRow>, Stop> {
         let query = PageQuery { cursor, direction, limit, max_bytes: STEP_BYTES };
-        Ok(self.store.page(self.conversation, query).await.map_err(away)?.rows)
+        let page = self.store.page(self.conversation, query).await;
+        let page = page.map_err(|error| Stop::Refused(away(error)))?;
+        let pruned_to = page.head.map_or(0, |head| head.pruned_to);
+        if pruned_to > self.view.pruned_to { Err(Stop::Pruned) } else { Ok(page.rows) }
     }
 
     /// The user's count of own messages, if the row is one.

@@ -11,10 +11,10 @@ use std::{
 
 use bytes::Bytes;
 use foldhash::fast::FixedState;
-use futures_util::{StreamExt as _, stream::FuturesOrdered};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::ConversationId,
     machine::session::Answer,
     record::{Body, Record},
 };
@@ -25,6 +25,7 @@ use crate::{
     bus::{AppendError, Appended},
     mail::ConnKey,
     ports::Ports,
+    routes::Route,
 };
 
 /// Batches that may wait; full, a shard keeps its batch and offers it again.
@@ -33,13 +34,13 @@ const BATCHES_MAX: usize = 256;
 /// Most records appended at once.
 const APPEND_MAX: usize = 4_096;
 
-/// Most appends that may wait for the log to confirm them.
+/// Most appends that may wait for the log to confirm them, for each of its partitions.
 const APPENDS_MAX: usize = 16;
 
 /// The shards' way to the log and to the owner.
 pub struct Intake {
     records: mpsc::Sender<Vec<Record>>,
-    logins: mpsc::Sender<Vec<(ConnKey, UserId)>>,
+    logins: mpsc::Sender<Vec<(ConnKey, Route)>>,
     waiting_bytes: AtomicUsize,
     bytes_max: usize,
     /// Memory is short: nothing is taken in that would have to be kept.
@@ -51,7 +52,7 @@ pub struct Outlets {
     /// For [`append_all`].
     pub records: mpsc::Receiver<Vec<Record>>,
     /// For the owner, who knows memberships in log order.
-    pub logins: mpsc::Receiver<Vec<(ConnKey, UserId)>>,
+    pub logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
 }
 
 impl Intake {
@@ -103,7 +104,7 @@ impl Intake {
     }
 
     /// Offers logins that wait for their memberships; gives back what the queue can't take now.
-    pub fn offer_logins(&self, logins: Vec<(ConnKey, UserId)>) -> Vec<(ConnKey, UserId)> {
+    pub fn offer_logins(&self, logins: Vec<(ConnKey, Route)>) -> Vec<(ConnKey, Route)> {
         match self.logins.try_send(logins) {
             Ok(()) => Vec::new(),
             Err(mpsc::error::TrySendError::Full(logins) | mpsc::error::TrySendError::Closed(logins)) => {
@@ -171,11 +172,15 @@ pub async fn append_all(
     ports: Arc<Ports>,
     mut out: Outbound,
 ) {
-    let mut appends = FuturesOrdered::new();
+    // Answers of one partition keep their order by themselves; a partition that stands still holds up no other.
+    let mut appends = FuturesUnordered::new();
+    let appends_max = APPENDS_MAX * ports.bus.partitions() as usize;
     loop {
         tokio::select! {
+            // What is confirmed makes room for the next; a simulation runs the same way each time.
+            biased;
             Some((batch, result)) = appends.next() => settle(batch, result, &intake, &mut out).await,
-            batch = records.recv(), if appends.len() < APPENDS_MAX => {
+            batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
                 while batch.len() < APPEND_MAX
                     && let Ok(more) = records.try_recv()
@@ -186,7 +191,7 @@ pub async fn append_all(
                     let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
                     let bus = Arc::clone(&ports.bus);
                     // Polled first in the order of these calls, which is the order in the log.
-                    appends.push_back(async move { (batch, bus.append(partition, encoded).await) });
+                    appends.push(async move { (batch, bus.append(partition, encoded).await) });
                 }
             }
         }
@@ -219,7 +224,7 @@ async fn settle(
             tracing::warn!(%error, records = batch.len(), "an append failed");
         }
         for record in &batch {
-            out.answer(record, failed(record, &error));
+            out.answer_failed(record, failed(record, &error));
         }
         out.flush().await;
     }

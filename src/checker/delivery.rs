@@ -14,6 +14,12 @@ pub(super) struct Sessions {
     /// What a device has shown: the last seq of a conversation.
     shown: HashMap<(Id, Id, Id), u64>,
     shown_ids: HashSet<(Id, Id, Id)>,
+    /// What a device got of a conversation, however and over whichever connection.
+    got: HashMap<(Id, Id, Id), HashSet<u64>>,
+    /// Devices that say they have everything, and where they say so.
+    complete: BTreeMap<(Id, Id), (usize, bool)>,
+    /// Pushes that came after a later one of the conversation, for the first time on their connection.
+    late: Vec<Got>,
 }
 
 #[derive(Clone, Copy)]
@@ -74,6 +80,9 @@ impl Checker<'_> {
                     self.report.shed += count;
                     self.sessions.views.entry((session, conv)).or_default().shed += count;
                 }
+                Event::Complete { user, device, hints } => {
+                    self.sessions.complete.insert((user, device), (at, hints));
+                }
                 Event::Recv { user, device, session, conv, seq, cid, body, via } => {
                     let got = Got { at, user, device, session, conv, seq, cid, body };
                     self.receive(got, via);
@@ -84,11 +93,40 @@ impl Checker<'_> {
         self.add_silent_views();
         let views = std::mem::take(&mut self.sessions.views);
         for ((session, conv), view) in &views {
+            let who = self.sessions.open.get(session).map(|it| (it.user, it.device));
             if self.history.name(*conv).starts_with("r:") {
                 self.check_room(*session, *conv, view);
-            } else {
+            } else if who.and_then(|who| self.sessions.complete.get(&who)).is_none_or(|(_, hints)| !hints) {
+                // Who hears hints only pulls what was lost on the way: `check_complete` is about all that it ever got.
                 self.check_view(*session, *conv, view);
             }
+        }
+        // To whoever pulls what was lost, a hole may fill while it is looked at: the push was on its way.
+        for got in std::mem::take(&mut self.sessions.late) {
+            match self.sessions.complete.get(&(got.user, got.device)) {
+                Some((_, true)) => self.report.late += 1,
+                _ => self.told("non-monotonic", got),
+            }
+        }
+        for ((user, device), (at, _)) in std::mem::take(&mut self.sessions.complete) {
+            self.check_complete(user, device, at);
+        }
+    }
+
+    /// Everything that a device was due, over all its connections, against all that it got.
+    fn check_complete(&mut self, user: Id, device: Id, at: usize) {
+        let mut missing = Vec::new();
+        for (conv, log) in &self.logs {
+            let got = self.sessions.got.get(&(user, device, *conv));
+            let lacks = |seq: &u64| got.is_none_or(|got| !got.contains(seq));
+            let rows = log.rows.keys().copied().filter(lacks);
+            let due = rows.filter(|seq| self.is_due(*conv, *seq, (user, device), None));
+            missing.extend(due.map(|seq| (*conv, seq)));
+        }
+        for (conv, seq) in missing {
+            self.broken("never-got", at, |h| {
+                format!("{}/{} never got {} {seq}", h.name(user), h.name(device), h.name(conv))
+            });
         }
     }
 
@@ -104,12 +142,13 @@ impl Checker<'_> {
             return;
         }
         self.check_place(got);
+        self.sessions.got.entry((got.user, got.device, got.conv)).or_default().insert(got.seq);
         if !self.was_member(got.conv, got.user, got.seq) {
             self.told("leak-after-kick", got);
         }
         match via {
             Via::Push => self.note_push(got),
-            Via::Pull => {}
+            Via::Pull => self.report.pulled += 1,
             Via::App => self.note_shown(got),
         }
     }
@@ -152,7 +191,7 @@ impl Checker<'_> {
                 if known {
                     self.report.repeated += 1;
                 } else {
-                    self.told("non-monotonic", got);
+                    self.sessions.late.push(got);
                 }
             }
             _ => view.seen.push((got.seq, got.at)),

@@ -136,6 +136,15 @@ pub enum Event<I> {
         /// The code of the broker's `close`; 0 = it broke.
         code: u16,
     },
+    /// A device says that it has everything, after it asked and pulled at the end.
+    Complete {
+        /// Whose.
+        user: I,
+        /// Which device.
+        device: I,
+        /// Whether pushes may be lost without a word, because a hint brings them from another node.
+        hints: bool,
+    },
     /// A fault begins or ends.
     Nemesis {
         /// Begins.
@@ -210,6 +219,7 @@ impl<I> Event<I> {
             Self::Member { conv, user, change, seq } => E::Member { conv: f(conv), user: f(user), change, seq },
             Self::Open { user, device, session } => E::Open { user: f(user), device: f(device), session },
             Self::Close { session, code } => E::Close { session, code },
+            Self::Complete { user, device, hints } => E::Complete { user: f(user), device: f(device), hints },
             Self::Nemesis { on, fault } => E::Nemesis { on, fault: f(fault) },
             Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
                 conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,

@@ -1,5 +1,7 @@
 //! The self-test: a clean history is silent, and every rule names the fault that is planted for it.
 
+mod away;
+
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -160,6 +162,43 @@ fn what_is_allowed_is_counted_and_not_judged() {
     let report = check(&cut.history(), Budget::default());
     assert!(report.is_clean(), "{:#?}", report.violations);
     assert_eq!(report.excused, 1);
+}
+
+#[test]
+fn who_says_that_nothing_is_missing_is_held_to_it() {
+    let tape = clean();
+    let complete = |user: &str| Event::Complete { user: user.to_owned(), device: "p".into(), hints: true };
+    let mut lost = tape.clone();
+    lost.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    lost.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
+    assert_eq!(lost.with(|_| {}), ["silent-skip"]);
+    for user in ["ann", "bob", "dan"] {
+        lost.0.push(Stamped { at: lost.0.len() as u64 * MS, event: complete(user) });
+    }
+    assert_eq!(lost.with(|_| {}), ["never-got"]);
+    // A hole that fills by itself is none for them.
+    let mut late = tape.clone();
+    late.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    let push = late.0.remove(late.at(is_push("a2", Via::Push)));
+    let behind = late.at(is_push("a3", Via::Push)) + 1;
+    late.0.insert(behind, Stamped { at: late.0[behind].at, ..push });
+    assert!(late.with(|_| {}).contains(&"non-monotonic"));
+    let last = late.0.len() as u64 * MS;
+    assert!(late.with(|it| it.push(Stamped { at: last, event: complete("bob") })).is_empty());
+    // Over another connection of the device, later, because it asked: that is as good.
+    let pull = Event::Recv {
+        user: "bob".into(),
+        device: "p".into(),
+        session: 9,
+        conv: "d:ann:bob".into(),
+        seq: 2,
+        cid: Some("a2".into()),
+        body: body_of("a2"),
+        via: Via::Pull,
+    };
+    let end = lost.at(|event| matches!(event, Event::Complete { .. }));
+    let at = lost.0[end].at;
+    assert!(lost.with(|it| it.insert(end, Stamped { at, event: pull })).is_empty());
 }
 
 #[test]

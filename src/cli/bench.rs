@@ -4,7 +4,7 @@
 //! calls a scenario needs takes turns with Tidegate, round for round, and medians are compared. Every delivery is
 //! verified (content, order, count); CPU is the scheduler's own count.
 
-mod admin;
+pub(super) mod admin;
 mod child;
 mod driver;
 mod host;
@@ -157,7 +157,25 @@ pub enum Scenario {
         #[arg(long, value_delimiter = ',', default_values_t = [2_000, 10_000])]
         conversations: Vec<usize>,
     },
-    /// All of them, with their defaults.
+    /// The store on Postgres: messages archived a second as the tables grow; needs an empty database.
+    Postgres {
+        /// Address of the database.
+        #[arg(long, default_value = "postgres://tidegate@127.0.0.1:5432/bench")]
+        url: String,
+        /// Messages in all.
+        #[arg(long, default_value_t = 10_000_000)]
+        messages: u64,
+        /// Conversations among which they go.
+        #[arg(long, default_value_t = 200_000)]
+        conversations: u64,
+        /// Messages of one archive.
+        #[arg(long, default_value_t = 1_000)]
+        batch: u64,
+        /// Partitions that are archived at once.
+        #[arg(long, default_value_t = 4)]
+        partitions: u32,
+    },
+    /// All of them, with their defaults; not `postgres`, which needs a server.
     All,
     /// A load generator; started by the bench itself.
     #[command(hide = true)]

@@ -5,11 +5,14 @@
 //! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
 //! own, and when all is quiet the node ends and the log is read from its directory, not through it.
 //!
-//! There is no `Sync` and `Pull` yet: what a client misses while it is not connected is no violation. See
-//! [`crate::checker`] for what is judged.
+//! Clients sync after each login and pull what they miss; when all is said, each makes sure that it has everything. With
+//! `--cluster` there are three nodes over real servers, which break as well ([`storm`]); clients go from node to node, and
+//! the log is read from Postgres. See [`crate::checker`] for what is judged.
 
 mod admin;
+mod cast;
 mod client;
+mod cluster;
 mod drain;
 mod link;
 mod nemesis;
@@ -17,6 +20,9 @@ mod process;
 pub mod proxy;
 mod record;
 mod rows;
+mod servers;
+mod shelf;
+mod storm;
 mod world;
 
 use std::{
@@ -30,7 +36,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use self::{nemesis::Counts, process::Process, proxy::Proxy, record::Recorder, world::World};
+use self::{cast::Cast, process::Process, proxy::Proxy, record::Recorder, world::World};
 use crate::checker::{self, Budget, History, Report};
 
 /// Arguments of `tidegate chaos`.
@@ -42,12 +48,12 @@ pub struct Args {
     /// What happens follows from it, but for timing; by default another one each time
     #[arg(long)]
     seed: Option<u64>,
-    /// Users; two of three have two devices
-    #[arg(long, default_value_t = 24)]
-    users: usize,
-    /// Messages a second, all clients together
-    #[arg(long, default_value_t = 600)]
-    rate: u32,
+    /// Users; two of three have two devices [default: 24; 12 with --cluster]
+    #[arg(long)]
+    users: Option<usize>,
+    /// Messages a second, all clients together [default: 600; 100 with --cluster]
+    #[arg(long)]
+    rate: Option<u32>,
     /// Commit that the line of the ledger names
     #[arg(long, default_value = "-")]
     commit: String,
@@ -63,16 +69,24 @@ pub struct Args {
     /// Only drain a node with this many clients under load, and check that no ack is lost
     #[arg(long, value_name = "CLIENTS", conflicts_with_all = ["history", "check", "seconds"])]
     drain: Option<usize>,
+    /// Three nodes over the servers in this list, which `cargo xtask chaos --cluster` starts and writes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "drain"])]
+    cluster: Option<PathBuf>,
     /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
     #[arg(long)]
     directory: Option<PathBuf>,
 }
 
+impl Args {
+    /// How many users, and how many messages a second.
+    fn load(&self) -> (usize, u32) {
+        let (users, rate) = if self.cluster.is_some() { (12, 100) } else { (24, 600) };
+        (self.users.unwrap_or(users), self.rate.unwrap_or(rate))
+    }
+}
+
 /// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow.
 const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48"];
-
-/// How long everything may take to be quiet once all is healed.
-const CONVERGE: Duration = Duration::from_secs(60);
 
 /// Runs, checks, prints one line for `docs/chaos-ledger.md`.
 ///
@@ -94,11 +108,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     fs::create_dir_all(&directory)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if let Some(clients) = args.drain {
-        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.rate))?;
+        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.load().1))?;
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
-    let (history, counts) = runtime.block_on(drive(args, seed, &directory))?;
+    let (history, counts) = runtime.block_on(async {
+        match &args.cluster {
+            Some(list) => Box::pin(cluster::drive(args, list, seed, &directory)).await,
+            None => Box::pin(drive(args, seed, &directory)).await,
+        }
+    })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(file) = &args.history {
         write_history(&history, file)?;
@@ -126,68 +145,41 @@ fn binary(args: &Args) -> std::io::Result<PathBuf> {
 }
 
 /// From the start of the node to its log.
-async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, Counts)> {
+async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, [u64; 3])> {
     let binary = binary(args)?;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut process = Process::start(&binary, directory, SETS).await?;
     let proxy = Arc::new(Proxy::start(process.client).await?);
     let key = crate::auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
-    let world = Arc::new(World::new(args.users, proxy.address, key, args.rate, Arc::clone(&recorder)));
-    world.admin.set_address(process.admin);
-    world.admin.create_groups(&world).await?;
-    let clients: Vec<_> = (0..world.clients.len())
-        .map(|index| tokio::spawn(client::run(Arc::clone(&world), index, rng.random())))
-        .collect();
-    let changes = tokio::spawn(admin::change_groups(Arc::clone(&world), rng.random()));
+    let world = Arc::new(World::new(args.load(), vec![proxy.address], key, Arc::clone(&recorder)));
+    world.admin.set_address(0, process.admin);
+    let mut cast = Cast::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng).await?;
-    world.set_phase(world::Phase::Settle);
-    changes.await.context("the administrator")??;
-    let rested = settle(&world).await;
-    recorder.seal();
+    let rested = cast.rest(&world).await;
     // Either way what was acked is on the disk.
     if rng.random() {
         process.kill().await?
     } else {
         process.stop().await?
     }
-    for client in clients {
-        client.abort();
-    }
+    drop(cast);
     process.check_log()?;
-    if let Err(why) = rested {
-        bail!("not converged after {CONVERGE:?}: {why}");
-    }
+    rested?;
     let mut history = recorder.take();
-    rows::read(directory, &world.users(), &mut history).await?;
-    Ok((history, counts))
-}
-
-/// Waits until every client is there with nothing to say, lets each send its markers, and waits for quiet.
-async fn settle(world: &World) -> Result<(), String> {
-    let deadline = Instant::now() + CONVERGE;
-    world.rest(deadline).await?;
-    world.set_phase(world::Phase::Mark);
-    world.rest(deadline).await?;
-    // Pushes may still be on their way: quiet is when nothing is recorded for a while.
-    let mut before = 0;
-    while before != world.recorder.len() {
-        if Instant::now() > deadline {
-            return Err("there is no quiet".to_owned());
-        }
-        before = world.recorder.len();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-    Ok(())
+    rows::read(&rows::embedded(directory)?, &world.users(), &mut history).await?;
+    Ok((history, [counts.kills, counts.cuts, counts.disks]))
 }
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} pushes ({} repeated), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
         report.rows,
         report.pushes,
         report.repeated,
+        report.late,
+        report.pulled,
         report.refused,
         report.told_gaps,
         report.excused,
@@ -203,7 +195,7 @@ fn judge(report: &Report) -> anyhow::Result<()> {
     bail!("broken promises: {:?}", report.broken)
 }
 
-fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &Counts) -> String {
+fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> String {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     format!(
         "| {} | {} | {seed} | {} | {} | {} | {} | {} | {} | {} | {verdict} |",
@@ -213,9 +205,9 @@ fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &Counts) -> Stri
         report.sent,
         report.acked,
         report.rows + report.pushes,
-        counts.kills,
-        counts.cuts,
-        counts.disks,
+        counts[0],
+        counts[1],
+        counts[2],
     )
 }
 

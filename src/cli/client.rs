@@ -1,6 +1,6 @@
 //! A small client for the command line: WebSocket with JSON, logged in as a user of this data directory.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::{SinkExt, StreamExt};
@@ -14,10 +14,24 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-use crate::{auth, node};
+use super::find;
+use crate::auth;
 
 /// How long the broker may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who talks to which node.
+#[derive(clap::Args, Debug)]
+pub struct LoginArgs {
+    /// The user to log in as
+    #[arg(long)]
+    pub user: String,
+    /// Where the node is, if not on this data directory
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Option<String>,
+    #[command(flatten)]
+    data: super::DataArg,
+}
 
 /// A logged-in connection.
 pub struct Client {
@@ -27,28 +41,20 @@ pub struct Client {
 }
 
 impl Client {
-    /// Logs in as `user` at the node that runs on `data`, or at `server` if given.
+    /// Logs in at the node that runs on the data directory, or at the server if one is given.
     ///
     /// # Errors
     /// Says what to do when no node is there, and what the broker refused.
-    pub async fn login(data: &Path, server: Option<&str>, user: &str, device: &str) -> anyhow::Result<Self> {
-        let server = match server {
-            Some(server) => server.to_owned(),
-            None => {
-                let file = data.join(node::NODE_FILE);
-                let text = std::fs::read(&file).with_context(|| {
-                    format!(
-                        "no node runs on {}: start one with `tidegate`, or name it with --server",
-                        data.display()
-                    )
-                })?;
-                serde_json::from_slice::<node::Addresses>(&text)?.client.to_string()
-            }
+    pub async fn login(args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
+        let data = &args.data.data;
+        let server = match &args.server {
+            Some(server) => server.clone(),
+            None => find::node(data, "name it with --server")?.client.to_string(),
         };
-        let key = auth::load_key(data).with_context(|| {
+        let key = find::key(data).with_context(|| {
             format!("no token key in {}: name the node's data directory with --data", data.display())
         })?;
-        let token = auth::sign(&key, user, None, Duration::from_secs(3_600));
+        let token = auth::sign(&key, &args.user, None, Duration::from_secs(3_600));
         let stream =
             TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;

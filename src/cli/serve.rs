@@ -1,6 +1,8 @@
 //! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
+};
 
 use tidegate_protocol::machine::drain::Outcome;
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,18 +42,14 @@ const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
-    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();
     let mut sets = args.set.clone();
     sets.extend(args.data.iter().map(|data| format!("node.data={}", data.display())));
     sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let config = Config::load(args.config.as_deref(), &sets)?;
-    anyhow::ensure!(
-        config.node.profile == "single",
-        "node.profile = `{}`: this version serves `single` only; `cluster` is for `tidegate topics ensure`",
-        config.node.profile
-    );
     let node = Node::start(&config)?;
     node.block_on(async { listen_to_signals(&node) })?;
     greet(&node, &config);

@@ -1,10 +1,11 @@
 //! `tidegate token`: a development token on standard output.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use anyhow::Context;
 use tidegate_protocol::id::check_id;
 
+use super::find;
 use crate::auth;
 
 /// Arguments of `tidegate token`.
@@ -31,8 +32,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(device) = &args.device {
         check_id(device).with_context(|| format!("device {device:?}"))?;
     }
-    let key = auth::load_or_create_key(&args.data.data)
-        .with_context(|| format!("the data directory {} can't be used", args.data.data.display()))?;
+    let data = &args.data.data;
+    let key = match find::key(data) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => auth::load_or_create_key(data),
+        other => other,
+    };
+    let key = key.with_context(|| format!("the data directory {} can't be used", data.display()))?;
     println!("{}", auth::sign(&key, &args.user, args.device.as_deref(), Duration::from_secs(args.ttl)));
     Ok(())
 }

@@ -36,7 +36,7 @@ struct Ensure {
     set: Vec<String>,
 }
 
-/// Makes the topics, and prints a line for each.
+/// Makes the topics.
 ///
 /// # Errors
 /// A wrong configuration, brokers that don't answer, and topics that are there and differ.
@@ -46,12 +46,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         check_id(node).with_context(|| format!("node {node:?}"))?;
     }
     let config = Config::load(args.config.as_deref(), &args.set)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(ensure(&config, &args.nodes))
+}
+
+/// Makes the topics of the log and of these nodes, and prints a line for each.
+///
+/// # Errors
+/// There is no Kafka, its brokers don't answer, or topics are there and differ.
+pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<()> {
     if config.kafka.brokers.is_empty() {
         bail!("there is no Kafka to make topics on: set node.profile=cluster and kafka.brokers");
     }
-    let plans = topic_plans(&config.kafka, &args.nodes);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let states = runtime.block_on(ensure_topics(&config.kafka, &plans))?;
+    let plans = topic_plans(&config.kafka, nodes);
+    let states = ensure_topics(&config.kafka, &plans).await?;
     let mut differ = 0;
     for ((name, state), plan) in states.iter().zip(&plans) {
         match state {

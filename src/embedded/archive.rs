@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use fjall::OwnedWriteBatch as WriteBatch;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Head, Member},
@@ -10,6 +9,7 @@ use tidegate_protocol::{
 
 use super::{
     Database, Trouble,
+    batch::WriteBatch,
     codec::{self, Pair},
 };
 use crate::store::StoreError;

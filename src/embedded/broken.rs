@@ -13,6 +13,7 @@ use super::{Disk, RealDisk};
 /// |---|---|
 /// | `eio` | commits fail as if the disk had: the store gives up |
 /// | `enospc` | commits find no space, though the system counts some as free (a quota) |
+/// | `enospc-sync` | the sync finds no space for what the system had taken |
 /// | `full` | the system counts none as free; the store notices before it writes |
 pub struct BrokenDisk {
     switch: PathBuf,
@@ -41,6 +42,13 @@ impl Disk for BrokenDisk {
         match self.fault().as_deref().map(str::trim) {
             Some("eio") => Err(io::Error::other("an error of the disk, by fault.disk_file")),
             Some("enospc") => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            _ => Ok(()),
+        }
+    }
+
+    fn after_sync(&self) -> io::Result<()> {
+        match self.fault().as_deref().map(str::trim) {
+            Some("enospc-sync") => Err(io::Error::from(io::ErrorKind::StorageFull)),
             _ => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use bytes::Bytes;
 use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _, Snapshot};
 
-use super::{Kept, OpenError, Standing, Trouble, codec, directory::Directory};
+use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory};
 use crate::bus::TopicId;
 
 /// A memtable goes to a table file at this size: a restart replays no more than a few of them.
@@ -101,7 +101,7 @@ impl Database {
         self.standing_in(&self.snapshot(), partition)
     }
 
-    pub(super) fn put_standing(&self, batch: &mut fjall::OwnedWriteBatch, partition: u32, it: &Standing) {
+    pub(super) fn put_standing(&self, batch: &mut WriteBatch, partition: u32, it: &Standing) {
         batch.insert(&self.state, codec::standing_key(partition), codec::put_standing(it));
     }
 

@@ -19,6 +19,9 @@ use super::{OpenError, journal};
 /// [`Key::refused`]: tidegate_protocol::machine::ledger::Key::refused
 pub const FORMAT: u32 = 2;
 
+/// The oldest that it reads.
+const OLDEST: u32 = 1;
+
 const FORMAT_FILE: &str = "format.json";
 const DRAFT: &str = "db.new";
 
@@ -30,12 +33,24 @@ struct Marker {
 /// A directory that is this process's while this lives.
 pub(super) struct Directory {
     path: PathBuf,
+    /// Its format when it was entered.
+    format: u32,
     _lock: File,
 }
 
 impl Directory {
     /// Locks the directory and brings it to the present format.
     pub(super) fn enter(path: &Path) -> Result<Self, OpenError> {
+        let directory = Self::lock(path)?;
+        if directory.format < FORMAT {
+            // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
+            directory.write_marker().map_err(|error| OpenError::Io { path: path.to_owned(), error })?;
+        }
+        Ok(directory)
+    }
+
+    /// Locks it, if this program reads what is in it or there is nothing.
+    fn lock(path: &Path) -> Result<Self, OpenError> {
         let at = |error: io::Error| OpenError::Io { path: path.to_owned(), error };
         let foreign = || OpenError::Foreign(path.to_owned());
         fs::create_dir_all(path).map_err(at)?;
@@ -50,6 +65,7 @@ impl Directory {
         match marker {
             None if holds_anything(path).map_err(at)? => return Err(foreign()),
             Some(found) if found > FORMAT => return Err(OpenError::Newer { path: path.to_owned(), found }),
+            Some(found) if found < OLDEST => return Err(OpenError::Older { path: path.to_owned(), found }),
             None | Some(_) => {}
         }
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"));
@@ -59,20 +75,21 @@ impl Directory {
             Err(TryLockError::WouldBlock) => return Err(OpenError::Locked(path.to_owned())),
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
-        let directory = Self { path: path.to_owned(), _lock: lock };
-        if let Some(found) = marker {
-            directory.upgrade(found)?;
-        }
-        Ok(directory)
+        Ok(Self { path: path.to_owned(), format: marker.unwrap_or(FORMAT), _lock: lock })
     }
 
-    /// Locks a directory in which there is a store already; makes none.
+    /// Locks a directory in which there is a store already, and leaves its format as it is; makes none.
     pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
         match path.join(FORMAT_FILE).try_exists() {
-            Ok(true) => Self::enter(path),
+            Ok(true) => Self::lock(path),
             Ok(false) => Err(OpenError::Missing(path.to_owned())),
             Err(error) => Err(OpenError::Io { path: path.to_owned(), error }),
         }
+    }
+
+    /// The format in which the store is.
+    pub(super) fn format(&self) -> u32 {
+        self.format
     }
 
     /// Where the database is.
@@ -115,16 +132,6 @@ impl Directory {
             path: self.path.clone(),
             what: format!("{} from byte {} on, before its end", damage.file.display(), damage.at),
         })
-    }
-
-    /// Each version brings the step from the one before it; there is none before 1.
-    fn upgrade(&self, found: u32) -> Result<(), OpenError> {
-        match found {
-            FORMAT => Ok(()),
-            // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
-            1 => self.write_marker().map_err(|error| OpenError::Io { path: self.path.clone(), error }),
-            _ => Err(OpenError::Older { path: self.path.clone(), found }),
-        }
     }
 
     fn write_marker(&self) -> io::Result<()> {

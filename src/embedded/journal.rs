@@ -1,16 +1,20 @@
 //! Looks through fjall's journals before fjall does.
 //!
 //! Its own recovery cuts a journal at the first thing it can't read, wherever that is: damage in the middle would
-//! silently take away everything behind it. Here a torn end and damage in the middle are told apart: only the last
-//! batch can be torn, because none is begun before the one before it is synced.
+//! silently take away everything behind it. Here a torn end and damage in the middle are told apart: torn can be only
+//! what was not synced, which is the last batch and those that it notes to be unsynced before it ([`super::batch`]).
 
 use std::{
     fs::{self, OpenOptions},
     io,
+    ops::Range,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
 
 use xxhash_rust::xxh3::xxh3_64;
+
+use super::batch::NOTE;
 
 /// Tags of fjall's format version 3.
 const START: u8 = 1;
@@ -21,15 +25,17 @@ const START_BYTES: usize = 13;
 const ITEM_BYTES: usize = 21;
 const CLEAR_BYTES: usize = 9;
 const TRAILER: &[u8] = b"FJL\x03";
+/// The kind of an item that removes its key.
+const REMOVAL: u8 = 1;
 
 /// What a journal is like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Batches, then nothing or zeros.
-    Whole,
-    /// Batches up to here, then something that is none, and no batch after it.
-    Torn(usize),
-    /// Something here is no batch, but batches follow.
+    /// Batches, then nothing or zeros. What is not surely synced of them.
+    Whole(Range<usize>),
+    /// The same, but then something that is no batch, and no batch after it that knows it to be synced.
+    Torn(Range<usize>),
+    /// Something here is no batch, but was synced before a batch that follows.
     Damaged(usize),
 }
 
@@ -40,7 +46,10 @@ pub(super) struct Damage {
     pub(super) at: usize,
 }
 
-/// Checks all journals of a database and cuts a torn end off the newest. `Ok(Err(..))` is damage.
+/// Checks all journals of a database, cuts a torn end off the newest and syncs it. `Ok(Err(..))` is damage.
+///
+/// What may not have been synced is written once more: after a failed sync the system shows what the disk does not have,
+/// and takes it for written.
 pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
     let mut journals: Vec<(u64, PathBuf)> = Vec::new();
     for entry in fs::read_dir(database)? {
@@ -55,47 +64,67 @@ pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
     journals.sort_unstable();
     let newest = journals.last().map(|(number, _)| *number);
     for (number, file) in journals {
-        match verdict(&fs::read(&file)?) {
-            Verdict::Whole => {}
-            Verdict::Torn(valid) if Some(number) == newest => {
-                tracing::warn!(
-                    valid,
-                    journal = number,
-                    "the end of the journal is torn: what was being written is cut off; it was never confirmed, \
-                     unless the disk changed it afterwards"
-                );
-                let file = OpenOptions::new().write(true).open(&file)?;
-                file.set_len(valid as u64)?;
-                file.sync_all()?;
+        let journal = fs::read(&file)?;
+        let (unsure, is_torn) = match verdict(&journal) {
+            // fjall syncs a journal before it begins the next one.
+            Verdict::Whole(_) if Some(number) != newest => continue,
+            Verdict::Whole(unsure) => (unsure, false),
+            Verdict::Torn(unsure) if Some(number) == newest => (unsure, true),
+            Verdict::Torn(Range { end: at, .. }) | Verdict::Damaged(at) => {
+                return Ok(Err(Damage { file, at }));
             }
-            Verdict::Torn(at) | Verdict::Damaged(at) => return Ok(Err(Damage { file, at })),
+        };
+        let file = OpenOptions::new().write(true).open(&file)?;
+        if is_torn {
+            tracing::warn!(
+                valid = unsure.end,
+                journal = number,
+                "the end of the journal is torn: what was being written is cut off; it was never confirmed, \
+                 unless the disk changed it afterwards"
+            );
+            file.set_len(unsure.end as u64)?;
         }
+        file.write_all_at(&journal[unsure.clone()], unsure.start as u64)?;
+        file.sync_all()?;
     }
     Ok(Ok(()))
 }
 
 fn verdict(journal: &[u8]) -> Verdict {
-    let (mut at, mut before) = (0, None);
+    let (mut at, mut before, mut synced) = (0, None, 0);
     while let Some(end) = batch_end(journal, at) {
         // fjall's checksum leaves the batch's own number out; numbers rise.
         let number = number(journal, at + 5, 8);
         if number <= before {
             return Verdict::Damaged(at);
         }
+        synced = synced_before(journal, at);
         (at, before) = (end, number);
     }
     let rest = &journal[at..];
     if rest.iter().all(|byte| *byte == 0) {
-        return Verdict::Whole;
+        return Verdict::Whole(synced..at);
     }
     let begins = |from: usize| {
         journal[from] == START && matches!(journal.get(from + START_BYTES), Some(&ITEM | &CLEAR))
     };
-    if (at + 1..journal.len()).any(|from| begins(from) && batch_end(journal, from).is_some()) {
-        Verdict::Damaged(at)
-    } else {
-        Verdict::Torn(at)
-    }
+    let knows_better =
+        |from: usize| begins(from) && batch_end(journal, from).is_some() && synced_before(journal, from) > at;
+    if (at + 1..journal.len()).any(knows_better) { Verdict::Damaged(at) } else { Verdict::Torn(synced..at) }
+}
+
+/// Up to where the journal was synced when the batch at `at`, which is whole, was begun.
+fn synced_before(journal: &[u8], at: usize) -> usize {
+    let item = at + START_BYTES;
+    let is_removal = journal.get(item..item + 2) == Some(&[ITEM, REMOVAL]);
+    let key = number(journal, item + 11, 2).filter(|length| is_removal && *length == 9);
+    let key = key.and_then(|length| journal.get(item + ITEM_BYTES..item + ITEM_BYTES + length));
+    let noted = match key {
+        Some([NOTE, count @ ..]) => count.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)),
+        // All of it.
+        _ => 0,
+    };
+    at.saturating_sub(noted)
 }
 
 /// Where the batch that begins at `at` ends, if it is whole.
@@ -132,20 +161,28 @@ fn number(journal: &[u8], at: usize, bytes: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn batch(number: u64, values: &[&[u8]]) -> Vec<u8> {
-        let mut items = Vec::new();
-        for value in values {
-            items.extend([ITEM, 0, 0]);
-            items.extend(7_u64.to_le_bytes());
-            items.extend(1_u16.to_le_bytes());
-            items.extend((value.len() as u32).to_le_bytes());
-            items.extend((value.len() as u32).to_le_bytes());
-            items.push(b'k');
-            items.extend(*value);
+    fn item(kind: u8, key: &[u8], value: &[u8]) -> Vec<u8> {
+        let mut item = vec![ITEM, kind, 0];
+        item.extend(7_u64.to_le_bytes());
+        item.extend((key.len() as u16).to_le_bytes());
+        item.extend((value.len() as u32).to_le_bytes());
+        item.extend((value.len() as u32).to_le_bytes());
+        item.extend(key);
+        item.extend(value);
+        item
+    }
+
+    /// A batch that knows of so many bytes before it that are not synced.
+    fn batch_behind(unsynced: usize, number: u64, values: &[&[u8]]) -> Vec<u8> {
+        let mut items: Vec<_> = values.iter().map(|value| item(0, b"k", value)).collect();
+        if unsynced > 0 {
+            let note = [&[NOTE][..], &(unsynced as u64).to_be_bytes()].concat();
+            items.insert(0, item(REMOVAL, &note, &[]));
         }
         let mut all = vec![START];
-        all.extend((values.len() as u32).to_le_bytes());
+        all.extend((items.len() as u32).to_le_bytes());
         all.extend(number.to_le_bytes());
+        let items = items.concat();
         all.extend(&items);
         all.push(END);
         all.extend(xxh3_64(&items).to_le_bytes());
@@ -153,29 +190,100 @@ mod tests {
         all
     }
 
+    fn batch(number: u64, values: &[&[u8]]) -> Vec<u8> {
+        batch_behind(0, number, values)
+    }
+
     #[test]
     fn a_flip_in_the_last_batch_is_a_torn_end_and_in_an_earlier_one_damage() {
         let (one, two) = (batch(1, &[b"first", b"second"]), batch(2, &[b"third"]));
+        let (middle, end) = (one.len(), one.len() + two.len());
         let mut journal = [&one[..], &two[..]].concat();
         journal.extend([0; 64]);
-        assert_eq!(verdict(&journal), Verdict::Whole);
-        for at in 0..one.len() + two.len() {
+        assert_eq!(verdict(&journal), Verdict::Whole(middle..end));
+        for at in 0..end {
             let mut flipped = journal.clone();
             flipped[at] ^= 0x10;
             let in_number = |start: usize| (start + 5..start + 13).contains(&at);
             let expected = match at {
                 // Higher than the one after it; of the last one nobody can tell.
-                _ if in_number(0) => Verdict::Damaged(one.len()),
-                _ if in_number(one.len()) => Verdict::Whole,
-                _ if at < one.len() => Verdict::Damaged(0),
-                _ => Verdict::Torn(one.len()),
+                _ if in_number(0) => Verdict::Damaged(middle),
+                _ if in_number(middle) => Verdict::Whole(middle..end),
+                _ if at < middle => Verdict::Damaged(0),
+                _ => Verdict::Torn(0..middle),
             };
             assert_eq!(verdict(&flipped), expected, "byte {at}");
         }
-        for length in one.len() + 1..one.len() + two.len() {
-            assert_eq!(verdict(&journal[..length]), Verdict::Torn(one.len()), "cut at {length}");
+        for length in middle + 1..end {
+            assert_eq!(verdict(&journal[..length]), Verdict::Torn(0..middle), "cut at {length}");
         }
-        assert_eq!(verdict(&journal[..one.len()]), Verdict::Whole);
-        assert_eq!(verdict(&[]), Verdict::Whole);
+        assert_eq!(verdict(&journal[..middle]), Verdict::Whole(0..middle));
+        assert_eq!(verdict(&[]), Verdict::Whole(0..0));
+    }
+
+    /// Two batches that are synced, three that are not, one whose sync did not come to an end.
+    fn half_synced() -> (Vec<u8>, Vec<usize>) {
+        let mut journal = Vec::new();
+        let mut ends = vec![0];
+        let mut synced = 0;
+        for number in 1..=6_u8 {
+            journal.extend(batch_behind(
+                journal.len() - synced,
+                number.into(),
+                &[&[number; 30], &[number; 9]],
+            ));
+            ends.push(journal.len());
+            synced = if number <= 2 { journal.len() } else { synced };
+        }
+        (journal, ends)
+    }
+
+    #[test]
+    fn whatever_a_power_cut_keeps_of_what_was_not_synced_the_end_is_torn_and_nothing_synced_goes() {
+        let (journal, ends) = half_synced();
+        let synced = ends[2];
+        for page in [8, 16, 64, 128] {
+            let pages = (journal.len() - synced).div_ceil(page);
+            // All subsets where they are few, some of them otherwise.
+            for kept in
+                (0..1_u64 << pages.min(40)).step_by(if pages <= 12 { 1 } else { (1 << pages.min(40)) / 999 })
+            {
+                let mut left = journal.clone();
+                for (index, byte) in left.iter_mut().enumerate().skip(synced) {
+                    if kept >> ((index - synced) / page % 40) & 1 == 0 {
+                        *byte = 0;
+                    }
+                }
+                match verdict(&left) {
+                    Verdict::Whole(unsure) | Verdict::Torn(unsure) => {
+                        assert!(unsure.end >= synced && ends.contains(&unsure.end), "{unsure:?} of {ends:?}");
+                    }
+                    Verdict::Damaged(at) => panic!("{at}, pages of {page}: {kept:b}, {ends:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flip_below_what_was_synced_is_damage_and_above_it_a_torn_end() {
+        let (journal, ends) = half_synced();
+        for at in 0..journal.len() {
+            let start = *ends.iter().rfind(|end| **end <= at).expect("the first is 0");
+            if (start + 5..start + 13).contains(&at) {
+                continue;
+            }
+            let mut flipped = journal.clone();
+            flipped[at] ^= 0x10;
+            let found = verdict(&flipped);
+            let is_damage = matches!(found, Verdict::Damaged(it) if it == start);
+            let is_torn = matches!(&found, Verdict::Torn(unsure) if unsure.end == start);
+            assert!(if at < ends[2] { is_damage } else { is_torn }, "byte {at}: {found:?}");
+        }
+        // A batch after the sync tells that all before it was synced.
+        let (synced, after) = (journal.len(), batch(7, &[b"after"]));
+        let mut journal = [&journal[..], &after[..]].concat();
+        assert_eq!(verdict(&journal), Verdict::Whole(synced..journal.len()));
+        journal[ends[2] + 40] ^= 0x10;
+        assert_eq!(verdict(&journal), Verdict::Damaged(ends[2]));
     }
 }

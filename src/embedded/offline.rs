@@ -19,7 +19,7 @@ use tidegate_protocol::{
 use super::{
     Database, OpenError, Trouble,
     codec::{self, Pair},
-    directory::{Directory, FORMAT},
+    directory::Directory,
     place::Place,
 };
 use crate::store::dump::{
@@ -38,7 +38,7 @@ pub struct Offline {
     view: fjall::Snapshot,
     topic: u128,
     // Below the database: the lock goes last.
-    _directory: Directory,
+    directory: Directory,
 }
 
 /// Why a stopped node's store could not be worked on; each text names the cure.
@@ -93,7 +93,7 @@ impl From<fjall::Error> for OfflineError {
 }
 
 impl Offline {
-    /// Opens the store in that directory; makes none.
+    /// Opens the store in that directory, of any format that this program reads, and leaves it in that; makes none.
     ///
     /// # Errors
     /// [`OpenError`] says what to do.
@@ -108,7 +108,7 @@ impl Offline {
         })?;
         let (database, topic) = opened?;
         let view = database.snapshot();
-        Ok(Self { view, database, topic: topic.0, _directory: directory })
+        Ok(Self { view, database, topic: topic.0, directory })
     }
 
     /// Writes everything as lines ([`crate::store::dump`]).

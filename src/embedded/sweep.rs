@@ -5,10 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fjall::OwnedWriteBatch as WriteBatch;
 use tidegate_protocol::record::Hash16;
 
-use super::{Database, Trouble, codec};
+use super::{Database, Trouble, batch::WriteBatch, codec};
 
 /// Keys looked at in a step.
 const STEP: usize = 1_024;

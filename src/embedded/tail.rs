@@ -34,6 +34,17 @@ impl Tail {
         fits.then(|| Self { durable_to, on_disk, kept, ..Self::default() })
     }
 
+    /// Learns what is on the disk after a write of which nobody knew whether it came there. False: there is a hole, or
+    /// something is gone that was confirmed.
+    pub(super) fn learn(&mut self, position: u64, kept: Kept) -> bool {
+        let Some(found) = Self::resume(position, kept).filter(|it| it.durable_to >= self.durable_to) else {
+            return false;
+        };
+        self.on_disk = found.on_disk;
+        self.settle(found.durable_to);
+        true
+    }
+
     pub(super) fn take_kept(&mut self) -> (u64, Vec<Bytes>) {
         let kept = std::mem::take(&mut self.kept);
         (self.durable_to - kept.len() as u64, kept)

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use fjall::PersistMode;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Delta,
@@ -22,6 +22,7 @@ use tidegate_protocol::{
 use super::{
     Core, Database, Job, SPILL_AFTER, Standing, Trouble,
     archive::{self, Known},
+    batch::WriteBatch,
     codec,
     sweep::KeySweep,
 };
@@ -52,6 +53,8 @@ pub(super) struct Writer {
     free: u64,
     /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
     stuck: bool,
+    /// Bytes at the end of the journal that no sync took along yet.
+    unsynced: u64,
     keys: KeySweep,
 }
 
@@ -75,6 +78,7 @@ impl Writer {
             looked_at_space,
             free: u64::MAX,
             stuck: false,
+            unsynced: 0,
             keys: KeySweep::default(),
         };
         writer.learn()?;
@@ -83,21 +87,30 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Reads where the partitions stand.
+    /// Reads where the partitions stand, and what the log holds: a write that failed may have come to the disk all the
+    /// same.
     fn learn(&mut self) -> Result<(), Trouble> {
         self.known.clear();
         self.standings.clear();
+        // Opening syncs.
+        self.unsynced = 0;
         self.keys = KeySweep::default();
-        let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+        let core = Arc::clone(&self.core);
+        let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
-        for partition in 0..self.core.config.partitions {
+        for partition in 0..core.config.partitions {
             let standing = database.standing(partition)?;
-            if let Some(mut seen) = self.core.seen(partition) {
-                seen.stands(standing.map(|it| (it.fence, it.position)));
+            let position = standing.map_or(0, |standing| standing.position.offset);
+            let kept = database.log(partition)?;
+            if let Some(mut tail) = core.tail(partition)
+                && !tail.learn(position, kept)
+            {
+                return Err(Trouble::Damaged(format!("the log of partition {partition} has lost records")));
             }
-            if let Some(standing) = standing {
-                self.standings.insert(partition, standing);
+            if let Some(mut seen) = core.seen(partition) {
+                seen.stands(standing.as_ref().map(|it| (it.fence, it.position)));
             }
+            self.standings.extend(standing.map(|standing| (partition, standing)));
         }
         Ok(())
     }
@@ -335,7 +348,7 @@ impl Writer {
         let committed = {
             let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
             let Some(database) = &*database else { return Err(full()) };
-            let mut batch = database.fjall.batch().durability(Some(how));
+            let mut batch = WriteBatch::new(database, how, self.unsynced);
             if let Err(error) = stage(database, &mut self.known, &mut batch) {
                 self.known.clear();
                 if let StoreError::Broken(why) = &error {
@@ -343,10 +356,21 @@ impl Writer {
                 }
                 return Err(error);
             }
-            core.config.disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit())
+            let disk = &core.config.disk;
+            let written = disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit());
+            match how {
+                PersistMode::Buffer => written,
+                _ => written.and_then(|bytes| disk.after_sync().map(|()| bytes).map_err(fjall::Error::Io)),
+            }
         };
         match committed.map_err(|error| self.judge(&error)) {
-            Ok(()) => Ok(()),
+            // Nothing was written: nothing was synced either.
+            Ok(0) => Ok(()),
+            Ok(bytes) => {
+                let synced = how != PersistMode::Buffer;
+                self.unsynced = if synced { 0 } else { self.unsynced + bytes };
+                Ok(())
+            }
             Err(CommitError::Full(why)) => {
                 self.known.clear();
                 tracing::error!(why, "the disk is full: nothing is taken until there is space again");
@@ -444,6 +468,7 @@ impl Writer {
                 if let Err(trouble) = self.learn() {
                     self.give_up(format!("{trouble:?}"));
                 }
+                core.tell_moved();
                 true
             }
             Ok(Err(error)) => {

@@ -77,6 +77,12 @@ impl MemoryRoutes {
         Self { now: Box::new(now), leases, state: Mutex::new(state) }
     }
 
+    /// Forgets everything, as Redis does when it is emptied: for tests of what follows. Epochs go on rising, as by its clock.
+    pub fn lose_everything(&self) {
+        let mut state = self.lock();
+        *state = State { epoch: state.epoch, ..State::default() };
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,10 @@
 //! place in the list of its run, which a retired run does not get, and then takes the row; a place without a row is
 //! swept, a row without a place can't be (ADR 9; flaws S1-S5, S9).
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
@@ -43,7 +46,7 @@ const TRIES: u32 = 8;
 
 /// The routes of profile `cluster`.
 pub struct RedisRoutes {
-    client: Client,
+    client: Arc<Client>,
     leases: Leases,
 }
 
@@ -53,7 +56,12 @@ impl RedisRoutes {
     /// # Errors
     /// What is wrong with the configuration or its files; a server that is away is told by each call.
     pub fn connect(config: &config::Redis, leases: Leases) -> Result<Self, ConnectError> {
-        Ok(Self { client: Client::new(config)?, leases })
+        Ok(Self::over(Arc::new(Client::new(config)?), leases))
+    }
+
+    /// Routes over a connection that is shared.
+    pub(crate) fn over(client: Arc<Client>, leases: Leases) -> Self {
+        Self { client, leases }
     }
 
     fn run_keys(&self, run: &NodeBoot) -> [String; 2] {

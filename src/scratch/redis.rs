@@ -1,6 +1,6 @@
 //! `Scratch` in Redis.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ const EXACT_MAX: u32 = 256;
 /// Windows of different keys are in different slots, so a hit that some rules allow and another refuses is counted for
 /// the length of one call and then taken back: meanwhile another hit may be refused for it, never one allowed too much.
 pub struct RedisScratch {
-    client: Client,
+    client: Arc<Client>,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -43,7 +43,12 @@ impl RedisScratch {
     /// # Errors
     /// What is wrong with the configuration or its files; a server that is away is told by each call.
     pub fn connect(config: &config::Redis) -> Result<Self, ConnectError> {
-        Ok(Self { client: Client::new(config)? })
+        Ok(Self::over(Arc::new(Client::new(config)?)))
+    }
+
+    /// Scratch over a connection that is shared.
+    pub(crate) fn over(client: Arc<Client>) -> Self {
+        Self { client }
     }
 
     fn chain_key(&self, user: &UserId, device: &DeviceId) -> String {

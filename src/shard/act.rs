@@ -133,7 +133,7 @@ impl Shard {
         if done.replaced {
             self.replace_others(&done);
         }
-        self.joining.push((conn.key, done.route.user.clone()));
+        self.joining.push((conn.key, done.route.clone()));
         conn.who = Some(Box::new(Who { route: done.route, chain: done.chain }));
     }
 
@@ -176,7 +176,7 @@ impl Shard {
 
     fn replace_others(&mut self, done: &LoginDone) {
         let route = &done.route;
-        let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch);
+        let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch, None);
         // All shards: one where the old connection has its route, but is not indexed yet, is in no directory. It
         // reads its mail after it has indexed it.
         for (shard, handle) in self.context.shards().iter().enumerate() {
@@ -221,7 +221,7 @@ impl Shard {
         };
         let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
         // Refused here, a chain waits for its client; refused by the log, it would end the connection.
-        let room = match self.context.ports.bus.refuses_all() {
+        let room = match self.context.ports.bus.state().refuses_all {
             true => Err(Code::BusUnavailable),
             false => self.context.intake.reserve(send::weight(&record)),
         };

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use tidegate_protocol::{
     codec::Wire,
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind},
     machine::window::{Tracked, Window},
 };
 
@@ -54,8 +54,13 @@ impl Shard {
                 Audience::Users(users) => {
                     let users = Arc::clone(users);
                     for user in users.iter() {
-                        self.push_to_user(user, &delivery);
+                        let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
+                        self.push_to(&slots, &delivery);
                     }
+                }
+                Audience::Sessions(sessions) => {
+                    let slots = self.slots_of_sessions(sessions);
+                    self.push_to(&slots, &delivery);
                 }
             },
             change => {
@@ -203,10 +208,9 @@ impl Shard {
         });
     }
 
-    fn push_to_user(&mut self, user: &UserId, delivery: &Delivery) {
-        let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
+    fn push_to(&mut self, slots: &[u32], delivery: &Delivery) {
         for slot in slots {
-            self.with_conn(slot, |shard, conn| {
+            self.with_conn(*slot, |shard, conn| {
                 if delivery.origin != Some(conn.key) {
                     shard.push(conn, delivery);
                 }

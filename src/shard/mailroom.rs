@@ -2,12 +2,18 @@
 
 use std::{collections::VecDeque, mem};
 
-use tidegate_protocol::{Code, id::ConversationId, machine::session::Answer, record::Record};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+    machine::session::Answer,
+    record::Record,
+};
 
-use super::Shard;
+use super::{Shard, conn::Who};
 use crate::{
     chat::send,
-    mail::{Audience, ConnKey, Item, Lag, Mail},
+    link::Session,
+    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
 };
 
 /// Connections that one memory alarm ends on a shard.
@@ -24,6 +30,7 @@ impl Shard {
             let cost = match &mail {
                 Mail::Deliver(items) => items.len(),
                 Mail::Answers(answers) => answers.len(),
+                Mail::Reassert(Reassert::Settle(routes)) => routes.len(),
                 _ => 1,
             };
             left = left.saturating_sub(cost.max(1));
@@ -78,19 +85,21 @@ impl Shard {
                 }
                 self.release_holds(&groups);
             }
-            Mail::Replaced(user, device, epoch) => {
-                let old: Vec<u32> = self.hub.slots(&user).to_vec();
-                for slot in old {
-                    let is_old =
-                        |who: &super::conn::Who| who.route.device == device && who.route.token.epoch < epoch;
-                    if self.conns.peek(slot).and_then(|conn| conn.who.as_deref()).is_some_and(is_old) {
-                        self.close_now(slot, Code::Replaced);
-                    }
+            Mail::Replaced(user, device, epoch, asker) => {
+                let is_old = |who: &Who| who.route.device == device && who.route.token.epoch < epoch;
+                let old = self.slots_of(&user, is_old);
+                for slot in &old {
+                    self.close_now(*slot, Code::Replaced);
+                }
+                if let Some(asker) = asker {
+                    // Who asked may have gone on without the answer.
+                    asker.send(!old.is_empty()).ok();
                 }
             }
             Mail::Signal(signal) => self.take_signal(signal),
             Mail::Sized(id, signal, small) => self.on_sized(id, signal, small),
             Mail::Drain(order) => self.on_drain(order),
+            Mail::Reassert(order) => self.on_reassert(order),
             Mail::Stop(code) => {
                 self.stopping = true;
                 self.ask_all_to_leave(code);
@@ -114,6 +123,7 @@ impl Shard {
         let slots: Vec<u32> = match &lag.audience {
             Audience::Members => self.hub.members_of(&lag.conversation),
             Audience::Users(users) => users.iter().flat_map(|user| self.hub.slots(user)).copied().collect(),
+            Audience::Sessions(sessions) => self.slots_of_sessions(sessions),
         };
         for slot in slots {
             self.with_conn(slot, |shard, conn| {
@@ -124,6 +134,23 @@ impl Shard {
                 }
             });
         }
+    }
+
+    /// The open connections of a user that `is_it` says yes to.
+    fn slots_of(&self, user: &UserId, is_it: impl Fn(&Who) -> bool) -> Vec<u32> {
+        let of_it = |slot: &u32| {
+            let conn = self.conns.peek(*slot).filter(|conn| conn.is_open());
+            conn.and_then(|conn| conn.who.as_deref()).is_some_and(&is_it)
+        };
+        self.hub.slots(user).iter().copied().filter(of_it).collect()
+    }
+
+    /// The connections of these sessions that are here.
+    pub(super) fn slots_of_sessions(&self, sessions: &[Session]) -> Vec<u32> {
+        let of = |it: &Session| {
+            self.slots_of(&it.user, |who| who.route.device == it.device && who.route.token.epoch == it.epoch)
+        };
+        sessions.iter().flat_map(of).collect()
     }
 
     /// Closes one connection through its session, so that the client is told.
@@ -174,6 +201,8 @@ impl Shard {
         }
         if !self.joining.is_empty() {
             self.joining = self.context.intake.offer_logins(mem::take(&mut self.joining));
+            // Who has gone meanwhile waits for nothing.
+            self.joining.retain(|(key, _)| self.conns.find(*key).is_some());
         }
         if self.frames_in > 0 {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));

@@ -28,7 +28,7 @@ pub(super) struct Asking {
     told: bool,
     /// The conversation behind which a Sync goes on.
     next: Option<ConversationId>,
-    /// It goes to the log: without an answer nobody knows what became of it.
+    /// See [`Query::appends`].
     appends: bool,
     /// Unread messages in the conversations that a Sync has told so far.
     unread: u64,
@@ -41,8 +41,9 @@ impl Shard {
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = Self::reader(conn) else { return };
         let user = reader.user.clone();
+        let appends = query.appends();
         let mut asking =
-            Asking { id, positions: Arc::default(), told: false, next: None, appends: false, unread: 0 };
+            Asking { id, positions: Arc::default(), told: false, next: None, appends, unread: 0 };
         let store = Arc::clone(&self.context.ports.store);
         let work: Work =
             match query {
@@ -55,7 +56,6 @@ impl Shard {
                 }),
                 Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
                 Query::Recall { conversation, seq } => {
-                    asking.appends = true;
                     let recaller = self.context.recaller.clone();
                     Box::pin(async move {
                         let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
@@ -63,7 +63,6 @@ impl Shard {
                     })
                 }
                 Query::Leave(conversation) => {
-                    asking.appends = true;
                     let admin = self.context.recaller.admin.clone();
                     Box::pin(async move {
                         admin.leave(conversation, user, wall_ms()).await?;

@@ -139,6 +139,11 @@ impl Shard {
                 users.iter().for_each(|user| shards.extend(directory.user(user)));
                 shards
             }
+            Audience::Sessions(sessions) => {
+                let mut shards = ShardSet::default();
+                sessions.iter().for_each(|it| shards.extend(directory.user(&it.user)));
+                shards
+            }
         };
         for shard in shards.iter() {
             if shard == self.context.index {
@@ -170,6 +175,7 @@ impl Shard {
                 Audience::Users(users) => {
                     users.iter().flat_map(|user| self.hub.slots(user)).copied().collect()
                 }
+                Audience::Sessions(sessions) => self.slots_of_sessions(sessions),
             };
             left = left.saturating_sub(slots.len().max(1));
             let origin = self.conns.find(signal.origin);

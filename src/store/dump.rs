@@ -18,14 +18,11 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Device, Head, Key, Member, Stay},
     pb,
-    record::{Hash16, Position, Rules},
+    record::{Hash16, Position, Role, Rules},
     settings::{Retention, Search, SettingError, Unread, UserSettings},
 };
 
-pub use self::{
-    body::{BodyLine, RoleName},
-    order::Order,
-};
+pub use self::{body::BodyLine, order::Order};
 use super::{Hidden, Level, Mark};
 
 /// The version of the format that this program writes and reads.
@@ -134,7 +131,7 @@ pub struct MemberLine {
     #[serde(with = "form::text")]
     pub user: UserId,
     /// As what.
-    pub role: RoleName,
+    pub role: Role,
     /// Since which seq.
     pub joined_seq: u64,
     /// Up to which seq; 0 = is in.
@@ -306,15 +303,13 @@ impl MemberLine {
             *member;
         let stay = |it: &Stay| [it.joined_seq, it.left_seq, it.joined_messages, it.left_messages];
         let stays = stays.iter().map(stay).collect();
-        let role = role.into();
         Self { user, role, joined_seq, left_seq, sent, joined_messages, left_messages, muted, stays }
     }
 
     /// As the store takes it.
     pub fn member(&self) -> Member {
-        let Self { joined_seq, left_seq, sent, joined_messages, left_messages, muted, .. } = *self;
+        let Self { role, joined_seq, left_seq, sent, joined_messages, left_messages, muted, .. } = *self;
         let stays = u32::try_from(self.stays.len()).unwrap_or(u32::MAX);
-        let role = self.role.into();
         Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted }
     }
 

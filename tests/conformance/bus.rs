@@ -335,7 +335,7 @@ async fn s30_closing_confirms_what_was_appended_and_ends_everything(world: &Worl
 #[test]
 fn the_local_bus_answers_at_the_first_poll_and_says_that_it_forgets() {
     let World { bus, me } = local();
-    assert!(!bus.durable());
+    assert!(!bus.state().durable);
     let mut mine = at_once(bus.join(&me)).unwrap();
     assert_eq!(at_once(mine.next()), Some(OwnershipEvent::Assigned(0)));
     at_once(bus.append(0, records(&["a"]))).unwrap();
@@ -364,6 +364,28 @@ fn a_full_local_log_refuses_instead_of_forgetting() {
     at_once(bus.append(1, records(&["0123456789", "0123456789"]))).unwrap();
     at_once(bus.append(1, records(&["0123456789", "0123456789"]))).unwrap();
     assert!(full(at_once(bus.append(1, records(&["e"])))), "forty bytes");
+}
+
+/// A chained send that the log itself refuses would end its connection.
+#[test]
+fn a_log_that_fills_says_so_while_there_is_room_for_what_is_under_way() {
+    let small = LocalBusConfig { max_records: 4, max_bytes: 40, ..SMALL };
+    let embedded = EmbeddedBus::new(super::embedded::engine(SMALL.partitions), small);
+    let local = LocalBus::new(small);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for bus in [&local as &dyn Bus, &embedded] {
+        for (partition, texts) in [(0, ["a", "b", "c"]), (1, ["12345678", "12345678", "12345678"])] {
+            for (at, text) in texts.iter().enumerate() {
+                assert!(!bus.state().refuses_all, "at half it is none too full");
+                let appended = runtime.block_on(bus.append(partition, records(&[text]))).unwrap();
+                assert_eq!(appended.last, at as u64);
+            }
+            assert!(bus.state().refuses_all);
+            runtime.block_on(bus.append(partition, records(&["d"]))).expect("room for what is under way");
+            runtime.block_on(bus.trim(partition, 4)).unwrap();
+            assert!(!bus.state().refuses_all);
+        }
+    }
 }
 
 #[test]

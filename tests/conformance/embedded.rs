@@ -1,6 +1,7 @@
 //! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
 
 mod offline;
+mod power;
 
 use std::{
     fs, io,
@@ -15,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use tidegate::{
     bus::{AppendError, Bus, EmbeddedBus, LocalBusConfig, OwnershipEvent, TopicId},
-    embedded::{Disk, Engine, EngineConfig, FORMAT, OpenError},
+    embedded::{Disk, Engine, EngineConfig, FORMAT, Offline, OpenError},
     store::{Direction, EmbeddedStore, Fence, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
@@ -32,6 +33,9 @@ struct TestDisk {
     free: AtomicU64,
     /// The error that each commit meets; 0 = none.
     errno: AtomicU64,
+    /// The same for each sync, whose batch is written then.
+    sync_errno: AtomicU64,
+    syncs: AtomicU64,
 }
 
 const EIO: u64 = 5;
@@ -43,7 +47,13 @@ impl TestDisk {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
         let path = std::env::temp_dir().join(format!("tidegate-store-{}-{number}", std::process::id()));
-        Arc::new(Self { path, free: AtomicU64::new(u64::MAX), errno: AtomicU64::new(0) })
+        Arc::new(Self {
+            path,
+            free: AtomicU64::new(u64::MAX),
+            errno: AtomicU64::new(0),
+            sync_errno: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+        })
     }
 
     fn set(&self, free: u64, errno: u64) {
@@ -81,10 +91,19 @@ impl Disk for TestDisk {
     }
 
     fn before_commit(&self) -> io::Result<()> {
-        match self.errno.load(Ordering::SeqCst) {
-            0 => Ok(()),
-            number => Err(io::Error::from_raw_os_error(i32::try_from(number).unwrap())),
-        }
+        failure(&self.errno)
+    }
+
+    fn after_sync(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        failure(&self.sync_errno)
+    }
+}
+
+fn failure(errno: &AtomicU64) -> io::Result<()> {
+    match errno.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        number => Err(io::Error::from_raw_os_error(i32::try_from(number).unwrap())),
     }
 }
 
@@ -247,6 +266,36 @@ async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
     assert_eq!((bounds.first, bounds.next), (2, 3), "the log keeps the last record that was archived");
 }
 
+/// Both by the archive of an owner and without one.
+#[tokio::test]
+async fn one_sync_confirms_everything_that_waits() {
+    const SENDS: u64 = 64;
+    for owned in [true, false] {
+        let disk = TestDisk::new();
+        let mut small = Small::start(&disk).await;
+        let before = disk.syncs.load(Ordering::SeqCst);
+        let appends: Vec<_> = (0..SENDS)
+            .map(|n| {
+                let bus = Arc::clone(&small.bus);
+                tokio::spawn(async move { bus.append(0, vec![said(&format!("m{n}"), 0)]).await })
+            })
+            .collect();
+        if owned {
+            eventually(async || (small.bus.bounds(0).await.unwrap().next == SENDS).then_some(())).await;
+            assert_eq!(small.own().await.unwrap().len() as u64, SENDS);
+        }
+        let mut offsets = Vec::new();
+        for append in appends {
+            offsets.push(append.await.unwrap().unwrap().last);
+        }
+        offsets.sort_unstable();
+        assert_eq!(offsets, (0..SENDS).collect::<Vec<_>>());
+        let syncs = disk.syncs.load(Ordering::SeqCst) - before;
+        // A slow machine may bring them in several turns.
+        assert!((1..=8).contains(&syncs), "{syncs} syncs for {SENDS} sends, owned: {owned}");
+    }
+}
+
 #[tokio::test]
 async fn a_failed_sync_ends_everything_and_confirms_nothing() {
     let disk = TestDisk::new();
@@ -302,6 +351,50 @@ async fn a_disk_that_gets_full_within_a_commit_is_opened_again_and_nothing_is_re
     assert_eq!(Small::start(&disk).await.seqs().await, [1, 2]);
 }
 
+/// The sync of an archive, and that of records that no archive took.
+#[tokio::test]
+async fn a_sync_that_finds_the_disk_full_leaves_no_hole_in_the_log_though_its_batch_is_written() {
+    for archives in [true, false] {
+        let disk = TestDisk::new();
+        let mut small = Small::start(&disk).await;
+        small.say(&["m1"], 0).await;
+        disk.free.store(0, Ordering::SeqCst);
+        disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
+        let bus = Arc::clone(&small.bus);
+        let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0), said("m3", 0)]).await });
+        if archives {
+            // Tried again and again until the disk has room; the owner finds by the position that it came through.
+            eventually(async || (small.bus.bounds(0).await.unwrap().next == 3).then_some(())).await;
+            let healed = Arc::clone(&disk);
+            let heal = tokio::spawn(async move {
+                assert!(append.await.unwrap().is_err());
+                healed.sync_errno.store(0, Ordering::SeqCst);
+                healed.free.store(u64::MAX, Ordering::SeqCst);
+            });
+            assert_eq!(accepted(&small.own().await.unwrap()), [2, 3]);
+            heal.await.unwrap();
+        } else {
+            assert!(append.await.unwrap().is_err());
+            disk.sync_errno.store(0, Ordering::SeqCst);
+            disk.free.store(u64::MAX, Ordering::SeqCst);
+        }
+        let bus = Arc::clone(&small.bus);
+        let append = eventually(async || bus.append(0, vec![said("m4", 0)]).await.ok());
+        let own = async {
+            eventually(async || (bus.bounds(0).await.unwrap().next == 4).then_some(())).await;
+            small.own().await.unwrap();
+        };
+        tokio::join!(append, own);
+        drop(bus);
+        assert_eq!(accepted(&small.say(&["m5"], 0).await), [5], "archives: {archives}");
+        drop(small);
+        let small = Small::start(&disk).await;
+        assert_eq!(small.seqs().await, [1, 2, 3, 4, 5], "archives: {archives}");
+        let bounds = small.bus.bounds(0).await.unwrap();
+        assert_eq!((bounds.first, bounds.next), (4, 5), "the last that was archived, and nothing else");
+    }
+}
+
 /// Asks until there is an answer.
 async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..1_000 {
@@ -352,6 +445,12 @@ async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
     drop(first);
     let marker = disk.path.join("format.json");
     fs::write(&marker, "{\"tidegate_store\":1}").unwrap();
+    let store = Offline::open(&disk.path).unwrap();
+    assert_eq!(store.stats().unwrap().format, 1);
+    assert_eq!(store.check(&mut |what| panic!("{what}")).faults, 0);
+    assert!(store.export(&mut io::sink()).unwrap() > 0);
+    drop(store);
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}", "looking changes nothing");
     let mut second = Small::start(&disk).await;
     assert!(matches!(second.say(&["m1"], 1).await[..], [Outcome::Duplicate { seq: 1, .. }]));
     assert_eq!(fs::read_to_string(&marker).unwrap(), format!("{{\"tidegate_store\":{FORMAT}}}"));

@@ -41,6 +41,8 @@ mod kafka;
 mod link;
 mod numbers;
 mod paging;
+mod postgres;
+mod postgres_faults;
 mod reader;
 mod redis;
 mod redis_faults;

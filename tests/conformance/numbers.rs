@@ -14,13 +14,16 @@ use async_trait::async_trait;
 use tidegate::scratch::{Block, FloorError, Floors, MemoryFloors, Numbers, RedisNumbers};
 use tokio::sync::Semaphore;
 
-use super::redis::{Server, Version};
+use super::{
+    postgres::Database,
+    redis::{Server, Version},
+};
 
 const KEY: &str = "r:hall";
 
 /// Floors that count, and hold reservations back when asked to.
 struct Counting {
-    floors: MemoryFloors,
+    floors: Arc<dyn Floors>,
     reserved: AtomicU64,
     /// How many of the next reservations wait for `open`.
     hold: AtomicU64,
@@ -30,9 +33,9 @@ struct Counting {
 #[async_trait]
 impl Floors for Counting {
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
-        self.reserved.fetch_add(1, Ordering::SeqCst);
         let block = self.floors.reserve(key, size).await;
         let held = self.hold.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        self.reserved.fetch_add(1, Ordering::SeqCst);
         if held.is_ok() {
             self.open.acquire().await.expect("never closed").forget();
         }
@@ -53,19 +56,25 @@ struct World {
     server: Server,
     floors: Arc<Counting>,
     given: Mutex<BTreeSet<u64>>,
+    _database: Option<Database>,
 }
 
 fn on(version: Version) -> World {
-    let floors = Counting {
-        floors: MemoryFloors::default(),
-        reserved: AtomicU64::new(0),
-        hold: AtomicU64::new(0),
-        open: Semaphore::new(0),
-    };
-    World { server: Server::start(version), floors: Arc::new(floors), given: Mutex::default() }
+    World::new(version, Arc::new(MemoryFloors::default()), None)
+}
+
+async fn on_postgres() -> World {
+    let database = Database::new().await;
+    World::new(Version::V7, database.store().await, Some(database))
 }
 
 impl World {
+    fn new(version: Version, floors: Arc<dyn Floors>, database: Option<Database>) -> Self {
+        let (reserved, hold, open) = (AtomicU64::new(0), AtomicU64::new(0), Semaphore::new(0));
+        let floors = Arc::new(Counting { floors, reserved, hold, open });
+        Self { server: Server::start(version), floors, given: Mutex::default(), _database: database }
+    }
+
     fn node(&self) -> Arc<RedisNumbers> {
         self.node_at(&self.server)
     }
@@ -99,7 +108,11 @@ impl World {
 }
 
 suite! {
-    { redis_7 => super::on(super::Version::V7); redis_62 => super::on(super::Version::V62); }
+    {
+        redis_7 => super::on(super::Version::V7);
+        redis_62 => super::on(super::Version::V62);
+        redis_7_on_postgres => super::on_postgres().await;
+    }
     {
         s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom
         s6_a_range_larger_than_a_block_has_no_holes

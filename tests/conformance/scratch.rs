@@ -64,7 +64,7 @@ suite! {
         s37_the_word_of_an_older_conn_changes_nothing
         s37_only_the_newest_done_ids_are_kept
         s37_devices_have_chains_of_their_own
-        a_window_slides_and_says_when_to_come_back
+        s36_a_window_slides_and_says_when_to_come_back
         a_hit_that_one_rule_refuses_is_counted_by_none
         a_refused_hit_does_not_push_its_retry_away
         a_limit_of_zero_refuses
@@ -156,7 +156,7 @@ async fn s37_devices_have_chains_of_their_own(world: &World) {
     assert_eq!(loaded(world, "web").await, Some(state(1, 2)));
 }
 
-async fn a_window_slides_and_says_when_to_come_back(world: &World) {
+async fn s36_a_window_slides_and_says_when_to_come_back(world: &World) {
     let rules = [rule("user:ann", 10, 2)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
     world.pass(Duration::from_secs(4));

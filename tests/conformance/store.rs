@@ -47,7 +47,12 @@ fn embedded() -> Arc<dyn Store> {
 }
 
 suite! {
-    { memory => super::memory(); faultless => super::faultless(); embedded => super::embedded(); }
+    {
+        memory => super::memory();
+        faultless => super::faultless();
+        embedded => super::embedded();
+        postgres => crate::postgres::store().await;
+    }
     {
         a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
         s7_a_new_owner_waits_for_no_one_who_died

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proptest::prelude::*;
 use tidegate::{
     chat::{clear, hide, history, reader::Reader, receipt, sync},
+    fault::{Fault, FaultPlan, Faulty, Gate},
     store::{EmbeddedStore, Mark, MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -333,6 +334,33 @@ proptest! {
     #[test]
     fn s23_s24_on_the_disk_too(ops in prop::collection::vec(op(), 30..60)) {
         run(Arc::new(EmbeddedStore::new(super::embedded::engine(1))), &ops);
+    }
+}
+
+/// At each read of rows, retention passes the place that is to be marked; ann's own messages lie on both sides of it.
+#[tokio::test]
+async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count() {
+    for page in 0..3 {
+        let plan = FaultPlan::none();
+        let (store, gate) = (Arc::new(MemoryStore::default()) as Arc<dyn Store>, Gate::new());
+        let mut world = World::new(Arc::clone(&store)).await;
+        for who in [0, 1, 1, 0, 1, 1, 1, 0, 1] {
+            world.apply(&Op::Say(who)).await;
+        }
+        (0..page).for_each(|_| plan.plan("page", Fault::None));
+        plan.plan("page", Fault::Hold(gate.clone()));
+        let faulty: Arc<dyn Store> = Arc::new(Faulty::new(store, plan));
+        let read = tokio::spawn(async move { receipt::read(&*faulty, &user("ann"), &group("g"), 3).await });
+        while gate.reached() == 0 && !read.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        world.apply(&Op::Prune(7)).await;
+        gate.open();
+        let mark = read.await.unwrap().unwrap();
+        let seq = if gate.reached() > 0 { 7 } else { 3 };
+        assert_eq!(mark, Some(world.naive.mark(0, seq)), "at page {page}");
+        world.naive.read[0] = seq;
+        world.check_states().await;
     }
 }
 

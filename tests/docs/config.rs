@@ -26,7 +26,7 @@ tidegate serve --set limits.conns_per_ip=100              # on the command line
 A list is written `[a, b]` with `--set`, and `a,b` in the environment.
 
 Three more names of the environment are no settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
-of `serve`, `send`, `tail`, `token` and `store`), and `TIDEGATE_LOG` (what is logged on stderr, such as `info` or `tidegate=debug`).
+of `serve`, `send`, `tail`, `token`, `store` and the commands that ask a node), and `TIDEGATE_LOG` (what is logged on stderr, such as `info` or `tidegate=debug`).
 
 ";
 

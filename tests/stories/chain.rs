@@ -305,3 +305,45 @@ fn a_full_disk_refuses_a_chain_for_now_and_leaves_its_connection_alone() {
     assert_eq!((seq, alice.expect_ack(b).seq), (1, 2));
     assert_eq!(texts(&mut bob, 2), ["a", "b"]);
 }
+
+/// What is kept of chains is memory here: the log still knows each id, and the client says where it stands.
+#[test]
+fn a_chain_goes_on_by_the_clients_word_after_a_restart_of_the_node() {
+    let mut data: Option<PathBuf> = None;
+    for wire in Wire::ALL {
+        let node = data
+            .as_ref()
+            .map_or_else(|| TestNode::start(quick_alarm), |data| TestNode::start_on(data, quick_alarm));
+        let name = format!("alice-{wire:?}");
+        let mut alice = node.login_chained(wire, &name, "phone", "a");
+        let acked = [("a", "b"), ("b", "c"), ("c", "d")].map(|(id, next)| alice.send(link(id, next)));
+        assert_eq!(acked.map(|ack| (ack.seq, ack.duplicate)), [(1, false), (2, false), (3, false)]);
+        // The next one never comes: its successor goes without it.
+        let e = alice.say(ask::send(link("e", "f")));
+        assert_eq!(alice.expect_ack(e).seq, 4, "{wire:?}");
+        assert_eq!(alice.refused(ask::send(link("d", "e"))), Code::OrderSkipped);
+        drop(alice);
+        let node = TestNode::start_on(&node.stop(), quick_alarm);
+        let mut bob = node.login(Wire::Tcp, "bob", "phone");
+        // It did not hear of anything after a, and sends all of it again.
+        let mut alice = node.login_chained(wire, &name, "phone", "b");
+        assert_eq!(alice.welcome.next_id, "b", "the node has nothing, so the client's word counts");
+        let retry = |id: &str, next: &str| ask::send(pb::Send { attempt: 1, ..link(id, next) });
+        let frames = [("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
+            .map(|(id, next)| alice.say(retry(id, next)));
+        let acks = frames.map(|frame| alice.expect_ack(frame));
+        // The skip of d is forgotten with the memory: it comes in behind e.
+        assert_eq!(acks.each_ref().map(|ack| ack.seq), [2, 3, 5, 4, 6], "{wire:?}");
+        assert_eq!(acks.each_ref().map(|ack| ack.duplicate), [true, true, false, true, false], "{wire:?}");
+        assert_eq!(expected(&mut alice), "g");
+        let h = alice.say(ask::send(link("h", "i")));
+        alice.send(link("g", "h"));
+        assert_eq!(alice.expect_ack(h).seq, 8);
+        assert_eq!(texts(&mut bob, 4), ["d", "f", "g", "h"], "{wire:?}: retries are no new messages");
+        bob.ack(&format!("d:{name}:bob"), 8);
+        bob.no_push();
+        drop((alice, bob));
+        data = Some(node.stop());
+    }
+    fs::remove_dir_all(data.expect("a directory")).ok();
+}

@@ -94,6 +94,46 @@ fn sends_in_flight_are_answered_before_the_close() {
     assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
 }
 
+#[test]
+fn a_recall_under_way_is_answered_before_the_close() {
+    const MESSAGES: u64 = 300;
+    let node = TestNode::start(|_| {});
+    let place = |wire: Wire| format!("d:{wire:?}:zoe");
+    let mut senders = Wire::ALL.map(|wire| node.login(wire, &format!("{wire:?}"), "d"));
+    for sender in &mut senders {
+        let place = place(sender.wire);
+        let last =
+            (1..=MESSAGES).map(|n| sender.say(ask::send(send(&place, &format!("m{n}"), "text")))).max();
+        assert_eq!(sender.expect_ack(last.expect("some")).seq, MESSAGES);
+    }
+    // One is under way at any time, until the close: what the log took is known to who asked for it.
+    let mut asked = senders.map(|mut sender| {
+        let place = place(sender.wire);
+        let ids: Vec<u64> = (1..=MESSAGES).map(|seq| sender.say(ask::recall(&place, seq))).collect();
+        sender.expect_ack(ids[0]);
+        (sender, ids)
+    });
+    let ending = std::thread::spawn(move || node.stop());
+    let told = asked.each_mut().map(|(sender, ids)| {
+        while sender.pump(Instant::now() + PATIENCE) {}
+        let is_ack = |frame: &&pb::ServerFrame| matches!(frame.body, Some(Said::SendAck(_)));
+        let acks: BTreeSet<u64> = sender.inbox.iter().filter(is_ack).map(|frame| frame.id).collect();
+        let told = (1..).zip(&*ids).filter(|(_, id)| **id == ids[0] || acks.contains(id));
+        let told: Vec<u64> = told.map(|(seq, _)| seq).collect();
+        assert!((told.len() as u64) < MESSAGES, "it was busy");
+        told
+    });
+    let data = ending.join().expect("it ends");
+    let node = TestNode::start_on(&data, |_| {});
+    for ((sender, _), told) in asked.iter().zip(told) {
+        let mut again = node.login(sender.wire, &format!("{:?}", sender.wire), "d");
+        let seqs: Vec<u64> = (1..=MESSAGES).collect();
+        let pages = seqs.chunks(150).map(|seqs| again.page(ask::seqs(&place(sender.wire), seqs)));
+        let recalled: Vec<u64> = pages.flat_map(|page| page.recalled).collect();
+        assert_eq!(recalled, told, "{:?}", sender.wire);
+    }
+}
+
 /// Keeps a hundred sends under way until it is told to stop; gives those that were acked.
 fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
@@ -138,7 +178,8 @@ fn the_pace_of_300_clients_is_the_planned_one() {
         closed.push(began.elapsed());
         assert!(closed[closed.len() - 1] + ROUNDING >= *slot, "nobody is closed before the end of its slot");
     }
-    let took = closed[CLIENTS - 1].saturating_sub(closed[0]);
+    // From the end of the first slot: a first client that reads late makes no pace.
+    let took = closed[CLIENTS - 1].saturating_sub(slots[0].0);
     let pace = CLIENTS as f64 / took.as_secs_f64();
     assert!(pace <= 1.2 * f64::from(planned.rate), "{pace} a second over {took:?}");
     // The slots that clients were told: what the others will see arrive.
@@ -204,9 +245,9 @@ fn a_cordoned_node_still_takes_newcomers() {
 
 #[test]
 fn an_idle_node_waits_for_nobody() {
-    let node = TestNode::start(|config| config.drain.lb_delay_ms = 20_000);
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 40_000);
     let began = Instant::now();
     node.drainer().signal();
     assert_eq!(node.wait(), Outcome::Drained);
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }

@@ -16,26 +16,30 @@ fn quick_heart(config: &mut tidegate::config::Config) {
 #[test]
 fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
     let node = TestNode::start(quick_heart);
-    let mut clients: Vec<(Client, Instant)> =
-        Wire::ALL.map(|wire| (node.login(wire, "alice", &format!("{wire:?}")), Instant::now())).into();
-    for (client, since) in &mut clients {
+    // What a client says last, its Hello, is heard after this.
+    let mut clients: Vec<(Instant, Client)> =
+        Wire::ALL.map(|wire| (Instant::now(), node.login(wire, "alice", &format!("{wire:?}")))).into();
+    for (since, client) in &mut clients {
         assert_eq!(client.welcome.heartbeat_ms, 400);
         assert_eq!(client.expect_close(), Code::HeartbeatMissed, "{:?}", client.wire);
         let silence = since.elapsed();
-        assert!(silence > Duration::from_millis(900), "closed after {silence:?} already");
+        assert!(
+            silence + Duration::from_millis(5) >= Duration::from_millis(1_000),
+            "closed after {silence:?} already"
+        );
         assert!(silence < Duration::from_millis(3_000), "closed after {silence:?} only");
     }
 }
 
 #[test]
 fn a_client_that_only_pings_lives() {
-    let node = TestNode::start(quick_heart);
+    let node = TestNode::start(|config| config.timing.heartbeat_ms = 800);
     let mut clients: Vec<Client> =
         Wire::ALL.map(|wire| node.login(wire, "alice", &format!("{wire:?}"))).into();
     let mut by_frame = node.login(Wire::WsBinary, "alice", "ws-ping");
     let since = Instant::now();
     let mut rounds = 0;
-    while since.elapsed() < Duration::from_millis(2_500) {
+    while since.elapsed() < Duration::from_millis(5_000) {
         rounds += 1;
         for client in &mut clients {
             client.link.send_payload(if client.wire.framing() == tidegate_protocol::codec::Framing::Json {

@@ -8,6 +8,7 @@ mod groups;
 mod leaving;
 mod login;
 mod membership;
+mod nodes;
 mod personal;
 mod recall;
 mod rooms;

@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, eventually, send};
+use crate::support::{Asked, Client, Said, TestNode, ask, eventually, send};
 
 fn seqs(page: &pb::Page) -> Vec<u64> {
     page.messages.iter().map(|push| push.seq).collect()
@@ -338,5 +338,44 @@ fn a_user_with_two_thousand_conversations_syncs_at_once() {
         let without: Vec<_> = states.iter().filter(|state| state.last.is_none()).collect();
         assert_eq!(without.len(), 1, "what the client has needs not be sent");
         eventually("the talk goes on", || matches!(tablet.ask(ask::ping()), Said::Pong(_)).then_some(()));
+    }
+}
+
+#[test]
+fn s17_pages_around_a_seq_and_from_a_time_on_over_every_wire() {
+    let node = TestNode::start(|_| {});
+    for wire in Wire::ALL {
+        let mut alice = node.login(wire, "alice", "phone");
+        let peer = format!("bob{}", wire as usize);
+        let place = format!("d:alice:{peer}");
+        assert_eq!(burst(&mut alice, &peer, "m", 30), 30);
+        (0..20).for_each(|n| _ = alice.text(&peer, &format!("n{n}"), "text"));
+        let around = |client: &mut Client, seq, limit| seqs(&client.page(ask::around(&place, seq, limit)));
+        assert_eq!(around(&mut alice, 20, 3), (17..=23).collect::<Vec<_>>(), "{wire:?}");
+        assert_eq!(around(&mut alice, 2, 3), (1..=5).collect::<Vec<_>>(), "nothing precedes the first");
+        assert_eq!(around(&mut alice, 49, 3), (46..=50).collect::<Vec<_>>(), "nothing follows the last");
+        assert_eq!(around(&mut alice, 26, 0).len(), 50, "25 on each side unless asked for others");
+        assert_eq!(alice.refused(ask::around(&place, 51, 3)), Code::NotYet);
+        // In both directions it goes on where the page ends.
+        assert_eq!(seqs(&alice.page(ask::before(&place, 17, 2))), [16, 15]);
+        assert_eq!(pull_on(&mut alice, &place, 23, 7), (24..=50).collect::<Vec<_>>());
+        let all = alice.page(ask::after(&place, 0, 100)).messages;
+        assert_eq!(all.len(), 50);
+        for asked in all.iter().step_by(7) {
+            let first = all.iter().find(|push| push.time >= asked.time).expect("at least itself").seq;
+            let page = seqs(&alice.page(ask::since(&place, asked.time, 4)));
+            let want: Vec<u64> = (first..=50).take(4).collect();
+            assert_eq!(page, want, "{wire:?}: from {} on", asked.time);
+            let rest = pull_on(&mut alice, &place, *page.last().expect("some"), 9);
+            assert_eq!(rest, (first..=50).skip(4).collect::<Vec<_>>());
+        }
+        assert_eq!(seqs(&alice.page(ask::since(&place, 1, 2))), [1, 2], "a time before all of them");
+        let late = all[49].time + 3_600_000;
+        assert_eq!(alice.refused(ask::since(&place, late, 4)), Code::NotYet, "nothing is that young");
+        let both = pb::Pull { conversation: place.clone(), cursor: 3, time: late, ..Default::default() };
+        assert_eq!(alice.refused(Asked::Pull(both)), Code::Malformed, "a time and a cursor");
+        let mut eve = node.login(wire, "eve", "phone");
+        assert_eq!(eve.refused(ask::around(&place, 20, 3)), Code::Forbidden);
+        assert_eq!(eve.refused(ask::since(&place, 1, 3)), Code::Forbidden);
     }
 }

@@ -153,9 +153,9 @@ fn an_id_used_for_another_content_is_a_conflict_but_other_devices_have_their_own
     bob.no_push();
 }
 
-/// Flaw S15: a box that is keyed by text swallows the second "ok".
+/// A box that is keyed by text swallows the second "ok".
 #[test]
-fn equal_texts_are_different_messages() {
+fn s15_equal_texts_are_different_messages() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::WsText, "bob", "phone");
     let mut alice = node.login(Wire::Tcp, "alice", "phone");

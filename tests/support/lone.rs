@@ -200,6 +200,8 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
             routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
             scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
             link: Arc::new(LocalLink),
+            owned: Arc::default(),
+            peers: Arc::default(),
         }),
         rooms: Arc::default(),
         runtime,

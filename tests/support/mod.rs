@@ -2,15 +2,20 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 mod client;
+mod cluster;
 mod frames;
+mod http;
 mod link;
 mod node;
 mod process;
+#[path = "services.rs"]
+mod services;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
     client::Client,
-    frames::{Said, ask, code, hello, send, text_of},
+    cluster::Cluster,
+    frames::{Asked, Said, ask, code, hello, send, text_of},
     link::{Incoming, Link},
     node::TestNode,
     process::{Process, command, fresh_data},

@@ -2,8 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 use tidegate::{auth, config::Config, drain::Drainer, node::Node};
 use tidegate_protocol::{codec::Wire, machine::drain::Outcome};
 
-use super::{Client, PATIENCE, hello};
+use super::{Client, hello, http};
 
 /// A running node.
 pub struct TestNode {
@@ -119,7 +118,7 @@ impl TestNode {
 
     /// One request to the admin port.
     pub fn admin(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let (status, text) = self.admin_text(method, path, &body.to_string());
+        let (status, text) = http::ask(self.running().addresses.admin, method, path, &body.to_string());
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
@@ -133,23 +132,6 @@ impl TestNode {
         let (status, body) = self.admin("POST", &format!("/v1/groups/{group}/members"), body);
         assert_eq!(status, 200, "{body}");
         body["seq"].as_u64().expect("a seq")
-    }
-
-    fn admin_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream =
-            TcpStream::connect_timeout(&self.running().addresses.admin, PATIENCE).expect("an admin port");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).expect("the admin port reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("the admin port answers");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        (status, body.to_owned())
     }
 
     fn running(&self) -> &Node {

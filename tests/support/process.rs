@@ -2,8 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU64, Ordering},
@@ -18,7 +17,7 @@ use tidegate::{
 };
 use tidegate_protocol::codec::Wire;
 
-use super::{Client, PATIENCE, eventually, hello};
+use super::{Client, PATIENCE, eventually, hello, http};
 
 /// A running `tidegate serve`; killed when the test ends.
 pub struct Process {
@@ -78,6 +77,13 @@ impl Process {
         let answer = self.http("POST", "/v1/groups", &body);
         let body: Value = serde_json::from_str(&answer).expect("JSON");
         body["conversation"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
+    /// Changes who is in a group; the seq of the change.
+    pub fn change_members(&self, id: &str, change: &Value) -> u64 {
+        let answer = self.http("POST", &format!("/v1/groups/{id}/members"), &change.to_string());
+        let body: Value = serde_json::from_str(&answer).expect("JSON");
+        body["seq"].as_u64().unwrap_or_else(|| panic!("{answer}"))
     }
 
     /// Connections that hold a place.
@@ -161,17 +167,7 @@ impl Process {
     }
 
     fn http(&self, method: &str, path: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect_timeout(&self.addresses.admin, PATIENCE).expect("an admin port");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).expect("the admin port reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("the admin port answers");
-        answer.split_once("\r\n\r\n").expect("an HTTP response").1.to_owned()
+        http::ask(self.addresses.admin, method, path, body).1
     }
 }
 

@@ -37,8 +37,12 @@ pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
             }
             let names_adapter = PORTS.contains(&target)
                 && path.get(1).is_some_and(|adapter| ADAPTERS.contains(&adapter.as_str()));
-            if names_adapter && target != room && module != "node" {
-                found.push(Finding::new(source, line, format!("only node.rs names `{}`", path.join("::"))));
+            if names_adapter && target != room && room != "node" {
+                found.push(Finding::new(
+                    source,
+                    line,
+                    format!("only node.rs and node/ name `{}`", path.join("::")),
+                ));
             }
         }
     }

@@ -57,6 +57,9 @@ enum Command {
         /// A minute and a half, as a step of the tests.
         #[arg(long, conflicts_with = "seconds")]
         short: bool,
+        /// Three nodes over a Kafka, a Redis and a Postgres that are started for it, and break too.
+        #[arg(long, conflicts_with = "drain")]
+        cluster: bool,
         /// Only drain a node with 10,000 clients under load.
         #[arg(long, conflicts_with_all = ["seconds", "short"])]
         drain: bool,
@@ -119,6 +122,10 @@ fn run(command: Command) -> anyhow::Result<()> {
             shell.cargo(&words)
         }
         Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
+        Command::Chaos { cluster: true, short, seconds, seed, args, .. } => {
+            let seconds = if short { chaos::CLUSTER_SHORT } else { seconds };
+            chaos::cluster(&shell, seconds, seed, &args)
+        }
         Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
         Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),
         Command::Services { what: Services::Up } => services::up(&shell),

@@ -10,6 +10,8 @@ mod redis;
 
 use std::{
     fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -82,7 +84,22 @@ impl Start<'_> {
 }
 
 fn home(shell: &Shell) -> PathBuf {
-    shell.target.join("services")
+    shell.target.join(shell.services)
+}
+
+/// Where the servers keep their data: a user other than root, as Postgres wants one, has to be able to go there.
+fn data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let home = home(shell);
+    let is_open = |folder: &Path| fs::metadata(folder).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
+    if home.ancestors().all(|folder| folder.as_os_str().is_empty() || is_open(folder)) {
+        return Ok(home);
+    }
+    let mut hasher = DefaultHasher::new();
+    home.hash(&mut hasher);
+    let open = std::env::temp_dir().join(format!("tidegate-services-{:x}", hasher.finish()));
+    fs::create_dir_all(&open)?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
+    Ok(open)
 }
 
 fn record(shell: &Shell, name: &str) -> PathBuf {
@@ -110,7 +127,7 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
 
 fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
     let program = (service.install)(shell)?;
-    let folder = home(shell).join(name);
+    let folder = data_home(shell)?.join(name);
     let begun = Instant::now();
     let mut problem = None;
     for _ in 0..TRIES {
@@ -126,6 +143,9 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
                 eprintln!("{name}: {} after {:.1} s", start.address(), took.as_secs_f64());
                 entry["address"] = json!(start.address());
                 entry["pid"] = json!(process.pid());
+                entry["command"] = json!(process.command());
+                entry["folder"] = json!(start.folder);
+                entry["record"] = json!(record(shell, name));
                 entry["start_ms"] = json!(u64::try_from(took.as_millis())?);
                 return Ok(entry);
             }
@@ -174,7 +194,7 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
         eprintln!("{name}: stopped");
     }
     fs::remove_file(record).ok();
-    let folder = home(shell).join(name);
+    let folder = data_home(shell)?.join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }

@@ -15,6 +15,8 @@ pub(crate) struct Shell {
     pub(crate) root: PathBuf,
     /// Where cargo builds; tools of the tests are installed below it.
     pub(crate) target: PathBuf,
+    /// The folder in it where servers for tests keep their data, and are written down.
+    pub(crate) services: &'static str,
 }
 
 impl Shell {
@@ -24,7 +26,12 @@ impl Shell {
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
-        Ok(Self { root, target })
+        Ok(Self { root, target, services: "services" })
+    }
+
+    /// The same with servers of its own.
+    pub(crate) fn apart(&self, services: &'static str) -> Self {
+        Self { root: self.root.clone(), target: self.target.clone(), services }
     }
 
     /// A command that runs in the repository.

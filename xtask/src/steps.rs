@@ -18,7 +18,7 @@ const STEPS: &[(&str, &str, Run)] = &[
         shell.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     }),
     ("deny", "licences, bans and sources of every dependency", tools::deny),
-    ("schema", "buf lint of the wire and record schema", third_party::schema),
+    ("schema", "buf lint of the wire and record schema; compose.yaml by its schema", third_party::schema),
     ("tests", "cargo test --workspace, beside real Kafka, Redis and Postgres", |shell| {
         services::with(shell, || shell.cargo(&["test", "--workspace"]))
     }),

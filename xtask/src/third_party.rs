@@ -19,10 +19,13 @@ enum Program {
     Python,
 }
 
-/// Lints `protocol/tidegate` by the rules in `protocol/buf.yaml`.
+/// Lints `protocol/tidegate` by the rules in `protocol/buf.yaml`, and checks `compose.yaml` against the Compose Specification.
 pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
     let buf = tools::buf(shell)?;
-    shell::run(Command::new(buf).arg("lint").current_dir(shell.root.join("protocol")))
+    shell::run(Command::new(buf).arg("lint").current_dir(shell.root.join("protocol")))?;
+    let check = tools::check_jsonschema(shell)?;
+    // The schema comes with the program, so nothing is fetched.
+    shell::run(shell.command(check).args(["--builtin-schema", "vendor.compose-spec", "compose.yaml"]))
 }
 
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {

@@ -45,6 +45,14 @@ pub(crate) fn python(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(python_packages(shell, "py", PYTHON_PACKAGES)?.join("bin"))
 }
 
+/// Checks files against JSON schemas; carries that of the Compose Specification. Pinned with its parser of YAML, which counts too.
+const CHECK_JSONSCHEMA: &[&str] = &["check-jsonschema==0.39.0", "ruamel.yaml==0.19.1"];
+
+/// The checker of schemas, installed below the target folder.
+pub(crate) fn check_jsonschema(shell: &Shell) -> anyhow::Result<PathBuf> {
+    Ok(python_packages(shell, "schema", CHECK_JSONSCHEMA)?.join("bin/check-jsonschema"))
+}
+
 /// A Python environment of that name below the target folder, made by pip with these words: pinned packages, options.
 pub(crate) fn python_packages(shell: &Shell, name: &str, words: &[&str]) -> anyhow::Result<PathBuf> {
     ensure_program(shell, "python3", "python3")?;

@@ -67,6 +67,23 @@ impl PushFrame {
         })
     }
 
+    /// A push that is there as an encoded `Push`, as [`Self::push`] of another node gave it.
+    pub fn from_push(push: &[u8]) -> Self {
+        Self::from_payload(block_len(FRAME_PUSH, push.len()), |out| {
+            put_head(FRAME_PUSH, push.len(), out);
+            out.put_slice(push);
+        })
+    }
+
+    /// The encoded `Push` in it; none if it carries anything else.
+    pub fn push(&self) -> Option<Bytes> {
+        let mut rest = self.proto();
+        let (tag, kind) = decode_key(&mut rest).ok()?;
+        let len = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
+        let whole = tag == FRAME_PUSH && kind == WireType::LengthDelimited && rest.len() == len;
+        whole.then(|| self.tcp.slice(self.tcp.len() - len..))
+    }
+
     /// The frame as it goes out on `wire`, header and all.
     pub fn bytes(&self, wire: Wire) -> &Bytes {
         match wire {

@@ -16,9 +16,9 @@
 //! | archives in one transaction, `WHERE fence = mine AND position = delta.from` | [`Ledger::take_delta`] |
 //! | after the commit | [`Ledger::archived`], [`Ledger::evict`] |
 //!
-//! **Choices.** A refusal or duplicate leaves no row but the device's; the exception is a chained message that is
-//! refused for good, whose id is remembered as refused, because what follows it in its chain goes on. Whatever the answer, a chained record that is
-//! the next of its chain takes its number. A recall takes a seq, pruning does not. One key per id: an id used again
+//! **Choices.** A refusal leaves no row where there was none, a duplicate none but the device's; the exception is a chained
+//! message that is the next of its chain: it takes its number whatever the answer, and refused for good its id is
+//! remembered as refused, because what follows it in its chain goes on. A recall takes a seq, pruning does not. One key per id: an id used again
 //! past the window moves its key to the newer acceptance (no second key, and no need to know the older one). Old keys
 //! are forgotten by a `Rules` record (`keys_from`) only: a store that dropped them by its own clock would make two
 //! owners answer differently. A deleted group's id stays taken, so none of its seqs can come twice.

@@ -84,6 +84,8 @@ pub struct Session {
     stopped: bool,
     /// Whether a query has no answer yet, or one that the client has not taken.
     asking: bool,
+    /// It goes to the log, and has no answer yet.
+    appending: bool,
     /// An unchained submission; lives from an input to the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
@@ -121,7 +123,7 @@ pub enum Phase {
     LoggingIn,
     /// Welcome was said.
     Live,
-    /// Reads no more; closes when all submissions have their answers.
+    /// Reads no more; closes when all submissions, and a query that goes to the log, have their answers.
     Leaving,
     /// Close was said.
     Closed,
@@ -139,6 +141,7 @@ impl Session {
             errors: 0,
             stopped: false,
             asking: false,
+            appending: false,
             pending: None,
             flights: Flights::default(),
             signals_until: Time::ZERO,
@@ -269,7 +272,8 @@ impl Session {
         live
     }
 
-    /// Stops reading and closes once all submissions have their answers; at once when none is under way.
+    /// Stops reading and closes once all submissions, and a query that goes to the log, have their answers; at once when
+    /// none is under way. The driver answers every query within a bounded time.
     pub fn leave(&mut self, code: Code, reason: impl Into<Cow<'static, str>>, out: &mut Vec<Action>) {
         match self.state {
             State::Live => {

@@ -79,20 +79,33 @@ impl Model {
     }
 
     fn message(&mut self, offset: u64, time: u64, it: &Message) -> Outcome {
-        let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
         let place = (it.conversation.clone(), it.sender.clone(), it.device.clone());
-        let mut device =
-            self.devices.get(&place).copied().unwrap_or(Device { epoch: it.order.epoch, next_n: 0 });
+        let before = self.devices.get(&place).copied();
+        let mut device = before.unwrap_or(Device { epoch: it.order.epoch, next_n: 0 });
         let replaced = it.order.epoch < device.epoch;
         if it.order.epoch > device.epoch {
             device = Device { epoch: it.order.epoch, next_n: 0 };
         }
         let in_order = !it.order.chained || (!replaced && it.order.n == device.next_n);
-        if it.order.chained && in_order {
-            device.next_n += 1;
+        let takes = it.order.chained && in_order;
+        device.next_n += u64::from(takes);
+        let answer = self.judge((offset, time), it, replaced.then_some(device.epoch), in_order);
+        let refused = matches!(answer, Outcome::Refused { .. } | Outcome::RefusedBefore { .. });
+        // Who was never heard there leaves nothing behind by being refused.
+        if before.is_some() || takes || !refused {
+            self.devices.insert(place, device);
         }
-        self.devices.insert(place, device);
+        answer
+    }
 
+    fn judge(
+        &mut self,
+        (offset, time): (u64, u64),
+        it: &Message,
+        replaced: Option<u64>,
+        in_order: bool,
+    ) -> Outcome {
+        let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
         if let Some(kept) = self.ids.get(&id) {
             let window = if it.attempt == 0 { self.rules.dedup_window } else { 0 };
             let near = window == 0 || kept.offset + window >= offset;
@@ -104,8 +117,8 @@ impl Model {
                 };
             }
         }
-        if replaced {
-            return Outcome::Void { newest: device.epoch };
+        if let Some(newest) = replaced {
+            return Outcome::Void { newest };
         }
         if !in_order {
             return refused(Code::OrderBroken);

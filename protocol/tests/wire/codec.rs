@@ -146,8 +146,10 @@ proptest! {
         let parts =
             PushFrame::from_parts(&push.conversation, push.seq, &push.sender, &push.msg_id, push.time, &encoded);
         let whole = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(pb::server_frame::Body::Push(push)) });
+        let again = PushFrame::from_push(&whole.push().unwrap());
         for wire in Wire::ALL {
             prop_assert_eq!(parts.bytes(wire), whole.bytes(wire));
+            prop_assert_eq!(again.bytes(wire), whole.bytes(wire));
         }
     }
 }

@@ -5,6 +5,7 @@ mod codec;
 mod corpus;
 mod frames;
 mod json;
+mod records;
 mod support;
 #[allow(dead_code)]
 mod transcript;

@@ -36,6 +36,11 @@ impl Log {
         self.first + self.records.len() as u64
     }
 
+    /// Over half full: what is under way still has room, and more is better not begun.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.records.len() > self.max_records / 2 || self.bytes > self.max_bytes / 2
+    }
+
     pub(super) fn bounds(&self) -> Bounds {
         Bounds { topic: self.topic, first: self.first, next: self.next() }
     }

@@ -30,14 +30,14 @@ pub(super) fn hex(text: &str) -> Result<Vec<u8>> {
 }
 
 /// The admin port of a server, over one connection that is kept.
-pub(super) struct Admin {
+pub(crate) struct Admin {
     address: String,
     stream: TcpStream,
 }
 
 impl Admin {
     /// Connects.
-    pub(super) fn connect(address: &str) -> Result<Self> {
+    pub(crate) fn connect(address: &str) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("admin port {address}"))?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         stream.set_nodelay(true)?;
@@ -72,7 +72,8 @@ impl Admin {
         Ok(())
     }
 
-    fn request(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
+    /// One request, and its status and body.
+    pub(crate) fn request(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
         let mut request = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
         if !body.is_empty() {
             write!(request, "Content-Type: application/json\r\nContent-Length: {}\r\n", body.len())?;

@@ -5,6 +5,7 @@ mod echo;
 mod fanout;
 mod idle;
 mod login;
+mod postgres;
 mod room;
 mod rows;
 mod store;
@@ -49,6 +50,12 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
         }
         Scenario::Store { messages, conversations } => {
             store::run(launcher, args, *messages, conversations, out).context("store")
+        }
+        Scenario::Postgres { url, messages, conversations, batch, partitions } => {
+            let (messages, conversations, batch, partitions) =
+                (*messages, *conversations, *batch, *partitions);
+            let load = postgres::Load { url, messages, conversations, batch, partitions };
+            postgres::run(args, &load, out).context("postgres")
         }
         Scenario::All => all(launcher, args, out),
         Scenario::Client

@@ -1,8 +1,12 @@
 //! The administrator: makes the groups, then lets users come and go, each change until it is answered.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -25,14 +29,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two changes.
 const PACE_MS: std::ops::Range<u64> = 20..250;
 
-/// The way to the admin port of the node that runs now.
+/// The way to the admin ports of the nodes that run now.
 #[derive(Default)]
-pub(super) struct Admin(Mutex<Option<SocketAddr>>);
+pub(super) struct Admin {
+    /// By node.
+    addresses: Mutex<BTreeMap<usize, SocketAddr>>,
+    /// Whose turn it is.
+    turn: AtomicUsize,
+}
 
 impl Admin {
-    /// Where it is from now on.
-    pub(super) fn set_address(&self, address: SocketAddr) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
+    /// Where that of this node is from now on.
+    pub(super) fn set_address(&self, node: usize, address: SocketAddr) {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(node, address);
+    }
+
+    /// Of the next node.
+    fn address(&self) -> Option<SocketAddr> {
+        let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        addresses.values().nth(turn % addresses.len().max(1)).copied()
     }
 
     /// Asks until there is an answer; the request's id makes that harmless. The seq of the change.
@@ -55,8 +71,7 @@ impl Admin {
     }
 
     async fn post(&self, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-        let address = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut stream = TcpStream::connect(address.context("no node yet")?).await?;
+        let mut stream = TcpStream::connect(self.address().context("no node yet")?).await?;
         let length = body.len();
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\nConnection: close\r\n\

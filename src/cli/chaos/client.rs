@@ -17,6 +17,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{
     link::Link,
+    shelf::{Desk, Shelf},
     world::{Person, Phase, World},
 };
 use crate::{
@@ -45,6 +46,13 @@ const TO_ROOM: u32 = 10;
 /// Of a hundred thousand ticks, in how many a client leaves its room.
 const LEAVES: u32 = 30;
 
+/// Of ten thousand ticks in a cluster, after how many a client goes to another node with its sends on their way, while the
+/// old connection stays: then both nodes have the same ids.
+const HOPS: u32 = 15;
+
+/// How long the old connection stays.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// A message without its answer.
 struct Unanswered {
     cid: String,
@@ -65,6 +73,9 @@ struct Client {
     next: u64,
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
+    shelf: Shelf,
+    /// Connections so far: each goes to the next door.
+    connects: usize,
 }
 
 /// What lives as long as a connection.
@@ -77,12 +88,15 @@ struct Session {
     heard: u64,
     /// Whether it is in its room.
     inside: bool,
+    desk: Desk,
+    hops: bool,
 }
 
 /// Never ends by itself.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
     let rng = StdRng::seed_from_u64(seed);
-    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered: VecDeque::new() };
+    let (unanswered, shelf) = (VecDeque::new(), Shelf::default());
+    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered, shelf, connects: index };
     loop {
         if let Err(error) = client.live().await {
             tracing::debug!(index, %error, "a connection ended");
@@ -112,6 +126,12 @@ impl Client {
         let mut session = timeout(LOGIN, self.login()).await.context("the login takes too long")??;
         let number = session.number;
         let result = Box::pin(self.talk(&mut session)).await;
+        if session.hops {
+            tokio::spawn(async move {
+                tokio::time::sleep(LINGER).await;
+                drop(session);
+            });
+        }
         let code = result.as_ref().map_or(0, |code| *code);
         self.say(Event::Close { session: number, code });
         for message in &self.unanswered {
@@ -129,8 +149,10 @@ impl Client {
     }
 
     async fn login(&mut self) -> anyhow::Result<Session> {
+        self.connects += 1;
         let me = self.me();
-        let mut link = Link::connect(self.world.address, me.wire).await?;
+        let door = self.world.doors[self.connects % self.world.doors.len()];
+        let mut link = Link::connect(door, me.wire).await?;
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
@@ -143,9 +165,13 @@ impl Client {
         }
         let number = self.world.next_session();
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
-        let room = self.me().room.clone();
-        link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
-        Ok(Session { number, link, ticks: 0, requests: 2, acks: BTreeMap::new(), heard: 0, inside: true })
+        let inside = !self.world.is_cluster();
+        if inside {
+            let room = self.me().room.clone();
+            link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        }
+        let (acks, desk) = (BTreeMap::new(), Desk::default());
+        Ok(Session { number, link, ticks: 0, requests: 2, acks, heard: 0, inside, desk, hops: false })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -154,7 +180,7 @@ impl Client {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut credit = 0.0;
         loop {
-            self.me().waiting.store(self.unanswered.len(), Ordering::Release);
+            self.me().waiting.store(self.unanswered.len() + self.shelf.lacking(), Ordering::Release);
             tokio::select! {
                 frame = session.link.next() => {
                     session.heard = session.ticks;
@@ -168,6 +194,12 @@ impl Client {
                     self.compose(session, &mut credit);
                     self.wander(session).await?;
                     self.speak(session).await?;
+                    self.ask(session).await?;
+                    let is_talk = self.world.is_cluster() && self.world.phase() == Phase::Talk;
+                    session.hops = is_talk && self.rng.random_ratio(HOPS, 10_000);
+                    if session.hops {
+                        bail!("it goes to another node");
+                    }
                     let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
                     if silent > DEAF {
                         bail!("nothing was heard for {silent:?}");
@@ -194,7 +226,7 @@ impl Client {
                     }
                 }
             }
-            Phase::Settle => {}
+            Phase::Settle | Phase::Check => {}
             Phase::Mark if self.me().marked.load(Ordering::Acquire) => {}
             Phase::Mark => {
                 for place in self.me().places.clone() {
@@ -260,7 +292,9 @@ impl Client {
             (message.request, message.due) = (session.requests, None);
             let message = &self.unanswered[at];
             let text = text_of(&message.cid);
-            let next_id = message.number.map_or_else(String::new, |number| self.id(number + 1));
+            // What was answered already has no place in what a node makes anew of a chain it has lost.
+            let later = self.unanswered.iter().skip(at + 1).find_map(|message| message.number);
+            let next_id = message.number.map_or_else(String::new, |_| self.id(later.unwrap_or(self.next)));
             self.say(Event::SendInv {
                 user: &me.user,
                 device: &me.device,
@@ -281,17 +315,41 @@ impl Client {
             };
             frames.push(pb::ClientFrame { id: message.request, body: Some(Ask::Send(send)) });
         }
-        if frames.is_empty() && session.ticks.is_multiple_of(100) {
-            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ping(pb::Ping::default())) });
-        }
         session.link.send(&frames).await
+    }
+
+    /// Asks for what it does not know or have, and says so when nothing is missing at the end.
+    async fn ask(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let phase = self.world.phase();
+        if phase == Phase::Check && session.desk.is_checked() && self.shelf.lacking() == 0 {
+            let me = self.me();
+            if !me.complete.swap(true, Ordering::AcqRel) {
+                let hints = self.world.is_cluster();
+                self.say(Event::Complete { user: &me.user, device: &me.device, hints });
+            }
+        }
+        session.requests += 1;
+        let Some(body) = self.shelf.ask(&mut session.desk, phase, session.requests) else { return Ok(()) };
+        session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
     }
 
     /// The code, when the broker closes.
     fn hear(&mut self, session: &mut Session, frame: pb::ServerFrame) -> Option<u16> {
-        match frame.body? {
+        let body = frame.body?;
+        if let Some(brought) = self.shelf.hear(&mut session.desk, frame.id, &body) {
+            brought.iter().for_each(|push| self.received(session, push, Via::Pull));
+            return None;
+        }
+        match body {
             Say::Push(push) => self.take(session, &push),
             Say::SendAck(ack) => {
+                let mine = self.unanswered.iter().find(|message| message.request == frame.id);
+                // Rooms keep nothing.
+                let place =
+                    mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
+                if let Some(place) = place {
+                    self.shelf.add(&place, ack.seq);
+                }
                 self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
             }
@@ -300,6 +358,7 @@ impl Client {
                 // Where the hole begins is not said: everything before `max_seq` counts as told.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
                 self.say(Event::Gap { session: session.number, conv, first: 1, last });
+                self.shelf.hear_of(conv, last);
                 session.acks.insert(behind.conversation, behind.max_seq);
             }
             Say::Shed(shed) => {
@@ -312,7 +371,7 @@ impl Client {
         None
     }
 
-    fn take(&self, session: &mut Session, push: &pb::Push) {
+    fn received(&self, session: &Session, push: &pb::Push, via: Via) {
         let text = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
             Some(content::Body::Text(text)) => super::rows::hash(text),
             _ => 0,
@@ -325,11 +384,16 @@ impl Client {
             seq: push.seq,
             cid: push.event.is_none().then_some(push.msg_id.as_str()),
             body: text,
-            via: Via::Push,
+            via,
         });
+    }
+
+    fn take(&mut self, session: &mut Session, push: &pb::Push) {
+        self.received(session, push, Via::Push);
         if push.conversation.starts_with("r:") {
             return;
         }
+        self.shelf.add(&push.conversation, push.seq);
         let acked = session.acks.entry(push.conversation.clone()).or_default();
         *acked = push.seq.max(*acked);
     }

@@ -35,6 +35,15 @@ const TALK: Duration = Duration::from_secs(6);
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
 
+/// A send that waits for longer than this when the connection is closed was read, so it was to be answered.
+const CROSSED: Duration = Duration::from_secs(1);
+
+/// The time over which the pace is judged: shorter than that, a client that was not scheduled looks like a storm.
+const PACE_OVER: Duration = Duration::from_secs(5);
+
+/// How much faster than planned the clients may be closed.
+const PACE_MAX: f64 = 1.2;
+
 /// What all clients share.
 struct Shared {
     address: SocketAddr,
@@ -50,7 +59,8 @@ struct Seen {
     acked: Vec<(String, u64)>,
     /// The longest time from a send to its ack.
     slowest: Duration,
-    unanswered: usize,
+    /// Sends without an answer, and for how long they had waited at the end.
+    unanswered: Vec<(String, Duration)>,
     /// When it heard of the drain, and when by that the connection ends.
     told: Option<(Instant, Duration)>,
     /// When it was closed; none = without a word.
@@ -96,9 +106,11 @@ pub(super) async fn run(binary: &Path, directory: &Path, clients: usize, rate: u
         seen.push(timeout(LOGIN, task).await.context("a client goes on without a node")??);
     }
     let settings = Config::load(None, &[])?.drain_settings();
-    report(&drain::plan(clients, &settings), &settings, &seen, signalled, took);
-    let lost = lost(directory, &seen).await?;
-    verdict(&seen, lost, status)
+    let plan = drain::plan(clients, &settings);
+    let ends = ends(&seen, signalled);
+    report(&plan, &settings, &seen, &ends, took);
+    let stored = stored(directory, clients).await?;
+    verdict(&seen, &stored, fastest(&ends, &plan), status)
 }
 
 async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, Link)> {
@@ -147,7 +159,9 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: Link) -> Seen {
         // A write that fails is followed by a read that does.
         link.send(&[answer]).await.ok();
     }
-    seen.unanswered = waiting.len();
+    let end = seen.closed.unwrap_or_else(Instant::now);
+    let waited = |(cid, since)| (cid, end.saturating_duration_since(since));
+    seen.unanswered = waiting.into_values().map(waited).collect();
     seen
 }
 
@@ -183,21 +197,38 @@ fn hear(
     None
 }
 
-fn report(plan: &Plan, settings: &Settings, seen: &[Seen], signalled: Instant, took: Duration) {
+/// When the connections were closed, after the signal.
+fn ends(seen: &[Seen], signalled: Instant) -> Vec<Duration> {
     let mut ends: Vec<Duration> =
         seen.iter().filter_map(|it| Some(it.closed?.saturating_duration_since(signalled))).collect();
     ends.sort_unstable();
+    ends
+}
+
+/// The most of these within any time so long.
+fn busiest(ends: &[Duration], over: Duration) -> usize {
+    let (mut from, mut most) = (0, 0);
+    for (at, end) in ends.iter().enumerate() {
+        while *end - ends[from] >= over {
+            from += 1;
+        }
+        most = most.max(at + 1 - from);
+    }
+    most
+}
+
+/// The pace where it was fastest, by the planned one. Not known where all are gone within a second.
+fn fastest(ends: &[Duration], plan: &Plan) -> Option<f64> {
+    let over = plan.window.min(PACE_OVER).as_secs_f64();
+    let most = busiest(ends, Duration::from_secs_f64(over)) as f64;
+    (over >= 1.0).then(|| most / over / f64::from(plan.rate))
+}
+
+fn report(plan: &Plan, settings: &Settings, seen: &[Seen], ends: &[Duration], took: Duration) {
     let (first, last) = (ends.first().copied().unwrap_or_default(), ends.last().copied().unwrap_or_default());
     let span = last.saturating_sub(first).as_secs_f64();
     let pause = ends.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default();
-    let mut from = 0;
-    let mut busiest = 0;
-    for (at, end) in ends.iter().enumerate() {
-        while *end - ends[from] >= Duration::from_secs(1) {
-            from += 1;
-        }
-        busiest = busiest.max(at + 1 - from);
-    }
+    let busiest = busiest(ends, Duration::from_secs(1));
     let mut off: Vec<f64> = (seen.iter())
         .filter_map(|it| {
             let ((told, end), closed) = (it.told?, it.closed?);
@@ -232,32 +263,106 @@ fn report(plan: &Plan, settings: &Settings, seen: &[Seen], signalled: Instant, t
     }
 }
 
-/// How many acked messages are not in the store at their seq.
-async fn lost(directory: &Path, seen: &[Seen]) -> anyhow::Result<usize> {
-    let names: Vec<String> = (0..seen.len()).map(name).collect();
+/// The seqs that the store has, by message.
+async fn stored(directory: &Path, clients: usize) -> anyhow::Result<HashMap<String, u64>> {
+    let names: Vec<String> = (0..clients).map(name).collect();
     let users: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut history = History::default();
-    rows::read(directory, &users, &mut history).await?;
+    rows::read(&rows::embedded(directory)?, &users, &mut history).await?;
     let mut stored = HashMap::new();
     for stamped in &history.events {
         if let Event::LogMessage { cid, seq, .. } = stamped.event {
-            stored.insert(history.name(cid), seq);
+            stored.insert(history.name(cid).to_owned(), seq);
         }
     }
-    let acked = seen.iter().flat_map(|it| &it.acked);
-    Ok(acked.filter(|(cid, seq)| stored.get(cid.as_str()) != Some(seq)).count())
+    Ok(stored)
 }
 
-fn verdict(seen: &[Seen], lost: usize, status: ExitStatus) -> anyhow::Result<()> {
+fn verdict(
+    seen: &[Seen],
+    stored: &HashMap<String, u64>,
+    pace: Option<f64>,
+    status: ExitStatus,
+) -> anyhow::Result<()> {
     let acked: usize = seen.iter().map(|it| it.acked.len()).sum();
-    let unanswered: usize = seen.iter().map(|it| it.unanswered).sum();
+    let all = seen.iter().flat_map(|it| &it.acked);
+    let lost = all.filter(|(cid, seq)| stored.get(cid) != Some(seq)).count();
+    // One that crossed the close is in nobody's hands: the node had not read it. What it had read, it answers.
+    let (forgotten, crossed): (Vec<_>, Vec<_>) = (seen.iter().flat_map(|it| &it.unanswered))
+        .partition(|(cid, waited)| *waited > CROSSED || stored.contains_key(cid));
     let silent = seen.iter().filter(|it| it.closed.is_none()).count();
     let code = status.code().map_or_else(|| status.to_string(), |code| code.to_string());
+    let (forgotten, crossed) = (forgotten.len(), crossed.len());
     println!(
-        "{acked} acked, {lost} of them lost; {unanswered} sends without an answer; {silent} ended without a word; exit code {code}"
+        "{acked} acked, {lost} of them lost; {forgotten} sends without an answer, {crossed} crossed the close; {silent} ended without a word; exit code {code}"
     );
-    if lost > 0 || silent > 0 || code != "0" {
-        bail!("the drain broke a promise");
+    let too_fast = pace.is_some_and(|pace| pace > PACE_MAX);
+    if lost > 0 || forgotten > 0 || silent > 0 || too_fast || code != "0" {
+        let pace = pace.map_or("not judged".to_owned(), |pace| format!("{pace:.2} × the plan"));
+        bail!(
+            "the drain broke a promise: {lost} lost, {forgotten} unanswered, {silent} without a word, pace {pace}, exit code {code}"
+        );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Ten clients with an ack each, and a store that has them.
+    fn gone() -> (Vec<Seen>, HashMap<String, u64>) {
+        let seen = |n: u64| Seen {
+            acked: vec![(format!("{n}-2"), n)],
+            closed: Some(Instant::now()),
+            ..Seen::default()
+        };
+        ((0..10).map(seen).collect(), (0..10).map(|n| (format!("{n}-2"), n)).collect())
+    }
+
+    fn broken(change: impl FnOnce(&mut Vec<Seen>, &mut HashMap<String, u64>), pace: f64, code: i32) -> bool {
+        let (mut seen, mut stored) = gone();
+        change(&mut seen, &mut stored);
+        verdict(&seen, &stored, Some(pace), ExitStatus::from_raw(code << 8)).is_err()
+    }
+
+    #[test]
+    fn each_broken_promise_of_a_drain_fails() {
+        assert!(!broken(|_, _| {}, 1.1, 0));
+        assert!(broken(|_, stored| _ = stored.remove("3-2"), 1.1, 0), "lost");
+        assert!(broken(|_, stored| _ = stored.insert("3-2".into(), 9), 1.1, 0), "renumbered");
+        assert!(broken(|seen, _| seen[4].closed = None, 1.1, 0), "without a word");
+        assert!(broken(|_, _| {}, 1.1, 3), "cut at the deadline");
+        assert!(broken(|_, _| {}, 1.3, 0), "a storm");
+        let waits = |waited| {
+            move |seen: &mut Vec<Seen>, _: &mut HashMap<String, u64>| {
+                seen[5].unanswered.push(("5-3".into(), waited))
+            }
+        };
+        assert!(broken(waits(1_001 * MS), 1.1, 0), "it was read long ago");
+        assert!(!broken(waits(20 * MS), 1.1, 0), "it crossed the close");
+        let accepted = |seen: &mut Vec<Seen>, stored: &mut HashMap<String, u64>| {
+            waits(20 * MS)(seen, stored);
+            stored.insert("5-3".into(), 11);
+        };
+        assert!(broken(accepted, 1.1, 0), "accepted, and not said");
+    }
+
+    #[test]
+    fn the_pace_is_judged_where_it_is_fastest() {
+        let settings = Config::default().drain_settings();
+        let plan = drain::plan(10_000, &settings);
+        let step = plan.window / 10_000;
+        let even: Vec<Duration> = (0..10_000).map(|n| step * n).collect();
+        let pace_of = |ends: &[Duration]| fastest(ends, &plan).expect("it takes seconds");
+        assert!((0.95..1.05).contains(&pace_of(&even)), "{}", pace_of(&even));
+        // A third of them at once, the others at the planned pace.
+        let storm: Vec<Duration> = (0..10_000_u32).map(|n| step * n.saturating_sub(3_333)).collect();
+        assert!(pace_of(&storm) > PACE_MAX, "{}", pace_of(&storm));
+        assert_eq!(fastest(&even[..20], &drain::plan(20, &settings)), None, "too short to tell");
+    }
 }

@@ -23,12 +23,12 @@ pub(super) struct Counts {
 }
 
 /// A fault of the network, on some of the connections.
-struct Spoil {
-    name: &'static str,
-    mode: Mode,
+pub(super) struct Spoil {
+    pub(super) name: &'static str,
+    pub(super) mode: Mode,
     /// Of the connections.
-    share: f64,
-    time: Duration,
+    pub(super) share: f64,
+    pub(super) time: Duration,
 }
 
 /// Breaks things until `end`. All is healed when it returns.
@@ -46,7 +46,13 @@ pub(super) async fn run(
             0..8 => "kill",
             8..10 => "stop",
             10 => "eio",
-            11 => "enospc",
+            11 => {
+                if rng.random() {
+                    "enospc"
+                } else {
+                    "enospc-sync"
+                }
+            }
             12 => "full",
             _ => "network",
         };
@@ -70,7 +76,7 @@ pub(super) async fn run(
                 counts.disks += 1;
                 come_back(world, proxy, process, rng).await?;
             }
-            "enospc" | "full" => {
+            "enospc" | "enospc-sync" | "full" => {
                 tell(world, true, name);
                 process.set_disk(name)?;
                 pause(rng, 100..1_500).await;
@@ -111,11 +117,11 @@ async fn come_back(
     process.set_disk("")?;
     process.restart().await?;
     proxy.set_target(process.client);
-    world.admin.set_address(process.admin);
+    world.admin.set_address(0, process.admin);
     Ok(())
 }
 
-fn spoil(rng: &mut StdRng) -> Spoil {
+pub(super) fn spoil(rng: &mut StdRng) -> Spoil {
     let ms = Duration::from_millis;
     let time = ms(rng.random_range(200..2_000));
     match rng.random_range(0..5) {
@@ -127,10 +133,10 @@ fn spoil(rng: &mut StdRng) -> Spoil {
     }
 }
 
-fn tell(world: &World, on: bool, fault: &str) {
+pub(super) fn tell(world: &World, on: bool, fault: &str) {
     world.recorder.add(Event::Nemesis { on, fault });
 }
 
-async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {
+pub(super) async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {
     tokio::time::sleep(Duration::from_millis(rng.random_range(ms))).await;
 }

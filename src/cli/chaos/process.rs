@@ -96,6 +96,11 @@ impl Process {
         Ok(())
     }
 
+    /// How it ended, if it has.
+    pub(super) fn status(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
     /// SIGKILL, and the end of it.
     pub(super) async fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {

@@ -1,4 +1,4 @@
-//! The log at the end, read from the node's directory through the store's port, without the node.
+//! The log at the end, read through the store's port, without a node.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
@@ -26,21 +26,25 @@ pub(super) fn hash(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// Adds everything that the store in the node's directory has for these users.
-pub(super) async fn read(
-    directory: &Path,
-    users: &BTreeSet<&str>,
-    history: &mut History,
-) -> anyhow::Result<()> {
+/// The store in the directory of a node that has ended.
+pub(super) fn embedded(directory: &Path) -> anyhow::Result<EmbeddedStore> {
     let engine = Engine::open(EngineConfig {
         path: directory.join("store"),
         partitions: 1,
         free_bytes_min: 0,
         disk: Arc::new(RealDisk),
     })?;
-    let store = EmbeddedStore::new(Arc::new(engine));
+    Ok(EmbeddedStore::new(Arc::new(engine)))
+}
+
+/// Adds everything that the store has for these users.
+pub(super) async fn read(
+    store: &dyn Store,
+    users: &BTreeSet<&str>,
+    history: &mut History,
+) -> anyhow::Result<()> {
     let at = history.events.last().map_or(0, |event| event.at);
-    for conversation in conversations(&store, users).await? {
+    for conversation in conversations(store, users).await? {
         let mut cursor = 0;
         loop {
             let query =
@@ -61,7 +65,7 @@ pub(super) async fn read(
 }
 
 async fn conversations(
-    store: &EmbeddedStore,
+    store: &dyn Store,
     users: &BTreeSet<&str>,
 ) -> anyhow::Result<BTreeSet<ConversationId>> {
     let mut found = BTreeSet::new();

@@ -38,6 +38,8 @@ pub(super) enum Phase {
     Settle,
     /// They send their markers.
     Mark,
+    /// They make sure that they have everything.
+    Check,
 }
 
 /// One device of one user.
@@ -55,12 +57,15 @@ pub(super) struct Person {
     pub(super) waiting: AtomicUsize,
     /// Whether it has sent its markers.
     pub(super) marked: AtomicBool,
+    /// Whether it says that it has everything.
+    pub(super) complete: AtomicBool,
 }
 
 impl Person {
     fn is_busy(&self, phase: Phase) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
             || (phase == Phase::Mark && !self.marked.load(Ordering::Acquire))
+            || (phase == Phase::Check && !self.complete.load(Ordering::Acquire))
     }
 }
 
@@ -73,7 +78,8 @@ pub(super) struct Group {
 pub(super) struct World {
     pub(super) clients: Vec<Person>,
     pub(super) groups: Vec<Group>,
-    pub(super) address: SocketAddr,
+    /// Where clients connect: a door for each node.
+    pub(super) doors: Vec<SocketAddr>,
     pub(super) key: Vec<u8>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) admin: Admin,
@@ -85,10 +91,9 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(
-        users: usize,
-        address: SocketAddr,
+        (users, rate): (usize, u32),
+        doors: Vec<SocketAddr>,
         key: Vec<u8>,
-        rate: u32,
         recorder: Arc<Recorder>,
     ) -> Self {
         let users = users.max(GROUP_USERS);
@@ -115,13 +120,19 @@ impl World {
                     room: format!("hall{}", clients.len() % ROOMS),
                     waiting: AtomicUsize::new(usize::MAX),
                     marked: AtomicBool::new(false),
+                    complete: AtomicBool::new(false),
                 });
             }
         }
         let pace = Duration::from_secs_f64(clients.len() as f64 / f64::from(rate.max(1)));
         let phase = watch::Sender::new(Phase::Talk);
         let (admin, sessions) = (Admin::default(), AtomicU64::new(1));
-        Self { clients, groups, address, key, recorder, admin, pace, phase, sessions }
+        Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
+    }
+
+    /// Whether there are several nodes: then pushes may be lost on the way without a word, and there are no rooms, which end at a node.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.doors.len() > 1
     }
 
     pub(super) fn phase(&self) -> Phase {

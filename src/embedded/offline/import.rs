@@ -6,11 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fjall::{OwnedWriteBatch as WriteBatch, PersistMode};
+use fjall::PersistMode;
 use tidegate_protocol::id::ConversationId;
 
 use super::{Database, Directory, Entry, Offline, OfflineError, Pair, codec};
-use crate::{bus::TopicId, embedded::Standing, store::Fence};
+use crate::{
+    bus::TopicId,
+    embedded::{Standing, batch::WriteBatch},
+    store::Fence,
+};
 
 /// Entries of one write.
 const BATCH: usize = 4_096;
@@ -80,7 +84,7 @@ impl Offline {
             database: &self.database,
             topic: TopicId(self.topic),
             conversation: None,
-            batch: self.database.fjall.batch(),
+            batch: WriteBatch::new(&self.database, PersistMode::Buffer, 0),
             staged: 0,
         };
         let lines = crate::store::dump::read(from, |entry| filling.take(entry))?;
@@ -105,7 +109,8 @@ impl Filling<'_> {
         self.staged += 1;
         if self.staged >= BATCH {
             self.staged = 0;
-            let full = std::mem::replace(&mut self.batch, self.database.fjall.batch());
+            let full =
+                std::mem::replace(&mut self.batch, WriteBatch::new(self.database, PersistMode::Buffer, 0));
             full.commit().map_err(io::Error::other)?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::io;
 use serde::Serialize;
 use tidegate_protocol::id::ConversationKind;
 
-use super::{Entry, FORMAT, Offline, OfflineError, Trouble};
+use super::{Entry, Offline, OfflineError, Trouble};
 
 /// How much a store holds. The counts are exact; bytes are those of files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -73,7 +73,7 @@ impl Offline {
     /// # Errors
     /// When something can't be read.
     pub fn stats(&self) -> Result<Stats, OfflineError> {
-        let mut stats = Stats { format: FORMAT, ..Stats::default() };
+        let mut stats = Stats { format: self.directory.format(), ..Stats::default() };
         let mut damage = None;
         let walked = self.walk(&mut |entry| {
             entry.map(|entry| stats.count(&entry)).map_err(|what| {

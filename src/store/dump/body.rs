@@ -15,32 +15,6 @@ use tidegate_protocol::{
 use super::{RowLine, form};
 use crate::store::StoredRow;
 
-/// A [`Role`] by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum RoleName {
-    Member,
-    Admin,
-    Owner,
-}
-
-/// A [`MemberAction`] by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum ActionName {
-    Create,
-    Join,
-    Leave,
-    Kick,
-    Role,
-    Settings,
-    Delete,
-    Mute,
-    Unmute,
-}
-
 /// A content: text where it is nothing else, or else its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,9 +63,9 @@ pub struct MessageLine {
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct ChangeLine {
-    pub action: ActionName,
+    pub action: MemberAction,
     pub users: Vec<String>,
-    pub role: Option<RoleName>,
+    pub role: Option<Role>,
     pub by: Option<String>,
     pub settings: BTreeMap<String, String>,
     #[serde(with = "form::text")]
@@ -144,9 +118,9 @@ fn body_line(body: &Body) -> Option<BodyLine> {
             content: ContentLine::new(&it.content),
         }),
         Body::Member(it) => BodyLine::Change(ChangeLine {
-            action: it.action.into(),
+            action: it.action,
             users: it.users.iter().map(ToString::to_string).collect(),
-            role: it.role.map(RoleName::from),
+            role: it.role,
             by: by(&it.by),
             settings: it.settings.clone(),
             request_id: it.request_id.clone(),
@@ -178,9 +152,9 @@ impl BodyLine {
             }),
             Self::Change(it) => Body::Member(MemberChange {
                 conversation,
-                action: it.action.into(),
+                action: it.action,
                 users: it.users.iter().map(|user| UserId::new(user)).collect::<Result<_, _>>()?,
-                role: it.role.map(Role::from),
+                role: it.role,
                 by: by(&it.by)?,
                 settings: it.settings.clone(),
                 request_id: it.request_id.clone(),
@@ -210,58 +184,6 @@ impl ContentLine {
         match self {
             Self::Text(text) => Content::text(text.clone()).encode_to_vec().into(),
             Self::Encoded(bytes) => Bytes::copy_from_slice(bytes),
-        }
-    }
-}
-
-impl From<Role> for RoleName {
-    fn from(role: Role) -> Self {
-        match role {
-            Role::Member => Self::Member,
-            Role::Admin => Self::Admin,
-            Role::Owner => Self::Owner,
-        }
-    }
-}
-
-impl From<RoleName> for Role {
-    fn from(role: RoleName) -> Self {
-        match role {
-            RoleName::Member => Self::Member,
-            RoleName::Admin => Self::Admin,
-            RoleName::Owner => Self::Owner,
-        }
-    }
-}
-
-impl From<MemberAction> for ActionName {
-    fn from(action: MemberAction) -> Self {
-        match action {
-            MemberAction::Create => Self::Create,
-            MemberAction::Join => Self::Join,
-            MemberAction::Leave => Self::Leave,
-            MemberAction::Kick => Self::Kick,
-            MemberAction::Role => Self::Role,
-            MemberAction::Settings => Self::Settings,
-            MemberAction::Delete => Self::Delete,
-            MemberAction::Mute => Self::Mute,
-            MemberAction::Unmute => Self::Unmute,
-        }
-    }
-}
-
-impl From<ActionName> for MemberAction {
-    fn from(action: ActionName) -> Self {
-        match action {
-            ActionName::Create => Self::Create,
-            ActionName::Join => Self::Join,
-            ActionName::Leave => Self::Leave,
-            ActionName::Kick => Self::Kick,
-            ActionName::Role => Self::Role,
-            ActionName::Settings => Self::Settings,
-            ActionName::Delete => Self::Delete,
-            ActionName::Mute => Self::Mute,
-            ActionName::Unmute => Self::Unmute,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! PostgreSQL from the Debian package, with a database of its own; it trusts whoever comes over loopback.
+//! PostgreSQL from the Debian package, with a database of its own; it trusts whoever comes over loopback, with TLS or without.
 
 use std::{
     fs,
@@ -22,6 +22,7 @@ const NAME: &str = "tidegate";
 
 /// The folder of the newest version's programs.
 pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
+    tools::ensure_program(shell, "openssl", "openssl")?;
     if newest().is_none() && !shell::have("initdb") {
         tools::install(shell, "postgresql").context(
             "PostgreSQL is missing and could not be installed; get the package `postgresql` of your system",
@@ -81,9 +82,13 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let mut create = command(start, "initdb")?;
     create.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", NAME]);
     shell::output(create.arg("--pgdata").arg(&data))?;
+    certify(start)?;
     let mut server = command(start, "postgres")?;
     let port = start.port.to_string();
     let settings = [
+        "ssl=on",
+        "ssl_cert_file=../cert.pem",
+        "ssl_key_file=../key.pem",
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
         "max_connections=200",
@@ -92,6 +97,27 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     server.arg("-D").arg(&data).args(["-p", &port]);
     server.args(settings.iter().flat_map(|setting| ["-c", setting]));
     Process::start(&mut server, &start.log())
+}
+
+/// A certificate for 127.0.0.1, signed by an authority of its own.
+fn certify(start: &Start<'_>) -> anyhow::Result<()> {
+    let openssl = |words: &str| -> anyhow::Result<()> {
+        let mut command = Command::new("openssl");
+        if let Some((user, group)) = user()? {
+            command.uid(user).gid(group);
+        }
+        command.current_dir(start.folder).args(words.split(' '));
+        shell::output(&mut command)
+            .context("openssl is missing? get the package `openssl` of your system")?;
+        Ok(())
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 30 -subj /CN=ca"))?;
+    openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=postgres"))?;
+    fs::write(start.folder.join("names"), "subjectAltName=IP:127.0.0.1\n")?;
+    openssl(
+        "x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile names -out cert.pem",
+    )
 }
 
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
@@ -113,5 +139,6 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
         "user": NAME,
         "database": NAME,
         "programs": start.program,
+        "authority": start.folder.join("ca.pem"),
     }))
 }

@@ -25,6 +25,8 @@ pub(super) struct Process {
     pid: u32,
     /// In clock ticks since the machine started, as the kernel says it.
     started: u64,
+    /// With which it was started; unknown of one that was started by somebody else.
+    command: Vec<String>,
 }
 
 impl Process {
@@ -34,14 +36,16 @@ impl Process {
         command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?;
         let started = started(child.id()).context("it ended at once")?;
-        Ok(Self { pid: child.id(), started })
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let command = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        Ok(Self { pid: child.id(), started, command })
     }
 
     /// The process that `write` recorded there, if it still runs.
     pub(super) fn recorded(file: &Path) -> Option<Self> {
         let value: Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
         let pid = u32::try_from(value["pid"].as_u64()?).ok()?;
-        let process = Self { pid, started: value["started"].as_u64()? };
+        let process = Self { pid, started: value["started"].as_u64()?, command: Vec::new() };
         process.runs().then_some(process)
     }
 
@@ -51,6 +55,10 @@ impl Process {
 
     pub(super) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    pub(super) fn command(&self) -> &[String] {
+        &self.command
     }
 
     pub(super) fn runs(&self) -> bool {
@@ -103,7 +111,7 @@ mod tests {
         let (one, other) = (sleeper(), sleeper());
         one.write(&file).expect("it is written");
         assert_eq!(Process::recorded(&file).expect("it runs").pid(), one.pid());
-        let namesake = Process { pid: other.pid, started: other.started + 1 };
+        let namesake = Process { pid: other.pid, started: other.started + 1, command: Vec::new() };
         namesake.write(&file).expect("it is written");
         assert!(Process::recorded(&file).is_none(), "a pid that was given again is another process");
         namesake.stop("-TERM").expect("there is nothing to stop");

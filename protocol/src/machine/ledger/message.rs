@@ -173,6 +173,7 @@ impl Facts<'_> {
 
     /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain
     /// takes its number (a refusal that stands must not break what follows), and a newer epoch shuts older ones out.
+    /// But a refusal that takes no number makes no row: else anybody could fill the store with what never was.
     fn device_after(&self, refusal: Option<&Outcome>) -> Option<Device> {
         if self.newer_epoch().is_some() {
             return None;
@@ -181,6 +182,9 @@ impl Facts<'_> {
         let refused = matches!(refusal, Some(Outcome::Refused { .. } | Outcome::RefusedBefore { .. }));
         let keeps = refused && self.breaks(Mutation::RefusedKeepsNumber);
         let takes = self.message.order.chained && self.is_next() && !keeps;
+        if refused && !takes && self.device.is_none() {
+            return None;
+        }
         Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
     }
 }

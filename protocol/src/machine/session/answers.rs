@@ -112,6 +112,7 @@ impl Session {
     pub(super) fn close_if_left(&mut self, out: &mut Vec<Action>) {
         if let State::Leaving { code, reason } = &mut self.state
             && self.flights.is_empty()
+            && !self.appending
         {
             let (code, reason) = (*code, std::mem::take(reason));
             self.close(code, reason, out);

@@ -66,6 +66,13 @@ pub enum Query {
     Leave(ConversationId),
 }
 
+impl Query {
+    /// Whether it goes to the log: without an answer nobody knows what became of it.
+    pub fn appends(&self) -> bool {
+        matches!(self, Self::Recall { .. } | Self::Leave(_))
+    }
+}
+
 /// Which part of a history is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
@@ -102,6 +109,14 @@ impl Session {
         for body in told {
             out.push(Action::Answer(Box::new(pb::ServerFrame { id, body: Some(body) })));
         }
+        self.appended(out);
+    }
+
+    /// A query that goes to the log has its answer.
+    fn appended(&mut self, out: &mut Vec<Action>) {
+        if std::mem::take(&mut self.appending) {
+            self.close_if_left(out);
+        }
     }
 
     /// The positions that a Ping asked for.
@@ -112,9 +127,8 @@ impl Session {
 
     /// The open query was carried out, and there is nothing to tell.
     pub fn query_done(&mut self, id: u64, out: &mut Vec<Action>) {
-        if id != 0 {
-            self.query_told(id, vec![Said::Done(pb::Done {})], out);
-        }
+        let told = if id == 0 { Vec::new() } else { vec![Said::Done(pb::Done {})] };
+        self.query_told(id, told, out);
     }
 
     /// The open query is refused.
@@ -128,6 +142,7 @@ impl Session {
     ) {
         if self.asking && matches!(self.state, State::Live | State::Leaving { .. }) {
             self.refuse(id, code, message, limits, out);
+            self.appended(out);
         }
     }
 
@@ -224,7 +239,7 @@ impl Session {
             // Only a driver that reads on although it should not gets here while a query is open.
             Ok(_) if self.asking => self.refuse(id, Code::Busy, "", limits, out),
             Ok(query) => {
-                self.asking = true;
+                (self.asking, self.appending) = (true, query.appends());
                 out.push(Action::Query { id, query: Box::new(query) });
             }
             Err((code, message)) => self.refuse(id, code, &message, limits, out),

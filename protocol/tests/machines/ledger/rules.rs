@@ -15,6 +15,8 @@ use tidegate_protocol::{
 
 use super::store;
 
+mod refusals;
+
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
 }
@@ -158,49 +160,7 @@ fn a_retry_in_a_new_epoch_takes_its_number_so_that_the_chain_goes_on() {
     assert_eq!(seq(it.say(chained("m1", 2, 1))), 2);
 }
 
-#[test]
-fn a_refusal_by_membership_takes_its_number() {
-    let mut it = group();
-    it.member(change(MemberAction::Kick, &["bob"], "ann", "q2"));
-    let by_bob = |id: &str, n| Message {
-        order: SenderOrder { epoch: 1, n, chained: true },
-        ..message("g:a", "bob", id)
-    };
-    assert_eq!(it.say(by_bob("m0", 0)), refused(Code::NotAMember));
-    it.member(change(MemberAction::Join, &["bob"], "ann", "q3"));
-    assert_eq!(seq(it.say(by_bob("m1", 1))), 4);
-}
-
 /// The answer is lost in a crash, the chain has gone on, the sender is let in: the retry must not come in behind.
-#[test]
-fn a_lasting_refusal_of_a_chained_message_is_given_again_after_a_join() {
-    let mut it = group();
-    let by_dan = |to: &str, id: &str, epoch, n, chained| Message {
-        order: SenderOrder { epoch, n, chained },
-        ..message(to, "dan", id)
-    };
-    assert_eq!(it.say(by_dan("g:a", "m1", 1, 0, true)), refused(Code::NotAMember));
-    assert_eq!(it.say(by_dan("g:b", "m2", 1, 0, true)), refused(Code::NotFound));
-    assert_eq!(it.say(by_dan("g:a", "loose", 1, 0, false)), refused(Code::NotAMember));
-    assert_eq!(it.say(by_dan("g:a", "early", 1, 7, true)), refused(Code::OrderBroken));
-    let join = change(MemberAction::Join, &["dan"], "ann", "q2");
-    assert_eq!(seq(it.member(join)), 2);
-    assert_eq!(seq(it.say(by_dan("g:a", "m3", 1, 1, true))), 3, "the chain goes on");
-    let before = |code| Outcome::RefusedBefore { code };
-    let again = Message { attempt: 1, ..by_dan("g:a", "m1", 2, 0, true) };
-    assert_eq!(it.say(again.clone()), before(Code::NotAMember));
-    assert_eq!(
-        it.say(Message { order: SenderOrder { chained: false, ..again.order }, ..again }),
-        before(Code::NotAMember)
-    );
-    assert_eq!(it.say(by_dan("g:b", "m2", 2, 0, true)), before(Code::NotFound));
-    let other = Message { body_hash: body_hash(b"other"), ..by_dan("g:a", "m1", 2, 1, true) };
-    assert_eq!(it.say(other), refused(Code::Conflict));
-    // What has nothing behind it is judged anew: the unchained one, and the one that was only early.
-    assert_eq!(seq(it.say(by_dan("g:a", "loose", 2, 0, false))), 4);
-    assert_eq!(seq(it.say(by_dan("g:a", "early", 2, 2, true))), 5);
-}
-
 #[test]
 fn a_first_attempt_is_compared_with_the_window_and_a_retry_with_everything() {
     let mut it = Partition::new();

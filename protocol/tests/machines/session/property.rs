@@ -37,7 +37,7 @@ enum Op {
 
 fn other() -> impl Strategy<Value = Asked> {
     let text = prop_oneof![Just("g:a"), Just("a"), Just("b"), Just("c d"), Just("")];
-    (text, 0..9u8).prop_map(|(text, kind)| {
+    (text, 0..11u8).prop_map(|(text, kind)| {
         let (conversation, room) = (text.to_owned(), text.to_owned());
         match kind {
             0 => Asked::Ack(pb::Ack { conversation, seq: 1 }),
@@ -47,6 +47,8 @@ fn other() -> impl Strategy<Value = Asked> {
             4 | 5 => Asked::Join(pb::Join { room }),
             6 => Asked::Leave(pb::Leave { room, ..Default::default() }),
             7 => Asked::Pong(pb::Pong::default()),
+            8 => Asked::Recall(pb::Recall { conversation, seq: 1 }),
+            9 => Asked::Leave(pb::Leave { conversation, ..Default::default() }),
             _ => Asked::Sync(pb::Sync::default()),
         }
     })
@@ -61,6 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0..5u8, 0..12u8, 0..12u8).prop_map(|(to, n, next)| Op::Link { to, n, next }),
         20 => (0..12u8).prop_map(|n| Op::Straight { n }),
         6 => other().prop_map(Op::Other),
+        3 => Just(Op::Other(Asked::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 }))),
         1 => Just(Op::Nothing),
         2 => Just(Op::Empty),
         2 => Just(Op::Heard),
@@ -88,8 +91,8 @@ struct Run {
     counts: BTreeMap<String, u64>,
     welcomed: bool,
     closed: bool,
-    /// The open query; answered before the next input.
-    query: Option<u64>,
+    /// The open query, and whether it goes to the log; answered before the next input that is none of time or an end.
+    query: Option<(u64, bool)>,
 }
 
 impl Run {
@@ -124,7 +127,8 @@ impl Run {
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         self.next_frame += 1;
         let conn = &mut self.conn;
-        if let Some(id) = self.query.take() {
+        let waits = matches!(op, Op::Pass { .. } | Op::Answer { .. } | Op::Leave | Op::Close | Op::Drain);
+        if let Some((id, _)) = self.query.take_if(|_| !waits) {
             prop_assert!(!conn.session.wants_read(&conn.limits) || self.closed, "nothing is read meanwhile");
             conn.input(|s, l, now, out| {
                 s.query_done(id, out);
@@ -229,11 +233,16 @@ impl Run {
 
     fn check_action(&mut self, action: Action) -> Result<(), TestCaseError> {
         match action {
-            Action::Close { .. } => self.closed = true,
+            Action::Close { code, .. } => {
+                let appends = self.query.is_some_and(|(_, appends)| appends);
+                prop_assert!(code != Code::Draining || !appends, "who leaves waits for the log");
+                self.closed = true;
+            }
             Action::Login(_) => prop_assert!(!self.welcomed),
             Action::Join { id, room } => self.joins.push((id, room)),
-            Action::Query { id, .. } => {
-                prop_assert!(self.welcomed && self.query.replace(id).is_none(), "one at a time");
+            Action::Query { id, query } => {
+                let query = (id, query.appends());
+                prop_assert!(self.welcomed && self.query.replace(query).is_none(), "one at a time");
             }
             Action::Answer(_) => prop_assert!(self.welcomed),
             Action::Reply(frame) => match frame.body.expect("a reply has a body") {
@@ -304,7 +313,7 @@ proptest! {
         for op in ops {
             // Ends, mostly, come late: else few runs get far.
             let ends = matches!(op, Op::Violation | Op::Close | Op::Leave | Op::Hello { .. });
-            if patient && ends && run.conn.session.phase() == Phase::Live {
+            if patient && ends && run.query.is_none() && run.conn.session.phase() == Phase::Live {
                 continue;
             }
             run.apply(op)?;

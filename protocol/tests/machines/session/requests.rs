@@ -297,6 +297,38 @@ fn bye_waits_for_the_answers_under_way() {
     assert_eq!(conn.submitted(), ["x"]);
 }
 
+/// What is only read may be asked for elsewhere.
+#[test]
+fn leaving_waits_for_the_answer_to_what_goes_to_the_log_and_for_no_other_query() {
+    let recall = || Asked::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 });
+    let leave = || Asked::Leave(pb::Leave { conversation: "g:a".to_owned(), ..Default::default() });
+    for (asked, id) in [(recall(), 1), (leave(), 1), (leave(), 0)] {
+        for refused in [true, false] {
+            let mut conn = Conn::plain();
+            conn.frame(id, asked.clone());
+            conn.heard();
+            conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
+            conn.pass(1.0);
+            assert!(conn.heard().is_empty() && conn.session.phase() == Phase::Leaving);
+            conn.input(|s, limits, _, out| match refused {
+                true => s.query_refused(id, Code::Unknown, "", limits, out),
+                false => s.query_done(id, out),
+            });
+            let told = match (refused, id) {
+                (true, _) => vec![format!("{id} UNKNOWN")],
+                (false, 0) => vec![],
+                (false, _) => vec![format!("{id} done")],
+            };
+            assert_eq!(conn.heard(), [told, vec!["close DRAINING".to_owned()]].concat());
+        }
+    }
+    let mut conn = Conn::plain();
+    conn.frame(1, Asked::Sync(pb::Sync::default()));
+    conn.heard();
+    conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
+    assert_eq!(conn.heard(), ["close DRAINING"]);
+}
+
 #[test]
 fn leaving_ends_at_the_reply_deadline_at_the_latest() {
     let mut conn = Conn::plain();

@@ -1,0 +1,22 @@
+# Tidegate in an image: built in one stage, run in another without compilers, as a user of its own, on a root that may be
+# read-only. What a node writes is below /data.
+
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --release --locked --package tidegate --bin tidegate \
+    && install -D target/release/tidegate /out/tidegate
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tidegate \
+    && install --directory --owner=tidegate --group=tidegate /data /keys
+COPY --from=build /out/tidegate /usr/local/bin/tidegate
+ENV TIDEGATE_DATA=/data
+USER 10001:10001
+VOLUME /data
+ENTRYPOINT ["tidegate"]
+CMD ["serve"]

@@ -1,0 +1,151 @@
+//! The golden file of `vectors/log/`: the exact bytes of every kind of log record, and what is hashed from them. A log and a
+//! store outlive the program that wrote them: a change here strands what is stored, so it needs a new `RECORD_VERSION`.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use tidegate_protocol::{
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
+    machine::ledger::{message_key, request_key},
+    record::{
+        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, Rules,
+        SenderOrder, body_hash,
+    },
+};
+
+use crate::support::json_files;
+
+/// `vectors/README.md` explains the fields.
+#[derive(Deserialize)]
+struct Vector {
+    name: String,
+    hex: String,
+    hash: String,
+    key: Option<String>,
+}
+
+fn place(text: &str) -> ConversationId {
+    ConversationId::parse(text).unwrap()
+}
+
+fn user(text: &str) -> UserId {
+    UserId::new(text).unwrap()
+}
+
+fn message(to: &str, msg_id: &str, content: &'static [u8]) -> Message {
+    Message {
+        conversation: place(to),
+        sender: user("ann"),
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new(msg_id).unwrap(),
+        attempt: 0,
+        content: Bytes::from_static(content),
+        order: SenderOrder { epoch: 5, n: 0, chained: false },
+        flags: 0,
+        body_hash: body_hash(content),
+    }
+}
+
+fn change(
+    action: MemberAction,
+    users: &[&str],
+    role: Option<Role>,
+    by: &str,
+    request: &str,
+    set: bool,
+) -> Body {
+    let settings =
+        [("history", "all"), ("post", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    Body::Member(MemberChange {
+        conversation: place("g:tea"),
+        action,
+        users: users.iter().map(|name| user(name)).collect(),
+        role,
+        by: (!by.is_empty()).then(|| user(by)),
+        settings: if set { settings.into() } else { Default::default() },
+        request_id: MsgId::new(request).unwrap(),
+    })
+}
+
+fn bodies() -> Vec<(&'static str, Body)> {
+    use MemberAction::{Create, Delete, Join, Kick, Leave, Mute, Role as SetRole, Settings, Unmute};
+    let both = &["bob", "cid"][..];
+    let (member, admin) = (Some(Role::Member), Some(Role::Admin));
+    let chained = Message {
+        attempt: 2,
+        order: SenderOrder { epoch: u64::MAX, n: 300, chained: true },
+        flags: 3,
+        ..message("g:tea", "m2", &[0, 255, 128])
+    };
+    let recall = |place, seq, by| Body::Recall(Recall { conversation: place, seq, by });
+    vec![
+        ("a message", Body::Message(message("d:ann:bob", "m1", b"hi"))),
+        ("a chained message, tried again, with everything set", Body::Message(chained)),
+        ("create", change(Create, both, member, "ann", "r1", true)),
+        ("join", change(Join, both, member, "", "r2", false)),
+        ("leave", change(Leave, &["bob"], None, "bob", "r3", false)),
+        ("kick", change(Kick, both, None, "ann", "r4", false)),
+        ("role", change(SetRole, both, admin, "ann", "r5", false)),
+        ("settings", change(Settings, &[], None, "ann", "r6", true)),
+        ("delete", change(Delete, &[], None, "ann", "r7", false)),
+        ("mute", change(Mute, both, None, "ann", "r8", false)),
+        ("unmute", change(Unmute, both, None, "ann", "r9", false)),
+        ("a recall", recall(place("d:ann:bob"), 7, Some(user("ann")))),
+        ("a recall by the admin API", recall(place("g:tea"), 1, None)),
+        ("a prune", Body::Prune(Prune { conversation: place("g:tea"), up_to: 1_000 })),
+        ("rules", Body::Rules(Rules { ledger_version: 1, dedup_window: 1_000_000, keys_from: 1 << 40 })),
+        ("rules that forget nothing", Body::Rules(Rules::default())),
+    ]
+}
+
+/// A new kind or action does not compile here until it is named; then it must have a vector.
+fn kind(body: &Body) -> String {
+    match body {
+        Body::Message(_) => "message".to_owned(),
+        Body::Member(it) => match it.action {
+            MemberAction::Create
+            | MemberAction::Join
+            | MemberAction::Leave
+            | MemberAction::Kick
+            | MemberAction::Role
+            | MemberAction::Settings
+            | MemberAction::Delete
+            | MemberAction::Mute
+            | MemberAction::Unmute => format!("{:?}", it.action),
+        },
+        Body::Recall(_) => "recall".to_owned(),
+        Body::Prune(_) => "prune".to_owned(),
+        Body::Rules(_) => "rules".to_owned(),
+    }
+}
+
+const KINDS: usize = 13;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn every_kind_of_log_record_has_the_bytes_and_hashes_that_it_always_had() {
+    let files = json_files("vectors/log");
+    let vectors: Vec<Vector> = serde_json::from_str(&files[0].1).unwrap();
+    let bodies = bodies();
+    let kinds: BTreeSet<_> = bodies.iter().map(|(_, body)| kind(body)).collect();
+    assert_eq!((vectors.len(), kinds.len()), (bodies.len(), KINDS));
+    for (vector, (name, body)) in vectors.iter().zip(bodies) {
+        assert_eq!(vector.name, name);
+        let key = match &body {
+            Body::Message(it) => Some(message_key(it)),
+            Body::Member(it) => Some(request_key(it)),
+            _ => None,
+        };
+        let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 7, conn: 1 << 63, request: 9 };
+        let record = Record { origin, received_at: 1_763_712_000_000, body };
+        let bytes = record.encode();
+        assert_eq!(hex(&bytes), vector.hex, "{name}");
+        assert_eq!(hex(&Position::behind(0, &bytes).hash), vector.hash, "{name}");
+        assert_eq!(key.map(|key| hex(&key)), vector.key, "{name}");
+        assert_eq!(Record::decode(bytes), Ok(record), "{name}");
+    }
+}

@@ -1,0 +1,74 @@
+//! The admin API of the cluster: which nodes there are, and where a user is.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde_json::{Value, json};
+use tidegate_protocol::{Code, id::UserId};
+
+use super::{Api, Problem};
+use crate::routes::{Lease, NodeRow, NodeState, RoutesError};
+
+/// All nodes, as the routes list them now; as this node saw them last while those are away.
+pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
+    let ports = &api.ports;
+    let (rows, stale) = match ports.routes.nodes().await {
+        Ok(rows) => (rows, false),
+        Err(_) => (ports.peers.seen().rows.to_vec(), true),
+    };
+    let nodes: Vec<Value> = rows.iter().map(|row| node(row, row.info.boot == ports.me)).collect();
+    Json(json!({"nodes": nodes, "partitions": ports.bus.partitions(), "stale": stale}))
+}
+
+fn node(row: &NodeRow, answers: bool) -> Value {
+    let info = &row.info;
+    json!({
+        "node": info.boot.node.as_str(),
+        "boot": format!("{:x}", info.boot.boot),
+        "state": match info.state {
+            NodeState::Ready => "ready",
+            NodeState::Cordoned => "cordoned",
+            NodeState::Draining => "draining",
+        },
+        "lease": lease(row.lease),
+        "beat": row.beat,
+        "conns": info.conns,
+        "capacity": info.capacity,
+        "owns": info.owns,
+        "clients": info.client_addresses,
+        "peer": info.peer_address,
+        "self": answers,
+    })
+}
+
+fn lease(lease: Lease) -> &'static str {
+    match lease {
+        Lease::Live => "live",
+        Lease::Lapsed => "lapsed",
+        Lease::Retired => "retired",
+    }
+}
+
+/// On which nodes a user's devices are.
+pub(super) async fn where_is(
+    State(api): State<Api>,
+    Path(user): Path<String>,
+) -> Result<Json<Value>, Problem> {
+    let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
+    let away = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
+    let rows = api.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(away)?;
+    let seen = api.ports.peers.seen();
+    let route = |(device, token): (tidegate_protocol::id::DeviceId, crate::routes::Token)| {
+        json!({
+            "device": device.as_str(),
+            "node": token.at.node.as_str(),
+            "boot": format!("{:x}", token.at.boot),
+            "epoch": token.epoch,
+            // What a route is worth: a row of a run whose lease is over is swept.
+            "lease": seen.lease_of(&token.at).map_or("unknown", lease),
+        })
+    };
+    let routes: Vec<Value> = rows.into_iter().flatten().map(route).collect();
+    Ok(Json(json!({"user": user.as_str(), "routes": routes})))
+}

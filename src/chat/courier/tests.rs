@@ -1,0 +1,232 @@
+//! Lanes keep order, are bounded, don't wait for each other, and routes of who is gone for good are removed.
+
+use std::sync::atomic::AtomicBool;
+
+use async_trait::async_trait;
+use tidegate_protocol::{
+    Time,
+    id::{DeviceId, NodeId, UserId},
+    machine::ledger::Outcome,
+};
+
+use super::*;
+use crate::{
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    link::{Ask, Link, Tail, TailQuery, Word},
+    metrics,
+    routes::{Leases, MemoryRoutes, Registration, Routes},
+    scratch::MemoryScratch,
+    store::MemoryStore,
+};
+
+/// A peer that writes down what comes.
+#[derive(Default)]
+struct End {
+    requests: Mutex<Vec<u64>>,
+    pushes: Mutex<Vec<Vec<u8>>>,
+    /// Calls to fail before one succeeds.
+    failures: AtomicUsize,
+    /// Nobody is here.
+    empty: AtomicBool,
+    /// Calls wait for a permit, where there is one.
+    gate: Option<Semaphore>,
+}
+
+#[async_trait]
+impl Link for End {
+    async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.wait().await?;
+        self.requests.lock().unwrap().extend(answers.iter().map(|answer| answer.request));
+        Ok(())
+    }
+
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        self.wait().await?;
+        let landing = match self.empty.load(Ordering::SeqCst) {
+            true => Landing::NotHere,
+            false => Landing::Delivered,
+        };
+        self.pushes.lock().unwrap().extend(deliveries.iter().map(|it| it.push.to_vec()));
+        Ok(deliveries.iter().map(|it| vec![landing; it.to.len()]).collect())
+    }
+
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        Ok(Vec::new())
+    }
+
+    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        Ok(Vec::new())
+    }
+
+    async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        Ok(Vec::new())
+    }
+}
+
+impl End {
+    async fn wait(&self) -> Result<(), LinkError> {
+        if let Some(gate) = &self.gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        let failing = self
+            .failures
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .is_ok();
+        if failing { Err(LinkError::Unavailable("planned".to_owned())) } else { Ok(()) }
+    }
+}
+
+/// Several peers behind one link.
+struct Ends(HashMap<NodeBoot, Arc<End>>);
+
+#[async_trait]
+impl Link for Ends {
+    async fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.0[to].answers(to, answers).await
+    }
+
+    async fn deliver(
+        &self,
+        to: &NodeBoot,
+        deliveries: Vec<Delivery>,
+    ) -> Result<Vec<Vec<Landing>>, LinkError> {
+        self.0[to].deliver(to, deliveries).await
+    }
+
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        Ok(Vec::new())
+    }
+
+    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        Ok(Vec::new())
+    }
+
+    async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        Ok(Vec::new())
+    }
+}
+
+fn node(name: &str) -> NodeBoot {
+    NodeBoot { node: NodeId::new(name).unwrap(), boot: 7 }
+}
+
+fn memory_routes() -> Arc<MemoryRoutes> {
+    Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1)))
+}
+
+fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Couriers> {
+    let log = LocalBusConfig {
+        partitions: 1,
+        topic: TopicId(1),
+        max_records: 1,
+        max_bytes: 1,
+        node_max_records: 1,
+        node_max_bytes: 1,
+    };
+    let ports = Ports {
+        me: node("me"),
+        bus: Arc::new(LocalBus::new(log)),
+        store: Arc::new(MemoryStore::default()),
+        routes,
+        scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+        link: Arc::new(Ends(ends.iter().cloned().collect())),
+        owned: Arc::default(),
+        peers: Arc::default(),
+    };
+    Couriers::new(&Arc::new(ports), metrics::install().0)
+}
+
+fn answer(request: u64) -> Answer {
+    Answer { conn: 1, request, outcome: Outcome::Noted, traceparent: String::new() }
+}
+
+fn push(bytes: impl Into<bytes::Bytes>, epoch: u64) -> Delivery {
+    let (user, device) = (UserId::new("ann").unwrap(), DeviceId::new("d").unwrap());
+    let to = vec![Target::Conn(Session { user, device, epoch })];
+    Delivery { push: bytes.into(), to, tracked: true, traceparent: String::new() }
+}
+
+async fn settle() {
+    for _ in 0..64 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_come_in_order_although_the_peer_takes_them_only_at_the_third_try() {
+    let (there, end) = (node("there"), Arc::new(End::default()));
+    end.failures.store(2, Ordering::SeqCst);
+    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], memory_routes());
+    for request in 0..100 {
+        couriers.answers(&there, vec![answer(request)]);
+    }
+    time::sleep(AGAIN * 3).await;
+    assert_eq!(*end.requests.lock().unwrap(), (0..100).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_stands_still_holds_up_nobody_else_and_costs_a_bounded_amount() {
+    let (slow, quick) = (node("slow"), node("quick"));
+    let stuck = Arc::new(End { gate: Some(Semaphore::new(0)), ..End::default() });
+    let end = Arc::new(End::default());
+    let ends = [(slow.clone(), Arc::clone(&stuck)), (quick.clone(), Arc::clone(&end))];
+    let couriers = couriers(&ends, memory_routes());
+    for _ in 0..40 {
+        couriers.pushes(&slow, vec![push(vec![0; 1 << 20], 1)]);
+        couriers.pushes(&quick, vec![push(vec![1; 8], 1)]);
+        settle().await;
+    }
+    assert_eq!(end.pushes.lock().unwrap().len(), 40);
+    let waiting = couriers.lane(&slow).waiting.load(Ordering::SeqCst);
+    assert!((1 << 20..=BYTES_MAX).contains(&waiting), "{waiting}");
+    stuck.gate.as_ref().unwrap().add_permits(1_000);
+    settle().await;
+    couriers.pushes(&slow, vec![push(vec![2; 8], 1)]);
+    settle().await;
+    assert_eq!(stuck.pushes.lock().unwrap().last().unwrap(), &[2; 8], "it goes on with what comes later");
+    assert_eq!(couriers.lane(&slow).waiting.load(Ordering::SeqCst), 0, "all room is given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_route_whose_conn_is_not_there_is_removed_after_some_looks_and_only_by_its_whole_token() {
+    let (there, end, routes) = (node("there"), Arc::new(End::default()), memory_routes());
+    end.empty.store(true, Ordering::SeqCst);
+    let wish = Registration {
+        user: UserId::new("ann").unwrap(),
+        device: DeviceId::new("d").unwrap(),
+        at: there.clone(),
+        above: 0,
+        only_if: None,
+    };
+    let old = routes.register(wish.clone()).await.unwrap().token;
+    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], Arc::clone(&routes));
+    couriers.pushes(&there, vec![push("x", old.epoch)]);
+    time::sleep(LOGIN_MAX / 2).await;
+    let rows = || async { routes.lookup(&[UserId::new("ann").unwrap()]).await.unwrap()[0].len() };
+    assert_eq!(rows().await, 1, "not at once: it may be logging in");
+    time::sleep(LOGIN_MAX).await;
+    assert_eq!(rows().await, 0);
+    let pushes = end.pushes.lock().unwrap().clone();
+    assert_eq!(
+        pushes,
+        [b"x".to_vec(), Vec::new()],
+        "who was not there reads the store: nothing is pushed late"
+    );
+    // S1, S2: the late removal of an old route leaves the new one alone.
+    routes.register(wish).await.unwrap();
+    couriers.pushes(&there, vec![push("x", old.epoch)]);
+    time::sleep(LOGIN_MAX * 2).await;
+    assert_eq!(rows().await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_ended_for_want_of_traffic_begins_again() {
+    let (there, end) = (node("there"), Arc::new(End::default()));
+    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], memory_routes());
+    couriers.answers(&there, vec![answer(1)]);
+    time::sleep(IDLE * 2).await;
+    assert!(couriers.lanes.lock().unwrap()[&there].parcels.is_closed());
+    couriers.answers(&there, vec![answer(2)]);
+    settle().await;
+    assert_eq!(*end.requests.lock().unwrap(), [1, 2]);
+}

@@ -1,0 +1,198 @@
+//! The partitions in this node's hands: an owner for each, begun and ended as the bus says (DESIGN 6.1).
+//!
+//! A partition that is asked back is given up between two batches, so everything decided is archived and told; one that
+//! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9).
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tidegate_protocol::machine::ledger::Stop;
+use tokio::{
+    sync::mpsc,
+    task::{AbortHandle, Id, JoinSet},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    deliver::Outbound,
+    owner::{GivenUp, Owner, RETRY, Settings},
+};
+use crate::{
+    bus::{OwnershipEvent, ReadError},
+    mail::ConnKey,
+    metrics::Metrics,
+    ports::Ports,
+    routes::Route,
+    store::StoreError,
+};
+
+/// Within this a node that the group of owners has put out hears of it.
+const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// What an owner works with; one of each kind for all partitions of a node.
+pub struct Owning {
+    /// The ports.
+    pub ports: Arc<Ports>,
+    /// Users who log in, where one owner has the whole log and knows memberships in its order; else none, and
+    /// [`login::answer_all`](super::login::answer_all) is for them.
+    pub logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+    /// Makes what tells the clients, once for each partition.
+    pub outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
+    /// From the configuration.
+    pub settings: Settings,
+    /// Where it counts.
+    pub metrics: Metrics,
+    /// Cancelled, the node leaves, partition by partition.
+    pub leaving: CancellationToken,
+}
+
+impl Owning {
+    /// Tells the lease, and so the other nodes, what is owned.
+    fn noter(&self) -> impl Fn(u32, bool) + Send + use<> {
+        let (owned, metrics) = (Arc::clone(&self.ports.owned), self.metrics.clone());
+        move |partition, is_owned| {
+            owned.set(partition, is_owned);
+            metrics.partitions_owned.set(owned.list().len() as f64);
+        }
+    }
+
+    fn note(&self, partition: u32, is_owned: bool) {
+        self.noter()(partition, is_owned);
+    }
+}
+
+/// The partitions in this node's hands.
+#[derive(Default)]
+struct Hands {
+    tasks: JoinSet<(u32, GivenUp)>,
+    held: HashMap<u32, Held>,
+}
+
+struct Held {
+    stop: CancellationToken,
+    task: AbortHandle,
+}
+
+/// Owns what the bus assigns, each partition in a task of its own, until the node has left. Returns early when no
+/// partition can be owned: then the node is of no use.
+pub async fn own_all(mut owning: Owning) {
+    let ports = Arc::clone(&owning.ports);
+    let mut ownership = loop {
+        match ports.bus.join(&ports.me).await {
+            Ok(ownership) => break ownership,
+            Err(error) => {
+                tracing::warn!(%error, "the owners could not be joined");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    };
+    let (mut hands, mut left) = (Hands::default(), false);
+    let leaving = owning.leaving.clone();
+    loop {
+        tokio::select! {
+            // In this order, so that a simulation runs the same way each time.
+            biased;
+            event = ownership.next() => match event {
+                Some(OwnershipEvent::Assigned(partition)) => {
+                    let logins = owning.logins.take();
+                    hands.take(partition, &owning, logins);
+                }
+                Some(OwnershipEvent::Revoked(partition)) => {
+                    if !hands.stop(partition) {
+                        ownership.release(partition).await;
+                    }
+                }
+                Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, &owning),
+                None => return,
+            },
+            Some(ended) = hands.tasks.join_next_with_id() => match ended {
+                // An owner that was dropped meanwhile has no say: the partition may be in new hands.
+                Ok((id, (partition, _))) if !hands.holds(partition, id) => {}
+                Ok((_, (partition, why))) => {
+                    owning.note(partition, false);
+                    hands.held.remove(&partition);
+                    ownership.release(partition).await;
+                    if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
+                        continue;
+                    }
+                    tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
+                    // What it holds of others is of use; with nothing left, or a store that can't be trusted, the node ends
+                    // and says so (`Node::broken`), so that its partitions go to others.
+                    if hands.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
+                        return;
+                    }
+                }
+                Err(error) if error.is_cancelled() => {}
+                // Nobody knows what it had done: the node ends, and another run takes over from the store.
+                Err(error) => return tracing::error!(%error, "an owner panicked"),
+            },
+            () = leaving.cancelled(), if !left => {
+                left = true;
+                ownership.leave().await;
+            }
+        }
+    }
+}
+
+impl Hands {
+    fn take(
+        &mut self,
+        partition: u32,
+        owning: &Owning,
+        logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+    ) {
+        self.drop(partition, owning);
+        let stop = CancellationToken::new();
+        let stopping = stop.clone();
+        let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
+        let (metrics, note, mut out) = (owning.metrics.clone(), owning.noter(), (owning.outbound)());
+        let mut logins = logins;
+        let task = self.tasks.spawn(async move {
+            loop {
+                let taken = Owner::take_over(partition, &ports, settings.clone(), &metrics).await;
+                let why = match taken {
+                    Ok(owner) => {
+                        note(partition, true);
+                        Box::pin(owner.run(&mut logins, &mut out, &stopping)).await
+                    }
+                    Err(error) => error,
+                };
+                let pause = match &why {
+                    // Its fence is another's, but the partition was not taken away: a former owner came late, or this
+                    // node is one and has not heard of it yet. The group says which, within a heartbeat.
+                    GivenUp::Store(StoreError::Fenced) => GROUP_HEARTBEAT,
+                    // Postgres failed over to a copy that lags, or was set back: what it lost the log still has, and the
+                    // same seqs come of it. A log that does not fit is refused by the take-over.
+                    GivenUp::Store(StoreError::PositionMismatch(_)) | GivenUp::Ledger(Stop::NotMine) => RETRY,
+                    GivenUp::Log(ReadError::Unavailable(_)) => RETRY,
+                    _ => return (partition, why),
+                };
+                tracing::warn!(error = %why, partition, "taking over again");
+                tokio::select! {
+                    biased;
+                    () = stopping.cancelled() => return (partition, GivenUp::Asked),
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
+        });
+        self.held.insert(partition, Held { stop, task });
+    }
+
+    fn holds(&self, partition: u32, task: Id) -> bool {
+        self.held.get(&partition).is_some_and(|held| held.task.id() == task)
+    }
+
+    /// Asks the owner to end between two batches; false if there is none.
+    fn stop(&self, partition: u32) -> bool {
+        let held = self.held.get(&partition);
+        held.inspect(|held| held.stop.cancel()).is_some()
+    }
+
+    /// Ends the owner where it stands: it answers nothing more, and what it was about to archive the fence decides.
+    fn drop(&mut self, partition: u32, owning: &Owning) {
+        if let Some(held) = self.held.remove(&partition) {
+            held.task.abort();
+            owning.note(partition, false);
+            tracing::warn!(partition, "a partition was lost to another node");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a node does for its peers: hands their answers and pushes to its own connections, and stops sessions that moved.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use prost::Message as _;
+use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
+use tokio::{sync::oneshot, time};
+
+use super::deliver::Outbound;
+use crate::{
+    directory::Directory,
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
+    mail::{self, Audience, Mail, ShardHandles},
+    routes::NodeBoot,
+};
+
+/// How long a shard may take to say that it stopped a session; within what the caller waits (1 s, DESIGN 6.3).
+const STOP: Duration = Duration::from_millis(800);
+
+/// The receiving end of the link.
+pub struct Peer {
+    me: NodeBoot,
+    directory: Arc<Directory>,
+    shards: ShardHandles,
+    pending: Arc<super::admin::Pending>,
+}
+
+impl Peer {
+    /// Serves the node of these shards.
+    pub fn new(
+        me: NodeBoot,
+        directory: Arc<Directory>,
+        shards: ShardHandles,
+        pending: Arc<super::admin::Pending>,
+    ) -> Self {
+        Self { me, directory, shards, pending }
+    }
+
+    fn outbound(&self) -> Outbound {
+        let (directory, shards) = (Arc::clone(&self.directory), Arc::clone(&self.shards));
+        Outbound::new(self.me.clone(), directory, shards, Arc::clone(&self.pending))
+    }
+
+    /// Nothing is for an earlier run of this node.
+    fn is_me(&self, to: &NodeBoot) -> Result<(), LinkError> {
+        if *to == self.me { Ok(()) } else { Err(LinkError::NotHere) }
+    }
+
+    fn landing(&self, target: &Target) -> Landing {
+        let user = match target {
+            Target::Conn(session) => &session.user,
+            Target::Anywhere(user) => user,
+        };
+        if self.directory.user(user).is_empty() { Landing::NotHere } else { Landing::Delivered }
+    }
+
+    /// Asks the shards that have the user to stop the session, and those in its place before.
+    async fn stop(&self, session: &Session) -> bool {
+        let handles = self.shards.get().map(Vec::as_slice).unwrap_or_default();
+        let here = self.directory.user(&session.user).iter().filter_map(|shard| handles.get(shard));
+        let mut stopped = false;
+        for handle in here {
+            let (asker, said) = oneshot::channel();
+            let (user, device) = (session.user.clone(), session.device.clone());
+            let mail = Mail::Replaced(user, device, session.epoch.saturating_add(1), Some(asker));
+            if handle.post(mail).await.is_ok() {
+                // A shard that ends has no session left.
+                stopped |= said.await.unwrap_or(false);
+            }
+        }
+        stopped
+    }
+}
+
+#[async_trait]
+impl Link for Peer {
+    async fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.is_me(to)?;
+        let mut out = self.outbound();
+        for answer in answers {
+            out.answer_here(answer.conn, answer.request, answer.outcome);
+        }
+        out.flush().await;
+        Ok(())
+    }
+
+    async fn deliver(
+        &self,
+        to: &NodeBoot,
+        deliveries: Vec<Delivery>,
+    ) -> Result<Vec<Vec<Landing>>, LinkError> {
+        self.is_me(to)?;
+        let landings =
+            deliveries.iter().map(|push| push.to.iter().map(|it| self.landing(it)).collect()).collect();
+        let mut out = self.outbound();
+        for delivery in deliveries.into_iter().filter(|it| !it.push.is_empty()) {
+            match decode(&delivery) {
+                Some((push, each)) => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
+                None => tracing::error!("a peer sent a push that can't be decoded"),
+            }
+        }
+        out.flush().await;
+        Ok(landings)
+    }
+
+    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        self.is_me(to)?;
+        let all = async {
+            let mut stopped = Vec::with_capacity(sessions.len());
+            for session in &sessions {
+                stopped.push(self.stop(session).await);
+            }
+            stopped
+        };
+        time::timeout(STOP, all).await.map_err(|_| LinkError::Unknown("the shards are busy".to_owned()))
+    }
+
+    /// Owners archive before they tell anybody, so the store alone is complete (ADR 11).
+    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+        self.is_me(to)?;
+        Ok(queries.iter().map(|_| None).collect())
+    }
+
+    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        self.is_me(to)?;
+        Ok(asks.iter().map(|_| Word::NotOwner).collect())
+    }
+}
+
+/// The push, and what the shards are given of it: once for its sessions, once for the users that are asked for anywhere.
+fn decode(delivery: &Delivery) -> Option<(pb::Push, Vec<mail::Delivery>)> {
+    let push = pb::Push::decode(&delivery.push[..]).ok()?;
+    let conversation = ConversationId::parse(&push.conversation).ok()?;
+    let frame = Arc::new(PushFrame::from_push(&delivery.push));
+    let (mut sessions, mut users): (Vec<Session>, Vec<UserId>) = (Vec::new(), Vec::new());
+    for target in &delivery.to {
+        match target {
+            Target::Conn(session) => sessions.push(session.clone()),
+            Target::Anywhere(user) => users.push(user.clone()),
+        }
+    }
+    let audiences = [
+        (!sessions.is_empty()).then(|| Audience::Sessions(sessions.into())),
+        (!users.is_empty()).then(|| Audience::Users(users.into())),
+    ];
+    let each = audiences.into_iter().flatten().map(|audience| mail::Delivery {
+        conversation: conversation.clone(),
+        seq: push.seq,
+        audience,
+        frame: Arc::clone(&frame),
+        origin: None,
+        tracked: delivery.tracked,
+    });
+    Some((push.clone(), each.collect()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! What the shards of a node hear when its peers call.
+
+use tidegate_protocol::{
+    id::{DeviceId, NodeId},
+    machine::{ledger::Outcome, session},
+};
+
+use super::*;
+use crate::mail::{ConnKey, Item, Mailbox, mailbox};
+
+fn me() -> NodeBoot {
+    NodeBoot { node: NodeId::new("n1").unwrap(), boot: 3 }
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap()
+}
+
+/// A node of one shard whose mailbox only the test reads.
+fn peer() -> (mio::Poll, Peer, Mailbox) {
+    let poll = mio::Poll::new().unwrap();
+    let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
+    let (handle, mailbox) = mailbox(waker, 1 << 20);
+    let shards = ShardHandles::default();
+    assert!(shards.set(vec![handle]).is_ok());
+    (poll, Peer::new(me(), Arc::default(), shards, Arc::default()), mailbox)
+}
+
+fn session(name: &str, epoch: u64) -> Session {
+    Session { user: user(name), device: DeviceId::new("d").unwrap(), epoch }
+}
+
+fn delivery(push: &pb::Push, to: Vec<Target>) -> Delivery {
+    Delivery { push: push.encode_to_vec().into(), to, tracked: true, traceparent: String::new() }
+}
+
+#[tokio::test]
+async fn an_answer_comes_to_the_connection_that_its_origin_names() {
+    let (_poll, peer, mut mailbox) = peer();
+    let key = ConnKey { shard: 0, slot: 5, generation: 9 };
+    let outcome = Outcome::Accepted { seq: 4, ordinal: 4, time: 77 };
+    let answer = Answer { conn: key.pack(), request: 12, outcome, traceparent: String::new() };
+    peer.answers(&me(), vec![answer.clone()]).await.unwrap();
+    let Some(Mail::Answers(answers)) = mailbox.take() else { panic!("answers") };
+    assert_eq!(answers, [(key, 12, session::Answer::Accepted { seq: 4, time: 77 })]);
+    // S1: nothing is for an earlier run of the node.
+    let other = NodeBoot { boot: 2, ..me() };
+    assert_eq!(peer.answers(&other, vec![answer]).await, Err(LinkError::NotHere));
+    assert!(mailbox.take().is_none());
+}
+
+#[tokio::test]
+async fn a_push_goes_to_the_sessions_named_and_says_who_is_not_here() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.add_user(&user("ann"), 0);
+    let push =
+        pb::Push { conversation: "d:ann:bob".into(), seq: 8, sender: "bob".into(), ..Default::default() };
+    let to = vec![Target::Conn(session("ann", 4)), Target::Conn(session("bob", 1))];
+    let landings = peer.deliver(&me(), vec![delivery(&push, to)]).await.unwrap();
+    assert_eq!(landings, [[Landing::Delivered, Landing::NotHere]]);
+    let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
+    let [Item::Push(found)] = &items[..] else { panic!("one push") };
+    assert_eq!((found.seq, found.tracked, found.origin), (8, true, None));
+    assert_eq!(found.audience, Audience::Sessions([session("ann", 4), session("bob", 1)].into()));
+    assert_eq!(found.frame.push().unwrap(), push.encode_to_vec());
+}
+
+#[tokio::test]
+async fn what_a_push_says_of_members_moves_the_indexes_in_order() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.add_user(&user("ann"), 0);
+    let event = |change: pb::MemberChange| pb::Push {
+        conversation: "g:x".into(),
+        seq: 1,
+        event: Some(pb::MemberEvent {
+            change: change as i32,
+            users: vec!["ann".into()],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let to = || vec![Target::Conn(session("ann", 1))];
+    let pushes = [pb::MemberChange::Joined, pb::MemberChange::Kicked].map(|it| delivery(&event(it), to()));
+    peer.deliver(&me(), pushes.into()).await.unwrap();
+    let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
+    let kinds: Vec<&str> = items
+        .iter()
+        .map(|item| match item {
+            Item::Join(..) => "join",
+            Item::Push(_) => "push",
+            Item::Part(..) => "part",
+            Item::Behind(_) => "behind",
+        })
+        .collect();
+    assert_eq!(kinds, ["join", "push", "push", "part"]);
+}
+
+#[tokio::test]
+async fn a_push_that_makes_no_sense_is_left_out_and_the_others_come() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.add_user(&user("ann"), 0);
+    let bad = Delivery {
+        push: "\u{1}nonsense".into(),
+        ..delivery(&pb::Push::default(), vec![Target::Anywhere(user("ann"))])
+    };
+    let good = pb::Push { conversation: "d:ann:bob".into(), seq: 1, ..Default::default() };
+    let good = delivery(&good, vec![Target::Anywhere(user("ann"))]);
+    assert!(peer.deliver(&me(), vec![bad, good]).await.is_ok());
+    let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
+    assert_eq!(items.len(), 1);
+}
+
+#[tokio::test]
+async fn a_session_that_moved_is_stopped_by_its_shard_and_only_up_to_its_epoch() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.add_user(&user("ann"), 0);
+    let asked =
+        tokio::spawn(
+            async move { peer.stop_sessions(&me(), vec![session("ann", 6), session("eve", 1)]).await },
+        );
+    let mail = loop {
+        match mailbox.take() {
+            Some(mail) => break mail,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    let Mail::Replaced(who, _, epoch, Some(asker)) = mail else { panic!("a replacement") };
+    assert_eq!((who, epoch), (user("ann"), 7));
+    asker.send(true).unwrap();
+    assert_eq!(asked.await.unwrap(), Ok(vec![true, false]));
+}

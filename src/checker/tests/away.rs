@@ -1,0 +1,96 @@
+//! The self-test of completeness: what a device missed while it was away is to be pulled.
+
+use super::*;
+
+/// Bob is away for a while, in which he is removed and added again, and pulls what he missed; the place of the last event
+/// before the log, which says that pushes may be lost.
+fn away() -> (Tape, usize) {
+    let mut tape = Tape::default();
+    let open = |tape: &mut Tape, (user, session): (&str, u64)| {
+        tape.add(Event::Open { user, device: "p", session });
+    };
+    let say = |tape: &mut Tape, seq: u64| {
+        let cid = format!("m{seq}");
+        tape.send(ANN, "g:g", &cid, false);
+        tape.ok(&cid, seq);
+    };
+    let got = |tape: &mut Tape, session, seq: u64, cid: Option<&str>, via| {
+        let body = cid.map_or(0, body_of);
+        tape.add(Event::Recv { user: "bob", device: "p", session, conv: "g:g", seq, cid, body, via });
+    };
+    open(&mut tape, ANN);
+    open(&mut tape, BOB);
+    got(&mut tape, 2, 1, None, Via::Push);
+    say(&mut tape, 2);
+    got(&mut tape, 2, 2, Some("m2"), Via::Push);
+    tape.add(Event::Close { session: 2, code: 0 });
+    // It is away: one for it, its removal, one that is not for it, its return, and one more.
+    for seq in [3, 5, 7] {
+        say(&mut tape, seq);
+    }
+    open(&mut tape, ("bob", 4));
+    for (seq, cid) in [(3, Some("m3")), (4, None), (6, None), (7, Some("m7"))] {
+        got(&mut tape, 4, seq, cid, Via::Pull);
+    }
+    say(&mut tape, 8);
+    got(&mut tape, 4, 8, Some("m8"), Via::Push);
+    for hints in [false, true] {
+        tape.add(Event::Complete { user: "bob", device: "p", hints });
+    }
+    for (seq, user, change) in [(1, "ann", Change::Join), (1, "bob", Change::Join)] {
+        tape.member(seq, user, change);
+    }
+    tape.log("g:g", 2, "ann", "m2");
+    tape.log("g:g", 3, "ann", "m3");
+    tape.member(4, "bob", Change::Kick);
+    tape.log("g:g", 5, "ann", "m5");
+    tape.member(6, "bob", Change::Join);
+    tape.log("g:g", 7, "ann", "m7");
+    tape.log("g:g", 8, "ann", "m8");
+    let complete = tape.at(|event| matches!(event, Event::Complete { hints: true, .. }));
+    (tape, complete)
+}
+
+/// What is missed while nobody is connected is to be pulled, exactly as far as it is the member's.
+#[test]
+fn a_device_never_gets_what_it_missed_while_it_was_away() {
+    let (tape, complete) = away();
+    let single = |it: &mut Vec<Stamped<String>>| drop(it.remove(complete));
+    assert!(tape.with(|_| {}).is_empty(), "{:?}", check(&tape.history(), Budget::default()).violations);
+    assert!(tape.with(single).is_empty());
+    for lost in [1_u64, 2, 3, 4, 6, 7] {
+        let without = |it: &mut Vec<Stamped<String>>| {
+            single(it);
+            it.retain(|it| !matches!(&it.event, Event::Recv { seq, .. } if *seq == lost));
+        };
+        assert_eq!(tape.with(without), ["never-got"], "{lost}");
+        let silent = tape.with(|it| {
+            without(it);
+            it.retain(|it| !matches!(it.event, Event::Complete { .. }));
+        });
+        assert!(silent.is_empty(), "it did not say that it has everything: {silent:?}");
+    }
+    // A pull makes no push of it: what was to be pushed within a connection is still missed there.
+    let pulled = |it: &mut Vec<Stamped<String>>| {
+        for event in it {
+            if let Event::Recv { seq: 8, via, .. } = &mut event.event {
+                *via = Via::Pull;
+            }
+        }
+    };
+    let unpushed = tape.with(|it| {
+        single(it);
+        pulled(it);
+    });
+    assert_eq!(unpushed, ["not-delivered"]);
+    assert!(tape.with(pulled).is_empty(), "between nodes a push may be lost");
+    // What is pulled is not more than what is the member's.
+    let leak = tape.with(|it| {
+        let mut more = it[tape.at(is_push("m3", Via::Pull))].clone();
+        if let Event::Recv { seq, cid, body, .. } = &mut more.event {
+            (*seq, *cid, *body) = (5, Some("m5".into()), body_of("m5"));
+        }
+        it.insert(complete, more);
+    });
+    assert_eq!(leak, ["leak-after-kick"]);
+}

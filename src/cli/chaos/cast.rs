@@ -1,0 +1,75 @@
+//! Everybody who takes part, at work, and how they come to rest.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rand::{RngExt as _, rngs::StdRng};
+use tokio::task::JoinHandle;
+
+use super::{
+    admin, client,
+    world::{Phase, World},
+};
+
+/// How long everything may take to be quiet once all is healed.
+const CONVERGE: Duration = Duration::from_secs(60);
+
+/// The clients and the administrator; they end with it.
+pub(super) struct Cast {
+    clients: Vec<JoinHandle<()>>,
+    changes: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Cast {
+    /// Makes the groups, then lets everybody talk.
+    pub(super) async fn begin(world: &Arc<World>, rng: &mut StdRng) -> anyhow::Result<Self> {
+        world.admin.create_groups(world).await?;
+        let clients = (0..world.clients.len())
+            .map(|index| tokio::spawn(client::run(Arc::clone(world), index, rng.random())))
+            .collect();
+        let changes = tokio::spawn(admin::change_groups(Arc::clone(world), rng.random()));
+        Ok(Self { clients, changes })
+    }
+
+    /// Waits until everybody has all answers, lets each client send its markers and make sure that it has everything, and
+    /// waits for quiet. What follows is not recorded any more.
+    pub(super) async fn rest(&mut self, world: &World) -> anyhow::Result<()> {
+        world.set_phase(Phase::Settle);
+        (&mut self.changes).await.context("the administrator")??;
+        let rested = settle(world).await;
+        world.recorder.seal();
+        if let Err(why) = rested {
+            bail!("not converged after {CONVERGE:?}: {why}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cast {
+    fn drop(&mut self) {
+        self.clients.iter().for_each(JoinHandle::abort);
+        self.changes.abort();
+    }
+}
+
+async fn settle(world: &World) -> Result<(), String> {
+    let deadline = Instant::now() + CONVERGE;
+    world.rest(deadline).await?;
+    for phase in [Phase::Mark, Phase::Check] {
+        world.set_phase(phase);
+        world.rest(deadline).await?;
+    }
+    // Pushes may still be on their way: quiet is when nothing is recorded for a while.
+    let mut before = 0;
+    while before != world.recorder.len() {
+        if Instant::now() > deadline {
+            return Err("there is no quiet".to_owned());
+        }
+        before = world.recorder.len();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Several nodes over one Kafka, one Redis and one Postgres, each part with a proxy before it.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use super::{
+    Args, SETS, binary, cast::Cast, process::Process, proxy::Proxy, record::Recorder, rows, servers::Servers,
+    storm, world::World,
+};
+use crate::{
+    auth,
+    bus::{ensure_topics, topic_plans},
+    checker::History,
+    config::Config,
+    store::PostgresStore,
+};
+
+/// How many nodes.
+const NODES: usize = 3;
+
+/// Where the link of a node may listen: below what the system gives to outgoing connections, so that the port is free when
+/// the node comes back.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
+
+/// What a node writes when it ends because the others took it for dead.
+const RETIRED: &str = "was retired";
+
+/// A node, and the proxies on its ways.
+pub(super) struct Node {
+    pub(super) process: Process,
+    /// Clients come through it.
+    pub(super) door: Proxy,
+    /// The other nodes come through it.
+    pub(super) link: Proxy,
+    /// It goes through these.
+    pub(super) redis: Proxy,
+    pub(super) postgres: Proxy,
+    log: PathBuf,
+    /// Where in the log its present run begins.
+    since: usize,
+}
+
+impl Node {
+    /// Whether this run of it ended, or ends, because the others took it for dead.
+    fn is_retired(&self) -> anyhow::Result<bool> {
+        let log = fs::read(&self.log)?;
+        let run = String::from_utf8_lossy(log.get(self.since..).unwrap_or_default());
+        Ok(run.contains(RETIRED))
+    }
+}
+
+/// The whole.
+pub(super) struct Cluster {
+    pub(super) nodes: Vec<Node>,
+    pub(super) servers: Servers,
+    /// Nodes that ended by themselves, because the others had taken them for dead.
+    pub(super) retired: u64,
+    sets: Vec<String>,
+    key: Vec<u8>,
+}
+
+/// From the start of the nodes to what Postgres has at the end.
+pub(super) async fn drive(
+    args: &Args,
+    list: &Path,
+    seed: u64,
+    directory: &Path,
+) -> anyhow::Result<(History, [u64; 3])> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, &mut rng)).await?;
+    let recorder = Arc::new(Recorder::new());
+    let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
+    let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        world.admin.set_address(nth, node.process.admin);
+    }
+    let mut cast = Cast::begin(&world, &mut rng).await?;
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let counts = storm::run(&world, &mut cluster, end, &mut rng).await?;
+    let rested = cast.rest(&world).await;
+    drop(cast);
+    cluster.stop(&mut rng).await?;
+    rested?;
+    let mut history = recorder.take();
+    let config = Config::load(None, &cluster.sets)?;
+    let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
+    rows::read(&store, &world.users(), &mut history).await?;
+    Ok((history, counts))
+}
+
+impl Cluster {
+    async fn start(binary: &Path, list: &Path, directory: &Path, rng: &mut StdRng) -> anyhow::Result<Self> {
+        let servers = Servers::read(list)?;
+        let name = format!("chaos_{}_{}", std::process::id(), rng.random_range(0..1_000_000));
+        let (key, secret) = (directory.join("token.key"), directory.join("link.secret"));
+        auth::create_key(&secret)?;
+        servers.execute(&format!("CREATE DATABASE {name}")).await?;
+        let sets: Vec<String> = [
+            "node.profile=cluster".to_owned(),
+            format!("auth.key_file={}", key.display()),
+            format!("link.secret_file={}", secret.display()),
+            format!("kafka.brokers=[{}]", servers.kafka.address),
+            "kafka.replication=1".to_owned(),
+            "kafka.partitions=6".to_owned(),
+            format!("kafka.topic={name}.log"),
+            format!("kafka.group={name}.owners"),
+            format!("kafka.node_topic={name}.node"),
+            format!("redis.prefix={name}"),
+            format!("postgres.url=postgres://{}@{}/{name}", servers.user, servers.postgres.address),
+        ]
+        .into_iter()
+        .chain(SETS.iter().map(|set| (*set).to_owned()))
+        .collect();
+        let key = auth::create_key(&key)?;
+        let names: Vec<String> = (1..=NODES).map(|nth| format!("n{nth}")).collect();
+        let kafka = Config::load(None, &sets)?.kafka;
+        ensure_topics(&kafka, &topic_plans(&kafka, &names)).await?;
+        let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, sets, key };
+        for id in &names {
+            let node = cluster.add(binary, directory, id, &name).await.with_context(|| id.clone())?;
+            cluster.nodes.push(node);
+        }
+        Ok(cluster)
+    }
+
+    async fn add(&self, binary: &Path, directory: &Path, id: &str, database: &str) -> anyhow::Result<Node> {
+        let data = directory.join(id);
+        fs::create_dir_all(&data)?;
+        let port = PORTS.into_iter().find(|port| {
+            let mine = PORTS.start + u16::try_from(std::process::id() % 9_000).unwrap_or(0);
+            *port >= mine && TcpListener::bind(("127.0.0.1", *port)).is_ok()
+        });
+        let port = port.context("no port is free")?;
+        let link = Proxy::start(([127, 0, 0, 1], port).into()).await?;
+        let redis = Proxy::start(self.servers.redis.address).await?;
+        let postgres = Proxy::start(self.servers.postgres.address).await?;
+        let own = [
+            format!("node.id={id}"),
+            format!("link.listen=127.0.0.1:{port}"),
+            format!("link.advertise={}", link.address),
+            format!("redis.urls=[redis://{}]", redis.address),
+            format!("postgres.url=postgres://{}@{}/{database}", self.servers.user, postgres.address),
+        ];
+        let sets = [self.sets.as_slice(), &own].concat();
+        let process = Process::start(binary, &data, &sets).await?;
+        let door = Proxy::start(process.client).await?;
+        Ok(Node { process, door, link, redis, postgres, log: data.join("node.log"), since: 0 })
+    }
+
+    /// Starts a node again that has ended.
+    pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
+        let node = &mut self.nodes[nth];
+        node.since = usize::try_from(fs::metadata(&node.log)?.len())?;
+        node.process.restart().await?;
+        node.door.set_target(node.process.client);
+        world.admin.set_address(nth, node.process.admin);
+        Ok(())
+    }
+
+    /// Starts again what ended by itself, as a supervisor does. For that there is one good reason only.
+    pub(super) async fn revive(&mut self, world: &World) -> anyhow::Result<()> {
+        for nth in 0..self.nodes.len() {
+            let node = &mut self.nodes[nth];
+            let Some(status) = node.process.status()? else { continue };
+            if !node.is_retired()? {
+                bail!("n{} ended by itself: {status}; see {}", nth + 1, node.log.display());
+            }
+            self.retired += 1;
+            self.come_back(world, nth).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a node, as planned or as a crash does; one that was retired just before ends with that.
+    pub(super) async fn end(&mut self, nth: usize, gently: bool) -> anyhow::Result<()> {
+        let node = &mut self.nodes[nth];
+        let ended = if gently { node.process.stop().await } else { node.process.kill().await };
+        if ended.is_err() && node.is_retired()? {
+            self.retired += 1;
+            return Ok(());
+        }
+        ended
+    }
+
+    /// Ends all nodes, this way or that: what was acked is in the store.
+    async fn stop(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
+        for nth in 0..self.nodes.len() {
+            self.end(nth, rng.random()).await?;
+            self.nodes[nth].process.check_log()?;
+        }
+        eprintln!("chaos: {} nodes ended because they had been taken for dead", self.retired);
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! `tidegate nodes`, `owners` and `where`: what a node knows of the cluster, as tables, from its admin port.
+
+use std::{fmt::Write as _, net::SocketAddr};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use tidegate_protocol::id::check_id;
+
+use super::{DataArg, bench::admin::Admin, find};
+
+/// Which node is asked, and in what form it is printed.
+#[derive(clap::Args, Debug)]
+pub struct Ask {
+    /// Admin address of a node; default: that of the node which runs on --data
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Option<SocketAddr>,
+    /// Print what the admin port answers, as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data: DataArg,
+}
+
+/// Arguments of `tidegate where`.
+#[derive(clap::Args, Debug)]
+pub struct WhereArgs {
+    /// The user
+    user: String,
+    #[command(flatten)]
+    ask: Ask,
+}
+
+/// Prints the nodes.
+///
+/// # Errors
+/// No node answers.
+pub fn nodes(ask: &Ask) -> anyhow::Result<()> {
+    let Some(said) = ask.get("/v1/nodes")? else { return Ok(()) };
+    let mut rows =
+        vec![["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "CLIENTS", "PEER"].map(String::from)];
+    for node in list(&said, "nodes") {
+        rows.push([
+            text(&node["node"]),
+            text(&node["state"]),
+            text(&node["lease"]),
+            text(&node["conns"]),
+            text(&node["capacity"]),
+            numbers(&node["owns"]).len().to_string(),
+            list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
+            text(&node["peer"]),
+        ]);
+    }
+    print!("{}", table(&rows));
+    warn(&said);
+    Ok(())
+}
+
+/// Prints who owns each partition.
+///
+/// # Errors
+/// No node answers.
+pub fn owners(ask: &Ask) -> anyhow::Result<()> {
+    let Some(said) = ask.get("/v1/nodes")? else { return Ok(()) };
+    let mut rows = vec![["PARTITION", "OWNER", "STATE", "LEASE"].map(String::from)];
+    for partition in 0..said["partitions"].as_u64().unwrap_or(0) {
+        let owners: Vec<&Value> =
+            list(&said, "nodes").iter().filter(|node| numbers(&node["owns"]).contains(&partition)).collect();
+        let each = |key: &str| owners.iter().map(|node| text(&node[key])).collect::<Vec<_>>().join(" ");
+        rows.push([partition.to_string(), each("node"), each("state"), each("lease")]);
+    }
+    print!("{}", table(&rows));
+    warn(&said);
+    Ok(())
+}
+
+/// Prints where a user is.
+///
+/// # Errors
+/// No node answers, the name is no id, or the routes are away.
+pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
+    check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
+    let Some(said) = args.ask.get(&format!("/v1/users/{}/routes", args.user))? else { return Ok(()) };
+    let routes = list(&said, "routes");
+    if routes.is_empty() {
+        println!("{} is not connected", args.user);
+        return Ok(());
+    }
+    let mut rows = vec![["DEVICE", "NODE", "LEASE", "EPOCH"].map(String::from)];
+    rows.extend(routes.iter().map(|row| ["device", "node", "lease", "epoch"].map(|key| text(&row[key]))));
+    print!("{}", table(&rows));
+    Ok(())
+}
+
+impl Ask {
+    /// The answer; none when it was printed already, as it is.
+    fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
+        let address = match self.admin {
+            Some(address) => address,
+            None => {
+                find::node(&self.data.data, "name its directory with --data or its admin port with --admin")?
+                    .admin
+            }
+        };
+        let (status, body) = Admin::connect(&address.to_string())?.request("GET", path, "")?;
+        let said: Value =
+            serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
+        if status != 200 {
+            bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
+        }
+        if self.json {
+            println!("{said}");
+            return Ok(None);
+        }
+        Ok(Some(said))
+    }
+}
+
+fn warn(said: &Value) {
+    if said["stale"] == true {
+        eprintln!("the routes are away: this is what the node saw last");
+    }
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Columns as wide as their widest cell; an empty cell is a dash.
+fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let shown = |cell: &String| if cell.is_empty() { "-".to_owned() } else { cell.clone() };
+    let width = |column: usize| rows.iter().map(|row| shown(&row[column]).chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut table = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a String can't fail.
+            write!(line, "{:<width$}  ", shown(cell)).ok();
+        }
+        table.push_str(line.trim_end());
+        table.push('\n');
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_aligned_and_an_empty_one_is_a_dash() {
+        let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
+        let rows = rows.map(|row| row.map(String::from));
+        assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");
+    }
+}

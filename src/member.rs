@@ -1,0 +1,187 @@
+//! This node among the others: it renews its lease, keeps the list of its peers, puts its routes back after a loss of
+//! them, and sweeps up after nodes that died (DESIGN 7).
+//!
+//! While the routes are away nothing of this ends the node: the last known list of peers stays. What ends it is the word
+//! that its run was retired: somebody took it for dead and has given its users to others.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use crate::{
+    mail::ShardHandle,
+    metrics::Metrics,
+    ports::Ports,
+    routes::{Lease, NodeBoot, NodeInfo, NodeState, Retire, RoutesError},
+};
+
+mod reaper;
+mod reassert;
+mod view;
+
+use self::{reassert::Putter, view::View};
+
+/// Between two renewals; the lease is more than three times as long.
+pub const RENEW_EVERY: Duration = Duration::from_secs(3);
+/// The same while the routes do not answer.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+/// Between two renewals at least, whatever calls for one.
+const RENEW_LEAST: Duration = Duration::from_millis(250);
+/// How long the routes are waited for, beyond what their adapter grants itself.
+const CALL_MAX: Duration = Duration::from_secs(3);
+/// How long leaving may take.
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// What is said with each renewal.
+type Say = Box<dyn Fn() -> NodeInfo + Send + Sync>;
+
+/// Told of the addresses of the peers after each look.
+type Tell = Box<dyn Fn(Vec<(NodeBoot, String)>) + Send + Sync>;
+
+/// The node's lease and what hangs on it.
+pub struct Member {
+    ports: Arc<Ports>,
+    say: Say,
+    tell: Tell,
+    metrics: Metrics,
+    view: View,
+    loss: Arc<Notify>,
+    putter: Option<Putter>,
+    reaper: JoinSet<()>,
+}
+
+impl Member {
+    /// The lease of this run of the node, not announced yet. `lease` is how long the routes grant it; `say` is what the
+    /// node says of itself; `tell` hears who the peers are, in the runtime that [`Self::run`] is on.
+    pub fn new(
+        ports: Arc<Ports>,
+        lease: Duration,
+        shards: Vec<ShardHandle>,
+        say: impl Fn() -> NodeInfo + Send + Sync + 'static,
+        tell: impl Fn(Vec<(NodeBoot, String)>) + Send + Sync + 'static,
+        metrics: Metrics,
+    ) -> Self {
+        let loss = Arc::new(Notify::new());
+        let putter = Putter {
+            routes: Arc::clone(&ports.routes),
+            shards,
+            loss: Arc::clone(&loss),
+            metrics: metrics.clone(),
+        };
+        Self {
+            view: View::new(ports.me.clone(), lease),
+            ports,
+            say: Box::new(say),
+            tell: Box::new(tell),
+            metrics,
+            loss,
+            putter: Some(putter),
+            reaper: JoinSet::new(),
+        }
+    }
+
+    /// Renews the lease and looks at the nodes, once: before anybody is let in.
+    ///
+    /// # Errors
+    /// Why the node must end.
+    pub async fn announce(&mut self) -> Result<(), String> {
+        match self.renew().await {
+            Ok(()) => Ok(()),
+            Err(RoutesError::LeaseLost) => Err(format!(
+                "this run of the node ({}) was retired: the other nodes took it for dead, for it did not renew its lease \
+                 for too long (frozen, or cut off from Redis); start it again, which makes it a new run",
+                self.ports.me
+            )),
+            Err(error) => {
+                if !self.view.away() {
+                    tracing::warn!(%error, "the routes are away: the node goes on with the peers it knows");
+                }
+                self.metrics.lease_failures.increment(1);
+                self.ports.peers.set(self.view.failed());
+                Ok(())
+            }
+        }
+    }
+
+    /// Renews for as long as the node lives; ends with the reason why it must not live on.
+    pub async fn run(mut self) -> String {
+        let mut parts = JoinSet::new();
+        if let Some(putter) = self.putter.take() {
+            parts.spawn(putter.run());
+        }
+        let mut owned = self.ports.owned.changes();
+        loop {
+            let begun = Instant::now();
+            if let Err(why) = self.announce().await {
+                return why;
+            }
+            let pause = if self.view.away() { RETRY_EVERY } else { RENEW_EVERY };
+            sleep(RENEW_LEAST).await;
+            tokio::select! {
+                () = sleep_until(begun + pause) => {}
+                // The others are to hear of it soon. The sender lives as long as the ports.
+                _ = owned.changed() => {}
+                () = self.ports.peers.asked() => {}
+                () = state_is_not(&self.say, self.view.said()) => {}
+            }
+        }
+    }
+
+    async fn renew(&mut self) -> Result<(), RoutesError> {
+        let info = (self.say)();
+        let routes = Arc::clone(&self.ports.routes);
+        let state = info.state;
+        let beat = within(routes.renew(&info)).await?;
+        let was_away = self.view.away();
+        if self.view.renewed(beat, state, Instant::now()) {
+            tracing::warn!(beat, "the routes were away or lost something: this node puts its own back");
+            self.metrics.routes_lost.increment(1);
+            self.loss.notify_one();
+        } else if was_away {
+            tracing::info!("the routes answer again");
+        }
+        let rows = within(routes.nodes()).await?;
+        let (seen, dead) = self.view.looked(rows, Instant::now());
+        if seen.lease_of(&self.ports.me) == Some(Lease::Retired) {
+            return Err(RoutesError::LeaseLost);
+        }
+        self.metrics.nodes_live.set((seen.others.len() + 1) as f64);
+        (self.tell)(seen.addresses());
+        self.ports.peers.set(seen);
+        while self.reaper.try_join_next().is_some() {}
+        if !dead.is_empty() && self.reaper.is_empty() {
+            self.reaper.spawn(reaper::reap(routes, dead, self.metrics.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// Ends the lease of a node that has nobody left, and takes away what rows it still has; at most a second.
+pub async fn leave(ports: &Ports) {
+    let left = async {
+        ports.routes.retire(&ports.me, Retire::Leaving).await?;
+        reaper::sweep(&*ports.routes, &ports.me).await
+    };
+    match timeout(LEAVE_MAX, left).await {
+        Ok(Ok(rows)) => tracing::debug!(rows, "left the other nodes"),
+        Ok(Err(error)) => tracing::warn!(%error, "the others were not told that this node leaves"),
+        Err(_) => tracing::warn!("telling the others that this node leaves took too long"),
+    }
+}
+
+/// The call's answer; an adapter that breaks its promise to answer does not stop the lease.
+async fn within<T>(call: impl Future<Output = Result<T, RoutesError>>) -> Result<T, RoutesError> {
+    let late = |_| Err(RoutesError::Unknown(format!("no answer in {CALL_MAX:?}")));
+    timeout(CALL_MAX, call).await.unwrap_or_else(late)
+}
+
+/// Ready once the node's state is another one: a drain is told at once.
+async fn state_is_not(say: &Say, said: Option<NodeState>) {
+    while said == Some(say().state) {
+        sleep(RENEW_LEAST).await;
+    }
+}

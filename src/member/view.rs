@@ -1,0 +1,227 @@
+//! What the node makes of the answers to its renewals: whether something was lost, who is there, who died.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::RENEW_EVERY;
+use crate::{
+    ports::Seen,
+    routes::{Lease, NodeBoot, NodeRow, NodeState},
+};
+
+/// A run is taken for dead only when its beat has stood still this long under this node's eyes, with the routes answering
+/// all the time. After an outage all leases have run out at once: whoever comes back first must not retire the others.
+const STILL_MIN: Duration = RENEW_EVERY.saturating_mul(2);
+
+/// What the answers add up to; a pure machine, time is an argument.
+pub(super) struct View {
+    me: NodeBoot,
+    lease: Duration,
+    beat: u64,
+    said: Option<NodeState>,
+    away: bool,
+    /// Until when a look-up may name too few.
+    doubt_until: Option<Instant>,
+    known: HashMap<NodeBoot, Known>,
+    last: Seen,
+}
+
+/// Another run, as it was seen.
+struct Known {
+    row: NodeRow,
+    /// When its beat was last seen to move, or watching began.
+    moved: Instant,
+}
+
+impl View {
+    pub(super) fn new(me: NodeBoot, lease: Duration) -> Self {
+        Self {
+            me,
+            lease,
+            beat: 0,
+            said: None,
+            away: false,
+            doubt_until: None,
+            known: HashMap::new(),
+            last: Seen::default(),
+        }
+    }
+
+    /// Whether the last call failed.
+    pub(super) fn away(&self) -> bool {
+        self.away
+    }
+
+    /// The state that was told last.
+    pub(super) fn said(&self) -> Option<NodeState> {
+        self.said
+    }
+
+    /// A renewal had this beat; true if rows may have been lost, so that this node must put its own back.
+    pub(super) fn renewed(&mut self, beat: u64, said: NodeState, now: Instant) -> bool {
+        // After a failed renewal nobody can tell which beat would be right.
+        let lost = self.away || beat != self.beat + 1;
+        (self.beat, self.away, self.said) = (beat, false, Some(said));
+        if lost {
+            self.doubt_until = Some(now + self.lease);
+            self.known.values_mut().for_each(|it| it.moved = now);
+        }
+        lost
+    }
+
+    /// A call failed; what is known stays.
+    pub(super) fn failed(&mut self) -> Seen {
+        self.away = true;
+        self.last = Seen { stale: true, doubtful: true, ..self.last.clone() };
+        self.last.clone()
+    }
+
+    /// The nodes as the routes list them: what to tell, and which runs are to be swept.
+    pub(super) fn looked(&mut self, rows: Vec<NodeRow>, now: Instant) -> (Seen, Vec<NodeBoot>) {
+        self.doubt_until = self.doubt_until.filter(|until| now < *until);
+        let mut known = HashMap::new();
+        let (mut others, mut dead) = (Vec::new(), Vec::new());
+        for row in rows.iter().filter(|row| row.info.boot != self.me) {
+            let run = &row.info.boot;
+            let before = self.known.remove(run).filter(|it| it.row.beat == row.beat);
+            let moved = before.map_or(now, |it| it.moved);
+            match row.lease {
+                Lease::Live => others.push(row.clone()),
+                Lease::Lapsed if now - moved >= STILL_MIN => dead.push(run.clone()),
+                Lease::Lapsed => {}
+                Lease::Retired => dead.push(run.clone()),
+            }
+            known.insert(run.clone(), Known { row: row.clone(), moved });
+        }
+        if self.doubt_until.is_some() {
+            // Whom the loss took off the list has not renewed yet.
+            let listed = |run: &NodeBoot| rows.iter().any(|row| row.info.boot.node == run.node);
+            for (run, it) in self.known.drain().filter(|(run, _)| !listed(run)) {
+                if it.row.lease == Lease::Live {
+                    others.push(it.row.clone());
+                    known.insert(run, it);
+                }
+            }
+        }
+        self.known = known;
+        others.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
+        let doubtful = self.doubt_until.is_some();
+        self.last = Seen { rows: rows.into(), others: Arc::from(others), stale: false, doubtful };
+        (self.last.clone(), dead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::id::NodeId;
+
+    use super::*;
+    use crate::routes::NodeInfo;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn run(name: &str, boot: u64) -> NodeBoot {
+        NodeBoot { node: NodeId::new(name).unwrap(), boot }
+    }
+
+    fn row(of: &NodeBoot, beat: u64, lease: Lease) -> NodeRow {
+        let info = NodeInfo {
+            boot: of.clone(),
+            peer_address: "127.0.0.1:7802".into(),
+            client_addresses: Vec::new(),
+            state: NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: Vec::new(),
+        };
+        NodeRow { info, beat, lease }
+    }
+
+    fn names(rows: &[NodeRow]) -> Vec<String> {
+        rows.iter().map(|row| row.info.boot.node.to_string()).collect()
+    }
+
+    /// A view of node a that has renewed `beats` times without fail, and its time.
+    fn view(beats: u64) -> (View, Instant) {
+        let mut view = View::new(run("a", 1), LEASE);
+        let mut now = Instant::now();
+        for beat in 1..=beats {
+            assert!(!view.renewed(beat, NodeState::Ready, now), "beat {beat} is the next one");
+            now += RENEW_EVERY;
+        }
+        (view, now)
+    }
+
+    #[test]
+    fn any_beat_but_the_next_one_is_a_loss_and_so_is_a_return() {
+        for beat in [1, 3, 4, 6] {
+            let (mut view, now) = view(4);
+            assert!(view.renewed(beat, NodeState::Ready, now), "{beat} after 4");
+            assert!(!view.renewed(beat + 1, NodeState::Ready, now), "it goes on from there");
+        }
+        let (mut view, now) = view(4);
+        assert!(view.failed().stale);
+        assert!(view.renewed(5, NodeState::Ready, now), "it was away: nobody knows what was lost");
+    }
+
+    #[test]
+    fn a_run_is_dead_when_its_lease_lapsed_and_its_beat_stood_still_long_enough() {
+        let (mut view, mut now) = view(1);
+        let b = run("b", 1);
+        let lapsed = || vec![row(&b, 7, Lease::Lapsed)];
+        let (seen, dead) = view.looked(lapsed(), now);
+        assert!(dead.is_empty() && seen.others.is_empty());
+        now += STILL_MIN - Duration::from_millis(1);
+        assert!(view.looked(lapsed(), now).1.is_empty());
+        // It beats: it is alive, the clock of the routes had made a step.
+        assert!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1.is_empty());
+        now += STILL_MIN - Duration::from_millis(1);
+        assert!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1.is_empty());
+        now += Duration::from_millis(1);
+        assert_eq!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1, std::slice::from_ref(&b));
+        assert!(view.looked(vec![row(&b, 8, Lease::Live)], now).1.is_empty(), "its lease lives");
+        let own = row(&run("a", 1), 1, Lease::Lapsed);
+        assert!(view.looked(vec![own.clone()], now + LEASE).1.is_empty());
+        assert!(view.looked(vec![own], now + LEASE * 2).1.is_empty(), "never itself");
+    }
+
+    #[test]
+    fn after_an_outage_nobody_is_dead_before_it_could_have_renewed() {
+        let (mut view, mut now) = view(1);
+        let b = run("b", 1);
+        view.looked(vec![row(&b, 7, Lease::Live)], now);
+        now += Duration::from_secs(60);
+        let seen = view.failed();
+        assert_eq!((names(&seen.others), seen.stale, seen.doubtful), (vec!["b".to_owned()], true, true));
+        view.renewed(2, NodeState::Ready, now);
+        assert!(view.looked(vec![row(&b, 7, Lease::Lapsed)], now).1.is_empty(), "it had no chance yet");
+        now += STILL_MIN;
+        assert_eq!(view.looked(vec![row(&b, 7, Lease::Lapsed)], now).1, [b]);
+    }
+
+    #[test]
+    fn a_loss_takes_nobody_off_the_list_before_it_could_have_renewed() {
+        let (mut view, mut now) = view(1);
+        let (b, c) = (run("b", 1), run("c", 1));
+        let both = vec![row(&b, 7, Lease::Live), row(&c, 7, Lease::Live)];
+        assert_eq!(names(&view.looked(both, now).0.others), ["b", "c"]);
+        assert!(view.renewed(1, NodeState::Ready, now), "emptied");
+        let (seen, _) = view.looked(vec![row(&run("c", 2), 1, Lease::Live)], now);
+        assert_eq!((names(&seen.others), seen.doubtful), (vec!["b".into(), "c".into()], true));
+        assert_eq!(seen.others[1].info.boot.boot, 2, "the old run of c is over");
+        now += LEASE;
+        let (seen, _) = view.looked(vec![row(&run("c", 2), 4, Lease::Live)], now);
+        assert_eq!((names(&seen.others), seen.doubtful), (vec!["c".to_owned()], false));
+        // Without a loss, who is not listed has left.
+        assert_eq!(names(&view.looked(Vec::new(), now).0.others), [""; 0]);
+    }
+
+    #[test]
+    fn a_retired_run_with_rows_is_swept_at_once() {
+        let (mut view, now) = view(1);
+        let b = run("b", 1);
+        let (seen, dead) = view.looked(vec![row(&b, 7, Lease::Retired)], now);
+        assert_eq!((dead, seen.others.len()), (vec![b], 0));
+    }
+}

@@ -1,0 +1,56 @@
+//! Watches the memory of the node, and says what is done where it is short.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    budget::{self, Admission, Pressure},
+    chat::send::Intake,
+    config::Limits,
+    mail::{Mail, ShardHandle},
+    metrics::Metrics,
+};
+
+/// How often memory is looked at.
+const MEMORY_TICK: Duration = Duration::from_millis(500);
+
+/// Sets admission by the pressure, and has the shards shed, for as long as the node lives.
+pub(super) fn watch(
+    (admission, intake): (Arc<Admission>, Arc<Intake>),
+    shards: Vec<ShardHandle>,
+    metrics: Metrics,
+    limits: &Limits,
+) -> impl Future<Output = ()> + Send + use<> {
+    let (limit, with_sockets) = (budget::memory_limit(limits.memory_bytes), limits.memory_counts_sockets);
+    async move { run((admission, intake), shards, metrics, limit, with_sockets).await }
+}
+
+async fn run(
+    (admission, intake): (Arc<Admission>, Arc<Intake>),
+    shards: Vec<ShardHandle>,
+    metrics: Metrics,
+    limit: u64,
+    with_sockets: bool,
+) {
+    let mut tick = tokio::time::interval(MEMORY_TICK);
+    metrics.memory_limit.set(limit as f64);
+    let mut before = Pressure::Fine;
+    loop {
+        tick.tick().await;
+        let used = budget::memory_used(with_sockets);
+        metrics.memory_used.set(used as f64);
+        let pressure = admission.note_memory(used, limit);
+        intake.note_memory(pressure == Pressure::Full);
+        metrics.memory_checks.increment(1);
+        if pressure != before {
+            tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
+            before = pressure;
+        }
+        if pressure >= Pressure::Shed {
+            for shard in &shards {
+                if !shard.try_post(Mail::ShedMemory) {
+                    tracing::warn!("a shard with a full mailbox could not be told that memory is short");
+                }
+            }
+        }
+    }
+}

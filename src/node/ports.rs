@@ -1,0 +1,187 @@
+//! Builds the five ports of either profile: the place where adapters are named.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context as _, bail};
+use tidegate_protocol::{Time, id::NodeId};
+use tokio::{runtime::Handle, sync::watch};
+
+use crate::{
+    auth,
+    bus::{Bus, EmbeddedBus, KafkaBus, LocalBus, LocalBusConfig, TopicId},
+    config::Config,
+    embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
+    link::{GrpcLink, Link, Listener, LocalLink, Settings},
+    metrics::Metrics,
+    ports::Ports,
+    redis,
+    routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes},
+    scratch::{MemoryScratch, RedisScratch},
+    store::{EmbeddedStore, MemoryStore, PostgresStore, Store},
+};
+
+/// What scratch may hold on one machine.
+const SCRATCH_BYTES: usize = 64 * 1024 * 1024;
+
+/// Says why once a part can't work any more; never, when it can't break.
+pub(super) type Broken = watch::Receiver<Option<String>>;
+
+/// The ports, and what only the composition does with them.
+pub(super) struct Built {
+    pub(super) ports: Ports,
+    pub(super) broken: Broken,
+    /// The calling end of the link to the peers; none in profile `single`.
+    pub(super) link: Option<Arc<GrpcLink>>,
+}
+
+/// How long leases last, on every node of a cluster.
+pub(super) fn leases() -> Leases {
+    Leases::default()
+}
+
+/// The wall clock, in ms since 1970.
+pub(super) fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// The ports of the profile, connected.
+///
+/// # Errors
+/// Names what is in the way, and its setting.
+pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<Built> {
+    let me = NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() };
+    match config.node.profile.as_str() {
+        "cluster" => Box::pin(cluster(config, me, metrics)).await,
+        _ => single(config, me, start),
+    }
+}
+
+/// The key that tokens are signed with: a file that all nodes share, or one of the data directory's own.
+///
+/// # Errors
+/// Says which file is in the way, and how to make one.
+pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
+    let shared: &Path = &config.auth.key_file;
+    if shared.as_os_str().is_empty() {
+        if config.node.profile == "cluster" {
+            bail!(
+                "auth.key_file: needed in node.profile = `cluster`, or a token of one node is no good at the others; make \
+                 one file for all of them with `openssl rand -hex 32`, mode 600"
+            );
+        }
+        return auth::load_or_create_key(&config.node.data)
+            .with_context(|| format!("the data directory {} can't be used", config.node.data.display()));
+    }
+    auth::read_key(shared).with_context(|| {
+        format!(
+            "auth.key_file {} can't be used; make one for all nodes with `openssl rand -hex 32`, mode 600",
+            shared.display()
+        )
+    })
+}
+
+/// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
+fn single(config: &Config, me: NodeBoot, start: Instant) -> anyhow::Result<Built> {
+    let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
+    let topic = TopicId(rand::random());
+    let log = LocalBusConfig {
+        partitions: 1,
+        topic,
+        max_records: 1 << 20,
+        max_bytes: 256 << 20,
+        node_max_records: 4_096,
+        node_max_bytes: 16 << 20,
+    };
+    let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
+        (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
+    } else {
+        let fault = &config.fault.disk_file;
+        let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
+            Arc::new(RealDisk)
+        } else {
+            tracing::warn!(file = %fault.display(), "fault.disk_file is set: the disk fails as that file says");
+            Arc::new(BrokenDisk::new(fault.clone()))
+        };
+        let engine = Arc::new(Engine::open(EngineConfig {
+            path: config.node.data.join("store"),
+            partitions: log.partitions,
+            free_bytes_min: config.limits.disk_free_min_bytes,
+            disk,
+        })?);
+        let bus = EmbeddedBus::new(Arc::clone(&engine), log);
+        let broken = engine.fatal();
+        (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), broken)
+    };
+    let ports = Ports {
+        me,
+        bus,
+        store,
+        routes: Arc::new(MemoryRoutes::new(wall_ms(), leases(), now)),
+        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
+        link: Arc::new(LocalLink),
+        owned: Arc::default(),
+        peers: Arc::default(),
+    };
+    Ok(Built { ports, broken, link: None })
+}
+
+/// Profile `cluster`: the log on Kafka, routes and scratch over one client of Redis, the store on Postgres, gRPC between
+/// nodes.
+async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<Built> {
+    let answer_within = Duration::from_millis(config.timing.reply_ms);
+    let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
+    let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
+    let client = Arc::new(redis::Client::new(&config.redis)?);
+    let settings = link_settings(config)?;
+    let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
+    let ports = Ports {
+        me,
+        bus: Arc::new(bus),
+        store: Arc::new(store),
+        routes: Arc::new(RedisRoutes::over(Arc::clone(&client), leases())),
+        scratch: Arc::new(RedisScratch::over(client)),
+        link: Arc::clone(&link) as Arc<dyn Link>,
+        owned: Arc::default(),
+        peers: Arc::default(),
+    };
+    // A partition that can't go on is given up; the node is of use as long as one can.
+    Ok(Built { ports, broken: watch::channel(None).1, link: Some(link) })
+}
+
+/// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.
+///
+/// # Errors
+/// The address can't be listened on, the secret or a certificate can't be used.
+pub(super) fn listen(
+    runtime: &Handle,
+    config: &Config,
+    me: &NodeBoot,
+    end: Arc<dyn Link>,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<Listener>> {
+    if config.node.profile != "cluster" {
+        return Ok(None);
+    }
+    let _guard = runtime.enter();
+    let listener =
+        Listener::bind(config.link.listen, me.clone(), end, link_settings(config)?, metrics.clone())
+            .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
+    Ok(Some(listener))
+}
+
+/// Where peers reach the node: what is advertised, else where it listens; nowhere in profile `single`.
+pub(super) fn peer_address(config: &Config, listener: Option<&Listener>) -> String {
+    match listener {
+        Some(listener) if config.link.advertise.is_empty() => listener.address().to_string(),
+        Some(_) => config.link.advertise.clone(),
+        None => String::new(),
+    }
+}
+
+fn link_settings(config: &Config) -> anyhow::Result<Settings> {
+    Settings::read(&config.link).map_err(|why| anyhow::anyhow!("link: {why}"))
+}

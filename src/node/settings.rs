@@ -1,0 +1,143 @@
+//! What the configuration means for shards, owners and the door.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use anyhow::Context as _;
+use tidegate_protocol::machine::{chain::ChainLimits, session, window::WindowLimits};
+
+use crate::{
+    auth::Verifier,
+    budget::{self, Admission},
+    chat::{
+        admin::Admin,
+        owner,
+        recall::Recaller,
+        retention::{self, Keep},
+        send::Intake,
+    },
+    config::Config,
+    directory::Directory,
+    mail::ShardHandles,
+    metrics::Metrics,
+    net::upgrade,
+    ports::Ports,
+    room::Rooms,
+    shard::{self, Caps},
+};
+
+/// What all shards of a node share.
+pub(super) struct Shared<'a> {
+    pub(super) config: &'a Config,
+    pub(super) ports: &'a Arc<Ports>,
+    pub(super) intake: &'a Arc<Intake>,
+    pub(super) directory: &'a Arc<Directory>,
+    pub(super) handles: &'a ShardHandles,
+    pub(super) admin: &'a Admin,
+}
+
+impl Shared<'_> {
+    pub(super) fn context(
+        &self,
+        token_key: &[u8],
+        runtime: tokio::runtime::Handle,
+        metrics: Metrics,
+    ) -> shard::Context {
+        let config = self.config;
+        shard::Context {
+            index: 0,
+            node: self.ports.me.node.clone(),
+            boot: self.ports.me.boot,
+            limits: session_limits(config),
+            small_group_max: config.limits.small_group_max,
+            caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
+            mailbox_bytes: config.limits.mailbox_bytes_max,
+            frame_deadline: Duration::from_millis(config.timing.frame_ms),
+            write_deadline: Duration::from_millis(config.timing.write_ms),
+            linger: Duration::from_millis(config.timing.linger_ms),
+            upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
+            verifier: Arc::new(Verifier::hs256(token_key)),
+            directory: Arc::clone(self.directory),
+            handles: Arc::clone(self.handles),
+            intake: Arc::clone(self.intake),
+            ports: Arc::clone(self.ports),
+            recaller: Recaller {
+                admin: self.admin.clone(),
+                within: Duration::from_millis(config.limits.recall_ms),
+            },
+            rooms: Arc::new(Rooms::default()),
+            runtime,
+            metrics,
+            panic_on_msg_id: match config.fault.panic_in.as_str() {
+                "shard" => config.fault.panic_on_msg_id_in("shard"),
+                _ => config.fault.panic_on_msg_id_in("connection"),
+            },
+            panic_in_shard: config.fault.panic_in == "shard",
+        }
+    }
+}
+
+/// Refuses to start a node that could never let anybody in.
+pub(super) fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
+    let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
+    if admission.conns_max() == 0 {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        anyhow::bail!(
+            "the limit of open files is {files}, which leaves none for clients beside the {} of the node itself: raise `ulimit -n`",
+            budget::DESCRIPTORS_RESERVED
+        );
+    }
+    Ok(admission)
+}
+
+pub(super) fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings> {
+    let kept = &config.retention;
+    let node = Keep::parse(&kept.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
+    let (every, keys) = (Duration::from_millis(kept.sweep_ms), Duration::from_secs(kept.keys_days * 86_400));
+    let retention = retention::Settings { node, every, keys, wall_ms: super::ports::wall_ms };
+    Ok(owner::Settings {
+        small_group_max: config.limits.small_group_max,
+        retention,
+        panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
+    })
+}
+
+pub(super) fn shard_count(config: &Config) -> usize {
+    match config.node.shards {
+        0 => thread::available_parallelism().map_or(1, |cores| cores.get()).min(crate::directory::SHARDS_MAX),
+        shards => shards,
+    }
+}
+
+fn session_limits(config: &Config) -> session::Limits {
+    let (limits, timing) = (&config.limits, &config.timing);
+    let ms = Duration::from_millis;
+    let u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let heartbeat = ms(timing.heartbeat_ms);
+    session::Limits {
+        handshake: ms(timing.handshake_ms),
+        login_answer: ms(timing.handshake_ms),
+        heartbeat,
+        heartbeat_min: heartbeat.min(Duration::from_secs(5)),
+        heartbeat_max: heartbeat.max(Duration::from_secs(300)),
+        frame_bytes_max: u32(limits.frame_bytes_max),
+        content_bytes_max: u32(limits.content_bytes_max),
+        in_flight_max: limits.in_flight_max as usize,
+        chain: ChainLimits {
+            hold_max: limits.hold_max as usize,
+            hold_bytes_max: limits.hold_bytes_max as usize,
+            order_timeout: ms(timing.order_timeout_ms),
+        },
+        errors_max: u16::try_from(limits.errors_max).unwrap_or(u16::MAX),
+        rooms_max: limits.rooms_max as usize,
+        signal_bytes_max: u32(limits.signal_bytes_max),
+        signals_per_second: limits.signals_per_second,
+        reply_deadline: ms(timing.reply_ms),
+        window: WindowLimits {
+            count_max: limits.window_max,
+            bytes_max: limits.window_bytes_max,
+            ack_timeout: ms(timing.ack_timeout_ms),
+            tries: u8::try_from(timing.ack_tries).unwrap_or(u8::MAX),
+        },
+        ..session::Limits::default()
+    }
+}

@@ -1,0 +1,98 @@
+//! Starts the use-cases of a node on its services runtime: the way to the log, the owners of partitions, the answers to
+//! logins, and what is done for peers.
+
+use std::sync::Arc;
+
+use tokio::{runtime::Handle, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::ports;
+use crate::{
+    chat::{
+        admin::Pending,
+        courier::Couriers,
+        deliver::Outbound,
+        hands::{self, Owning},
+        login, owner,
+        peer::Peer,
+        reach::Reach,
+        send::{self, Intake, Outlets},
+    },
+    config::Config,
+    directory::Directory,
+    link::Listener,
+    mail::ShardHandles,
+    metrics::Metrics,
+    ports::Ports,
+};
+
+/// What the use-cases of a node share.
+pub(super) struct Floor {
+    pub(super) ports: Arc<Ports>,
+    pub(super) directory: Arc<Directory>,
+    pub(super) handles: ShardHandles,
+    pub(super) pending: Arc<Pending>,
+    pub(super) metrics: Metrics,
+}
+
+/// What runs until the node stops.
+pub(super) struct Running {
+    /// What must not end by itself, with its name.
+    pub(super) tasks: [(&'static str, JoinHandle<()>); 2],
+    /// Cancelled, the owners give their partitions up and end.
+    pub(super) leaving: CancellationToken,
+}
+
+impl Floor {
+    fn outbound(&self) -> Outbound {
+        let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
+        Outbound::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
+    }
+
+    /// Has peers reach this node, where there are any.
+    ///
+    /// # Errors
+    /// The address can't be listened on, the secret or a certificate can't be used.
+    pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
+        let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
+        let end = Peer::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending));
+        ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
+    }
+
+    /// Starts everything; `among_others` = there are other nodes. In the services runtime.
+    pub(super) fn start(
+        self,
+        (intake, outlets): (&Arc<Intake>, Outlets),
+        settings: owner::Settings,
+        among_others: bool,
+    ) -> Running {
+        let leaving = CancellationToken::new();
+        let ports = Arc::clone(&self.ports);
+        let append =
+            send::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.outbound());
+        let append = tokio::spawn(append);
+        let floor = Arc::new(self);
+        // One owner of everything knows memberships in log order; among others nobody does.
+        let mut logins = Some(outlets.logins);
+        if among_others && let Some(logins) = logins.take() {
+            let floor = Arc::clone(&floor);
+            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), move || floor.outbound()));
+        }
+        let couriers = among_others.then(|| Couriers::new(&ports, floor.metrics.clone()));
+        let metrics = floor.metrics.clone();
+        let outbound = move || match &couriers {
+            Some(couriers) => floor.outbound().with_reach(Reach::start(&floor.ports, Arc::clone(couriers))),
+            None => floor.outbound(),
+        };
+        let owning = Owning {
+            ports,
+            logins,
+            outbound: Box::new(outbound),
+            settings,
+            metrics,
+            leaving: leaving.clone(),
+        };
+        let own = tokio::spawn(hands::own_all(owning));
+        Running { tasks: [("the way to the log", append), ("the owner", own)], leaving }
+    }
+}

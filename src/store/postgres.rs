@@ -1,0 +1,277 @@
+//! `Store` on Postgres: what the nodes of a cluster archive, and the floors of their numbers (ADR 10).
+//!
+//! An archive is one transaction that moves the position under the fence first: that row is the lock of the partition.
+//! Reads are one snapshot each, in one turn to the server. See docs/postgres.md for the tables.
+
+mod archive;
+mod codec;
+mod connect;
+mod floors;
+mod marks;
+mod migrate;
+mod owner;
+mod readers;
+mod session;
+mod trouble;
+mod weeks;
+
+use std::{
+    num::NonZeroU64,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use deadpool_postgres::Pool;
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Loaded, Member, Need},
+    settings::UserSettings,
+};
+
+pub use self::connect::OpenError;
+use self::{connect::Source, session::Session, trouble::Trouble, weeks::Weeks};
+use super::{
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+};
+use crate::{
+    bus::TopicId,
+    config,
+    scratch::{Block, FloorError, Floors},
+};
+
+/// How often a transaction is tried that others were in the way of.
+const TRIES: u32 = 6;
+
+/// After the first such try; twice as long after each.
+const BACK_OFF: Duration = Duration::from_millis(2);
+
+/// What the network may take on top of what the server may.
+const NETWORK: Duration = Duration::from_millis(500);
+
+/// The store of profile `cluster`.
+pub struct PostgresStore {
+    core: Arc<Core>,
+}
+
+struct Core {
+    pool: Pool,
+    /// For one turn to the server.
+    wait: Duration,
+    weeks: Weeks,
+    /// One drop of old weeks at a time.
+    dropping: tokio::sync::Mutex<()>,
+    /// Why nothing is archived any more.
+    broken: OnceLock<String>,
+}
+
+impl PostgresStore {
+    /// Connects, and makes the tables or brings them up to date; several nodes may do so at once.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration or the tables; [`OpenError::Away`] may be tried again.
+    pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
+        let source = Source::new(config)?;
+        Box::pin(migrate::migrate(&source)).await?;
+        let core = Core {
+            pool: source.pool(config)?,
+            wait: config.statement() + NETWORK,
+            weeks: Weeks::default(),
+            dropping: tokio::sync::Mutex::default(),
+            broken: OnceLock::new(),
+        };
+        Ok(Self { core: Arc::new(core) })
+    }
+}
+
+impl Core {
+    async fn session(&self) -> Result<Session, Trouble> {
+        Session::take(&self.pool, self.wait).await
+    }
+
+    fn sound(&self) -> Result<(), StoreError> {
+        self.broken.get().map_or(Ok(()), |why| Err(StoreError::Broken(why.clone())))
+    }
+
+    /// The port's error; what is damaged stays so.
+    fn error(&self, trouble: Trouble) -> StoreError {
+        match trouble {
+            Trouble::Away(why) | Trouble::Again(why) | Trouble::Taken(why) | Trouble::NoTable(why) => {
+                StoreError::Unavailable(why)
+            }
+            Trouble::Damaged(why) => StoreError::Broken(self.broken.get_or_init(|| why).clone()),
+            Trouble::Store(error) => error,
+        }
+    }
+
+    /// Runs a transaction until nobody else is in its way.
+    async fn run<T, F>(&self, once: impl Fn() -> F + Send) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, Trouble>> + Send,
+    {
+        let mut pause = BACK_OFF;
+        for _ in 1..TRIES {
+            match once().await {
+                Ok(done) => return Ok(done),
+                Err(Trouble::Again(_)) => {}
+                Err(trouble) => return Err(self.error(trouble)),
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        once().await.map_err(|trouble| self.error(trouble))
+    }
+
+    async fn archive_once(&self, partition: i32, fence: Fence, delta: &Delta) -> Result<(), Trouble> {
+        let mut session = self.session().await?;
+        let done = owner::archive(&mut session, &self.weeks, partition, fence, delta).await;
+        if done.as_ref().is_err_and(Trouble::was_answered) {
+            session.roll_back().await;
+        }
+        match done {
+            Err(Trouble::Taken(why)) => {
+                let found = archive::find_taken(&mut session, delta).await?;
+                Err(found.map_or(Trouble::Away(why), Trouble::Store))
+            }
+            Err(Trouble::NoTable(why)) => {
+                self.weeks.forget();
+                Err(Trouble::Again(why))
+            }
+            other => other,
+        }
+    }
+
+    /// Best effort: what does not succeed now does the next time.
+    async fn drop_forgotten(&self) -> Result<(), Trouble> {
+        let Ok(_alone) = self.dropping.try_lock() else { return Ok(()) };
+        weeks::drop_forgotten(&mut self.session().await?).await
+    }
+}
+
+/// Partitions are numbered as Kafka does: below 2^31.
+fn number(partition: u32) -> Result<i32, StoreError> {
+    let none = |_| StoreError::Unavailable(format!("there is no partition {partition}"));
+    i32::try_from(partition).map_err(none)
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        let (core, partition) = (&*self.core, number(partition)?);
+        core.sound()?;
+        core.run(move || async move {
+            owner::take_over(&mut core.session().await?, partition, fence, topic).await
+        })
+        .await
+    }
+
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        let (core, partition) = (&*self.core, number(partition)?);
+        core.sound()?;
+        core.run(move || core.archive_once(partition, fence, delta)).await?;
+        if core.weeks.may_drop(partition, delta.rules.keys_from) {
+            let core = Arc::clone(&self.core);
+            tokio::spawn(async move { core.drop_forgotten().await });
+        }
+        Ok(())
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        let (core, partition) = (&*self.core, number(partition)?);
+        core.run(
+            move || async move { owner::load(&mut core.session().await?, partition, fence, needs).await },
+        )
+        .await
+    }
+
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        let (core, partition) = (&*self.core, number(partition)?);
+        core.run(move || async move { owner::scan(&mut core.session().await?, partition, fence, scan).await })
+            .await
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        let core = &*self.core;
+        core.run(
+            move || async move { readers::memberships(&mut core.session().await?, user, after, limit).await },
+        )
+        .await
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move {
+            readers::members(&mut core.session().await?, conversation, after, limit).await
+        })
+        .await
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { readers::summary(&mut core.session().await?, conversation, of).await })
+            .await
+    }
+
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let core = &*self.core;
+        core.run(move || async move { marks::save_marks(&mut core.session().await?, changes).await }).await
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { marks::wishes(&mut core.session().await?, user, now).await }).await
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { readers::page(&mut core.session().await?, conversation, query).await })
+            .await
+    }
+}
+
+impl From<StoreError> for FloorError {
+    fn from(error: StoreError) -> Self {
+        Self::Away(error.to_string())
+    }
+}
+
+#[async_trait]
+impl Floors for PostgresStore {
+    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
+        let core = &*self.core;
+        let once = move || async move { floors::reserve(&mut core.session().await?, key, size).await };
+        Ok(core.run(once).await?)
+    }
+
+    async fn epoch(&self) -> Result<u64, FloorError> {
+        let core = &*self.core;
+        Ok(core.run(move || async move { floors::epoch(&mut core.session().await?).await }).await?)
+    }
+
+    async fn raise(&self) -> Result<u64, FloorError> {
+        let core = &*self.core;
+        Ok(core.run(move || async move { floors::raise(&mut core.session().await?).await }).await?)
+    }
+}

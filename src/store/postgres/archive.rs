@@ -1,0 +1,369 @@
+//! What a delta writes: columns for a few statements, each over all rows of its kind.
+//!
+//! Values go as arrays and not by COPY: an owner that stops within a COPY is not idle for the server, which would wait
+//! for it with the partition's row locked (S10). Each statement here is one message.
+
+use std::collections::HashMap;
+
+use tidegate_protocol::{
+    Code,
+    id::ConversationId,
+    machine::ledger::{Delta, Key, Member, Recalled, Row},
+    record::{Body, Hash16},
+};
+use uuid::Uuid;
+
+use super::{
+    codec::{self, Reader, big, hash},
+    session::{Call, Session, call},
+    trouble::Trouble,
+};
+use crate::store::StoreError;
+
+/// The first of these rows that is at or below the end of its conversation: it is there, or was.
+const TAKEN: &str = "
+SELECT n.place FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
+CROSS JOIN LATERAL (SELECT last_seq FROM heads h WHERE h.conversation = n.conversation LIMIT 1) h
+WHERE n.seq <= h.last_seq ORDER BY n.place LIMIT 1";
+
+/// The first of these rows that is there.
+const THERE: &str = "
+SELECT n.place FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
+CROSS JOIN LATERAL (
+    SELECT true FROM messages m WHERE m.conversation = n.conversation AND m.seq = n.seq LIMIT 1
+) m
+ORDER BY n.place LIMIT 1";
+
+const ROWS: &str = "
+INSERT INTO messages (conversation, seq, ordinal, own, log_offset, recalled_seq, recalled_time, sender, record, content)
+SELECT * FROM unnest(
+    $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[],
+    $9::bytea[], $10::bytea[]
+)";
+
+const RECALL: &str = "
+UPDATE messages SET recalled_seq = $3, recalled_time = $4, content = '' WHERE conversation = $1 AND seq = $2";
+
+const PRUNE: &str = "DELETE FROM messages WHERE conversation = $1 AND seq <= $2";
+
+/// Members, the conversations of those who are new, and heads with how many are in; gives the changes in number where
+/// there is no head among these. All parts see what was before.
+const MEMBERS_AND_HEADS: &str = "
+WITH d AS MATERIALIZED (
+    SELECT * FROM unnest(
+        $1::text[], $2::text[], $3::smallint[], $4::boolean[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
+        $9::bigint[], $10::bigint[]
+    ) AS d(conversation, user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays)
+), old AS MATERIALIZED (
+    SELECT d.conversation, d.user_id, d.left_seq, m.left_seq AS before FROM d LEFT JOIN LATERAL (
+        SELECT left_seq FROM members m WHERE m.conversation = d.conversation AND m.user_id = d.user_id LIMIT 1
+    ) m ON true
+), put AS (
+    INSERT INTO members SELECT * FROM d ON CONFLICT (conversation, user_id) DO UPDATE SET
+        role = EXCLUDED.role, muted = EXCLUDED.muted, joined_seq = EXCLUDED.joined_seq,
+        left_seq = EXCLUDED.left_seq, sent = EXCLUDED.sent, joined_messages = EXCLUDED.joined_messages,
+        left_messages = EXCLUDED.left_messages, stays = EXCLUDED.stays
+), new AS (
+    INSERT INTO memberships SELECT user_id, conversation FROM old WHERE before IS NULL ON CONFLICT DO NOTHING
+), changes AS MATERIALIZED (
+    SELECT conversation, sum((left_seq = 0)::integer - coalesce((before = 0)::integer, 0)) AS change
+    FROM old GROUP BY conversation
+), h AS MATERIALIZED (
+    SELECT * FROM unnest($11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[])
+    AS h(conversation, last_seq, messages, pruned_to, deleted_seq, settings)
+), heads_put AS (
+    INSERT INTO heads SELECT h.*, coalesce(c.change, 0) FROM h LEFT JOIN changes c ON c.conversation = h.conversation
+    ON CONFLICT (conversation) DO UPDATE SET
+        last_seq = EXCLUDED.last_seq, messages = EXCLUDED.messages, pruned_to = EXCLUDED.pruned_to,
+        deleted_seq = EXCLUDED.deleted_seq, settings = EXCLUDED.settings,
+        members = heads.members + EXCLUDED.members
+)
+SELECT conversation, change::bigint FROM changes c
+WHERE change <> 0 AND NOT EXISTS (SELECT FROM h WHERE h.conversation = c.conversation)";
+
+const COUNT: &str = "UPDATE heads SET members = members + $2 WHERE conversation = $1";
+
+const STAYS: &str = "
+INSERT INTO stays SELECT * FROM unnest(
+    $1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]
+) ON CONFLICT DO NOTHING";
+
+const DEVICES: &str = "
+INSERT INTO devices SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[])
+ON CONFLICT (conversation, user_id, device) DO UPDATE SET epoch = EXCLUDED.epoch, next_n = EXCLUDED.next_n";
+
+/// One key an id within a week; of several weeks the newest counts.
+const KEYS: &str = "
+WITH d AS MATERIALIZED (
+    SELECT * FROM unnest($3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::integer[])
+    AS d(hash, body_hash, seq, time, log_offset, refused)
+), week AS (
+    INSERT INTO key_weeks SELECT $2::integer, $1::integer, max(log_offset) + 1 FROM d
+    ON CONFLICT (week, partition) DO UPDATE SET below = greatest(key_weeks.below, EXCLUDED.below)
+)
+INSERT INTO keys (partition, hash, week, body_hash, seq, time, log_offset, refused)
+SELECT $1::integer, hash, $2::integer, body_hash, seq, time, log_offset, refused FROM d
+ON CONFLICT (partition, hash, week) DO UPDATE SET
+    body_hash = EXCLUDED.body_hash, seq = EXCLUDED.seq, time = EXCLUDED.time, log_offset = EXCLUDED.log_offset,
+    refused = EXCLUDED.refused";
+
+/// Columns of new history.
+#[derive(Default)]
+pub(super) struct Rows<'a> {
+    conversation: Vec<&'a str>,
+    seq: Vec<i64>,
+    ordinal: Vec<i64>,
+    own: Vec<i64>,
+    offset: Vec<i64>,
+    recalled_seq: Vec<Option<i64>>,
+    recalled_time: Vec<Option<i64>>,
+    sender: Vec<Option<&'a str>>,
+    record: Vec<Vec<u8>>,
+    content: Vec<&'a [u8]>,
+    /// Recalls of what was archived before.
+    recalled: Vec<(&'a str, i64, i64, i64)>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(delta: &'a Delta) -> Result<Self, Trouble> {
+        let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
+        let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
+        let mut recalled: HashMap<_, _> =
+            delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
+        let mut rows = Self::default();
+        for row in &delta.rows {
+            let Some(id) = row.body.conversation() else { continue };
+            let by = recalled.remove(&(id, row.seq));
+            if !is_gone(id, row.seq) {
+                rows.push(id, row, by)?;
+            }
+        }
+        for ((id, seq), it) in recalled {
+            rows.recalled.push((id.as_str(), big(seq), big(it.by.0), big(it.by.1)));
+        }
+        Ok(rows)
+    }
+
+    fn push(
+        &mut self,
+        id: &'a ConversationId,
+        row: &'a Row,
+        recalled: Option<&Recalled>,
+    ) -> Result<(), Trouble> {
+        let (sender, content) = match &row.body {
+            Body::Message(message) => (Some(message.sender.as_str()), &message.content[..]),
+            _ => (None, &[][..]),
+        };
+        self.conversation.push(id.as_str());
+        self.seq.push(big(row.seq));
+        self.ordinal.push(big(row.ordinal));
+        self.own.push(big(row.own));
+        self.offset.push(big(row.offset));
+        self.recalled_seq.push(recalled.map(|it| big(it.by.0)));
+        self.recalled_time.push(recalled.map(|it| big(it.by.1)));
+        self.sender.push(sender);
+        self.record.push(codec::put_record(row)?);
+        self.content.push(if recalled.is_some() { &[] } else { content });
+        Ok(())
+    }
+
+    fn insert(&self) -> Call<'_> {
+        let Self { conversation, seq, ordinal, own, offset, sender, record, content, .. } = self;
+        let (recalled_seq, recalled_time) = (&self.recalled_seq, &self.recalled_time);
+        call(
+            ROWS,
+            &[conversation, seq, ordinal, own, offset, recalled_seq, recalled_time, sender, record, content],
+        )
+    }
+}
+
+/// Columns of members and heads.
+#[derive(Default)]
+struct People<'a> {
+    conversation: Vec<&'a str>,
+    user: Vec<&'a str>,
+    role: Vec<i16>,
+    muted: Vec<bool>,
+    numbers: [Vec<i64>; 6],
+    head: Vec<&'a str>,
+    head_numbers: [Vec<i64>; 4],
+    settings: Vec<Option<String>>,
+}
+
+impl<'a> People<'a> {
+    fn new(delta: &'a Delta) -> Self {
+        let mut people = Self::default();
+        for (id, user, member) in &delta.members {
+            let Member { joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted, .. } =
+                *member;
+            people.conversation.push(id.as_str());
+            people.user.push(user.as_str());
+            people.role.push(codec::role(member));
+            people.muted.push(muted);
+            let numbers = [joined_seq, left_seq, sent, joined_messages, left_messages, u64::from(stays)];
+            push_all(&mut people.numbers, numbers);
+        }
+        for (id, head) in &delta.heads {
+            people.head.push(id.as_str());
+            let numbers = [head.last_seq, head.messages, head.pruned_to, head.deleted_seq];
+            push_all(&mut people.head_numbers, numbers);
+            people.settings.push(codec::settings(head));
+        }
+        people
+    }
+
+    fn put(&self) -> Call<'_> {
+        let Self { conversation, user, role, muted, numbers, head, head_numbers, settings } = self;
+        let [joined, left, sent, joined_messages, left_messages, stays] = numbers;
+        let [last_seq, messages, pruned_to, deleted_seq] = head_numbers;
+        let mut call = call(MEMBERS_AND_HEADS, &[conversation, user, role, muted, joined, left, sent]);
+        call.add(&[joined_messages, left_messages, stays, head, last_seq, messages, pruned_to]);
+        call.add(&[deleted_seq, settings]);
+        call
+    }
+}
+
+fn push_all<const N: usize>(columns: &mut [Vec<i64>; N], numbers: [u64; N]) {
+    for (column, number) in columns.iter_mut().zip(numbers) {
+        column.push(big(number));
+    }
+}
+
+/// Columns of dedup keys.
+#[derive(Default)]
+struct Keys {
+    hash: Vec<Uuid>,
+    body_hash: Vec<Uuid>,
+    numbers: [Vec<i64>; 3],
+    refused: Vec<i32>,
+}
+
+impl Keys {
+    fn new(keys: &[(Hash16, Key)]) -> Self {
+        let mut columns = Self::default();
+        for (name, key) in keys {
+            columns.hash.push(hash(name));
+            columns.body_hash.push(hash(&key.body_hash));
+            push_all(&mut columns.numbers, [key.seq, key.time, key.offset]);
+            columns.refused.push(key.refused.map_or(0, Code::number).into());
+        }
+        columns
+    }
+}
+
+/// Columns of stays and devices.
+#[derive(Default)]
+struct Others<'a> {
+    stay_ids: [Vec<&'a str>; 2],
+    stay_numbers: [Vec<i64>; 4],
+    device_ids: [Vec<&'a str>; 3],
+    device_numbers: [Vec<i64>; 2],
+}
+
+impl<'a> Others<'a> {
+    fn new(delta: &'a Delta) -> Self {
+        let mut others = Self::default();
+        for (id, user, it) in &delta.stays {
+            push_ids(&mut others.stay_ids, [id.as_str(), user.as_str()]);
+            let numbers = [it.joined_seq, it.left_seq, it.joined_messages, it.left_messages];
+            push_all(&mut others.stay_numbers, numbers);
+        }
+        for (id, user, device, it) in &delta.devices {
+            push_ids(&mut others.device_ids, [id.as_str(), user.as_str(), device.as_str()]);
+            push_all(&mut others.device_numbers, [it.epoch, it.next_n]);
+        }
+        others
+    }
+
+    fn put<'b>(&'b self, calls: &mut Vec<Call<'b>>) {
+        let [id, user] = &self.stay_ids;
+        let [joined, left, joined_messages, left_messages] = &self.stay_numbers;
+        if !id.is_empty() {
+            calls.push(call(STAYS, &[id, user, joined, left, joined_messages, left_messages]));
+        }
+        let ([id, user, device], [epoch, next_n]) = (&self.device_ids, &self.device_numbers);
+        if !id.is_empty() {
+            calls.push(call(DEVICES, &[id, user, device, epoch, next_n]));
+        }
+    }
+}
+
+fn push_ids<'a, const N: usize>(columns: &mut [Vec<&'a str>; N], ids: [&'a str; N]) {
+    for (column, id) in columns.iter_mut().zip(ids) {
+        column.push(id);
+    }
+}
+
+/// Writes all of the delta but the position, in the transaction of the session.
+pub(super) async fn write(
+    session: &mut Session,
+    partition: i32,
+    week: i32,
+    delta: &Delta,
+) -> Result<(), Trouble> {
+    refuse_taken(session, delta).await?;
+    let (rows, people, others) = (Rows::new(delta)?, People::new(delta), Others::new(delta));
+    let keys = Keys::new(&delta.keys);
+    let pruned: Vec<_> = delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))).collect();
+    let mut calls = Vec::new();
+    if !rows.seq.is_empty() {
+        calls.push(rows.insert());
+    }
+    calls.extend(rows.recalled.iter().map(|it| call(RECALL, &[&it.0, &it.1, &it.2, &it.3])));
+    calls.extend(pruned.iter().map(|it| call(PRUNE, &[&it.0, &it.1])));
+    others.put(&mut calls);
+    if !keys.hash.is_empty() {
+        let [seq, time, offset] = &keys.numbers;
+        let Keys { hash, body_hash, refused, .. } = &keys;
+        calls.push(call(KEYS, &[&partition, &week, hash, body_hash, seq, time, offset, refused]));
+    }
+    calls.push(people.put());
+    let answers = session.go_on(&calls).await?;
+    for row in answers.last().into_iter().flatten() {
+        let mut reader = Reader::new(row);
+        let (conversation, change) = (reader.get::<&str>()?, reader.get::<i64>()?);
+        session.go_on(&[call(COUNT, &[&conversation, &change])]).await?;
+    }
+    Ok(())
+}
+
+/// Rows have the seqs 1, 2, 3, …: within the delta they rise, and the first of a conversation is above its end.
+async fn refuse_taken(session: &mut Session, delta: &Delta) -> Result<(), Trouble> {
+    let mut ends: HashMap<&ConversationId, u64> = HashMap::new();
+    let (mut first, mut falls) = (Vec::new(), None);
+    for (place, row) in delta.rows.iter().enumerate() {
+        let Some(id) = row.body.conversation() else { continue };
+        match ends.insert(id, row.seq) {
+            None => first.push((place, id, row.seq)),
+            Some(end) if row.seq <= end => {
+                falls = Some((place, id, row.seq));
+                break;
+            }
+            Some(_) => {}
+        }
+    }
+    let ids: Vec<_> = first.iter().map(|(_, id, _)| id.as_str()).collect();
+    let seqs: Vec<_> = first.iter().map(|(_, _, seq)| codec::bound(*seq)).collect();
+    let found = session.go_on(&[call(TAKEN, &[&ids, &seqs])]).await?;
+    let taken = match found.first().and_then(|rows| rows.first()) {
+        Some(row) => first.get(Reader::new(row).place()?).copied(),
+        None => None,
+    };
+    match taken.into_iter().chain(falls).min_by_key(|(place, ..)| *place) {
+        Some((_, id, seq)) => Err(StoreError::Conflict(id.clone(), seq).into()),
+        None => Ok(()),
+    }
+}
+
+/// Which row of the delta it was that the unique key refused, although the heads knew nothing of it.
+pub(super) async fn find_taken(session: &mut Session, delta: &Delta) -> Result<Option<StoreError>, Trouble> {
+    let rows = || delta.rows.iter().filter_map(|row| Some((row.body.conversation()?, row.seq)));
+    let ids: Vec<_> = rows().map(|(id, _)| id.as_str()).collect();
+    let seqs: Vec<_> = rows().map(|(_, seq)| big(seq)).collect();
+    let found = session.read(&[call(THERE, &[&ids, &seqs])]).await?;
+    let place = match found.first().and_then(|rows| rows.first()) {
+        Some(row) => Reader::new(row).place()?,
+        None => return Ok(None),
+    };
+    Ok(rows().nth(place).map(|(id, seq)| StoreError::Conflict(id.clone(), seq)))
+}

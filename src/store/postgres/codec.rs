@@ -1,0 +1,269 @@
+//! How values stand in columns. Numbers without sign are stored bit by bit; those that SQL compares stay below 2^63.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use prost::encoding::{decode_varint, encode_varint};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, NodeId, UserId},
+    machine::ledger::{Device, Head, Key, Member, Row, RowHead, Stay},
+    record::{Body, Hash16, Origin, Position, Record, Role, Rules},
+    settings::{Retention, Search, Unread, UserSettings},
+};
+use tokio_postgres::{Row as Columns, types::FromSql};
+use uuid::Uuid;
+
+use super::trouble::{Trouble, damaged};
+use crate::{
+    bus::TopicId,
+    store::{Fence, Hidden, Level, Mark, Standing, StoredRow},
+};
+
+/// A number as it is stored.
+pub(super) fn big(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+/// A number to compare with: nothing above it is ever stored.
+pub(super) fn bound(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// The most rows.
+pub(super) fn limit(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+pub(super) fn hash(bytes: &Hash16) -> Uuid {
+    Uuid::from_bytes(*bytes)
+}
+
+pub(super) fn topic(it: TopicId) -> Uuid {
+    Uuid::from_u128(it.0)
+}
+
+pub(super) fn fence(it: Fence) -> Uuid {
+    Uuid::from_u128(it.0)
+}
+
+/// Reads the columns of a row one after the other.
+pub(super) struct Reader<'a> {
+    row: &'a Columns,
+    next: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(row: &'a Columns) -> Self {
+        Self { row, next: 0 }
+    }
+
+    pub(super) fn get<T: FromSql<'a>>(&mut self) -> Result<T, Trouble> {
+        let column = self.next;
+        self.next += 1;
+        self.row.try_get(column).map_err(|error| Trouble::Damaged(format!("a stored value: {error}")))
+    }
+
+    pub(super) fn big(&mut self) -> Result<u64, Trouble> {
+        Ok(self.get::<i64>()?.cast_unsigned())
+    }
+
+    /// A place in what was asked, from 1 in SQL.
+    pub(super) fn place(&mut self) -> Result<usize, Trouble> {
+        usize::try_from(self.get::<i64>()? - 1).map_err(|_| damaged())
+    }
+
+    fn int(&mut self) -> Result<u32, Trouble> {
+        u32::try_from(self.big()?).map_err(|_| damaged())
+    }
+
+    fn hash(&mut self) -> Result<Hash16, Trouble> {
+        Ok(self.get::<Uuid>()?.into_bytes())
+    }
+
+    pub(super) fn fence(&mut self) -> Result<Fence, Trouble> {
+        Ok(Fence(self.get::<Uuid>()?.as_u128()))
+    }
+
+    pub(super) fn topic(&mut self) -> Result<TopicId, Trouble> {
+        Ok(TopicId(self.get::<Uuid>()?.as_u128()))
+    }
+
+    pub(super) fn user(&mut self) -> Result<UserId, Trouble> {
+        UserId::new(self.get()?).map_err(|_| damaged())
+    }
+
+    pub(super) fn conversation(&mut self) -> Result<ConversationId, Trouble> {
+        ConversationId::parse(self.get()?).map_err(|_| damaged())
+    }
+
+    /// `log_offset, last_hash`.
+    pub(super) fn position(&mut self) -> Result<Position, Trouble> {
+        Ok(Position { offset: self.big()?, hash: self.hash()? })
+    }
+
+    /// `ledger_version, dedup_window, keys_from`.
+    pub(super) fn rules(&mut self) -> Result<Rules, Trouble> {
+        let ledger_version = self.get::<i32>()?.cast_unsigned();
+        Ok(Rules { ledger_version, dedup_window: self.big()?, keys_from: self.big()? })
+    }
+
+    /// `last_seq, messages, pruned_to, deleted_seq, settings`.
+    pub(super) fn head(&mut self) -> Result<Head, Trouble> {
+        let (last_seq, messages) = (self.big()?, self.big()?);
+        let (pruned_to, deleted_seq) = (self.big()?, self.big()?);
+        let settings: BTreeMap<String, String> = match self.get::<Option<&str>>()? {
+            Some(text) => serde_json::from_str(text).map_err(|_| damaged())?,
+            None => BTreeMap::new(),
+        };
+        Ok(Head { last_seq, messages, pruned_to, deleted_seq, settings: Arc::new(settings) })
+    }
+
+    /// `role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays`.
+    pub(super) fn member(&mut self) -> Result<Member, Trouble> {
+        let role = match self.get::<i16>()? {
+            1 => Role::Member,
+            2 => Role::Admin,
+            3 => Role::Owner,
+            _ => return Err(damaged()),
+        };
+        let muted = self.get()?;
+        let (joined_seq, left_seq, sent) = (self.big()?, self.big()?, self.big()?);
+        let (joined_messages, left_messages) = (self.big()?, self.big()?);
+        let stays = self.int()?;
+        Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted })
+    }
+
+    /// A member, the numbers of all stays in one list, and the level, each value of which may be none.
+    pub(super) fn standing(&mut self) -> Result<Standing, Trouble> {
+        let member = self.member()?;
+        let numbers = self.get::<Option<Vec<i64>>>()?.unwrap_or_default();
+        let stays = numbers.chunks(4).map(stay).collect::<Result<_, _>>()?;
+        Ok(Standing { member, stays, level: self.level()? })
+    }
+
+    /// `seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden`; all none = never marked.
+    pub(super) fn level(&mut self) -> Result<Level, Trouble> {
+        let mut numbers = [0; 6];
+        for number in &mut numbers {
+            *number = self.get::<Option<i64>>()?.unwrap_or_default().cast_unsigned();
+        }
+        let [seq, messages, own, cleared_seq, cleared_messages, cleared_own] = numbers;
+        Ok(Level {
+            mark: Mark { seq, messages, own },
+            cleared: Mark { seq: cleared_seq, messages: cleared_messages, own: cleared_own },
+            hidden: hidden(self.get::<Option<&[u8]>>()?.unwrap_or_default())?,
+        })
+    }
+
+    /// `epoch, next_n`.
+    pub(super) fn device(&mut self) -> Result<Device, Trouble> {
+        Ok(Device { epoch: self.big()?, next_n: self.big()? })
+    }
+
+    /// `hash, body_hash, seq, time, log_offset, refused`.
+    pub(super) fn key(&mut self) -> Result<(Hash16, Key), Trouble> {
+        let (hash, body_hash) = (self.hash()?, self.hash()?);
+        let (seq, time, offset) = (self.big()?, self.big()?, self.big()?);
+        let refused = match u16::try_from(self.get::<i32>()?).map_err(|_| damaged())? {
+            0 => None,
+            number => Some(Code::from_number(number).ok_or_else(damaged)?),
+        };
+        Ok((hash, Key { body_hash, seq, time, offset, refused }))
+    }
+
+    /// `recalled_seq, recalled_time`.
+    fn recalled(&mut self) -> Result<Option<(u64, u64)>, Trouble> {
+        let (seq, time) = (self.get::<Option<i64>>()?, self.get::<Option<i64>>()?);
+        Ok(seq.zip(time).map(|(seq, time)| (seq.cast_unsigned(), time.cast_unsigned())))
+    }
+
+    /// `sender, recalled_seq, recalled_time`.
+    pub(super) fn row_head(&mut self) -> Result<RowHead, Trouble> {
+        let sender = self.get::<Option<&str>>()?.map(UserId::new).transpose().map_err(|_| damaged())?;
+        Ok(RowHead { sender, recalled: self.recalled()? })
+    }
+
+    /// `seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content`.
+    pub(super) fn row(&mut self) -> Result<StoredRow, Trouble> {
+        let (seq, ordinal, own, offset) = (self.big()?, self.big()?, self.big()?, self.big()?);
+        let recalled = self.recalled()?;
+        let record = Bytes::copy_from_slice(self.get()?);
+        let Record { received_at: time, mut body, .. } = Record::decode(record).map_err(|_| damaged())?;
+        let content = self.get::<&[u8]>()?;
+        if let Body::Message(message) = &mut body {
+            message.content = Bytes::copy_from_slice(content);
+        }
+        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
+    }
+
+    /// `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search`.
+    pub(super) fn wishes(&mut self) -> Result<UserSettings, Trouble> {
+        Ok(UserSettings {
+            ack_timeout_ms: self.int()?,
+            ack_tries: self.int()?,
+            heartbeat_ms: self.int()?,
+            unread: self.word(Unread::from_word)?,
+            retention: self.word(Retention::from_word)?,
+            search: self.word(Search::from_word)?,
+        })
+    }
+
+    fn word<T>(&mut self, from: fn(&str) -> Option<T>) -> Result<Option<T>, Trouble> {
+        self.get::<Option<&str>>()?.map(|text| from(text).ok_or_else(damaged)).transpose()
+    }
+}
+
+fn stay(numbers: &[i64]) -> Result<Stay, Trouble> {
+    let [joined_seq, left_seq, joined_messages, left_messages] = *numbers else { return Err(damaged()) };
+    Ok(Stay {
+        joined_seq: joined_seq.cast_unsigned(),
+        left_seq: left_seq.cast_unsigned(),
+        joined_messages: joined_messages.cast_unsigned(),
+        left_messages: left_messages.cast_unsigned(),
+    })
+}
+
+/// Settings as a JSON object; none = there are none.
+pub(super) fn settings(head: &Head) -> Option<String> {
+    (!head.settings.is_empty()).then(|| serde_json::to_string(&*head.settings).unwrap_or_default())
+}
+
+pub(super) fn role(member: &Member) -> i16 {
+    match member.role {
+        Role::Member => 1,
+        Role::Admin => 2,
+        Role::Owner => 3,
+    }
+}
+
+/// Steps from one to the next, each with a bit that says whether it counts.
+pub(super) fn put_hidden(hidden: &[Hidden]) -> Vec<u8> {
+    let (mut to, mut last) = (Vec::new(), 0);
+    for it in hidden {
+        encode_varint((it.seq - last) << 1 | u64::from(it.counts), &mut to);
+        last = it.seq;
+    }
+    to
+}
+
+fn hidden(mut from: &[u8]) -> Result<Vec<Hidden>, Trouble> {
+    let (mut all, mut last) = (Vec::new(), 0_u64);
+    while !from.is_empty() {
+        let step = decode_varint(&mut from).map_err(|_| damaged())?;
+        last = last.checked_add(step >> 1).ok_or_else(damaged)?;
+        all.push(Hidden { seq: last, counts: step & 1 == 1 });
+    }
+    Ok(all)
+}
+
+/// The record of a row without its content, and with the shortest origin: whose frame it was does not matter any more.
+pub(super) fn put_record(row: &Row) -> Result<Vec<u8>, Trouble> {
+    let node = NodeId::new("-").map_err(|_| damaged())?;
+    let origin = Origin { node, boot: 0, conn: 0, request: 0 };
+    let mut body = row.body.clone();
+    if let Body::Message(message) = &mut body {
+        message.content = Bytes::new();
+    }
+    Ok(Record { origin, received_at: row.time, body }.encode().to_vec())
+}

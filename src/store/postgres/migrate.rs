@@ -1,0 +1,68 @@
+//! Makes the tables, once, whoever comes first; refuses those of a newer tidegate.
+
+use refinery::{Runner, error::Kind};
+use tokio_postgres::Client;
+
+use super::{
+    connect::{OpenError, Source},
+    trouble::said,
+};
+
+mod embedded {
+    refinery::embed_migrations!("src/store/postgres/migrations");
+}
+
+/// The lock that who makes the tables holds: any number that others do not use.
+const LOCK: i64 = 0x7469_6465_6761_7465;
+
+/// Waits for whoever makes them now; a large table may be rewritten.
+const PATIENT: &str = "SET statement_timeout = 0; SET lock_timeout = '10min'; \
+                       SET idle_in_transaction_session_timeout = '10min'";
+
+/// A row if tables were ever made.
+const THERE: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT NULL";
+
+/// Brings the tables to what this tidegate knows. The session ends with it, and so does the lock.
+pub(super) async fn migrate(source: &Source) -> Result<(), OpenError> {
+    let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
+    let mut client = Box::pin(source.alone()).await?;
+    client.batch_execute(PATIENT).await.map_err(away)?;
+    client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await.map_err(away)?;
+    let runner = embedded::migrations::runner();
+    refuse_newer(&mut client, &runner).await?;
+    runner.run_async(&mut client).await.map_err(|error| refused(&error))?;
+    Ok(())
+}
+
+async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenError> {
+    let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
+    if client.query_opt(THERE, &[]).await.map_err(away)?.is_none() {
+        return Ok(());
+    }
+    let last = runner.get_last_applied_migration_async(client).await.map_err(|error| refused(&error))?;
+    let stored = last.map_or(0, |it| it.version());
+    let known = runner.get_migrations().iter().map(refinery::Migration::version).max().unwrap_or(0);
+    if stored <= known {
+        return Ok(());
+    }
+    Err(OpenError::Schema(format!(
+        "the tables are of version {stored}, this tidegate knows {known}: start the newer tidegate that made them, or \
+         restore the backup from before it"
+    )))
+}
+
+fn refused(error: &refinery::Error) -> OpenError {
+    match error.kind() {
+        Kind::DivergentVersion(stored, _) | Kind::MissingVersion(stored) => OpenError::Schema(format!(
+            "the tables were made by another {stored} than this tidegate has: use the tidegate that made them, or a \
+             database of its own"
+        )),
+        Kind::Connection(text, cause) => {
+            OpenError::Away(match cause.downcast_ref::<tokio_postgres::Error>() {
+                Some(cause) => format!("{text}: {}", said(cause)),
+                None => text.clone(),
+            })
+        }
+        kind => OpenError::Schema(kind.to_string()),
+    }
+}

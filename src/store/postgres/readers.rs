@@ -1,0 +1,151 @@
+//! What everybody reads: conversations of a user, members, summaries, pages of history.
+
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::Member,
+};
+
+use super::{
+    codec::{Reader, bound, limit},
+    session::{Session, call},
+    trouble::Trouble,
+};
+use crate::store::{Direction, Membership, Page, PageQuery, Summary};
+
+/// A member `m` of a conversation, the times before in one list, and the level `k`.
+macro_rules! standing {
+    () => {
+        "m.role, m.muted, m.joined_seq, m.left_seq, m.sent, m.joined_messages, m.left_messages, m.stays,
+         CASE WHEN m.stays > 0 THEN ARRAY(
+            SELECT unnest(ARRAY[s.joined_seq, s.left_seq, s.joined_messages, s.left_messages]) FROM (
+                SELECT * FROM stays s WHERE s.conversation = m.conversation AND s.user_id = m.user_id ORDER BY left_seq
+            ) s
+         ) END,
+         k.seq, k.messages, k.own, k.cleared_seq, k.cleared_messages, k.cleared_own, k.hidden"
+    };
+}
+
+const MEMBERSHIPS: &str = concat!(
+    "SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, ",
+    standing!(),
+    " FROM memberships u
+    CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
+    CROSS JOIN LATERAL (
+        SELECT * FROM members m WHERE m.conversation = u.conversation AND m.user_id = u.user_id LIMIT 1
+    ) m
+    LEFT JOIN LATERAL (
+        SELECT * FROM marks k WHERE k.user_id = u.user_id AND k.conversation = u.conversation LIMIT 1
+    ) k ON true
+    WHERE u.user_id = $1 AND u.conversation > $2 ORDER BY u.conversation LIMIT $3"
+);
+
+const MEMBERS: &str = "
+SELECT user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays FROM members
+WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT $3";
+
+const HEAD: &str = "
+SELECT last_seq, messages, pruned_to, deleted_seq, settings, members FROM heads WHERE conversation = $1";
+
+const STANDING: &str = concat!(
+    "SELECT ",
+    standing!(),
+    " FROM members m
+    LEFT JOIN LATERAL (
+        SELECT * FROM marks k WHERE k.user_id = m.user_id AND k.conversation = m.conversation LIMIT 1
+    ) k ON true
+    WHERE m.conversation = $1 AND m.user_id = $2"
+);
+
+/// Rows up to the bytes, one at the least. The server cuts, so that what is not wanted does not travel.
+macro_rules! page {
+    ($beyond:literal, $order:literal) => {
+        concat!(
+            "SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content FROM (
+                SELECT *, sum(octet_length(content)) OVER way AS bytes, row_number() OVER way AS place FROM (
+                    SELECT * FROM messages WHERE conversation = $1 AND seq ",
+            $beyond,
+            " $2 ORDER BY seq ",
+            $order,
+            " LIMIT $3
+                ) p WINDOW way AS (ORDER BY seq ",
+            $order,
+            ")
+            ) p WHERE bytes <= $4 OR place = 1 ORDER BY seq ",
+            $order
+        )
+    };
+}
+
+const FORWARD: &str = page!(">", "ASC");
+const BACKWARD: &str = page!("<", "DESC");
+
+pub(super) async fn memberships(
+    session: &mut Session,
+    user: &UserId,
+    after: Option<&ConversationId>,
+    most: usize,
+) -> Result<Vec<Membership>, Trouble> {
+    let (user, after, most) = (user.as_str(), after.map_or("", |id| id.as_str()), limit(most));
+    let found = session.read(&[call(MEMBERSHIPS, &[&user, &after, &most])]).await?;
+    let rows = found.iter().flatten().map(|row| {
+        let mut reader = Reader::new(row);
+        let (conversation, head) = (reader.conversation()?, reader.head()?);
+        Ok(Membership { conversation, standing: reader.standing()?, head })
+    });
+    rows.collect()
+}
+
+pub(super) async fn members(
+    session: &mut Session,
+    conversation: &ConversationId,
+    after: Option<&UserId>,
+    most: usize,
+) -> Result<Vec<(UserId, Member)>, Trouble> {
+    let (id, after, most) = (conversation.as_str(), after.map_or("", UserId::as_str), limit(most));
+    let found = session.read(&[call(MEMBERS, &[&id, &after, &most])]).await?;
+    let rows = found.iter().flatten().map(|row| {
+        let mut reader = Reader::new(row);
+        Ok((reader.user()?, reader.member()?))
+    });
+    rows.collect()
+}
+
+pub(super) async fn summary(
+    session: &mut Session,
+    conversation: &ConversationId,
+    of: Option<&UserId>,
+) -> Result<Option<Summary>, Trouble> {
+    let (id, user) = (conversation.as_str(), of.map_or("", UserId::as_str));
+    let mut calls = vec![call(HEAD, &[&id])];
+    if of.is_some() {
+        calls.push(call(STANDING, &[&id, &user]));
+    }
+    let mut found = session.read(&calls).await?.into_iter();
+    let heads = found.next().unwrap_or_default();
+    let Some(row) = heads.first() else { return Ok(None) };
+    let mut reader = Reader::new(row);
+    let (head, members) = (reader.head()?, reader.big()?);
+    let standings = found.next().unwrap_or_default();
+    let standing = standings.first().map(|row| Reader::new(row).standing()).transpose()?;
+    Ok(Some(Summary { head, members, standing }))
+}
+
+pub(super) async fn page(
+    session: &mut Session,
+    conversation: &ConversationId,
+    query: PageQuery,
+) -> Result<Page, Trouble> {
+    let sql = match query.direction {
+        Direction::Forward => FORWARD,
+        Direction::Backward => BACKWARD,
+    };
+    let id = conversation.as_str();
+    let (cursor, most, bytes) = (bound(query.cursor), limit(query.limit), limit(query.max_bytes));
+    let rows = call(sql, &[&id, &cursor, &most, &bytes]);
+    let mut found = session.read(&[call(HEAD, &[&id]), rows]).await?.into_iter();
+    let heads = found.next().unwrap_or_default();
+    let head = heads.first().map(|row| Reader::new(row).head()).transpose()?;
+    let rows: Result<_, Trouble> =
+        found.next().unwrap_or_default().iter().map(|row| Reader::new(row).row()).collect();
+    Ok(Page { head, rows: rows? })
+}

@@ -1,0 +1,180 @@
+//! Several nodes over one log: people on different nodes talk as if there were one, whichever node stops, and however.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Client, Cluster, Said, ask, send, text_of};
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+/// The seqs and texts of a history.
+fn history(client: &mut Client, conversation: &str) -> Vec<(u64, String)> {
+    let page = client.page(ask::after(conversation, 0, 1_000));
+    page.messages.iter().map(|push| (push.seq, text_of(push).to_owned())).collect()
+}
+
+/// Sends under one id until it is acked, as clients do; how long that took.
+fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Duration) {
+    let began = Instant::now();
+    for attempt in 0..20 {
+        let id = client.say(ask::send(pb::Send { attempt, ..send(place, msg_id, msg_id) }));
+        match client.reply(id) {
+            Said::SendAck(ack) => return (ack.seq, began.elapsed()),
+            Said::Error(error) => assert!(error.temporary, "{error:?}"),
+            other => panic!("no answer to a send: {other:?}"),
+        }
+    }
+    panic!("{msg_id} was never acked");
+}
+
+#[test]
+fn two_people_on_different_nodes_talk_in_order_and_each_push_comes_once() {
+    let cluster = Cluster::start(2, &[]);
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
+    let mut desk = cluster.node(1).login(Wire::JsonLine, "ann", "desk");
+    for n in 1..=20 {
+        let (from, to, name) =
+            if n % 2 == 0 { (&mut bob, &mut ann, "ann") } else { (&mut ann, &mut bob, "bob") };
+        assert_eq!(from.text(name, &format!("m{n}"), &format!("hi {n}")), n);
+        let push = to.expect_push();
+        assert_eq!((push.seq, text_of(&push)), (n, format!("hi {n}").as_str()));
+        to.ack("d:ann:bob", n);
+        // The sender's other device hears of it as well, on whatever node.
+        let copy = desk.expect_push();
+        assert_eq!(copy.seq, n);
+        desk.ack("d:ann:bob", n);
+    }
+    ann.no_push();
+    bob.no_push();
+    desk.no_push();
+    let expected: Vec<_> = (1..=20).map(|n| (n, format!("hi {n}"))).collect();
+    assert_eq!(history(&mut ann, "d:ann:bob"), expected);
+    assert_eq!(history(&mut bob, "d:ann:bob"), expected);
+}
+
+#[test]
+fn a_retry_through_another_node_gets_the_same_ack() {
+    let cluster = Cluster::start(2, &[]);
+    let (mut first, mut second) = (cluster.login(0, Wire::Tcp, "ann"), None);
+    let seq = first.text("bob", "once", "hello");
+    for attempt in 1..4 {
+        drop(second.take());
+        let mut client = cluster.login(1, Wire::Tcp, "ann");
+        let again = client.send(pb::Send { attempt, ..send("bob", "once", "hello") });
+        assert_eq!((again.seq, again.duplicate), (seq, true));
+        let conflict = client.refused(ask::send(pb::Send { attempt, ..send("bob", "once", "other") }));
+        assert_eq!(conflict, Code::Conflict);
+        second = Some(client);
+    }
+}
+
+#[test]
+fn a_group_over_three_nodes_hears_everything_in_order_and_a_removal_is_exact() {
+    let cluster = Cluster::start(3, &[]);
+    let names = ["ann", "bob", "cat", "dan"];
+    let mut members: Vec<Client> =
+        names.iter().enumerate().map(|(n, name)| cluster.login(n % 3, Wire::ALL[n % 4], name)).collect();
+    let group = cluster.node(1).group("team", &names.map(str::to_owned));
+    for client in &mut members {
+        assert_eq!(client.expect_push().seq, 1, "the creation");
+    }
+    for n in 0..12_usize {
+        let seq = members[n % 4].text(&group, &format!("m{n}"), &format!("text {n}"));
+        assert_eq!(seq, n as u64 + 2);
+        for (other, client) in members.iter_mut().enumerate() {
+            if other != n % 4 {
+                let push = client.expect_push();
+                assert_eq!((push.seq, text_of(&push)), (seq, format!("text {n}").as_str()));
+                client.ack(&group, seq);
+            }
+        }
+    }
+    let removed = cluster.node(2).change_members("team", &serde_json::json!({"remove": ["bob"]}));
+    for (n, client) in members.iter_mut().enumerate() {
+        assert_eq!(client.expect_push().seq, removed, "member {n}");
+    }
+    let seq = members[0].text(&group, "after", "without bob");
+    for n in [2, 3] {
+        assert_eq!(members[n].expect_push().seq, seq);
+    }
+    members[1].no_push();
+    assert_eq!(members[1].refused(ask::send(send(&group, "mine", "still here?"))), Code::NotAMember);
+}
+
+#[test]
+fn the_newest_login_of_a_device_wins_over_all_nodes_and_the_old_one_ends_replaced_once() {
+    let cluster = Cluster::start(3, &[]);
+    let mut old = cluster.login(0, Wire::Tcp, "ann");
+    for turn in 1..6 {
+        let new = cluster.login(turn % 3, Wire::Tcp, "ann");
+        assert_eq!(old.expect_close(), Code::Replaced, "turn {turn}");
+        old = new;
+    }
+    let mut bob = cluster.login(1, Wire::Tcp, "bob");
+    bob.text("ann", "m1", "are you there?");
+    assert_eq!(text_of(&old.expect_push()), "are you there?");
+}
+
+#[test]
+fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
+    let mut cluster = Cluster::start(3, &[]);
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1 + n % 2, Wire::Tcp, &format!("user-{n}"))).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        for nth in 1..=5 {
+            assert_eq!(client.text(&format!("peer-{n}"), &format!("m{nth}"), &format!("m{nth}")), nth);
+        }
+    }
+    cluster.kill(0);
+    for (n, client) in clients.iter_mut().enumerate() {
+        let (seq, took) = send_until_acked(client, &format!("peer-{n}"), "m6");
+        assert_eq!(seq, 6);
+        // DESIGN 11: the session timeout (6 s) and 2 s.
+        assert!(took < Duration::from_secs(8), "user-{n} waited {took:?}");
+        let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
+        assert_eq!(history(client, &format!("d:peer-{n}:user-{n}")), expected);
+    }
+}
+
+#[test]
+fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
+    let mut cluster = Cluster::start(2, &[]);
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.text(&format!("peer-{n}"), "m1", "m1"), 1);
+    }
+    cluster.node(0).signal(Signal::STOP);
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(send_until_acked(client, &format!("peer-{n}"), "m2").0, 2);
+    }
+    cluster.node(0).signal(Signal::CONT);
+    for nth in 3..=10 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            let (place, id) = (format!("peer-{n}"), format!("m{nth}"));
+            assert_eq!(send_until_acked(client, &place, &id).0, nth);
+        }
+    }
+    for (n, client) in clients.iter_mut().enumerate() {
+        let expected: Vec<_> = (1..=10).map(|nth| (nth, format!("m{nth}"))).collect();
+        assert_eq!(history(client, &format!("d:peer-{n}:user-{n}")), expected);
+    }
+    cluster.kill(0);
+}
+
+#[test]
+fn a_planned_stop_hands_the_partitions_over_at_once() {
+    let mut cluster = Cluster::start(2, &[]);
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    assert_eq!(cluster.stop(0), Some(0));
+    let mut longest = Duration::ZERO;
+    for (n, client) in clients.iter_mut().enumerate() {
+        let (seq, took) = send_until_acked(client, &format!("peer-{n}"), "m1");
+        assert_eq!(seq, 1);
+        longest = longest.max(took);
+    }
+    assert!(longest < Duration::from_secs(3), "a hand-over, not a crash: {longest:?}");
+}

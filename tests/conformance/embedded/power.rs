@@ -1,0 +1,57 @@
+//! What a power cut leaves: everything that was synced, and any part of what was not.
+
+use tidegate::store::{Mark, Personal};
+use tidegate_protocol::settings::UserSettings;
+
+use super::*;
+
+/// Below this lies all that was written to the journal.
+fn end_of(journal: &[u8]) -> usize {
+    journal.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
+impl Small {
+    async fn mark(&self, seq: u64) {
+        let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
+        self.store.save_marks(&[(user("bob"), direct(), mark)]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_power_cut_keeps_of_marks_and_wishes_the_node_starts_and_what_was_confirmed_is_there() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    small.say(&["m1", "m2", "m3"], 0).await;
+    let synced = end_of(&fs::read(disk.journal()).unwrap());
+    small.mark(1).await;
+    small.store.wishes(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() }).await.unwrap();
+    small.mark(2).await;
+    small.mark(3).await;
+    small.say(&["m4"], 0).await;
+    drop(small);
+    let mut journal = fs::read(disk.journal()).unwrap();
+    let end = end_of(&journal);
+    journal.truncate(end);
+    // Each lost piece alone, each kept piece alone, and each end.
+    let pieces: Vec<_> = (synced..end).step_by(48).map(|from| from..end.min(from + 48)).collect();
+    assert!(pieces.len() >= 12, "{synced}..{end}");
+    for piece in pieces {
+        let only_lost = [&journal[..piece.start], &vec![0; piece.len()], &journal[piece.end..]].concat();
+        let mut only_kept = [&journal[..synced], &vec![0; end - synced]].concat();
+        only_kept[piece.clone()].copy_from_slice(&journal[piece.clone()]);
+        for left in [&only_lost, &only_kept, &journal[..piece.start]] {
+            fs::write(disk.journal(), left).unwrap();
+            let small = Small::start(&disk).await;
+            assert_eq!(small.seqs().await, [1, 2, 3], "{piece:?}");
+        }
+    }
+    let mut flipped = journal.clone();
+    flipped[synced - 40] ^= 0x40;
+    fs::write(disk.journal(), flipped).unwrap();
+    assert!(disk.refusal().contains("damaged"), "what was synced and is damaged is never cut off");
+    // Nothing was lost: all of it counts.
+    fs::write(disk.journal(), &journal).unwrap();
+    let mut small = Small::start(&disk).await;
+    assert_eq!(small.seqs().await, [1, 2, 3, 4]);
+    assert_eq!(accepted(&small.say(&["m5"], 0).await), [5]);
+}

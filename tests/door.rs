@@ -1,0 +1,122 @@
+//! The door alone: what an accepted socket is set to, and which shard gets it.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use mio::Poll;
+use socket2::SockRef;
+use support::eventually;
+use tidegate::{
+    accept::{Acceptor, Stopper},
+    budget::Admission,
+    config,
+    mail::{self, Mail, Mailbox},
+    metrics,
+    net::sockopt,
+};
+
+/// A door whose shards only keep what they are given.
+struct Door {
+    address: SocketAddr,
+    mailboxes: Vec<Mailbox>,
+    stopper: Stopper,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _polls: Vec<Poll>,
+}
+
+impl Door {
+    /// With a shard for each number, that has so many connections already.
+    fn open(conns: &[usize], socket: config::Socket) -> Self {
+        let listener = sockopt::listen(([127, 0, 0, 1], 0).into(), 128).expect("a free port");
+        let address = listener.local_addr().expect("it listens");
+        let (mut shards, mut mailboxes, mut polls) = (Vec::new(), Vec::new(), Vec::new());
+        for count in conns {
+            let poll = Poll::new().expect("a poll");
+            let waker = mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
+            let (shard, mailbox) = mail::mailbox(waker, 1 << 20);
+            (0..*count).for_each(|_| shard.count_in());
+            shards.push(shard);
+            mailboxes.push(mailbox);
+            polls.push(poll);
+        }
+        let (metrics, _) = metrics::install();
+        let (acceptor, stopper) =
+            Acceptor::new(listener, Admission::new(0, 0), shards, socket, metrics).expect("a poll");
+        let thread = std::thread::spawn(move || acceptor.run().expect("polling works"));
+        Self { address, mailboxes, stopper, thread: Some(thread), _polls: polls }
+    }
+
+    /// The next connection that a shard was given.
+    fn next(&mut self, shard: usize) -> mio::net::TcpStream {
+        eventually("a connection", || match self.mailboxes[shard].take()? {
+            Mail::Accepted(stream, ..) => Some(stream),
+            _ => panic!("the door hands out connections only"),
+        })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the door");
+        }
+    }
+}
+
+#[test]
+fn an_accepted_socket_has_the_options_that_the_settings_say() {
+    let wished =
+        config::Socket { send_buffer_bytes: 40_000, notsent_lowat_bytes: 9_000, user_timeout_ms: 7_000 };
+    for wished in [config::Socket::default(), wished] {
+        let mut door = Door::open(&[0], wished.clone());
+        let _client = TcpStream::connect(door.address).expect("it accepts");
+        let stream = door.next(0);
+        let socket = SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().expect("an option"));
+        let buffer = socket.send_buffer_size().expect("an option");
+        assert_eq!(buffer, 2 * wished.send_buffer_bytes, "the kernel doubles it");
+        let lowat = socket.tcp_notsent_lowat().expect("an option");
+        assert_eq!(lowat, wished.notsent_lowat_bytes);
+        let timeout = socket.tcp_user_timeout().expect("an option");
+        assert_eq!(timeout, Some(Duration::from_millis(wished.user_timeout_ms)));
+        assert!(socket.nonblocking().expect("a flag"));
+    }
+}
+
+#[test]
+fn options_that_are_off_are_left_to_the_kernel() {
+    let off = config::Socket { send_buffer_bytes: 0, notsent_lowat_bytes: 0, user_timeout_ms: 0 };
+    let mut door = Door::open(&[0], off);
+    let client = TcpStream::connect(door.address).expect("it accepts");
+    let stream = door.next(0);
+    let (ours, theirs) = (SockRef::from(&stream), SockRef::from(&client));
+    assert!(ours.tcp_nodelay().expect("an option"));
+    // Asked for 0 bytes, the kernel gives 4,608.
+    assert!(ours.send_buffer_size().expect("an option") > 8_192);
+    let lowat = |socket: &SockRef<'_>| socket.tcp_notsent_lowat().expect("an option");
+    assert_eq!(lowat(&ours), lowat(&theirs));
+    assert_eq!(ours.tcp_user_timeout().expect("an option"), None);
+}
+
+#[test]
+fn connections_are_handed_out_evenly() {
+    // A shard that has more gets nothing until the others have caught up.
+    for (before, given) in [([0, 0, 0], [10, 10, 10]), ([9, 0, 0], [4, 13, 13]), ([50, 0, 0], [0, 15, 15])] {
+        let door = Door::open(&before, config::Socket::default());
+        let _clients: Vec<TcpStream> =
+            (0..30).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();
+        let counts = || -> Vec<usize> {
+            let conns = door.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed));
+            conns.zip(before).map(|(now, before)| now - before).collect()
+        };
+        eventually("all are accepted", || (counts().iter().sum::<usize>() == 30).then_some(()));
+        assert_eq!(counts(), given, "there were {before:?}");
+    }
+}

@@ -1,0 +1,302 @@
+//! A log in memory that several nodes share, with a group of owners that the simulation moves about.
+//!
+//! Members hear of their partitions as those of Kafka's cooperative group do: asked back before they go to another, or
+//! lost when the group has not heard of a member for too long. A member that was put out may hear of it late.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tidegate::{
+    bus::{
+        AppendError, Appended, Batch, Bounds, Bus, BusState, LogRecord, NodeEvent, NodeFeed, Ownership,
+        OwnershipEvent, ReadError, TopicId,
+    },
+    routes::NodeBoot,
+};
+use tokio::sync::Notify;
+
+const TOPIC: TopicId = TopicId(7);
+
+/// After this the group notices a crash, if nobody tells it before.
+const SESSION_MS: u64 = 6_000;
+
+/// The log and its owners; clones share them.
+#[derive(Clone)]
+pub(crate) struct SharedLog(Arc<Inner>);
+
+struct Inner {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    partitions: Vec<Partition>,
+    members: BTreeMap<u64, Member>,
+    next: u64,
+}
+
+#[derive(Default)]
+struct Partition {
+    records: Vec<Bytes>,
+    /// Who may read it.
+    owner: Option<u64>,
+    /// Who gets it when the owner has let go.
+    asked_back: bool,
+}
+
+#[derive(Default)]
+struct Member {
+    events: VecDeque<OwnershipEvent>,
+    /// The group has put it out.
+    is_out: bool,
+    leaving: bool,
+}
+
+/// One node's way to the log.
+pub(crate) struct NodeBus {
+    log: SharedLog,
+    me: Mutex<Option<u64>>,
+}
+
+struct Seat {
+    log: SharedLog,
+    me: u64,
+}
+
+/// Node topics are none of this.
+struct Silence;
+
+impl SharedLog {
+    pub(crate) fn new(partitions: usize) -> Self {
+        let partitions = (0..partitions).map(|_| Partition::default()).collect();
+        let state = Mutex::new(State { partitions, ..State::default() });
+        Self(Arc::new(Inner { state, changed: Notify::new() }))
+    }
+
+    pub(crate) fn node(&self) -> Arc<NodeBus> {
+        Arc::new(NodeBus { log: self.clone(), me: Mutex::default() })
+    }
+
+    /// The group puts a member out, as after its session timeout: its partitions go to others now. Whether it hears of
+    /// it, [`Self::tell`] says.
+    pub(crate) fn put_out(&self, member: u64) {
+        let mut state = self.lock();
+        if let Some(it) = state.members.get_mut(&member) {
+            it.is_out = true;
+            it.events.clear();
+        }
+        for partition in state.partitions.iter_mut().filter(|it| it.owner == Some(member)) {
+            (partition.owner, partition.asked_back) = (None, false);
+        }
+        state.share();
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+
+    /// A member that was put out hears of it, and comes back in.
+    pub(crate) fn tell(&self, member: u64) {
+        let mut state = self.lock();
+        let count = state.partitions.len() as u32;
+        if let Some(it) = state.members.get_mut(&member).filter(|it| it.is_out) {
+            it.is_out = false;
+            it.events.extend((0..count).map(OwnershipEvent::Lost));
+        }
+        state.share();
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nobody panics under it")
+    }
+}
+
+impl State {
+    /// Spreads the partitions evenly: free ones are assigned, others are asked back first.
+    fn share(&mut self) {
+        let there: Vec<u64> =
+            self.members.iter().filter(|(_, it)| !it.is_out && !it.leaving).map(|(id, _)| *id).collect();
+        for (number, partition) in self.partitions.iter_mut().enumerate() {
+            let wanted = there.get(number % there.len().max(1)).copied();
+            match (partition.owner, wanted) {
+                (None, Some(wanted)) => {
+                    partition.owner = Some(wanted);
+                    self.members
+                        .get_mut(&wanted)
+                        .expect("it is sound")
+                        .events
+                        .push_back(OwnershipEvent::Assigned(number as u32));
+                }
+                (Some(owner), wanted) if Some(owner) != wanted && !partition.asked_back => {
+                    partition.asked_back = true;
+                    self.members
+                        .get_mut(&owner)
+                        .expect("it is sound")
+                        .events
+                        .push_back(OwnershipEvent::Revoked(number as u32));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl NodeBus {
+    /// Its seat in the group, once it has one.
+    pub(crate) fn member(&self) -> Option<u64> {
+        *self.me.lock().expect("nobody panics under it")
+    }
+
+    fn bounds_of(partition: &Partition) -> Bounds {
+        Bounds { topic: TOPIC, first: 0, next: partition.records.len() as u64 }
+    }
+}
+
+#[async_trait]
+impl Bus for NodeBus {
+    fn partitions(&self) -> u32 {
+        self.log.lock().partitions.len() as u32
+    }
+
+    fn state(&self) -> BusState {
+        BusState { durable: true, refuses_all: false }
+    }
+
+    async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
+        let mut state = self.log.lock();
+        let log = &mut state.partitions[partition as usize].records;
+        let first = log.len() as u64;
+        log.extend(records);
+        let last = log.len() as u64 - 1;
+        drop(state);
+        self.log.0.changed.notify_waiters();
+        Ok(Appended { first, last })
+    }
+
+    async fn read(&self, partition: u32, from: u64, most: usize, _: usize) -> Result<Batch, ReadError> {
+        loop {
+            let mut changed = pin!(self.log.0.changed.notified());
+            changed.as_mut().enable();
+            {
+                let state = self.log.lock();
+                let it = &state.partitions[partition as usize];
+                // One that was put out and has not heard of it reads on, as from a broker that knows no better.
+                let is_out = self.member().and_then(|me| state.members.get(&me)).is_some_and(|me| me.is_out);
+                if it.owner != self.member() && !is_out {
+                    return Err(ReadError::NotOwner);
+                }
+                let bounds = Self::bounds_of(it);
+                if from > bounds.next {
+                    return Err(ReadError::OutOfRange(bounds));
+                }
+                if from < bounds.next {
+                    let records = it.records.iter().enumerate().skip(from as usize).take(most);
+                    let records = records
+                        .map(|(offset, bytes)| LogRecord { offset: offset as u64, bytes: bytes.clone() });
+                    return Ok(Batch { bounds, records: records.collect() });
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn bounds(&self, partition: u32) -> Result<Bounds, ReadError> {
+        Ok(Self::bounds_of(&self.log.lock().partitions[partition as usize]))
+    }
+
+    async fn trim(&self, _: u32, _: u64) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    async fn join(&self, _: &NodeBoot) -> Result<Box<dyn Ownership>, ReadError> {
+        let mut state = self.log.lock();
+        let me = state.next;
+        state.next += 1;
+        state.members.insert(me, Member::default());
+        state.share();
+        drop(state);
+        *self.me.lock().expect("nobody panics under it") = Some(me);
+        self.log.0.changed.notify_waiters();
+        Ok(Box::new(Seat { log: self.log.clone(), me }))
+    }
+
+    async fn publish_node(&self, _: &NodeBoot, _: Vec<Bytes>) -> Result<(), AppendError> {
+        Ok(())
+    }
+
+    async fn consume_node(&self, _: &NodeBoot) -> Result<Box<dyn NodeFeed>, ReadError> {
+        Ok(Box::new(Silence))
+    }
+
+    async fn close(&self, _: Duration) -> Result<(), AppendError> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl NodeFeed for Silence {
+    async fn next(&mut self) -> Option<NodeEvent> {
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Ownership for Seat {
+    async fn next(&mut self) -> Option<OwnershipEvent> {
+        loop {
+            let mut changed = pin!(self.log.0.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut state = self.log.lock();
+                let owns = state.partitions.iter().any(|it| it.owner == Some(self.me));
+                let me = state.members.get_mut(&self.me)?;
+                if let Some(event) = me.events.pop_front() {
+                    return Some(event);
+                }
+                if me.leaving && !owns {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn release(&mut self, partition: u32) {
+        let mut state = self.log.lock();
+        let it = &mut state.partitions[partition as usize];
+        if it.owner == Some(self.me) {
+            (it.owner, it.asked_back) = (None, false);
+            state.share();
+        }
+        drop(state);
+        self.log.0.changed.notify_waiters();
+    }
+
+    async fn leave(&mut self) {
+        let mut state = self.log.lock();
+        state.members.get_mut(&self.me).expect("it is sound").leaving = true;
+        state.share();
+        drop(state);
+        self.log.0.changed.notify_waiters();
+    }
+}
+
+/// A seat that nobody holds is a crash: the group notices after its session timeout.
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (log, me) = (self.log.clone(), self.me);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                super::pass(SESSION_MS).await;
+                log.put_out(me);
+            });
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The real use-cases of several nodes over memory ports that fail: in one process, on a clock that stands still until
+//! nothing else is left to do, from a seed.
+//!
+//! Nodes crash, are put out of the group without hearing of it, stand still within an archive, lose answers and appends,
+//! and come and go; clients retry through whatever node there is. In the end the log, the store and every answer must
+//! agree (S6 to S12, S20, S21, S29). `SIM_SEEDS=10000 cargo test --release --test sim` runs more seeds, `SIM_SEED=7` one.
+
+mod bus;
+mod node;
+
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tidegate::{
+    link::MemoryLink,
+    routes::{Leases, MemoryRoutes},
+    store::{Direction, MemoryStore, PageQuery, Store},
+};
+use tidegate_protocol::{
+    Code, Time,
+    id::{ConversationId, DeviceId, MsgId, UserId},
+    machine::session::Answer,
+    record::{Body, MemberAction, MemberChange, Message, SenderOrder, body_hash},
+};
+use tokio::{task::LocalSet, time};
+
+use self::{bus::SharedLog, node::SimNode};
+
+const PARTITIONS: usize = 3;
+const NODES: usize = 3;
+const CLIENTS: usize = 4;
+const MESSAGES: usize = 12;
+/// Seeds of a run that names none.
+const SEEDS: u64 = 60;
+/// Tries of one message: more than the faults of a run last.
+const TRIES: u32 = 60;
+
+/// What all nodes share.
+pub(crate) struct World {
+    log: SharedLog,
+    store: Arc<MemoryStore>,
+    routes: Arc<MemoryRoutes>,
+    link: MemoryLink,
+}
+
+/// What a client was told: conversation and id → seq.
+type Acks = BTreeMap<(ConversationId, String), u64>;
+
+#[test]
+fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("SIM_SEED") {
+        Some(seed) => {
+            tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::DEBUG)
+                .without_time()
+                .with_test_writer()
+                .init();
+            seed..seed + 1
+        }
+        None => 0..number("SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        let outcome = std::panic::catch_unwind(|| run(seed));
+        assert!(outcome.is_ok(), "seed {seed} failed; alone: SIM_SEED={seed} cargo test --test sim");
+    }
+}
+
+fn run(seed: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("it is sound");
+    LocalSet::new().block_on(&runtime, story(seed));
+}
+
+async fn story(seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let world = Rc::new(World {
+        log: SharedLog::new(PARTITIONS),
+        store: Arc::new(MemoryStore::default()),
+        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
+        link: MemoryLink::default(),
+    });
+    let nodes: Rc<RefCell<Vec<Option<SimNode>>>> = Rc::default();
+    for nth in 0..NODES {
+        let node = SimNode::start(&world, nth, 1, random.random());
+        nodes.borrow_mut().push(Some(node));
+    }
+    make_group(&nodes).await;
+    let acks: Rc<RefCell<Acks>> = Rc::default();
+    let mut clients = Vec::new();
+    for nth in 0..CLIENTS {
+        let random = StdRng::seed_from_u64(random.random());
+        let client = client(nth, random, Rc::clone(&nodes), Rc::clone(&acks));
+        clients.push(tokio::task::spawn_local(client));
+    }
+    let nemesis = tokio::task::spawn_local(break_things(Rc::clone(&world), Rc::clone(&nodes), random));
+    for client in clients {
+        client.await.expect("a client is content");
+    }
+    nemesis.await.expect("the faults go on without a fault");
+    for node in nodes.borrow_mut().iter_mut() {
+        drop(node.take());
+    }
+    let acks = acks.borrow().clone();
+    check(&world, &acks).await;
+}
+
+/// Lets the clock go on, which stands still otherwise: nobody waits.
+pub(crate) async fn pass(ms: u64) {
+    let end = time::timeout(Duration::from_millis(ms), std::future::pending::<()>()).await;
+    assert!(end.is_err(), "nothing else ends it");
+}
+
+/// Any node that runs, for a client.
+fn some_node(nodes: &RefCell<Vec<Option<SimNode>>>, random: &mut StdRng) -> Option<node::Way> {
+    let nodes = nodes.borrow();
+    let there: Vec<&SimNode> = nodes.iter().flatten().collect();
+    (!there.is_empty()).then(|| there[random.random_range(0..there.len())].way())
+}
+
+async fn make_group(nodes: &RefCell<Vec<Option<SimNode>>>) {
+    let mut random = StdRng::seed_from_u64(0);
+    let users = (0..CLIENTS).map(|nth| UserId::new(&format!("u{nth}")).expect("it is sound")).collect();
+    let change = MemberChange {
+        conversation: ConversationId::parse("g:all").expect("it is sound"),
+        action: MemberAction::Create,
+        users,
+        role: None,
+        by: None,
+        settings: BTreeMap::new(),
+        request_id: MsgId::new("create").expect("it is sound"),
+    };
+    for _ in 0..TRIES {
+        let way = some_node(nodes, &mut random).expect("nobody has crashed yet");
+        match way.append(Body::Member(change.clone())).await {
+            Answer::Accepted { .. } | Answer::Duplicate { .. } => return,
+            other => assert!(may_be_tried_again(&other), "{other:?}"),
+        }
+    }
+    panic!("the group was never made");
+}
+
+/// Sends one after the other, each until it is acked, through whatever node there is; now and then through two at once.
+async fn client(
+    nth: usize,
+    mut random: StdRng,
+    nodes: Rc<RefCell<Vec<Option<SimNode>>>>,
+    acks: Rc<RefCell<Acks>>,
+) {
+    let me = UserId::new(&format!("u{nth}")).expect("it is sound");
+    let mut last: BTreeMap<ConversationId, u64> = BTreeMap::new();
+    for n in 0..MESSAGES {
+        let conversation = match random.random_range(0..3) {
+            0 => ConversationId::parse("g:all").expect("it is sound"),
+            _ => {
+                let other =
+                    UserId::new(&format!("u{}", random.random_range(0..CLIENTS))).expect("it is sound");
+                ConversationId::direct(&me, &other)
+            }
+        };
+        let id = format!("m{nth}-{n}");
+        let seq = send(&me, &conversation, &id, &mut random, &nodes).await;
+        let before = last.insert(conversation.clone(), seq).unwrap_or(0);
+        assert!(seq > before, "{id} was sent after the ack of {before} and got {seq}");
+        let earlier = acks.borrow_mut().insert((conversation, id), seq);
+        assert_eq!(earlier, None);
+        pass(random.random_range(0..400)).await;
+    }
+}
+
+async fn send(
+    me: &UserId,
+    conversation: &ConversationId,
+    id: &str,
+    random: &mut StdRng,
+    nodes: &RefCell<Vec<Option<SimNode>>>,
+) -> u64 {
+    for attempt in 0..TRIES {
+        let Some(way) = some_node(nodes, random) else {
+            pass(500).await;
+            continue;
+        };
+        let body = message(me, conversation, id, attempt);
+        // The same id on two nodes at once.
+        let twin = if random.random_ratio(1, 8) { some_node(nodes, random) } else { None };
+        let answer = match twin {
+            Some(twin) => {
+                let second = message(me, conversation, id, attempt.max(1));
+                let (one, two) = tokio::join!(way.append(body), twin.append(second));
+                if let (Some(one), Some(two)) = (seq_of(&one), seq_of(&two)) {
+                    assert_eq!(one, two, "{id} has two seqs");
+                }
+                if seq_of(&one).is_some() { one } else { two }
+            }
+            None => way.append(body).await,
+        };
+        match seq_of(&answer) {
+            Some(seq) => return seq,
+            None => assert!(may_be_tried_again(&answer), "{id}: {answer:?}"),
+        }
+        pass(random.random_range(10..500)).await;
+    }
+    panic!("{id} was never acked");
+}
+
+fn seq_of(answer: &Answer) -> Option<u64> {
+    match answer {
+        Answer::Accepted { seq, .. } | Answer::Duplicate { seq, .. } => Some(*seq),
+        _ => None,
+    }
+}
+
+fn may_be_tried_again(answer: &Answer) -> bool {
+    match answer {
+        Answer::Refused { code, .. } => *code == Code::BusUnavailable,
+        Answer::Unknown => true,
+        _ => false,
+    }
+}
+
+fn message(sender: &UserId, conversation: &ConversationId, id: &str, attempt: u32) -> Body {
+    let content = bytes::Bytes::from(format!("text of {id}"));
+    Body::Message(Message {
+        conversation: conversation.clone(),
+        sender: sender.clone(),
+        device: DeviceId::new("d").expect("it is sound"),
+        msg_id: MsgId::new(id).expect("it is sound"),
+        attempt,
+        body_hash: body_hash(&content),
+        content,
+        order: SenderOrder::default(),
+        flags: 0,
+    })
+}
+
+/// Crashes, freezes and restarts, one after the other, and heals everything in the end.
+async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>, mut random: StdRng) {
+    let mut boots = [1_u64; NODES];
+    for _ in 0..random.random_range(2..8) {
+        pass(random.random_range(50..3_000)).await;
+        let nth = random.random_range(0..NODES);
+        match random.random_range(0..4) {
+            // kill -9; the group notices after its session timeout.
+            0 => {
+                let killed = nodes.borrow_mut()[nth].take();
+                if let Some(member) = killed.and_then(|node| node.kill(&world)) {
+                    pass(random.random_range(0..6_000)).await;
+                    world.log.put_out(member);
+                }
+            }
+            // It is put out and does not hear of it; its next archive stands still in between.
+            1 => {
+                let found = nodes.borrow()[nth].as_ref().map(|node| (node.hold_archive(), node.member()));
+                if let Some((gate, Some(member))) = found {
+                    world.log.put_out(member);
+                    pass(random.random_range(0..5_000)).await;
+                    gate.open();
+                    pass(random.random_range(0..1_000)).await;
+                    world.log.tell(member);
+                }
+            }
+            // It leaves as planned.
+            2 => {
+                let leaving = nodes.borrow_mut()[nth].take();
+                if let Some(node) = leaving {
+                    node.leave(&world).await;
+                }
+            }
+            _ => {}
+        }
+        if nodes.borrow()[nth].is_none() && random.random_ratio(3, 4) {
+            boots[nth] += 1;
+            let node = SimNode::start(&world, nth, boots[nth], random.random());
+            nodes.borrow_mut()[nth] = Some(node);
+        }
+    }
+    // In the end somebody is there, and nothing fails any more.
+    for (nth, boot) in boots.iter_mut().enumerate() {
+        if nodes.borrow()[nth].is_none() {
+            *boot += 1;
+            let node = SimNode::start(&world, nth, *boot, random.random());
+            nodes.borrow_mut()[nth] = Some(node);
+        }
+        if let Some(node) = &nodes.borrow()[nth] {
+            node.heal();
+        }
+    }
+}
+
+/// Histories are whole, every ack is in them once and at its seq, and nothing is in them twice.
+async fn check(world: &World, acks: &Acks) {
+    let conversations: std::collections::BTreeSet<&ConversationId> = acks.keys().map(|(id, _)| id).collect();
+    for conversation in conversations {
+        let query =
+            PageQuery { cursor: 0, direction: Direction::Forward, limit: usize::MAX, max_bytes: usize::MAX };
+        let page = world.store.page(conversation, query).await.expect("it is sound");
+        let mut found: BTreeMap<String, u64> = BTreeMap::new();
+        for (nth, stored) in (1..).zip(&page.rows) {
+            assert_eq!(stored.row.seq, nth, "{conversation} has a hole");
+            if let Body::Message(message) = &stored.row.body {
+                let before = found.insert(message.msg_id.to_string(), nth);
+                assert_eq!(before, None, "{conversation}: {} is there twice", message.msg_id);
+            }
+        }
+        for ((_, id), seq) in acks.iter().filter(|((of, _), _)| of == conversation) {
+            assert_eq!(found.get(id), Some(seq), "{conversation}: the ack of {id}");
+        }
+    }
+}

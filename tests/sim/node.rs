@@ -1,0 +1,150 @@
+//! A node of the simulation: its way to the log, its owners and its receiving end, without shards and sockets.
+
+use std::{rc::Rc, sync::Arc};
+
+use tidegate::{
+    bus::Bus,
+    chat::{
+        admin::{Admin, Pending},
+        courier::Couriers,
+        deliver::Outbound,
+        hands::{self, Owning},
+        owner,
+        peer::Peer,
+        reach::Reach,
+        retention::{self, Keep},
+        send::{self, Intake},
+    },
+    directory::Directory,
+    fault::{Fault, FaultPlan, Faulty, Gate, Rates},
+    link::Link,
+    mail::ShardHandles,
+    metrics,
+    ports::Ports,
+    routes::{NodeBoot, Routes},
+    scratch::MemoryScratch,
+    store::Store,
+};
+use tidegate_protocol::{Time, id::NodeId, machine::session::Answer, record::Body};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{World, bus::NodeBus};
+
+/// Of a thousand calls.
+const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
+
+/// A running node; dropped, it ends as a crash does.
+pub(crate) struct SimNode {
+    me: NodeBoot,
+    admin: Admin,
+    bus: Arc<NodeBus>,
+    plans: Vec<Arc<FaultPlan>>,
+    leaving: CancellationToken,
+    owners: Option<JoinHandle<()>>,
+    append: JoinHandle<()>,
+}
+
+/// A client's way through a node; the node may be gone meanwhile.
+pub(crate) struct Way(Admin);
+
+impl Way {
+    pub(crate) async fn append(&self, body: Body) -> Answer {
+        self.0.append(body, 1).await
+    }
+}
+
+impl SimNode {
+    pub(crate) fn start(world: &Rc<World>, nth: usize, boot: u64, seed: u64) -> Self {
+        let me = NodeBoot { node: NodeId::new(&format!("n{nth}")).expect("it is sound"), boot };
+        let plans: Vec<Arc<FaultPlan>> = (0..4).map(|of| FaultPlan::seeded(seed ^ of, RATES)).collect();
+        let bus = world.log.node();
+        let ports = Arc::new(Ports {
+            me: me.clone(),
+            bus: Arc::new(Faulty::<dyn Bus>::new(bus.clone(), Arc::clone(&plans[0]))),
+            store: Arc::new(Faulty::<dyn Store>::new(world.store.clone(), Arc::clone(&plans[1]))),
+            routes: Arc::new(Faulty::<dyn Routes>::new(world.routes.clone(), Arc::clone(&plans[2]))),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+            link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
+            owned: Arc::default(),
+            peers: Arc::default(),
+        });
+        let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
+        let shards = ShardHandles::default();
+        assert!(shards.set(Vec::new()).is_ok());
+        let (intake, outlets) = Intake::new(1 << 20);
+        let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone());
+        world.link.add(me.clone(), Arc::new(end));
+        let metrics = metrics::install().0;
+        let couriers = Couriers::new(&ports, metrics.clone());
+        let plain = {
+            let me = me.clone();
+            move || Outbound::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
+        };
+        let append = tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        let leaving = CancellationToken::new();
+        let retention = retention::Settings {
+            node: Keep::parse("forever").expect("it is sound"),
+            every: std::time::Duration::from_secs(86_400),
+            keys: std::time::Duration::from_secs(86_400 * 30),
+            wall_ms: || 1,
+        };
+        let reaching = Arc::clone(&ports);
+        let owning = Owning {
+            ports,
+            logins: None,
+            outbound: Box::new(move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)))),
+            settings: owner::Settings { small_group_max: 500, retention, panic_on_msg_id: String::new() },
+            metrics,
+            leaving: leaving.clone(),
+        };
+        let owners = Some(tokio::spawn(hands::own_all(owning)));
+        Self { me, admin, bus, plans, leaving, owners, append }
+    }
+
+    pub(crate) fn way(&self) -> Way {
+        Way(self.admin.clone())
+    }
+
+    /// Its seat in the group of owners.
+    pub(crate) fn member(&self) -> Option<u64> {
+        self.bus.member()
+    }
+
+    /// Its next archive waits until the gate opens.
+    pub(crate) fn hold_archive(&self) -> Gate {
+        let gate = Gate::new();
+        self.plans[1].plan("archive", Fault::Hold(gate.clone()));
+        gate
+    }
+
+    /// Nothing fails any more.
+    pub(crate) fn heal(&self) {
+        self.plans.iter().for_each(|plan| plan.set_rates(Rates::default()));
+    }
+
+    /// Ends at once; the seat that the group has to notice as empty.
+    pub(crate) fn kill(self, world: &World) -> Option<u64> {
+        world.link.remove(&self.me);
+        self.member()
+    }
+
+    /// Gives its partitions up in order.
+    pub(crate) async fn leave(mut self, world: &World) {
+        self.leaving.cancel();
+        if let Some(owners) = self.owners.take() {
+            owners.await.expect("owners don't panic");
+        }
+        world.link.remove(&self.me);
+    }
+}
+
+impl Drop for SimNode {
+    fn drop(&mut self) {
+        self.append.abort();
+        if let Some(owners) = &self.owners {
+            owners.abort();
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What the admin port tells of the nodes and of where users are.
+
+use serde_json::{Value, json};
+use tidegate_protocol::codec::Wire;
+
+use crate::support::{TestNode, eventually};
+
+#[test]
+fn a_node_on_its_own_is_a_cluster_of_one() {
+    let node = TestNode::start(|config| config.node.id = "harbour".into());
+    let (status, said) = node.admin("GET", "/v1/nodes", &Value::Null);
+    assert_eq!((status, &said["stale"], &said["partitions"]), (200, &json!(false), &json!(1)));
+    let all = said["nodes"].as_array().expect("a list");
+    assert_eq!(all.len(), 1);
+    let one = &all[0];
+    assert_eq!(
+        (&one["node"], &one["state"], &one["lease"], &one["self"]),
+        (&json!("harbour"), &json!("ready"), &json!("live"), &json!(true))
+    );
+    assert_eq!(one["clients"], json!([node.address().to_string()]));
+    assert!(one["beat"].as_u64() >= Some(1) && one["capacity"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_user_is_where_the_devices_are() {
+    let node = TestNode::start(|_| {});
+    let routes = |user: &str| {
+        let (status, said) = node.admin("GET", &format!("/v1/users/{user}/routes"), &Value::Null);
+        assert_eq!(status, 200, "{said}");
+        said["routes"].as_array().expect("a list").clone()
+    };
+    assert_eq!(routes("bob"), [] as [Value; 0]);
+    let phone = node.login(Wire::Tcp, "bob", "phone");
+    let _laptop = node.login(Wire::JsonLine, "bob", "laptop");
+    let mut devices: Vec<String> = routes("bob")
+        .iter()
+        .map(|row| {
+            assert_eq!((&row["node"], &row["lease"]), (&json!("n1"), &json!("live")));
+            row["device"].as_str().expect("a name").to_owned()
+        })
+        .collect();
+    devices.sort();
+    assert_eq!(devices, ["laptop", "phone"]);
+    drop(phone);
+    eventually("the row of a device that left goes", || (routes("bob").len() == 1).then_some(()));
+    let (status, said) = node.admin("GET", "/v1/users/no%20id/routes", &Value::Null);
+    assert_eq!((status, &said["name"]), (400, &json!("BAD_ID")));
+}
+
+#[test]
+fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 60_000);
+    let _stays = node.login(Wire::Tcp, "ann", "phone");
+    let state = || node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0]["state"].clone();
+    assert_eq!(state(), "ready");
+    let began = std::time::Instant::now();
+    node.admin("POST", "/v1/drain", &Value::Null);
+    eventually("the node says that it is cordoned", || (state() == "cordoned").then_some(()));
+    assert!(began.elapsed() < tidegate::member::RENEW_EVERY, "sooner than in its turn");
+    node.admin("DELETE", "/v1/drain", &Value::Null);
+    eventually("the node is back", || (state() == "ready").then_some(()));
+}

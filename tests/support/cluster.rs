@@ -1,0 +1,143 @@
+//! Nodes of one cluster as processes, over the real Kafka, Redis and Postgres of the test run.
+//!
+//! Each cluster has topics, a group, a prefix and a database of its own, so that many run beside each other.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::process::Signal;
+use tidegate::auth;
+use tidegate_protocol::codec::Wire;
+use tokio_postgres::NoTls;
+
+use super::{Client, Process, eventually, fresh_data, services::service};
+
+/// Nodes of one cluster; killed when the test ends.
+pub struct Cluster {
+    /// None while one is down.
+    nodes: Vec<Option<Process>>,
+    folder: PathBuf,
+    sets: Vec<String>,
+    database: String,
+}
+
+impl Cluster {
+    /// Starts so many nodes, `n1` and up, with four partitions and these `--set` values.
+    pub fn start(count: usize, sets: &[&str]) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("cluster_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = fresh_data();
+        fs::create_dir_all(&folder).expect("a place for files");
+        for file in ["token.key", "link.secret"] {
+            auth::create_key(&folder.join(file)).expect("a key");
+        }
+        let text = |server: &str, field: &str| -> String {
+            service(server)[field].as_str().expect("services.json says it").to_owned()
+        };
+        let postgres = text("postgres", "address");
+        let user = text("postgres", "user");
+        execute(&format!("CREATE DATABASE {name}"));
+        let own = [
+            "node.profile=cluster".to_owned(),
+            format!("auth.key_file={}", folder.join("token.key").display()),
+            format!("link.secret_file={}", folder.join("link.secret").display()),
+            "link.listen=127.0.0.1:0".to_owned(),
+            format!("kafka.brokers=[{}]", text("kafka", "address")),
+            "kafka.replication=1".to_owned(),
+            "kafka.partitions=4".to_owned(),
+            format!("kafka.topic={name}.log"),
+            format!("kafka.group={name}.owners"),
+            format!("kafka.node_topic={name}.node"),
+            format!("redis.urls=[{}]", text("redis7", "url")),
+            format!("redis.prefix={name}"),
+            format!("postgres.url=postgres://{user}@{postgres}/{name}"),
+        ];
+        let sets: Vec<String> = own.into_iter().chain(sets.iter().map(|set| (*set).to_owned())).collect();
+        let mut cluster = Self { nodes: Vec::new(), folder, sets, database: name };
+        cluster.ensure_topics(count);
+        for nth in 0..count {
+            cluster.nodes.push(None);
+            cluster.restart(nth);
+        }
+        cluster.all_owned();
+        cluster
+    }
+
+    /// A running node, counted from 0.
+    pub fn node(&self, nth: usize) -> &Process {
+        self.nodes[nth].as_ref().expect("it runs")
+    }
+
+    /// A logged-in connection without a chain.
+    pub fn login(&self, nth: usize, wire: Wire, user: &str) -> Client {
+        self.node(nth).login(wire, user, "phone")
+    }
+
+    /// Ends a node as a crash does.
+    pub fn kill(&mut self, nth: usize) {
+        drop(self.nodes[nth].take());
+    }
+
+    /// Ends a node as an operator does; its exit code.
+    pub fn stop(&mut self, nth: usize) -> Option<i32> {
+        let mut node = self.nodes[nth].take().expect("it runs");
+        node.signal(Signal::TERM);
+        node.exit().code()
+    }
+
+    /// Starts a node again that was ended.
+    pub fn restart(&mut self, nth: usize) {
+        let data = self.folder.join(format!("n{}", nth + 1));
+        fs::create_dir_all(&data).expect("a place for files");
+        fs::copy(self.folder.join("token.key"), data.join("token.key")).expect("a key");
+        let id = format!("node.id=n{}", nth + 1);
+        let sets: Vec<&str> = self.sets.iter().map(String::as_str).chain([id.as_str()]).collect();
+        self.nodes[nth] = Some(Process::start_on(&data, &sets));
+    }
+
+    /// Waits until every partition has an owner.
+    pub fn all_owned(&self) {
+        eventually("every partition has an owner", || {
+            let owned: f64 = self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).sum();
+            (owned >= 4.0).then_some(())
+        });
+    }
+
+    fn ensure_topics(&self, count: usize) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["topics", "ensure"]);
+        for nth in 1..=count {
+            command.args(["--node", &format!("n{nth}")]);
+        }
+        for set in &self.sets {
+            command.args(["--set", set]);
+        }
+        let output = command.output().expect("the binary runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.nodes.clear();
+        fs::remove_dir_all(&self.folder).ok();
+        execute(&format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database));
+    }
+}
+
+/// One statement to the server, beside all databases.
+fn execute(sql: &str) {
+    let (address, user) = (service("postgres")["address"].clone(), service("postgres")["user"].clone());
+    let (address, user) = (address.as_str().expect("an address"), user.as_str().expect("a user"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let url = format!("postgres://{user}@{address}/postgres");
+        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("Postgres is up");
+        tokio::spawn(connection);
+        client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    });
+}
