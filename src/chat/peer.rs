@@ -7,7 +7,7 @@ use prost::Message as _;
 use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
 use tokio::{sync::oneshot, time};
 
-use super::deliver::Outbound;
+use super::{admin::Pending, deliver::Outbound};
 use crate::{
     directory::Directory,
     link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
@@ -23,17 +23,12 @@ pub struct Peer {
     me: NodeBoot,
     directory: Arc<Directory>,
     shards: ShardHandles,
-    pending: Arc<super::admin::Pending>,
+    pending: Arc<Pending>,
 }
 
 impl Peer {
     /// Serves the node of these shards.
-    pub fn new(
-        me: NodeBoot,
-        directory: Arc<Directory>,
-        shards: ShardHandles,
-        pending: Arc<super::admin::Pending>,
-    ) -> Self {
+    pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
         Self { me, directory, shards, pending }
     }
 
@@ -144,15 +139,16 @@ fn decode(delivery: &Delivery) -> Option<(pb::Push, Vec<mail::Delivery>)> {
         (!sessions.is_empty()).then(|| Audience::Sessions(sessions.into())),
         (!users.is_empty()).then(|| Audience::Users(users.into())),
     ];
+    let seq = push.seq;
     let each = audiences.into_iter().flatten().map(|audience| mail::Delivery {
         conversation: conversation.clone(),
-        seq: push.seq,
+        seq,
         audience,
         frame: Arc::clone(&frame),
         origin: None,
         tracked: delivery.tracked,
     });
-    Some((push.clone(), each.collect()))
+    Some((push, each.collect()))
 }
 
 #[cfg(test)]
