@@ -14,10 +14,10 @@ use tokio::{
 
 use super::deliver::Outbound;
 use crate::{
-    link::Session,
+    link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError},
     ports::Ports,
-    routes::{Registration, Route},
+    routes::{NodeBoot, Registration, Route},
     store::{Store, StoreError},
 };
 
@@ -29,6 +29,11 @@ const LOGINS_MAX: usize = 32;
 
 /// How long a login waits for its groups; longer than its session waits for them.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Between two tries to stop a session elsewhere; how many while its successor waits, for about a second, and how many after.
+const STOP_AGAIN: Duration = Duration::from_millis(250);
+const STOP_TRIES: u32 = 3;
+const STOP_TRIES_LATER: u32 = 60;
 
 /// Between two tries of a store that is away.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -61,15 +66,43 @@ pub async fn login(
     let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
         let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
-        // Whoever can't be told finds out by the ledger, which voids what an older connection sends.
-        if let Err(error) = ports.link.stop_sessions(&old.at, vec![session]).await {
-            tracing::debug!(%error, peer = %old.at, "a replaced session was not stopped");
-        }
+        stop_elsewhere(&ports, old.at, session).await;
     }
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
     let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     let route = Route { user, device, token: registered.token };
     Ok(LoginDone { route, replaced: here, chain, wishes })
+}
+
+/// Has the session that was replaced stopped on its node, which this one may not have heard of yet. Goes on beside the login
+/// when it takes long: until then the ledger voids what an older connection sends.
+async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
+    if try_stop(ports, &at, &session, STOP_TRIES).await {
+        return;
+    }
+    let ports = Arc::clone(ports);
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move {
+            if !try_stop(&ports, &at, &session, STOP_TRIES_LATER).await {
+                tracing::warn!(peer = %at, "a replaced session was not stopped");
+            }
+        });
+    }
+}
+
+/// True: it is stopped, or its node is gone.
+async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, tries: u32) -> bool {
+    for _ in 0..tries {
+        match ports.link.stop_sessions(at, vec![session.clone()]).await {
+            Ok(_) | Err(LinkError::NotHere) => return true,
+            Err(error) => tracing::debug!(%error, peer = %at, "a replaced session is not stopped yet"),
+        }
+        if !ports.peers.is_live(at) {
+            ports.peers.look_again();
+        }
+        time::sleep(STOP_AGAIN).await;
+    }
+    false
 }
 
 /// Answers logins where no owner has the whole log: each is told its groups, and whether its route still is its own.
