@@ -1,6 +1,7 @@
 //! The use-cases of conversations, one verb a file.
 
 pub mod admin;
+pub mod beside;
 pub mod clear;
 pub mod courier;
 pub mod deliver;
@@ -20,5 +21,6 @@ pub mod receipt;
 pub mod retention;
 mod seek;
 pub mod send;
+pub mod sizes;
 pub mod sync;
 pub mod unread;

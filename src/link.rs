@@ -13,10 +13,12 @@ mod faulty;
 mod grpc;
 mod local;
 mod memory;
+mod strays;
 
 pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};
 pub use local::LocalLink;
 pub use memory::MemoryLink;
+pub use strays::StrayLanes;
 
 /// The owner's word on one record, for the node that appended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,46 @@ pub enum Word {
     NotOwner,
 }
 
+/// What may be lost on its way to a peer; nobody asks whom it reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stray {
+    /// A message of a live room, for its members there.
+    Talk {
+        /// Which room.
+        room: ConversationId,
+        /// An encoded `tidegate.v1.Push`.
+        push: Bytes,
+    },
+    /// Messages of a live room were lost on their way there: its members are told (DESIGN 1.6).
+    Missed {
+        /// Which room.
+        room: ConversationId,
+        /// How many; those of which nobody knows are among them.
+        count: u64,
+    },
+    /// Something volatile, for those of the users who are there; in a group, who is no member by that node's indexes
+    /// is left out.
+    Signal {
+        /// Which conversation.
+        conversation: ConversationId,
+        /// For whom.
+        users: Vec<UserId>,
+        /// An encoded `tidegate.v1.ServerFrame`.
+        frame: Bytes,
+    },
+    /// What a user's devices there hear of a change of what the user keeps of a conversation.
+    Mark {
+        /// Which conversation.
+        conversation: ConversationId,
+        /// Whose devices.
+        user: UserId,
+        /// Up to where it changed.
+        seq: u64,
+        /// An encoded `tidegate.v1.ServerFrame`.
+        frame: Bytes,
+    },
+}
+
 /// Why a call did not come through.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
@@ -144,7 +186,7 @@ pub enum LinkError {
 ///
 /// Both ends are a `Link`: what callers hold, and what a node does for its peers, which the adapter calls there with
 /// `to` = that node. Answers and deliveries to one node begin there in the order in which they were called, one after
-/// the other, as long as they succeed; other calls have no order. A batch is not atomic: an error says it of all
+/// the other, as long as they succeed, and so do strays among themselves; other calls have no order. A batch is not atomic: an error says it of all
 /// its items at once, and they may differ. Every item is idempotent by what it names, so every call may be repeated.
 /// Calls end within a time that the adapter sets; one that is dropped before that is [`LinkError::Unknown`]. An empty
 /// batch does nothing, and does not say whether the peer is there. What waits for one peer is bounded: full is
@@ -169,4 +211,8 @@ pub trait Link: Send + Sync {
     /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
     /// answer and the word may reach the origin, in any order: they say the same.
     async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError>;
+
+    /// Hands over what may be lost, in order; Ok means that the peer has it and has done with it what it could. In the way
+    /// of no other call: neither waits for the other, and each has a bound of its own.
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError>;
 }

@@ -6,8 +6,10 @@
 //! own bound counts them, until their fan-out is done (`shard/hub.rs`).
 
 use std::{
+    collections::HashSet,
     io,
     net::SocketAddr,
+    ops::RangeInclusive,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -18,14 +20,19 @@ use prost::Message as _;
 use tidegate_protocol::{
     Code,
     codec::PushFrame,
-    id::{ConversationId, DeviceId, UserId},
+    id::{ConversationId, DeviceId, RoomId, UserId},
     machine::{drain::Pace, session::Answer},
     pb,
     settings::UserSettings,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use crate::{budget::Seat, link::Session, routes::Route, scratch::ChainState};
+use crate::{
+    budget::Seat,
+    link::Session,
+    routes::{NodeBoot, Route},
+    scratch::ChainState,
+};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
@@ -132,10 +139,21 @@ pub struct Volatile {
     pub conversation: ConversationId,
     /// Who gets it.
     pub audience: Audience,
+    /// Who of the members is one by the store, where the indexes of a node may be behind it; none = they are exact.
+    pub only: Option<Arc<HashSet<UserId>>>,
     /// The frame, encoded at most once per framing.
     pub frame: Arc<PushFrame>,
-    /// The connection that sent it.
-    pub origin: ConnKey,
+    /// The connection that sent it, if it is one of this node.
+    pub origin: Option<ConnKey>,
+}
+
+/// How large a group is, as the store has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Whether it takes signals.
+    pub small: bool,
+    /// Its members, where the indexes of a node may be behind the store; none = they are exact.
+    pub members: Option<Arc<HashSet<UserId>>>,
 }
 
 /// What a shard is told.
@@ -159,8 +177,12 @@ pub enum Mail {
     Missed(ConversationId, u64),
     /// A volatile frame.
     Signal(Volatile),
-    /// Whether a group is small, or why nobody knows: for a volatile frame of the connection that asked in its frame.
-    Sized(u64, Volatile, Result<bool, (Code, &'static str)>),
+    /// How large a group is, or why nobody knows: for a volatile frame of that connection, which asked in that frame.
+    Sized(ConnKey, u64, Volatile, Result<Size, (Code, &'static str)>),
+    /// Numbers for what was said in a room, and the nodes that have members; or why there are none.
+    Numbered(ConversationId, Result<Turn, Code>),
+    /// The connection may say that it is in the room: the other nodes know, or will.
+    Joined(ConnKey, u64, RoomId),
     /// A part of the node's drain.
     Drain(Drain),
     /// A part of putting the node's routes back after a loss of them.
@@ -178,6 +200,15 @@ pub enum Reassert {
     /// Of each whether it stands now: a connection whose route does not ends `REPLACED`, a route whose connection is gone
     /// is removed.
     Settle(Vec<(ConnKey, Route, bool)>),
+}
+
+/// Numbers for some messages of a room.
+#[derive(Debug)]
+pub struct Turn {
+    /// One each.
+    pub numbers: RangeInclusive<u64>,
+    /// The other nodes that have members of it.
+    pub nodes: Vec<NodeBoot>,
 }
 
 /// A part of a shard's routes.
@@ -259,6 +290,13 @@ impl Delivery {
     }
 }
 
+impl Volatile {
+    fn weight(&self) -> usize {
+        let named = self.only.as_ref().map_or(0, |users| users.len());
+        (4 + named) * ENTRY_BYTES + self.frame.proto().len()
+    }
+}
+
 impl Mail {
     /// About what it holds beside its own place, in bytes; 0 for what the number of mails bounds well enough.
     pub fn weight(&self) -> usize {
@@ -270,12 +308,14 @@ impl Mail {
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Positions(positions))) => positions.len() * ENTRY_BYTES,
             Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
-            Self::Signal(signal) | Self::Sized(_, signal, _) => 4 * ENTRY_BYTES + signal.frame.proto().len(),
+            Self::Signal(signal) | Self::Sized(_, _, signal, _) => signal.weight(),
             Self::Found(..)
             | Self::Accepted(..)
             | Self::LoginDone(..)
             | Self::Replaced(..)
             | Self::Missed(..)
+            | Self::Numbered(..)
+            | Self::Joined(..)
             | Self::Drain(_)
             | Self::Reassert(_)
             | Self::Stop(_)

@@ -131,12 +131,15 @@ impl Node {
         let token_key = ports::token_key(config)?;
         let (doors, addresses) = Doors::open(config)?;
         let (metrics, rendered) = metrics::install();
-        let Built { ports, broken, link } = services.block_on(ports::build(config, start, &metrics))?;
+        let Built { ports, broken, link, numbers } =
+            services.block_on(ports::build(config, start, &metrics))?;
         let ports = Arc::new(ports);
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
         let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let floor = Floor::new(&ports, &directory, &handles, pending, &metrics);
+        let beside = floor.beside_the_log(services.handle(), numbers, link.is_some());
         let shared = Shared {
             config,
             ports: &ports,
@@ -144,16 +147,10 @@ impl Node {
             directory: &directory,
             handles: &handles,
             admin: &admin,
+            beside: &beside,
         };
         let base = shared.context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
-        let floor = Floor {
-            ports: Arc::clone(&ports),
-            directory: Arc::clone(&directory),
-            handles: Arc::clone(&handles),
-            pending: Arc::clone(&pending),
-            metrics: metrics.clone(),
-        };
         let settings = owner_settings(config)?;
         let (listener, running) = {
             let _guard = services.enter();

@@ -1,133 +1,194 @@
-//! Live rooms: the one lossy class. Numbered and fanned out at once, never logged.
+//! Live rooms: the one lossy class. Numbered and fanned out at once, here and on the nodes that have members; never logged.
+//!
+//! A shard asks once for all that was said in a room in its turn: for the numbers, and for the nodes. Neither is on the
+//! way of anything else, and while Redis is away rooms go on (ADR 12).
 
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
+
+use bytes::Bytes;
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
-use std::{num::NonZeroU64, ops::RangeInclusive, sync::Arc};
-use tidegate_protocol::{
-    codec::PushFrame,
-    id::{ConversationId, UserId},
-    machine::session::Submit,
-};
+use tidegate_protocol::{Code, id::ConversationId};
+use tokio::time::{self, Instant};
 
 use crate::{
-    mail::{Audience, ConnKey, Delivery},
+    directory::Directory,
+    link::{Stray, StrayLanes},
+    mail::Turn,
+    ports::Ports,
+    routes::NodeBoot,
     scratch::Numbers,
 };
 
-/// Rooms remembered; above it the numbers of idle rooms start over, which clients tell by the msg_id.
-const ROOMS_MAX: usize = 100_000;
+/// Between two renewals of the interest in a room; its lease is three times as long.
+const RENEW_EVERY: Duration = Duration::from_secs(20);
 
-/// The last number of each room that was talked in.
-///
-/// Numbers rise per room from the node's clock at the first message, so that a restart does not repeat them; receivers
-/// tell room messages apart by msg_id, never by number (DESIGN 6.6).
-#[derive(Default)]
+/// The same for rooms of which the others could not be told.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+/// Rooms renewed in one call.
+const PAGE: usize = 500;
+
+/// The generation of every interest in a room: rooms keep no index that could be old.
+const GENERATION: u64 = 1;
+
+/// Who numbers rooms, and the other nodes.
 pub struct Rooms {
-    numbers: DashMap<ConversationId, u64, RandomState>,
+    numbers: Arc<dyn Numbers>,
+    /// None = there are no other nodes.
+    abroad: Option<Abroad>,
 }
 
-/// Numbers a message to a room and makes its delivery; `now_ms` is the wall clock.
-pub fn publish(
-    rooms: &Rooms,
-    sender: &UserId,
-    origin: ConnKey,
-    submit: Submit,
-    now_ms: u64,
-) -> (u64, Delivery) {
-    let seq = rooms.next(&submit.conversation, now_ms);
-    let frame = PushFrame::from_parts(
-        submit.conversation.as_str(),
-        seq,
-        sender.as_str(),
-        submit.msg_id.as_str(),
-        now_ms,
-        &submit.content,
-    );
-    let delivery = Delivery {
-        conversation: submit.conversation,
-        seq,
-        audience: Audience::Members,
-        frame: Arc::new(frame),
-        origin: Some(origin),
-        tracked: false,
-    };
-    (seq, delivery)
+/// The nodes that may have members, and how they are told.
+struct Abroad {
+    ports: Arc<Ports>,
+    directory: Arc<Directory>,
+    lanes: Arc<StrayLanes>,
+    /// The rooms that have members here, and whether the other nodes can know it.
+    declared: DashMap<ConversationId, bool, RandomState>,
 }
 
 impl Rooms {
-    /// The next `count` numbers of a room from whoever numbers for the whole cluster; while that is away, from this
-    /// node's own count, because a room is worth more than its numbers. These may then fall or be given twice:
-    /// receivers go by msg_id (DESIGN 6.6).
-    pub async fn number(
-        &self,
-        numbers: &dyn Numbers,
-        room: &ConversationId,
-        count: NonZeroU64,
-        now_ms: u64,
-    ) -> RangeInclusive<u64> {
-        match numbers.take(room.as_str(), count).await {
-            Ok(range) => {
-                self.numbers.insert(room.clone(), *range.end());
-                range
-            }
-            Err(error) => {
-                tracing::debug!(%error, %room, "numbered by this node alone");
-                let first = self.next(room, now_ms);
-                let last = first + (count.get() - 1);
-                self.numbers.insert(room.clone(), last);
-                first..=last
-            }
+    /// Rooms of a node on its own.
+    pub fn alone(numbers: Arc<dyn Numbers>) -> Self {
+        Self { numbers, abroad: None }
+    }
+
+    /// Rooms of a node among others; [`Self::keep`] is to run beside.
+    pub fn among_others(
+        numbers: Arc<dyn Numbers>,
+        ports: Arc<Ports>,
+        directory: Arc<Directory>,
+        lanes: Arc<StrayLanes>,
+    ) -> Self {
+        let declared = DashMap::default();
+        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared }) }
+    }
+
+    /// Numbers for what was said in a room, and the other nodes that have members of it. A message that is sent after
+    /// somebody has heard of being in the room finds that member's node.
+    ///
+    /// # Errors
+    /// `STORE_UNAVAILABLE` when nobody can give a number that is new for certain.
+    pub async fn turn(&self, room: &ConversationId, count: NonZeroU64) -> Result<Turn, Code> {
+        let Some(abroad) = &self.abroad else {
+            let numbers = self.numbers.take(room.as_str(), count).await;
+            return Ok(Turn { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
+        };
+        let (numbers, nodes) = tokio::join!(self.numbers.take(room.as_str(), count), abroad.nodes_with(room));
+        Ok(Turn { numbers: numbers.map_err(refusal)?, nodes })
+    }
+
+    /// Hands one message, an encoded `Push`, to those nodes.
+    pub fn carry(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes) {
+        let Some(abroad) = &self.abroad else { return };
+        for node in nodes {
+            abroad.lanes.send(node, Stray::Talk { room: room.clone(), push: push.clone() });
         }
     }
 
-    fn next(&self, room: &ConversationId, now_ms: u64) -> u64 {
-        if self.numbers.len() > ROOMS_MAX && !self.numbers.contains_key(room) {
-            self.numbers.clear();
+    /// Whether the other nodes can know that the room has members here.
+    pub fn is_declared(&self, room: &ConversationId) -> bool {
+        self.abroad.as_ref().is_none_or(|it| it.declared.get(room).is_some_and(|told| *told))
+    }
+
+    /// Tells the other nodes that the room has members here; it must be in the directory by then. Where they can't be told,
+    /// it is tried again: until then they ask everybody, as Redis is away for them too, or they pass this node by.
+    pub async fn declare(&self, room: &ConversationId) {
+        if let Some(abroad) = &self.abroad {
+            abroad.declare(std::slice::from_ref(room)).await;
         }
-        let mut number = self.numbers.entry(room.clone()).or_insert(now_ms);
-        *number += 1;
-        *number
+    }
+
+    /// Keeps the other nodes knowing which rooms have members here, and the numbers new after Redis lost something, for as
+    /// long as the node lives.
+    pub async fn keep(self: Arc<Self>) {
+        let Some(abroad) = &self.abroad else { return };
+        let mut seen = abroad.ports.peers.changes();
+        let (mut losses, mut renewed) = (seen.borrow().losses, Instant::now());
+        let mut numbers_are_new = true;
+        loop {
+            // The sender lives as long as the ports.
+            time::timeout(RETRY_EVERY, seen.wait_for(|seen| seen.losses != losses)).await.ok();
+            let now = seen.borrow_and_update().losses;
+            let lost = std::mem::replace(&mut losses, now) != now;
+            numbers_are_new &= !lost;
+            if !numbers_are_new {
+                numbers_are_new = self.numbers.changed().await.is_ok();
+            }
+            let all = lost || renewed.elapsed() >= RENEW_EVERY;
+            if all {
+                renewed = Instant::now();
+            }
+            abroad.renew(all).await;
+        }
+    }
+}
+
+/// No number is shown twice: without one for certain, the sender is to try again.
+fn refusal(error: crate::scratch::ScratchError) -> Code {
+    tracing::debug!(%error, "a room has no numbers");
+    Code::StoreUnavailable
+}
+
+impl Abroad {
+    /// The other nodes that have members of the room, as far as the routes know; all of them while they may know too few.
+    async fn nodes_with(&self, room: &ConversationId) -> Vec<NodeBoot> {
+        let peers = &self.ports.peers;
+        let all = || peers.others().iter().map(|row| row.info.boot.clone()).collect();
+        if peers.doubtful() {
+            return all();
+        }
+        let interested = match self.ports.routes.interested(std::slice::from_ref(room)).await {
+            Ok(found) => found.into_iter().flatten(),
+            Err(error) => {
+                tracing::debug!(%error, %room, "all peers are told what is said in a room");
+                return all();
+            }
+        };
+        let nodes: Vec<NodeBoot> =
+            interested.map(|it| it.node).filter(|node| *node != self.ports.me).collect();
+        if nodes.iter().any(|node| !peers.is_live(node)) {
+            peers.look_again();
+        }
+        nodes
+    }
+
+    async fn declare(&self, rooms: &[ConversationId]) {
+        let interests: Vec<(ConversationId, u64)> =
+            rooms.iter().map(|room| (room.clone(), GENERATION)).collect();
+        let told = self.ports.routes.declare(&self.ports.me, &interests).await;
+        if let Err(error) = &told {
+            tracing::debug!(%error, "the other nodes do not know of members of rooms here yet");
+        }
+        for room in rooms {
+            self.declared.insert(room.clone(), told.is_ok());
+        }
+    }
+
+    /// Tells of rooms again: of all, or of those of which the others could not be told. Rooms without members lapse.
+    async fn renew(&self, all: bool) {
+        let due = |told: bool| all || !told;
+        let rooms: Vec<ConversationId> =
+            self.declared.iter().filter(|it| due(*it.value())).map(|it| it.key().clone()).collect();
+        for page in rooms.chunks(PAGE) {
+            let mut here = Vec::with_capacity(page.len());
+            for room in page {
+                if self.directory.conversation(room).is_empty() {
+                    self.declared.remove(room);
+                    // Who came in meanwhile is in the directory first, and looks here then.
+                    if self.directory.conversation(room).is_empty() {
+                        continue;
+                    }
+                }
+                here.push(room.clone());
+            }
+            if !here.is_empty() {
+                self.declare(&here).await;
+            }
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use async_trait::async_trait;
-
-    use super::*;
-    use crate::scratch::ScratchError;
-
-    /// Gives what it was filled with, then is away.
-    struct Filled(Mutex<Vec<RangeInclusive<u64>>>);
-
-    #[async_trait]
-    impl Numbers for Filled {
-        async fn take(&self, _: &str, _: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
-            self.0.lock().unwrap().pop().ok_or_else(|| ScratchError::Unavailable("empty".into()))
-        }
-        async fn changed(&self) -> Result<(), ScratchError> {
-            Ok(())
-        }
-    }
-
-    #[tokio::test]
-    async fn a_room_goes_on_without_the_numbers_of_the_cluster() {
-        let (rooms, room) = (Rooms::default(), ConversationId::parse("r:hall").unwrap());
-        let numbers = Filled(Mutex::new(vec![9..=10, 5..=6]));
-        let two = NonZeroU64::new(2).unwrap();
-        for given in [5..=6, 9..=10, 11..=12, 13..=14] {
-            assert_eq!(rooms.number(&numbers, &room, two, 1_000).await, given);
-        }
-    }
-
-    #[test]
-    fn numbers_rise_in_a_room_and_after_a_restart() {
-        let room = ConversationId::parse("r:hall").unwrap();
-        let rooms = Rooms::default();
-        let first = rooms.next(&room, 1_000);
-        assert_eq!(rooms.next(&room, 1_500), first + 1);
-        assert!(Rooms::default().next(&room, 2_000) > first + 1);
-    }
-}
+mod tests;

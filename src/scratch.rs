@@ -13,7 +13,7 @@ mod redis_numbers;
 
 pub use self::{
     memory::MemoryScratch,
-    numbers::{Block, FloorError, Floors, MemoryFloors, Numbers},
+    numbers::{Block, ClockNumbers, FloorError, Floors, MemoryFloors, Numbers},
     redis::RedisScratch,
     redis_numbers::RedisNumbers,
 };

@@ -1,6 +1,6 @@
 //! A shard: one thread with its own poll, its own connections and its own indexes (DESIGN 4, ADR 0001).
 //!
-//! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail,
+//! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail, rooms,
 //! fan-out in slices, flushing what was touched, handing over the sends of the turn, signals, the sweep. No step awaits.
 
 mod act;
@@ -17,6 +17,7 @@ mod read;
 mod reassert;
 mod signal;
 mod sweep;
+mod talk;
 mod write;
 
 use std::{
@@ -71,6 +72,8 @@ pub struct Shard {
     own: Vec<Mail>,
     /// Room frames that other shards had no room for, until those shards have been told.
     missed: HashMap<(usize, ConversationId), u64>,
+    /// What was said in live rooms and waits for its number.
+    talks: talk::Talks,
     /// Volatile frames for the end of a turn.
     signals: VecDeque<crate::mail::Volatile>,
     /// Frames read this turn, for the metrics.
@@ -113,6 +116,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         joining: Vec::new(),
         own: Vec::new(),
         missed: HashMap::new(),
+        talks: talk::Talks::default(),
         signals: VecDeque::new(),
         frames_in: 0,
         now: Time::ZERO,
@@ -191,6 +195,7 @@ impl Shard {
         // 2. The mail, ours and others'.
         self.handle_mail(MAIL_BUDGET);
         self.leave_in_turn();
+        self.number_talks();
         // 3. Fan-out.
         self.fan_out(FAN_BUDGET);
         // 4. Flush what was touched.
@@ -214,6 +219,7 @@ impl Shard {
             || self.hub.has_work()
             || !self.again.is_empty()
             || !self.own.is_empty()
+            || self.talks.is_ready()
             || !self.dirty.is_empty()
             || !self.signals.is_empty();
         let backlog = !self.batch.is_empty() || !self.joining.is_empty();

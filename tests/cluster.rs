@@ -3,10 +3,13 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
-use support::{Client, Cluster, Said, ask, send, text_of};
+use support::{Asked, Client, Cluster, Said, ask, send, text_of};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 /// The seqs and texts of a history.
@@ -216,4 +219,105 @@ fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
     }
     assert_eq!(ann.text("bob", "m10", "still?"), 10);
     assert_eq!(bob.text("ann", "n1", "still?"), 11);
+}
+
+fn done(client: &mut Client, body: Asked) {
+    assert!(matches!(client.ask(body), Said::Done(_)));
+}
+
+#[test]
+fn a_live_room_is_heard_on_three_nodes_and_no_number_is_shown_twice() {
+    let mut cluster = Cluster::start(3, &[]);
+    cluster.all_linked();
+    let mut members: Vec<Client> =
+        (0..6).map(|n| cluster.login(n % 3, Wire::ALL[n % 4], &format!("user-{n}"))).collect();
+    let mut outsider = cluster.login(2, Wire::Tcp, "outsider");
+    // Whoever has heard that it is in hears what is said from then on.
+    members.iter_mut().for_each(|member| done(member, ask::join("hall")));
+    let mut numbers = BTreeSet::new();
+    for round in 0..5 {
+        for sender in 0..6 {
+            let text = format!("{round} of {sender}");
+            let ack = members[sender].send(send("r:hall", &format!("m{round}"), &text));
+            assert!(numbers.insert(ack.seq), "{} was shown before", ack.seq);
+            for (n, member) in members.iter_mut().enumerate().filter(|(n, _)| *n != sender) {
+                let push = member.expect_push();
+                assert_eq!((push.seq, text_of(&push)), (ack.seq, text.as_str()), "member {n}");
+            }
+        }
+    }
+    // Many at once, from all nodes.
+    let asked: Vec<Vec<u64>> = members
+        .iter_mut()
+        .map(|it| (0..50).map(|n| it.say(ask::send(send("r:hall", &format!("at-once-{n}"), "x")))).collect())
+        .collect();
+    for (member, ids) in members.iter_mut().zip(asked) {
+        let mine: Vec<u64> = ids.into_iter().map(|id| member.expect_ack(id).seq).collect();
+        assert!(mine.is_sorted_by(|a, b| a < b), "a speaker's numbers rise: {mine:?}");
+        assert!(mine.into_iter().all(|seq| numbers.insert(seq)), "shown before");
+    }
+    for member in &mut members {
+        assert_eq!(member.pushes(250).len(), 250);
+        member.no_push();
+    }
+    outsider.no_push();
+    // The room outlives a node.
+    cluster.kill(0);
+    for (speaker, listener) in [(1, 2), (2, 1), (4, 5)] {
+        let text = format!("after the crash, {speaker}");
+        let seq = members[speaker].text("r:hall", &format!("crash-{speaker}"), &text);
+        assert!(numbers.insert(seq));
+        members[listener].take(&text, |frame| {
+            matches!(&frame.body, Some(Said::Push(push)) if (push.seq, text_of(push)) == (seq, text.as_str()))
+        });
+    }
+}
+
+#[test]
+fn signals_and_marks_reach_the_devices_on_another_node_and_no_signal_a_removed_member() {
+    let cluster = Cluster::start(2, &[]);
+    cluster.all_linked();
+    let group = cluster.node(0).group("tea", &["ann", "bob", "cid"].map(str::to_owned));
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
+    let mut desk = cluster.node(1).login(Wire::JsonLine, "ann", "desk");
+    let (mut cid, mut eve) = (cluster.login(1, Wire::Tcp, "cid"), cluster.login(1, Wire::Tcp, "eve"));
+    done(&mut ann, ask::signal("bob", "typing", "half a w"));
+    for client in [&mut bob, &mut desk] {
+        let heard = client.expect_signal();
+        assert_eq!((heard.sender.as_str(), heard.conversation.as_str()), ("ann", "d:ann:bob"));
+    }
+    done(&mut ann, ask::signal(&group, "typing", ""));
+    for client in [&mut bob, &mut desk, &mut cid] {
+        assert_eq!(client.expect_signal().conversation, group);
+    }
+    assert_eq!(eve.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
+    // A removal that bob has heard of ends signals, both ways.
+    let removed = cluster.node(0).change_members("tea", &serde_json::json!({"remove": ["bob"]}));
+    assert_eq!(bob.expect_push().seq, removed);
+    assert_eq!(bob.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
+    done(&mut ann, ask::signal(&group, "again", ""));
+    // Two devices of ann's on n2 and cid hear it; they have the removal to ack, which does not hold a signal up.
+    for client in [&mut desk, &mut cid] {
+        assert_eq!(client.expect_signal().kind, "again");
+    }
+    for client in [&mut bob, &mut eve] {
+        client.settle();
+        client.settle();
+        let heard = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
+        assert!(heard.is_none(), "unexpected: {heard:?}");
+    }
+    for n in 1..=3 {
+        assert_eq!(bob.text("ann", &format!("m{n}"), "text"), n);
+    }
+    let place = "d:ann:bob";
+    done(&mut ann, ask::read(place, 2));
+    assert_eq!(desk.expect_receipt(), pb::Receipt { conversation: place.into(), user: "ann".into(), seq: 2 });
+    done(&mut desk, ask::clear(place, 1));
+    let cleared = ann.take("the clear", |frame| matches!(frame.body, Some(Said::Cleared(_))));
+    assert_eq!(cleared.body, Some(Said::Cleared(pb::Cleared { conversation: place.into(), seq: 1 })));
+    done(&mut ann, ask::hide(place, &[3]));
+    let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(Said::Hidden(_))));
+    assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![3] })));
+    let state = desk.state(place);
+    assert_eq!((state.read_seq, state.cleared_seq, state.hidden), (2, 1, vec![3]));
 }

@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate::{
     link::{
-        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, Secret, Session, Settings, Tail,
-        TailQuery, Tls, Word,
+        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, Secret, Session, Settings,
+        Stray, Tail, TailQuery, Tls, Word,
     },
     metrics,
     routes::NodeBoot,
@@ -59,6 +59,10 @@ impl Link for End {
 
     async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(vec![Word::NotYet; asks.len()])
+    }
+
+    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+        Ok(())
     }
 }
 

@@ -1,4 +1,5 @@
-//! What a node does for its peers: hands their answers and pushes to its own connections, and stops sessions that moved.
+//! What a node does for its peers: hands their answers, pushes and strays to its own connections, and stops sessions that
+//! moved.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +11,13 @@ use tokio::{sync::oneshot, time};
 use super::{admin::Pending, deliver::Outbound};
 use crate::{
     directory::Directory,
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
     mail::{self, Audience, Mail, ShardHandles},
+    metrics::Metrics,
     routes::NodeBoot,
 };
+
+mod strays;
 
 /// How long a shard may take to say that it stopped a session; within what the caller waits (1 s, DESIGN 6.3).
 const STOP: Duration = Duration::from_millis(800);
@@ -24,12 +28,20 @@ pub struct Peer {
     directory: Arc<Directory>,
     shards: ShardHandles,
     pending: Arc<Pending>,
+    metrics: Metrics,
+    missed: strays::Missed,
 }
 
 impl Peer {
     /// Serves the node of these shards.
-    pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
-        Self { me, directory, shards, pending }
+    pub fn new(
+        me: NodeBoot,
+        directory: Arc<Directory>,
+        shards: ShardHandles,
+        pending: Arc<Pending>,
+        metrics: Metrics,
+    ) -> Self {
+        Self { me, directory, shards, pending, metrics, missed: strays::Missed::default() }
     }
 
     fn outbound(&self) -> Outbound {
@@ -120,6 +132,12 @@ impl Link for Peer {
     async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         self.is_me(to)?;
         Ok(asks.iter().map(|_| Word::NotOwner).collect())
+    }
+
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        self.is_me(to)?;
+        self.take_strays(strays);
+        Ok(())
     }
 }
 

@@ -9,12 +9,13 @@ use tidegate_protocol::{
 };
 
 use super::{
+    beside::Beside,
     history::{Refusal, away},
     point,
 };
 use crate::{
     directory::Directory,
-    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandle},
+    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandles},
     store::{Mark, Personal, Store},
 };
 
@@ -43,28 +44,43 @@ pub fn receipt(user: &UserId, conversation: &ConversationId, mark: Mark) -> (u64
     (mark.seq, Said::Receipt(receipt))
 }
 
-/// Tells the user's connections other than `actor` what changed, up to a seq. One that misses it learns it at its next
-/// Sync, as does one whose shard has no room for mail.
-pub fn tell(
-    directory: &Directory,
-    shards: &[ShardHandle],
-    user: &UserId,
-    conversation: &ConversationId,
-    (seq, said): (u64, Said),
-    actor: ConnKey,
-) {
-    let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(said) });
-    let delivery = Delivery {
-        conversation: conversation.clone(),
-        seq,
-        audience: Audience::Users([user.clone()].into()),
-        frame: Arc::new(frame),
-        origin: Some(actor),
-        tracked: false,
-    };
-    for shard in directory.user(user).iter() {
-        if let Some(handle) = shards.get(shard) {
-            handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())]));
+/// How the user's devices are told, here and on other nodes.
+pub struct Devices {
+    /// Which shards have the user.
+    pub directory: Arc<Directory>,
+    /// All shards.
+    pub shards: ShardHandles,
+    /// The way to other nodes; none = there are none.
+    pub beside: Option<Arc<Beside>>,
+}
+
+impl Devices {
+    /// Tells the user's connections other than `actor` what changed, up to a seq. One that misses it learns it at its next
+    /// Sync, as does one whose shard has no room for mail, or whose node did not hear of it.
+    pub fn tell(
+        &self,
+        user: &UserId,
+        conversation: &ConversationId,
+        (seq, said): (u64, Said),
+        actor: ConnKey,
+    ) {
+        let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(said) });
+        if let Some(beside) = &self.beside {
+            beside.mark(conversation, user, seq, &frame);
+        }
+        let delivery = Delivery {
+            conversation: conversation.clone(),
+            seq,
+            audience: Audience::Users([user.clone()].into()),
+            frame: Arc::new(frame),
+            origin: Some(actor),
+            tracked: false,
+        };
+        let Some(shards) = self.shards.get() else { return };
+        for shard in self.directory.user(user).iter() {
+            if let Some(handle) = shards.get(shard) {
+                handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())]));
+            }
         }
     }
 }

@@ -22,8 +22,8 @@ pub struct Link {
     pub tls_key: PathBuf,
     /// The authority that signed the certificates of all nodes (PEM).
     pub tls_ca: PathBuf,
-    /// Bytes that may wait for one peer, once for pushes and answers and once for questions; above it they are not
-    /// delivered.
+    /// Bytes that may wait for one peer, once for pushes and answers, once for questions and once for what may be lost
+    /// (live rooms, signals, marks); above it they are not delivered.
     pub queue_bytes: usize,
     /// From a call to a peer to its reply; later it counts as not delivered.
     pub timeout_ms: u64,

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
@@ -41,5 +41,9 @@ impl Link for Faulty<dyn Link> {
 
     async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         self.call("answers_again", self.inner.answers_again(to, asks)).await
+    }
+
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        self.call("strays", self.inner.strays(to, strays)).await
     }
 }

@@ -1,4 +1,4 @@
-//! `Link` over gRPC (tonic): one connection to each peer, two lanes in it, many calls to a frame.
+//! `Link` over gRPC (tonic): one connection to each peer, three lanes in it, many calls to a frame.
 //!
 //! A peer is named by its run (node, boot) and reached at the address that it advertises. Calls wait in a queue bounded in
 //! bytes; while there is no connection they fail at once, and it is tried again with growing pauses. The handshake
@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
 use crate::{config, metrics::Metrics, routes::NodeBoot};
 
 mod glue;
@@ -46,7 +46,7 @@ pub struct Settings {
     pub secret: Option<Secret>,
     /// Encrypts, and proves both ends by certificates; none = neither.
     pub tls: Option<Tls>,
-    /// Bytes of calls that may be under way on each of a peer's two lanes.
+    /// Bytes of calls that may be under way on each of a peer's three lanes.
     pub queue_bytes: usize,
     /// How long a call waits for its reply.
     pub timeout: Duration,
@@ -233,6 +233,18 @@ impl Link for GrpcLink {
             Replied::Told(sent) => {
                 wire::all(for_each(sent.words, asked)?, wire::word).map_err(LinkError::from)
             }
+            _ => Err(wrong()),
+        }
+    }
+
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        if strays.is_empty() {
+            return Ok(());
+        }
+        let strays = strays.into_iter().map(wire::put_stray).collect();
+        let lane = self.lane(to, |peer| &peer.strays)?;
+        match lane.call(Asked::Strays(pb::LinkStrays { strays }), self.settings.timeout).await? {
+            Replied::Taken(_) => Ok(()),
             _ => Err(wrong()),
         }
     }

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
 use crate::routes::NodeBoot;
 
 /// The link of profile `single`. What concerns the node itself never goes through a link.
@@ -34,5 +34,9 @@ impl Link for LocalLink {
 
     async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         nobody(&asks).map(|()| Vec::new())
+    }
+
+    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        nobody(&strays)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync, task::unconstrained};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
 use crate::routes::NodeBoot;
 
 /// Finds the nodes that were added; others are [`LinkError::NotHere`]. Clones share the nodes.
@@ -22,12 +22,17 @@ struct Place {
     /// Held by the answers or deliveries under way: they come one after the other. The lock is fair, and who comes to it
     /// waits in line from the first poll, whatever else the task has done: that keeps their order.
     turn: sync::Mutex<()>,
+    /// The same for strays.
+    strays: sync::Mutex<()>,
 }
 
 impl MemoryLink {
     /// From here on calls to that node reach its end.
     pub fn add(&self, node: NodeBoot, end: Arc<dyn Link>) {
-        self.lock().insert(node, Arc::new(Place { end, turn: sync::Mutex::default() }));
+        self.lock().insert(
+            node,
+            Arc::new(Place { end, turn: sync::Mutex::default(), strays: sync::Mutex::default() }),
+        );
     }
 
     /// From here on that node is not there.
@@ -87,5 +92,14 @@ impl Link for MemoryLink {
             return Ok(Vec::new());
         }
         self.place(to)?.end.answers_again(to, asks).await
+    }
+
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        if strays.is_empty() {
+            return Ok(());
+        }
+        let place = self.place(to)?;
+        let _turn = unconstrained(place.strays.lock()).await;
+        place.end.strays(to, strays).await
     }
 }

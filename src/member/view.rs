@@ -23,6 +23,7 @@ pub(super) struct View {
     away: bool,
     /// Until when a look-up may name too few.
     doubt_until: Option<Instant>,
+    losses: u64,
     known: HashMap<NodeBoot, Known>,
     last: Seen,
 }
@@ -43,6 +44,7 @@ impl View {
             said: None,
             away: false,
             doubt_until: None,
+            losses: 0,
             known: HashMap::new(),
             last: Seen::default(),
         }
@@ -65,6 +67,7 @@ impl View {
         (self.beat, self.away, self.said) = (beat, false, Some(said));
         if lost {
             self.doubt_until = Some(now + self.lease);
+            self.losses += 1;
             self.known.values_mut().for_each(|it| it.moved = now);
         }
         lost
@@ -107,7 +110,8 @@ impl View {
         self.known = known;
         others.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
         let doubtful = self.doubt_until.is_some();
-        self.last = Seen { rows: rows.into(), others: Arc::from(others), stale: false, doubtful };
+        let (rows, others, losses) = (rows.into(), Arc::from(others), self.losses);
+        self.last = Seen { rows, others, stale: false, doubtful, losses };
         (self.last.clone(), dead)
     }
 }

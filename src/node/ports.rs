@@ -1,6 +1,7 @@
 //! Builds the five ports of either profile: the place where adapters are named.
 
 use std::{
+    num::NonZeroU64,
     path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -20,7 +21,7 @@ use crate::{
     ports::{LagLimit, Lags, Peers, Ports},
     redis,
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes},
-    scratch::{MemoryScratch, RedisScratch},
+    scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{EmbeddedStore, MemoryStore, PostgresStore, Store},
 };
 
@@ -36,7 +37,12 @@ pub(super) struct Built {
     pub(super) broken: Broken,
     /// The calling end of the link to the peers; none in profile `single`.
     pub(super) link: Option<Arc<GrpcLink>>,
+    /// Who numbers live rooms.
+    pub(super) numbers: Arc<dyn Numbers>,
 }
+
+/// Numbers of a room that are reserved at once, at least (DESIGN 6.6).
+const ROOM_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(99);
 
 /// How long leases last, on every node of a cluster.
 pub(super) fn leases() -> Leases {
@@ -126,23 +132,24 @@ fn single(config: &Config, me: NodeBoot, start: Instant) -> anyhow::Result<Built
         owned: Arc::default(),
         peers: Arc::default(),
     };
-    Ok(Built { ports, broken, link: None })
+    Ok(Built { ports, broken, link: None, numbers: Arc::new(ClockNumbers::new(wall_ms)) })
 }
 
 /// Profile `cluster`: the log on Kafka, routes and scratch over one client of Redis, the store on Postgres, gRPC between
 /// nodes.
 async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<Built> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
-    let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
+    let store = Arc::new(PostgresStore::open(&config.postgres).await.context("postgres")?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let client = Arc::new(redis::Client::new(&config.redis)?);
     let settings = link_settings(config)?;
+    let numbers = RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK);
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let ports = Ports {
         me,
         bus: Arc::new(bus),
-        store: Arc::new(store),
+        store,
         routes: Arc::new(RedisRoutes::over(Arc::clone(&client), leases())),
         scratch: Arc::new(RedisScratch::over(client)),
         link: Arc::clone(&link) as Arc<dyn Link>,
@@ -150,7 +157,8 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
         peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
     };
     // A partition that can't go on is given up; the node is of use as long as one can.
-    Ok(Built { ports, broken: watch::channel(None).1, link: Some(link) })
+    let broken = watch::channel(None).1;
+    Ok(Built { ports, broken, link: Some(link), numbers: Arc::new(numbers) })
 }
 
 /// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.

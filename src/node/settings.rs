@@ -21,9 +21,10 @@ use crate::{
     metrics::Metrics,
     net::upgrade,
     ports::Ports,
-    room::Rooms,
     shard::{self, Caps},
 };
+
+use super::tasks::BesideLog;
 
 /// What all shards of a node share.
 pub(super) struct Shared<'a> {
@@ -33,6 +34,7 @@ pub(super) struct Shared<'a> {
     pub(super) directory: &'a Arc<Directory>,
     pub(super) handles: &'a ShardHandles,
     pub(super) admin: &'a Admin,
+    pub(super) beside: &'a BesideLog,
 }
 
 impl Shared<'_> {
@@ -64,7 +66,8 @@ impl Shared<'_> {
                 admin: self.admin.clone(),
                 within: Duration::from_millis(config.limits.recall_ms),
             },
-            rooms: Arc::new(Rooms::default()),
+            rooms: Arc::clone(&self.beside.rooms),
+            beside: self.beside.words.clone(),
             runtime,
             metrics,
             panic_on_msg_id: match config.fault.panic_in.as_str() {

@@ -1,5 +1,5 @@
 //! Starts the use-cases of a node on its services runtime: the way to the log, the owners of partitions, the answers to
-//! logins, and what is done for peers.
+//! logins, what goes beside the log, and what is done for peers.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use super::ports;
 use crate::{
     chat::{
         admin::Pending,
+        beside::Beside,
         courier::Couriers,
         deliver::Outbound,
         hands::{self, Owning},
@@ -20,19 +21,27 @@ use crate::{
     },
     config::Config,
     directory::Directory,
-    link::Listener,
+    link::{Listener, StrayLanes},
     mail::ShardHandles,
     metrics::Metrics,
     ports::Ports,
+    room::Rooms,
+    scratch::Numbers,
 };
 
 /// What the use-cases of a node share.
 pub(super) struct Floor {
-    pub(super) ports: Arc<Ports>,
-    pub(super) directory: Arc<Directory>,
-    pub(super) handles: ShardHandles,
-    pub(super) pending: Arc<Pending>,
-    pub(super) metrics: Metrics,
+    ports: Arc<Ports>,
+    directory: Arc<Directory>,
+    handles: ShardHandles,
+    pending: Arc<Pending>,
+    metrics: Metrics,
+}
+
+/// What goes beside the log: live rooms, and the way of signals and marks to other nodes, where there are any.
+pub(super) struct BesideLog {
+    pub(super) rooms: Arc<Rooms>,
+    pub(super) words: Option<Arc<Beside>>,
 }
 
 /// What runs until the node stops.
@@ -44,9 +53,42 @@ pub(super) struct Running {
 }
 
 impl Floor {
+    pub(super) fn new(
+        ports: &Arc<Ports>,
+        directory: &Arc<Directory>,
+        handles: &ShardHandles,
+        pending: Arc<Pending>,
+        metrics: &Metrics,
+    ) -> Self {
+        let (ports, directory, handles) = (Arc::clone(ports), Arc::clone(directory), Arc::clone(handles));
+        Self { ports, directory, handles, pending, metrics: metrics.clone() }
+    }
+
     fn outbound(&self) -> Outbound {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         Outbound::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
+    }
+
+    /// Starts what goes beside the log; `among_others` = there are other nodes.
+    pub(super) fn beside_the_log(
+        &self,
+        runtime: &Handle,
+        numbers: Arc<dyn Numbers>,
+        among_others: bool,
+    ) -> BesideLog {
+        if !among_others {
+            return BesideLog { rooms: Arc::new(Rooms::alone(numbers)), words: None };
+        }
+        let (ports, metrics) = (&self.ports, self.metrics.clone());
+        let lanes = StrayLanes::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let rooms = Arc::new(Rooms::among_others(
+            numbers,
+            Arc::clone(ports),
+            Arc::clone(&self.directory),
+            Arc::clone(&lanes),
+        ));
+        runtime.spawn(Arc::clone(&rooms).keep());
+        BesideLog { rooms, words: Some(Beside::start(runtime, ports, lanes, metrics)) }
     }
 
     /// Has peers reach this node, where there are any.
@@ -55,7 +97,8 @@ impl Floor {
     /// The address can't be listened on, the secret or a certificate can't be used.
     pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
-        let end = Peer::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending));
+        let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
+        let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 

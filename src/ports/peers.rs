@@ -28,6 +28,8 @@ pub struct Seen {
     /// Whether a look-up in the routes may name too few: they are away, or were lost and not all nodes have had the time to
     /// put theirs back. Who must reach everybody asks the peers too until then (DESIGN 7).
     pub doubtful: bool,
+    /// How often the routes lost something, or may have: what was put there before is to be put there again.
+    pub losses: u64,
 }
 
 impl Default for Peers {

@@ -93,6 +93,85 @@ impl Seen {
     }
 }
 
+/// What is left of blocks that a node has reserved for itself alone.
+#[derive(Debug)]
+pub(super) struct Own {
+    blocks: HashMap<String, RangeInclusive<u64>>,
+    keys: usize,
+}
+
+impl Own {
+    pub(super) fn new(keys: usize) -> Self {
+        Self { blocks: HashMap::new(), keys }
+    }
+
+    /// The next `count` numbers, if there are so many.
+    pub(super) fn take(&mut self, key: &str, count: u64) -> Option<RangeInclusive<u64>> {
+        let block = self.blocks.get_mut(key)?;
+        let (first, last) = (*block.start(), block.start() + (count - 1));
+        if last > *block.end() {
+            return None;
+        }
+        *block = last + 1..=*block.end();
+        Some(first..=last)
+    }
+
+    /// A new block; what is left of older ones is a hole.
+    pub(super) fn put(&mut self, key: &str, block: RangeInclusive<u64>) {
+        if self.blocks.len() >= self.keys && !self.blocks.contains_key(key) {
+            self.blocks.clear();
+        }
+        self.blocks.insert(key.to_owned(), block);
+    }
+
+    /// Higher numbers were given: what is left is a hole.
+    pub(super) fn forget(&mut self, key: &str) {
+        self.blocks.remove(key);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+    }
+}
+
+/// Numbers of a node on its own: those of a key rise from the clock at its first one, so that a restart repeats none.
+pub struct ClockNumbers {
+    now_ms: fn() -> u64,
+    /// The last number of each key, and one that no number of a forgotten key was above.
+    state: Mutex<(HashMap<String, u64>, u64)>,
+}
+
+/// Keys that a node on its own remembers.
+const CLOCK_KEYS_MAX: usize = 100_000;
+
+impl ClockNumbers {
+    /// `now_ms` is the wall clock, in ms since 1970.
+    pub fn new(now_ms: fn() -> u64) -> Self {
+        Self { now_ms, state: Mutex::default() }
+    }
+}
+
+#[async_trait]
+impl Numbers for ClockNumbers {
+    async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, above) = &mut *state;
+        if last.len() >= CLOCK_KEYS_MAX && !last.contains_key(key) {
+            *above = last.values().copied().max().unwrap_or_default().max(*above);
+            last.clear();
+        }
+        let number = last.entry(key.to_owned()).or_insert_with(|| (self.now_ms)().max(*above));
+        let first = *number + 1;
+        *number += count.get();
+        Ok(first..=*number)
+    }
+
+    /// It loses nothing.
+    async fn changed(&self) -> Result<(), ScratchError> {
+        Ok(())
+    }
+}
+
 /// Floors in memory, for tests: as durable as the process.
 #[derive(Debug, Default)]
 pub struct MemoryFloors {
@@ -118,5 +197,41 @@ impl Floors for MemoryFloors {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.1 += 1;
         Ok(state.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn numbers_of_the_clock_rise_in_a_key_and_after_a_restart() {
+        let take = async |numbers: &ClockNumbers, count| {
+            numbers.take("r:hall", NonZeroU64::new(count).unwrap()).await.unwrap()
+        };
+        let numbers = ClockNumbers::new(|| 1_000);
+        assert_eq!(take(&numbers, 2).await, 1_001..=1_002);
+        assert_eq!(take(&numbers, 1).await, 1_003..=1_003);
+        assert_eq!(take(&ClockNumbers::new(|| 2_000), 1).await, 2_001..=2_001);
+        // However many keys there are, none gets a number again.
+        for n in 0..CLOCK_KEYS_MAX {
+            numbers.take(&n.to_string(), NonZeroU64::MIN).await.unwrap();
+        }
+        assert_eq!(take(&numbers, 1).await, 1_004..=1_004);
+    }
+
+    #[test]
+    fn a_block_of_ones_own_is_given_out_once_and_its_rest_is_a_hole() {
+        let mut own = Own::new(2);
+        assert_eq!(own.take("a", 1), None);
+        own.put("a", 11..=20);
+        assert_eq!(
+            (own.take("a", 4), own.take("a", 7), own.take("a", 6)),
+            (Some(11..=14), None, Some(15..=20))
+        );
+        assert_eq!(own.take("a", 1), None);
+        own.put("a", 31..=40);
+        own.forget("a");
+        assert_eq!(own.take("a", 1), None);
     }
 }

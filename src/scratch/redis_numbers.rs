@@ -1,4 +1,5 @@
-//! `Numbers` with Redis: blocks from the floors, handed out by `seq_malloc.lua`.
+//! `Numbers` with Redis: blocks from the floors, handed out by `seq_malloc.lua`. While Redis is away the node hands numbers
+//! out by itself, from blocks that it reserves for itself alone: they are new, but no others rise with them.
 
 use std::{
     num::NonZeroU64,
@@ -15,7 +16,7 @@ use redis::Value;
 
 use super::{
     ScratchError,
-    numbers::{FloorError, Floors, Numbers, Seen},
+    numbers::{FloorError, Floors, Numbers, Own, Seen},
 };
 use crate::{
     config,
@@ -42,15 +43,18 @@ const GROWTH_MAX: u64 = 32;
 const UNKNOWN: u64 = u64::MAX;
 /// Keys whose last number is remembered.
 const SEEN_MAX: usize = 100_000;
+/// Keys whose own block is remembered.
+const OWN_MAX: usize = 10_000;
 
 /// Numbers of profile `cluster`.
 pub struct RedisNumbers {
-    client: Client,
+    client: Arc<Client>,
     floors: Arc<dyn Floors>,
     block: u64,
     /// What the floors said; [`UNKNOWN`] before they were asked.
     epoch: AtomicU64,
     seen: Mutex<Seen>,
+    own: Mutex<Own>,
 }
 
 enum Malloc {
@@ -71,13 +75,21 @@ impl RedisNumbers {
         floors: Arc<dyn Floors>,
         block: NonZeroU64,
     ) -> Result<Self, ConnectError> {
-        let client = Client::new(config)?;
-        let seen = Mutex::new(Seen::new(SEEN_MAX));
-        Ok(Self { client, floors, block: block.get(), epoch: AtomicU64::new(UNKNOWN), seen })
+        Ok(Self::over(Arc::new(Client::new(config)?), floors, block))
+    }
+
+    /// Numbers over a connection that is shared.
+    pub(crate) fn over(client: Arc<Client>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
+        let (seen, own) = (Mutex::new(Seen::new(SEEN_MAX)), Mutex::new(Own::new(OWN_MAX)));
+        Self { client, floors, block: block.get(), epoch: AtomicU64::new(UNKNOWN), seen, own }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own(&self) -> MutexGuard<'_, Own> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn key(&self, key: &str) -> String {
@@ -177,9 +189,23 @@ fn jitter() -> Duration {
     Duration::from_micros(5_000 + rand::random::<u64>() % 15_000)
 }
 
-#[async_trait]
-impl Numbers for RedisNumbers {
-    async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+impl RedisNumbers {
+    /// From a block that is this node's alone: nobody else has these numbers or ever will, whatever Redis believes. What
+    /// Redis has left of older blocks lies below them, and is not taken here any more once it is back ([`Seen`]).
+    async fn take_own(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+        if let Some(numbers) = self.own().take(key, count.get()) {
+            return Ok(numbers);
+        }
+        let size = NonZeroU64::new(self.block.max(count.get())).unwrap_or(NonZeroU64::MIN);
+        let block = self.floors.reserve(key, size).await.map_err(away)?;
+        self.learn(block.epoch);
+        self.seen().raise(key, *block.numbers.end());
+        let last = block.numbers.start() + (count.get() - 1);
+        self.own().put(key, last + 1..=*block.numbers.end());
+        Ok(*block.numbers.start()..=last)
+    }
+
+    async fn take_shared(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
         let begun = Instant::now();
         // S10: from the caller, for this call alone.
         let lock = format!("{:032x}", rand::random::<u128>());
@@ -222,10 +248,27 @@ impl Numbers for RedisNumbers {
             }
         }
     }
+}
+
+#[async_trait]
+impl Numbers for RedisNumbers {
+    async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+        match Box::pin(self.take_shared(key, count)).await {
+            Ok(numbers) => {
+                self.own().forget(key);
+                Ok(numbers)
+            }
+            Err(error) => {
+                tracing::debug!(%error, key, "numbers from a block of this node alone");
+                self.take_own(key, count).await
+            }
+        }
+    }
 
     async fn changed(&self) -> Result<(), ScratchError> {
         let epoch = self.floors.raise().await.map_err(away)?;
         self.learn(epoch);
+        self.own().clear();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use tidegate_protocol::{
     Code, codec,
-    id::{ConversationId, ConversationKind, DeviceId, MsgId, RoomId, UserId},
+    id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
     machine::session::{Action, Alarm, Answer, ChainSaved, LoggedIn, Submit},
     pb::{self, server_frame::Body as Said},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
@@ -18,7 +18,6 @@ use crate::{
     chat::{login, send},
     inline,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
-    room,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
 
@@ -233,38 +232,6 @@ impl Shard {
                 conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.scratch.actions);
             }
         }
-    }
-
-    /// A message to a live room: numbered and fanned out here and now, never logged.
-    fn publish(&mut self, conn: &mut Conn, submit: Submit) {
-        let (ticket, conversation) = (submit.ticket, submit.conversation.clone());
-        if self.hub.is_full() || self.context.intake.is_short() {
-            let limits = &self.context.limits;
-            return conn.session.submit_refused(
-                ticket,
-                Code::Busy,
-                "",
-                limits,
-                self.now,
-                &mut self.scratch.actions,
-            );
-        }
-        let answer = match &conn.who {
-            Some(who) if self.hub.is_in(&conversation, conn.key.slot) => {
-                let time = wall_ms();
-                let (seq, delivery) =
-                    room::publish(&self.context.rooms, &who.route.user, conn.key, submit, time);
-                self.spread(delivery);
-                Answer::Accepted { seq, time }
-            }
-            _ => Answer::Refused { code: Code::NotAMember, message: "join the room first".into() },
-        };
-        conn.session.answered(ticket, answer, &self.context.limits, self.now, &mut self.scratch.actions);
-    }
-
-    fn join_room(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
-        self.hub.join(&ConversationId::room(room), conn.key.slot);
-        conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.scratch.actions);
     }
 
     /// Saves where the chain stands, and one more id that is done, or skipped.

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::outbox::Caps;
 use crate::{
     auth::Verifier,
-    chat::{recall::Recaller, send::Intake},
+    chat::{beside::Beside, recall::Recaller, send::Intake},
     directory::Directory,
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
@@ -54,8 +54,10 @@ pub struct Context {
     pub ports: Arc<Ports>,
     /// Takes messages back.
     pub recaller: Recaller,
-    /// Numbers of live rooms.
+    /// Who numbers live rooms, and the nodes that have members of them.
     pub rooms: Arc<Rooms>,
+    /// The way of signals and marks to the other nodes; none = there are no other nodes.
+    pub beside: Option<Arc<Beside>>,
     /// The services runtime, for futures that must wait.
     pub runtime: Handle,
     /// What is counted.

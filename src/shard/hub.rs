@@ -20,7 +20,7 @@ use tidegate_protocol::{
 
 use crate::{
     directory::Directory,
-    mail::{Delivery, Item},
+    mail::{Delivery, Item, Size},
 };
 
 /// Most pushes of one group written together.
@@ -54,8 +54,8 @@ struct Group {
     job: Option<Job>,
     queued: bool,
     holes: bool,
-    /// Whether it is small, and when that was seen.
-    small: Option<(bool, Time)>,
+    /// How large it is, and when that was seen.
+    size: Option<(Size, Time)>,
 }
 
 struct Job {
@@ -202,16 +202,16 @@ impl Hub {
         (slot != LEFT).then_some(slot)
     }
 
-    /// Whether a group is small, if that was seen after `since`.
-    pub(super) fn is_small(&self, conversation: &ConversationId, since: Time) -> Option<bool> {
+    /// How large a group is, if that was seen after `since`.
+    pub(super) fn size(&self, conversation: &ConversationId, since: Time) -> Option<&Size> {
         let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize])?;
-        group.small.filter(|(_, seen)| *seen > since).map(|(small, _)| small)
+        group.size.as_ref().filter(|(_, seen)| *seen > since).map(|(size, _)| size)
     }
 
-    /// A group was seen to be small, or not to be.
-    pub(super) fn note_small(&mut self, conversation: &ConversationId, small: bool, now: Time) {
+    /// A group was seen to be that large.
+    pub(super) fn note_size(&mut self, conversation: &ConversationId, size: Size, now: Time) {
         if let Some(group) = self.ids.get(conversation) {
-            self.groups[*group as usize].small = Some((small, now));
+            self.groups[*group as usize].size = Some((size, now));
         }
     }
 
@@ -263,7 +263,7 @@ impl Hub {
             job: None,
             queued: false,
             holes: false,
-            small: None,
+            size: None,
         };
         let index = self.groups.insert(group) as u32;
         self.ids.insert(conversation.clone(), index);

@@ -97,7 +97,9 @@ impl Shard {
                 }
             }
             Mail::Signal(signal) => self.take_signal(signal),
-            Mail::Sized(id, signal, small) => self.on_sized(id, signal, small),
+            Mail::Sized(key, id, signal, size) => self.on_sized(key, id, signal, size),
+            Mail::Numbered(room, turn) => self.on_numbered(&room, turn),
+            Mail::Joined(key, id, room) => self.on_joined(key, id, &room),
             Mail::Drain(order) => self.on_drain(order),
             Mail::Reassert(order) => self.on_reassert(order),
             Mail::Stop(code) => {
@@ -109,7 +111,7 @@ impl Shard {
         }
     }
 
-    fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
+    pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
         while let Some(key) = answers.front().map(|(key, ..)| *key) {
             match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| shard.on_answers(conn, &mut answers)),

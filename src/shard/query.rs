@@ -95,7 +95,11 @@ impl Shard {
     /// Changes what the user keeps of a conversation, and tells the user's other devices.
     fn keep(&self, conn: &Conn, user: UserId, query: Query) -> Work {
         let store = Arc::clone(&self.context.ports.store);
-        let (directory, shards) = (Arc::clone(&self.context.directory), Arc::clone(&self.context.handles));
+        let devices = receipt::Devices {
+            directory: Arc::clone(&self.context.directory),
+            shards: Arc::clone(&self.context.handles),
+            beside: self.context.beside.clone(),
+        };
         let actor = conn.key;
         Box::pin(async move {
             let (place, news) = match query {
@@ -122,8 +126,8 @@ impl Shard {
                     return Ok(Found::Nothing);
                 }
             };
-            if let (Some(news), Some(shards)) = (news, shards.get()) {
-                receipt::tell(&directory, shards, &user, &place, news, actor);
+            if let Some(news) = news {
+                devices.tell(&user, &place, news, actor);
             }
             Ok(Found::Nothing)
         })

@@ -3,7 +3,7 @@
 //! They never enter an outbox, so they neither delay a message nor take its room; the few that wait for the end of a turn
 //! are bounded in number, and so are the members that a turn serves.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code, Time,
@@ -17,9 +17,10 @@ use super::{
     conn::{Conn, DIRTY, LIVE, WAITING},
 };
 use crate::{
+    chat::sizes,
     directory::ShardSet,
     inline,
-    mail::{Audience, Mail, Volatile},
+    mail::{Audience, ConnKey, Mail, Size, Volatile},
     net::transfer,
 };
 
@@ -31,6 +32,9 @@ const BUDGET: usize = 1_024;
 
 /// For how long the size of a group is believed.
 const SIZE_FRESH: Duration = Duration::from_secs(10);
+
+/// The same where the members come with it: a removal that this node did not hear of ends here.
+const MEMBERS_FRESH: Duration = Duration::from_secs(2);
 
 /// What is said to who signals to a large group.
 const TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
@@ -51,9 +55,8 @@ impl Shard {
             }
             ConversationKind::Group(_) | ConversationKind::Room(_) => Audience::Members,
         };
-        let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Said::Signal(signal)) });
-        let (frame, origin) = (Arc::new(frame), conn.key);
-        let volatile = Volatile { conversation, audience, frame, origin };
+        let frame = Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Said::Signal(signal)) }));
+        let mut volatile = Volatile { conversation, audience, only: None, frame, origin: Some(conn.key) };
         if matches!(volatile.audience, Audience::Users(_)) {
             self.signalled(conn, id, Ok(()));
             return self.spread_signal(volatile);
@@ -61,14 +64,18 @@ impl Shard {
         if !self.hub.is_in(&volatile.conversation, conn.key.slot) {
             return self.signalled(conn, id, Err((Code::NotAMember, "")));
         }
-        let fresh = self.now.as_millis().checked_sub(SIZE_FRESH.as_millis() as u64).map(Time::from_millis);
-        match self.hub.is_small(&volatile.conversation, fresh.unwrap_or_default()) {
-            Some(true) => {
-                self.signalled(conn, id, Ok(()));
-                self.spread_signal(volatile);
+        let fresh = if self.context.beside.is_some() { MEMBERS_FRESH } else { SIZE_FRESH };
+        let since = self.now.as_millis().checked_sub(fresh.as_millis() as u64).map(Time::from_millis);
+        match self.hub.size(&volatile.conversation, since.unwrap_or_default()).cloned() {
+            Some(size) => {
+                let outcome = allowed(conn, &size);
+                self.signalled(conn, id, outcome);
+                if outcome.is_ok() {
+                    volatile.only = size.members;
+                    self.spread_signal(volatile);
+                }
             }
-            Some(false) => self.signalled(conn, id, Err(TOO_LARGE)),
-            None => self.ask_size(id, volatile),
+            None => self.ask_size(conn.key, id, volatile),
         }
     }
 
@@ -77,60 +84,71 @@ impl Shard {
     }
 
     /// Looks up how large the group is; the signal waits for that as mail.
-    fn ask_size(&mut self, id: u64, volatile: Volatile) {
-        let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max as u64);
-        let conversation = volatile.conversation.clone();
+    fn ask_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
+        let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max);
+        let (conversation, exact) = (volatile.conversation.clone(), self.context.beside.is_none());
         let work = async move {
-            match store.summary(&conversation, None).await {
-                Ok(Some(summary)) => Ok(summary.members <= max),
-                Ok(None) => Err((Code::NotAMember, "")),
-                Err(_) => Err((Code::StoreUnavailable, "")),
-            }
+            let found = match exact {
+                true => sizes::of(&*store, &conversation, max).await,
+                false => sizes::with_members(&*store, &conversation, max).await,
+            };
+            found.map_err(|code| (code, ""))
         };
         let (home, waiting) = (self.context.own_handle(), volatile.clone());
         let sized = inline::run(&self.context.runtime, work, move |sized| {
             Box::pin(async move {
                 if let Some(home) = home {
                     // The shard is gone only when the node stops.
-                    home.post(Mail::Sized(id, waiting, sized)).await.ok();
+                    home.post(Mail::Sized(key, id, waiting, sized)).await.ok();
                 }
             })
         });
         if let Some(sized) = sized {
-            self.own.push(Mail::Sized(id, volatile, sized));
+            self.own.push(Mail::Sized(key, id, volatile, sized));
         }
     }
 
     /// The size of the group is known: the client has its answer, the others the signal.
     pub(super) fn on_sized(
         &mut self,
+        key: ConnKey,
         id: u64,
-        volatile: Volatile,
-        sized: Result<bool, (Code, &'static str)>,
+        mut volatile: Volatile,
+        sized: Result<Size, (Code, &'static str)>,
     ) {
-        if let Ok(small) = sized {
-            self.hub.note_small(&volatile.conversation, small, self.now);
+        if let Ok(size) = &sized {
+            self.hub.note_size(&volatile.conversation, size.clone(), self.now);
         }
-        let Some(slot) = self.conns.find(volatile.origin) else { return };
+        let Some(slot) = self.conns.find(key) else { return };
         let is_in = self.hub.is_in(&volatile.conversation, slot);
-        let outcome = match sized {
-            _ if !is_in => Err((Code::NotAMember, "")),
-            Ok(true) => Ok(()),
-            Ok(false) => Err(TOO_LARGE),
-            Err(refusal) => Err(refusal),
-        };
+        let mut outcome = Err((Code::NotAMember, ""));
         self.with_conn(slot, |shard, conn| {
+            if is_in {
+                outcome = sized.as_ref().map_err(|refusal| *refusal).and_then(|size| allowed(conn, size));
+            }
             shard.signalled(conn, id, outcome);
             shard.act(conn);
             shard.flush(conn);
         });
-        if outcome.is_ok() {
+        if let (Ok(()), Ok(size)) = (outcome, sized) {
+            volatile.only = size.members;
             self.spread_signal(volatile);
         }
     }
 
-    /// To all shards that have somebody; one whose mailbox is full does without.
+    /// To the other nodes, and to all shards that have somebody; one whose mailbox is full does without.
     fn spread_signal(&mut self, volatile: Volatile) {
+        if let Some(beside) = &self.context.beside {
+            match (&volatile.audience, &volatile.only) {
+                (Audience::Users(users), _) => {
+                    beside.signal_to_users(&volatile.conversation, users, &volatile.frame);
+                }
+                (_, Some(members)) => {
+                    beside.signal_to_group(&volatile.conversation, members.iter().cloned(), &volatile.frame);
+                }
+                _ => {}
+            }
+        }
         let directory = &self.context.directory;
         let shards = match &volatile.audience {
             Audience::Members => directory.conversation(&volatile.conversation),
@@ -178,14 +196,20 @@ impl Shard {
                 Audience::Sessions(sessions) => self.slots_of_sessions(sessions),
             };
             left = left.saturating_sub(slots.len().max(1));
-            let origin = self.conns.find(signal.origin);
-            let is_here = usize::from(signal.origin.shard) == self.context.index;
+            let here = signal.origin.filter(|key| usize::from(key.shard) == self.context.index);
+            let origin = here.and_then(|key| self.conns.find(key));
             for slot in slots {
-                if !is_here || Some(slot) != origin {
+                if Some(slot) != origin && self.is_for(slot, signal.only.as_deref()) {
                     self.tell_signal(slot, &signal.frame);
                 }
             }
         }
+    }
+
+    /// Whether the connection is one of a user who is named, where users are.
+    fn is_for(&self, slot: u32, only: Option<&HashSet<UserId>>) -> bool {
+        let who = self.conns.peek(slot).and_then(|conn| conn.who.as_ref());
+        only.is_none_or(|users| who.is_some_and(|who| users.contains(&who.route.user)))
     }
 
     fn tell_signal(&mut self, slot: u32, frame: &PushFrame) {
@@ -211,5 +235,16 @@ impl Shard {
             }
             Ok(_) | Err(_) => self.context.metrics.signals_dropped.increment(1),
         }
+    }
+}
+
+/// Whether the group takes signals, and takes one of this connection.
+fn allowed(conn: &Conn, size: &Size) -> Result<(), (Code, &'static str)> {
+    let is_member =
+        |users: &HashSet<UserId>| conn.who.as_ref().is_some_and(|who| users.contains(&who.route.user));
+    match &size.members {
+        _ if !size.small => Err(TOO_LARGE),
+        Some(users) if !is_member(users) => Err((Code::NotAMember, "")),
+        _ => Ok(()),
     }
 }

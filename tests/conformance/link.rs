@@ -12,12 +12,12 @@ use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
         Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink, Secret,
-        Session, Settings, TailQuery, Target, Word,
+        Session, Settings, Stray, TailQuery, Target, Word,
     },
     metrics,
     routes::NodeBoot,
 };
-use tidegate_protocol::{Code, machine::ledger::Outcome};
+use tidegate_protocol::{Code, id::ConversationId, machine::ledger::Outcome};
 
 use super::{at_once, device, group, node, user};
 
@@ -90,6 +90,8 @@ suite! {
         tails_come_from_the_owner_only
         what_was_not_answered_may_be_asked_again
         a_question_does_not_wait_behind_deliveries
+        strays_arrive_as_they_were_given_in_order
+        strays_and_deliveries_do_not_wait_for_each_other
         what_the_end_says_of_a_failure_is_what_the_caller_hears
         a_call_that_was_dropped_takes_no_other_with_it
         an_empty_batch_does_nothing
@@ -200,6 +202,36 @@ async fn a_question_does_not_wait_behind_deliveries(world: &World) {
     assert_eq!(held.await, Ok(vec![vec![]]));
 }
 
+fn stray(n: u64) -> Stray {
+    let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
+    let frame = || n.to_string().into();
+    match n % 4 {
+        0 => Stray::Talk { room, push: frame() },
+        1 => Stray::Missed { room, count: n },
+        2 => Stray::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() },
+        _ => Stray::Mark { conversation, user: user("ann"), seq: n, frame: frame() },
+    }
+}
+
+async fn strays_arrive_as_they_were_given_in_order(world: &World) {
+    let calls = (0..200).map(|n| world.link.strays(&world.there, vec![stray(2 * n), stray(2 * n + 1)]));
+    assert_eq!(join_all(calls).await, vec![Ok(()); 200]);
+    assert_eq!(*world.end.strays.lock().unwrap(), (0..400).map(stray).collect::<Vec<_>>());
+}
+
+async fn strays_and_deliveries_do_not_wait_for_each_other(world: &World) {
+    let gate = world.end.hold();
+    let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
+    while world.end.begun.load(Ordering::SeqCst) == 0 {
+        begin(&mut held);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.link.strays(&world.there, vec![stray(0)]).await, Ok(()));
+    begin(&mut held);
+    gate.close();
+    assert_eq!(held.await, Ok(vec![vec![]]));
+}
+
 async fn what_the_end_says_of_a_failure_is_what_the_caller_hears(world: &World) {
     for failure in [LinkError::Unavailable("it leaves".into()), LinkError::Unknown("its shard died".into())] {
         world.end.fails.lock().unwrap().push(failure.clone());
@@ -229,6 +261,7 @@ async fn an_empty_batch_does_nothing(world: &World) {
         assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.tails(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.answers_again(to, Vec::new()).await, Ok(Vec::new()));
+        assert_eq!(world.link.strays(to, Vec::new()).await, Ok(()));
     }
     assert_eq!(world.end.begun.load(Ordering::SeqCst), 0);
 }
@@ -237,6 +270,7 @@ async fn s5_a_run_that_is_over_takes_nothing(world: &World) {
     takes_nothing(&*world.link).await;
     assert!(world.end.answers.lock().unwrap().is_empty());
     assert!(world.end.stops.lock().unwrap().is_empty());
+    assert!(world.end.strays.lock().unwrap().is_empty());
 }
 
 async fn takes_nothing(link: &dyn Link) {
@@ -249,6 +283,7 @@ async fn takes_nothing(link: &dyn Link) {
     assert_eq!(link.tails(&gone, vec![query]).await, Err(LinkError::NotHere));
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1 };
     assert_eq!(link.answers_again(&gone, vec![ask]).await, Err(LinkError::NotHere));
+    assert_eq!(link.strays(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]

@@ -124,6 +124,7 @@ suite! {
         s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen
         s11_blocks_of_before_a_change_are_thrown_away
         s12_numbers_rise_while_locks_are_taken
+        a_server_that_is_away_costs_holes_and_numbers_go_on
     }
 }
 
@@ -301,6 +302,36 @@ async fn s12_numbers_rise_while_locks_are_taken(world: &World) {
         held.abort();
         last = world.take(&node, 50).await;
         assert!(last > now);
+    }
+}
+
+async fn a_server_that_is_away_costs_holes_and_numbers_go_on(world: &World) {
+    let (node, other) = (world.node(), world.node());
+    world.take(&node, 10).await;
+    world.take(&other, 10).await;
+    world.server.kill();
+    let reserved = world.floors.reserved.load(Ordering::SeqCst);
+    let mut last = [0; 2];
+    for n in 0..8 {
+        for (of, node) in [&node, &other].into_iter().enumerate() {
+            let now = world.take(node, 1 + n).await;
+            assert!(now > last[of], "a writer's numbers rise");
+            last[of] = now;
+        }
+    }
+    assert_eq!(
+        world.floors.reserved.load(Ordering::SeqCst) - reserved,
+        2,
+        "a block for each, not a call for each"
+    );
+    assert!(world.server.run());
+    eventually("the server answers", || world.server.try_ask::<String>(&["PING"]).is_ok()).await;
+    for _ in 0..80 {
+        for (of, node) in [&node, &other].into_iter().enumerate() {
+            let now = world.take(node, 3).await;
+            assert!(now > last[of], "and do when it is back");
+            last[of] = now;
+        }
     }
 }
 

@@ -74,9 +74,9 @@ impl SimNode {
         assert!(shards.set(Vec::new()).is_ok());
         let (intake, outlets) = Intake::new(1 << 20);
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone());
-        world.link.add(me.clone(), Arc::new(end));
         let metrics = metrics::install().0;
+        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone());
+        world.link.add(me.clone(), Arc::new(end));
         let couriers = Couriers::new(&ports, metrics.clone());
         let plain = {
             let me = me.clone();

@@ -136,6 +136,12 @@ impl Cluster {
         self.nodes.iter().flatten().for_each(|node| node.metric_becomes("partitions_owned", share));
     }
 
+    /// Waits until every node has a link to each of the others.
+    pub fn all_linked(&self) {
+        let others = self.nodes.iter().flatten().count() as f64 - 1.0;
+        self.nodes.iter().flatten().for_each(|node| node.metric_becomes("link_peers", others));
+    }
+
     fn ensure_topics(&self, count: usize) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["topics", "ensure"]);

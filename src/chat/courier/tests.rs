@@ -12,7 +12,7 @@ use tidegate_protocol::{
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    link::{Ask, Link, Tail, TailQuery, Word},
+    link::{Ask, Link, Stray, Tail, TailQuery, Word},
     metrics,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
@@ -61,6 +61,10 @@ impl Link for End {
     async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
     }
+
+    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+        Ok(())
+    }
 }
 
 impl End {
@@ -103,6 +107,10 @@ impl Link for Ends {
 
     async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
+    }
+
+    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+        Ok(())
     }
 }
 

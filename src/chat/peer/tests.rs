@@ -6,7 +6,10 @@ use tidegate_protocol::{
 };
 
 use super::*;
-use crate::mail::{ConnKey, Item, Mailbox, mailbox};
+use crate::{
+    mail::{ConnKey, Item, Mailbox, mailbox},
+    metrics,
+};
 
 fn me() -> NodeBoot {
     NodeBoot { node: NodeId::new("n1").unwrap(), boot: 3 }
@@ -23,7 +26,7 @@ fn peer() -> (mio::Poll, Peer, Mailbox) {
     let (handle, mailbox) = mailbox(waker, 1 << 20);
     let shards = ShardHandles::default();
     assert!(shards.set(vec![handle]).is_ok());
-    (poll, Peer::new(me(), Arc::default(), shards, Arc::default()), mailbox)
+    (poll, Peer::new(me(), Arc::default(), shards, Arc::default(), metrics::install().0), mailbox)
 }
 
 fn session(name: &str, epoch: u64) -> Session {
@@ -128,4 +131,75 @@ async fn a_session_that_moved_is_stopped_by_its_shard_and_only_up_to_its_epoch()
     assert_eq!((who, epoch), (user("ann"), 7));
     asker.send(true).unwrap();
     assert_eq!(asked.await.unwrap(), Ok(vec![true, false]));
+}
+
+/// A frame as a peer encodes it.
+fn server_frame(said: pb::server_frame::Body) -> bytes::Bytes {
+    pb::ServerFrame { id: 0, body: Some(said) }.encode_to_vec().into()
+}
+
+fn talk(room: &str, conversation: &str) -> Stray {
+    let push = pb::Push { conversation: conversation.into(), seq: 5, ..Default::default() };
+    Stray::Talk { room: ConversationId::parse(room).unwrap(), push: push.encode_to_vec().into() }
+}
+
+#[tokio::test]
+async fn strays_go_to_whom_they_are_for_and_what_is_not_of_its_kind_to_nobody() {
+    let (_poll, peer, mut mailbox) = peer();
+    let (hall, tea) = (ConversationId::parse("r:hall").unwrap(), ConversationId::parse("g:tea").unwrap());
+    peer.directory.hold_conversation(&hall, 0);
+    peer.directory.hold_conversation(&tea, 0);
+    peer.directory.add_user(&user("ann"), 0);
+    let receipt = || server_frame(pb::server_frame::Body::Receipt(pb::Receipt::default()));
+    let signal = || server_frame(pb::server_frame::Body::Signal(pb::Signal::default()));
+    let mark = |whose, frame| Stray::Mark { conversation: tea.clone(), user: user(whose), seq: 2, frame };
+    let signalled = |frame| Stray::Signal { conversation: tea.clone(), users: vec![user("ann")], frame };
+    let strays = vec![
+        talk("r:hall", "r:hall"),
+        talk("r:elsewhere", "r:elsewhere"),
+        talk("r:hall", "d:ann:bob"),
+        talk("g:tea", "g:tea"),
+        mark("ann", receipt()),
+        mark("bob", receipt()),
+        mark("ann", signal()),
+        signalled(signal()),
+        signalled(receipt()),
+        Stray::Missed { room: hall.clone(), count: 3 },
+        Stray::Missed { room: tea.clone(), count: 3 },
+    ];
+    peer.strays(&me(), strays).await.unwrap();
+    let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };
+    assert_eq!((found.audience, found.origin), (Audience::Members, None));
+    assert_eq!(found.only.as_deref(), Some(&[user("ann")].into()));
+    let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
+    let told: Vec<_> = items
+        .iter()
+        .map(|item| match item {
+            Item::Push(push) => (push.conversation.clone(), push.seq, push.audience.clone()),
+            _ => panic!("pushes only"),
+        })
+        .collect();
+    let anns = Audience::Users([user("ann")].into());
+    assert_eq!(told, [(hall.clone(), 5, Audience::Members), (tea.clone(), 2, anns)]);
+    let Some(Mail::Missed(room, 3)) = mailbox.take() else { panic!("what was missed") };
+    assert_eq!(room, hall);
+    assert!(mailbox.take().is_none());
+}
+
+#[tokio::test]
+async fn strays_never_wait_for_a_shard_and_what_a_room_loses_there_is_told_once_there_is_room() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.hold_conversation(&ConversationId::parse("r:hall").unwrap(), 0);
+    for _ in 0..mail::MAILBOX_MAX {
+        assert!(peer.shards.get().unwrap()[0].try_post(Mail::ShedMemory));
+    }
+    for _ in 0..2 {
+        peer.strays(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
+    }
+    while let Some(mail) = mailbox.take() {
+        assert!(matches!(mail, Mail::ShedMemory));
+    }
+    peer.strays(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
+    assert!(matches!(mailbox.take(), Some(Mail::Missed(_, 4))));
+    assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
 }

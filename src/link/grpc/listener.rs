@@ -32,7 +32,7 @@ const QUESTIONS_MAX: usize = 64;
 /// Frames of replies that wait to be written to one lane; a peer that reads none is not read from either.
 const REPLIES_WAITING: usize = 2;
 
-/// Lanes of one connection: a peer opens two.
+/// Lanes of one connection: a peer opens three.
 const LANES_MAX: u32 = 8;
 
 /// The listening end; peers are cut when it is dropped.
@@ -169,7 +169,10 @@ impl Host {
                     };
                     let mut replies = Vec::new();
                     for call in calls.calls {
-                        let ordered = matches!(call.body, Some(Call::Answers(_) | Call::Deliveries(_)));
+                        let ordered = matches!(
+                            call.body,
+                            Some(Call::Answers(_) | Call::Deliveries(_) | Call::Strays(_))
+                        );
                         let work = Box::pin(self.work(call));
                         if ordered {
                             // One after the other: this is what keeps their order.
@@ -223,6 +226,10 @@ impl Host {
                 let words = end.answers_again(me, wire::all(sent.asks, wire::ask)?).await?;
                 Reply::Told(pb::LinkTold { words: words.into_iter().map(wire::put_word).collect() })
             }
+            Call::Strays(sent) => {
+                end.strays(me, strays_of(sent)).await?;
+                Reply::Taken(pb::LinkReady {})
+            }
         })
     }
 
@@ -232,6 +239,12 @@ impl Host {
         let read = |answer| wire::answer(answer).inspect_err(|error| tracing::warn!(%error, "an answer"));
         sent.answers.into_iter().filter_map(|answer| read(answer).ok()).collect()
     }
+}
+
+/// One that can't be read, of a newer version, say, costs nothing but itself.
+fn strays_of(sent: pb::LinkStrays) -> Vec<crate::link::Stray> {
+    let read = |stray| wire::stray(stray).inspect_err(|error| tracing::debug!(%error, "a stray"));
+    sent.strays.into_iter().filter_map(|stray| read(stray).ok()).collect()
 }
 
 impl From<Malformed> for LinkError {

@@ -1,4 +1,4 @@
-//! One peer: keeps a connection to it with two lanes, and comes back with growing pauses when it ends.
+//! One peer: keeps a connection to it with three lanes, and comes back with growing pauses when it ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,9 +23,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How a connection that says nothing is found dead.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// HTTP/2 windows: one lane that is not read can't use up the connection's.
+/// HTTP/2 windows: two lanes that are not read can't use up the connection's.
 pub(super) const LANE_WINDOW: u32 = 2 * 1024 * 1024;
-pub(super) const CONNECTION_WINDOW: u32 = 3 * LANE_WINDOW;
+pub(super) const CONNECTION_WINDOW: u32 = 4 * LANE_WINDOW;
 
 /// A peer by the run that is wanted; ends with its value.
 pub(super) struct Peer {
@@ -34,6 +34,8 @@ pub(super) struct Peer {
     pub(super) ordered: Arc<Lane>,
     /// For questions, which have none: none waits behind deliveries.
     pub(super) asked: Arc<Lane>,
+    /// For what may be lost, which keeps its own order: nothing waits behind it.
+    pub(super) strays: Arc<Lane>,
     task: JoinHandle<()>,
 }
 
@@ -44,8 +46,8 @@ struct Connector {
     address: String,
     settings: Arc<Settings>,
     metrics: Metrics,
-    ordered: Arc<Lane>,
-    asked: Arc<Lane>,
+    /// Those of the peer, in this order: ordered, asked, strays.
+    lanes: [Arc<Lane>; 3],
 }
 
 type Said = Streaming<pb::ExchangeResponse>;
@@ -64,17 +66,17 @@ impl Peer {
         metrics: &Metrics,
     ) -> Self {
         let lane = || Arc::new(Lane::new(settings.queue_bytes, metrics.clone()));
-        let (ordered, asked) = (lane(), lane());
+        let lanes = [lane(), lane(), lane()];
+        let [ordered, asked, strays] = lanes.clone();
         let connector = Connector {
             me,
             to,
             address: address.clone(),
             settings: Arc::clone(settings),
             metrics: metrics.clone(),
-            ordered: Arc::clone(&ordered),
-            asked: Arc::clone(&asked),
+            lanes,
         };
-        Self { address, ordered, asked, task: tokio::spawn(connector.keep(seed)) }
+        Self { address, ordered, asked, strays, task: tokio::spawn(connector.keep(seed)) }
     }
 }
 
@@ -82,8 +84,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         self.task.abort();
         let end = End::Why("the node is not among the peers any more".to_owned());
-        self.ordered.down(&end);
-        self.asked.down(&end);
+        [&self.ordered, &self.asked, &self.strays].into_iter().for_each(|lane| lane.down(&end));
     }
 }
 
@@ -93,14 +94,13 @@ impl Connector {
         let mut told = None;
         loop {
             let end = match self.connect().await {
-                Ok((ordered, asked)) => {
+                Ok(opened) => {
                     (pauses.next, told) = (PAUSE_MIN, None);
-                    self.run(ordered, asked).await
+                    Box::pin(self.run(opened)).await
                 }
                 Err(end) => end,
             };
-            self.ordered.down(&end);
-            self.asked.down(&end);
+            self.lanes.iter().for_each(|lane| lane.down(&end));
             self.metrics.link_failures.increment(1);
             let End::Why(why) = end else {
                 tracing::info!(peer = %self.to.node, boot = self.to.boot, "that run of the peer is over");
@@ -115,10 +115,10 @@ impl Connector {
         }
     }
 
-    async fn connect(&self) -> Result<(Opened, Opened), End> {
+    async fn connect(&self) -> Result<[Opened; 3], End> {
         let connecting = async {
             let channel = self.endpoint()?.connect().await.map_err(|error| End::Why(causes(&error)))?;
-            Ok((self.open(&channel).await?, self.open(&channel).await?))
+            Ok([self.open(&channel).await?, self.open(&channel).await?, self.open(&channel).await?])
         };
         let late = |_| Err(End::Why("the peer did not complete the handshake in time".to_owned()));
         tokio::time::timeout(self.settings.handshake, connecting).await.unwrap_or_else(late)
@@ -149,14 +149,16 @@ impl Connector {
         Ok((ask, said))
     }
 
-    async fn run(&self, ordered: Opened, asked: Opened) -> End {
+    async fn run(&self, opened: [Opened; 3]) -> End {
         tracing::info!(peer = %self.to.node, boot = self.to.boot, address = self.address, "linked to a peer");
         let counted = Counted::one(&self.metrics);
-        self.ordered.up();
-        self.asked.up();
+        self.lanes.iter().for_each(|lane| lane.up());
+        let [ordered, asked, strays] = &self.lanes;
+        let [for_ordered, for_asked, for_strays] = opened;
         let end = tokio::select! {
-            end = run_lane(&self.ordered, ordered) => end,
-            end = run_lane(&self.asked, asked) => end,
+            end = run_lane(ordered, for_ordered) => end,
+            end = run_lane(asked, for_asked) => end,
+            end = run_lane(strays, for_strays) => end,
         };
         drop(counted);
         end

@@ -4,10 +4,12 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::Outcome,
-    pb::{self, link_outcome::Body as OutcomeBody, link_word::Body as WordBody},
+    pb::{
+        self, link_outcome::Body as OutcomeBody, link_stray::Body as StrayBody, link_word::Body as WordBody,
+    },
 };
 
-use crate::link::{Answer, Ask, Delivery, Landing, Session, Tail, TailQuery, Target, Word};
+use crate::link::{Answer, Ask, Delivery, Landing, Session, Stray, Tail, TailQuery, Target, Word};
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
 const TRACEPARENT_MAX: usize = 128;
@@ -186,5 +188,34 @@ pub(super) fn word(sent: pb::LinkWord) -> Read<Word> {
         WordBody::NotYet(_) => Word::NotYet,
         WordBody::Forgotten(_) => Word::Forgotten,
         WordBody::NotOwner(_) => Word::NotOwner,
+    })
+}
+
+pub(super) fn put_stray(stray: Stray) -> pb::LinkStray {
+    let (conversation, body) = match stray {
+        Stray::Talk { room, push } => (room, StrayBody::Talk(push)),
+        Stray::Missed { room, count } => (room, StrayBody::Missed(count)),
+        Stray::Signal { conversation, users, frame } => {
+            let users = users.iter().map(ToString::to_string).collect();
+            (conversation, StrayBody::Signal(pb::LinkSignal { frame, users }))
+        }
+        Stray::Mark { conversation, user, seq, frame } => {
+            (conversation, StrayBody::Mark(pb::LinkMark { frame, user: user.to_string(), seq }))
+        }
+    };
+    pb::LinkStray { conversation: conversation.to_string(), body: Some(body) }
+}
+
+pub(super) fn stray(sent: pb::LinkStray) -> Read<Stray> {
+    let place = conversation(&sent.conversation)?;
+    Ok(match sent.body.ok_or(Malformed("stray, perhaps of a newer version"))? {
+        StrayBody::Talk(push) => Stray::Talk { room: place, push },
+        StrayBody::Missed(count) => Stray::Missed { room: place, count },
+        StrayBody::Signal(pb::LinkSignal { frame, users }) => {
+            Stray::Signal { conversation: place, users: all(users, |name| user(&name))?, frame }
+        }
+        StrayBody::Mark(pb::LinkMark { frame, user: whose, seq }) => {
+            Stray::Mark { conversation: place, user: user(&whose)?, seq, frame }
+        }
     })
 }

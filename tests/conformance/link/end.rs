@@ -7,7 +7,7 @@ use std::sync::{
 
 use async_trait::async_trait;
 use tidegate::{
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
     routes::NodeBoot,
 };
 use tidegate_protocol::machine::ledger::Outcome;
@@ -26,6 +26,7 @@ pub(super) struct End {
     pub(super) deliveries: Mutex<Vec<Delivery>>,
     pub(super) stops: Mutex<Vec<Session>>,
     pub(super) queries: Mutex<Vec<TailQuery>>,
+    pub(super) strays: Mutex<Vec<Stray>>,
     /// What the next deliveries fail with.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// While there, deliveries wait for it to be closed.
@@ -122,5 +123,11 @@ impl Link for End {
 
     async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(asks.iter().map(|ask| word(ask.offset)).collect())
+    }
+
+    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        tokio::task::yield_now().await;
+        self.strays.lock().unwrap().extend(strays);
+        Ok(())
     }
 }

@@ -1,0 +1,176 @@
+//! Which nodes hear what is said in a room: those with members, as long as they say so, and all of them in doubt.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_protocol::{Time, id::NodeId};
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::{
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    link::LocalLink,
+    metrics,
+    ports::Seen,
+    routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
+    scratch::{ClockNumbers, MemoryScratch},
+    store::MemoryStore,
+};
+
+/// Nodes that share routes on one clock.
+struct World {
+    now: Arc<AtomicU64>,
+    routes: Arc<MemoryRoutes>,
+}
+
+struct OneNode {
+    rooms: Arc<Rooms>,
+    directory: Arc<Directory>,
+    ports: Arc<Ports>,
+}
+
+fn boot(name: &str) -> NodeBoot {
+    NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
+}
+
+fn hall() -> ConversationId {
+    ConversationId::parse("r:hall").unwrap()
+}
+
+impl World {
+    fn new() -> Self {
+        let now = Arc::new(AtomicU64::new(1));
+        let clock = Arc::clone(&now);
+        let time = move || Time::from_millis(clock.load(Ordering::SeqCst));
+        Self { now, routes: Arc::new(MemoryRoutes::new(1, Leases::default(), time)) }
+    }
+
+    async fn node(&self, name: &str) -> OneNode {
+        let log = LocalBusConfig {
+            partitions: 1,
+            topic: TopicId(1),
+            max_records: 1,
+            max_bytes: 1,
+            node_max_records: 1,
+            node_max_bytes: 1,
+        };
+        let ports = Arc::new(Ports {
+            me: boot(name),
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(MemoryStore::default()),
+            routes: self.routes.clone(),
+            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+            link: Arc::new(LocalLink),
+            owned: Arc::default(),
+            peers: Arc::default(),
+        });
+        let lanes = StrayLanes::new(Arc::clone(&ports.link), Handle::current(), metrics::install().0);
+        let directory = Arc::new(Directory::default());
+        let numbers = Arc::new(ClockNumbers::new(|| 1));
+        let rooms = Arc::new(Rooms::among_others(numbers, Arc::clone(&ports), Arc::clone(&directory), lanes));
+        let node = OneNode { rooms, directory, ports };
+        self.routes.renew(&node.info()).await.unwrap();
+        node
+    }
+
+    /// So much later; the nodes have renewed their leases.
+    async fn pass(&self, time: Duration, nodes: &[&OneNode]) {
+        self.now.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
+        for node in nodes {
+            self.routes.renew(&node.info()).await.unwrap();
+        }
+    }
+}
+
+impl OneNode {
+    fn info(&self) -> NodeInfo {
+        NodeInfo {
+            boot: self.ports.me.clone(),
+            peer_address: "127.0.0.1:1".into(),
+            client_addresses: Vec::new(),
+            state: NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: Vec::new(),
+            stands: Vec::new(),
+        }
+    }
+
+    async fn join(&self) {
+        self.directory.hold_conversation(&hall(), 0);
+        if !self.rooms.is_declared(&hall()) {
+            self.rooms.declare(&hall()).await;
+        }
+    }
+
+    fn leave(&self) {
+        self.directory.release_conversation(&hall(), 0);
+    }
+
+    async fn hears(&self) -> Vec<NodeBoot> {
+        self.rooms.turn(&hall(), NonZeroU64::MIN).await.unwrap().nodes
+    }
+
+    fn sees(&self, others: &[&Self], doubtful: bool) {
+        let row = |node: &&Self| crate::routes::NodeRow {
+            info: node.info(),
+            beat: 1,
+            lease: crate::routes::Lease::Live,
+        };
+        let others = others.iter().map(row).collect();
+        self.ports.peers.set(Seen { others, doubtful, ..Seen::default() });
+    }
+}
+
+#[tokio::test]
+async fn those_hear_who_have_members_and_in_doubt_all() {
+    let world = World::new();
+    let (a, b, c) = (world.node("a").await, world.node("b").await, world.node("c").await);
+    a.sees(&[&b, &c], false);
+    assert_eq!(a.hears().await, [], "nobody is there: it goes nowhere");
+    a.join().await;
+    assert_eq!(a.hears().await, [], "never to itself");
+    b.join().await;
+    assert_eq!(a.hears().await, [boot("b")]);
+    a.sees(&[&b, &c], true);
+    assert_eq!(a.hears().await, [boot("b"), boot("c")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_room_is_kept_known_while_somebody_is_in_it_and_lapses_when_nobody_is() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.sees(&[&b], false);
+    let keeper = tokio::spawn(Arc::clone(&b.rooms).keep());
+    b.join().await;
+    let lease = Leases::default().interest;
+    for _ in 0..6 {
+        world.pass(lease / 2, &[&a, &b]).await;
+        time::sleep(lease / 2).await;
+        assert_eq!(a.hears().await, [boot("b")]);
+    }
+    b.leave();
+    time::sleep(RENEW_EVERY * 2).await;
+    assert!(!b.rooms.is_declared(&hall()), "the next to come in says so first");
+    world.pass(lease * 2, &[&a, &b]).await;
+    assert_eq!(a.hears().await, []);
+    b.join().await;
+    assert_eq!(a.hears().await, [boot("b")]);
+    keeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_routes_lost_is_told_again_soon() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.sees(&[&b], false);
+    b.join().await;
+    let keeper = tokio::spawn(Arc::clone(&b.rooms).keep());
+    time::sleep(RETRY_EVERY).await;
+    // As if they had been emptied.
+    world.pass(Leases::default().interest * 2, &[&a, &b]).await;
+    assert_eq!(a.hears().await, []);
+    b.ports.peers.set(Seen { losses: 1, ..Seen::default() });
+    time::sleep(RETRY_EVERY * 2).await;
+    assert_eq!(a.hears().await, [boot("b")]);
+    keeper.abort();
+}

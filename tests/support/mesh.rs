@@ -1,0 +1,328 @@
+//! Several nodes in this process, on memory ports that they share: real shards, sockets and use-cases, and faults where a
+//! test plans them. The first node owns the log.
+#![allow(dead_code, unreachable_pub, reason = "each user takes a part of it")]
+
+use std::{
+    collections::BTreeMap,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tidegate::{
+    accept::{Acceptor, Stopper},
+    auth::{self, Verifier},
+    budget::Admission,
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    chat::{
+        admin::{Admin, Pending},
+        beside::Beside,
+        courier::Couriers,
+        deliver::Outbound,
+        hands::{self, Owning},
+        login, owner,
+        peer::Peer,
+        reach::Reach,
+        recall::Recaller,
+        retention::{self, Keep},
+        send::{self, Intake},
+    },
+    config,
+    directory::Directory,
+    fault::{FaultPlan, Faulty},
+    link::{Link, MemoryLink, StrayLanes},
+    mail::{Mail, ShardHandle, ShardHandles},
+    metrics,
+    net::upgrade,
+    ports::{Ports, Seen},
+    room::Rooms,
+    routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
+    scratch::{MemoryScratch, Numbers},
+    shard::{self, Caps, Context},
+    store::MemoryStore,
+};
+use tidegate_protocol::{
+    Code, Time,
+    codec::Wire,
+    id::{ConversationId, NodeId, UserId},
+    machine::session::Answer,
+    record::{MemberAction, MemberChange},
+};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::support::{Client, hello};
+
+const KEY: &[u8] = b"a key of thirty-two bytes, or so";
+const SHARDS: usize = 2;
+/// Groups up to this many members take signals.
+const SMALL: usize = 4;
+
+/// Nodes, `n1` and up.
+pub struct Mesh {
+    nodes: Vec<MeshNode>,
+    store: Arc<MemoryStore>,
+    routes: Arc<MemoryRoutes>,
+    link: MemoryLink,
+    bus: Arc<LocalBus>,
+    runtime: Runtime,
+}
+
+/// One of them.
+pub struct MeshNode {
+    me: NodeBoot,
+    /// Faults of its routes.
+    pub routes: Arc<FaultPlan>,
+    /// Faults of its link.
+    pub link: Arc<FaultPlan>,
+    /// The use-case of rooms.
+    pub rooms: Arc<Rooms>,
+    address: SocketAddr,
+    ports: Arc<Ports>,
+    admin: Admin,
+    handles: Vec<ShardHandle>,
+    stopper: Stopper,
+    threads: Vec<Thread>,
+}
+
+impl Mesh {
+    /// So many nodes, whose rooms are numbered by that.
+    pub fn start(count: usize, numbers: &Arc<dyn Numbers>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let log = LocalBusConfig {
+            partitions: 1,
+            topic: TopicId(1),
+            max_records: 1 << 12,
+            max_bytes: 1 << 24,
+            node_max_records: 16,
+            node_max_bytes: 1 << 16,
+        };
+        let mut mesh = Self {
+            nodes: Vec::new(),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
+            link: MemoryLink::default(),
+            bus: Arc::new(LocalBus::new(log)),
+            runtime,
+        };
+        for nth in 0..count {
+            let node = mesh.node_of(nth, numbers);
+            mesh.nodes.push(node);
+        }
+        mesh.introduce(false, 0);
+        mesh
+    }
+
+    /// A running node, counted from 0.
+    pub fn node(&self, nth: usize) -> &MeshNode {
+        &self.nodes[nth]
+    }
+
+    /// What all nodes think of the others: whether the routes may name too few, and how often they lost something.
+    pub fn introduce(&self, doubtful: bool, losses: u64) {
+        let routes = &self.routes;
+        let rows: Vec<_> = self.runtime.block_on(async {
+            for node in &self.nodes {
+                routes.renew(&node.info()).await.expect("memory is there");
+            }
+            routes.nodes().await.expect("memory is there")
+        });
+        for node in &self.nodes {
+            let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
+            let seen = Seen { rows: rows.clone().into(), others, stale: false, doubtful, losses };
+            node.ports.peers.set(seen);
+        }
+    }
+
+    /// A logged-in connection without a chain.
+    pub fn login(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
+        let mut client = Client::connect(self.nodes[nth].address, wire);
+        client.login(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device));
+        client
+    }
+
+    /// Makes a group, and gives its conversation key.
+    pub fn group(&self, id: &str, members: &[&str]) -> String {
+        self.change(id, MemberAction::Create, members);
+        format!("g:{id}")
+    }
+
+    /// Removes users from a group.
+    pub fn kick(&self, id: &str, users: &[&str]) {
+        self.change(id, MemberAction::Kick, users);
+    }
+
+    fn change(&self, id: &str, action: MemberAction, users: &[&str]) {
+        let change = MemberChange {
+            conversation: ConversationId::parse(&format!("g:{id}")).expect("a good id"),
+            action,
+            users: users.iter().map(|user| UserId::new(user).expect("a good id")).collect(),
+            role: None,
+            by: None,
+            settings: BTreeMap::new(),
+            request_id: Admin::fresh_request_id(),
+        };
+        let answer = self.runtime.block_on(self.nodes[0].admin.change(change, 1));
+        assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
+    }
+
+    fn node_of(&self, nth: usize, numbers: &Arc<dyn Numbers>) -> MeshNode {
+        let _runtime = self.runtime.enter();
+        let me = NodeBoot { node: NodeId::new(&format!("n{}", nth + 1)).expect("a good id"), boot: 1 };
+        let (routes, link) = (FaultPlan::none(), FaultPlan::none());
+        let ports = Arc::new(Ports {
+            me: me.clone(),
+            bus: self.bus.clone(),
+            store: self.store.clone(),
+            routes: Arc::new(Faulty::<dyn Routes>::new(self.routes.clone(), Arc::clone(&routes))),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+            link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
+            owned: Arc::default(),
+            peers: Arc::default(),
+        });
+        let (intake, outlets) = Intake::new(1 << 20);
+        let pending = Arc::new(Pending::default());
+        let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let context = self.context(&ports, &intake, &admin, numbers);
+        let metrics = context.metrics.clone();
+        let (directory, handles) = (Arc::clone(&context.directory), Arc::clone(&context.handles));
+        let end = Peer::new(
+            me.clone(),
+            Arc::clone(&directory),
+            Arc::clone(&handles),
+            Arc::clone(&pending),
+            metrics.clone(),
+        );
+        self.link.add(me.clone(), Arc::new(end));
+        let (plain_me, shards) = (me.clone(), Arc::clone(&handles));
+        let plain = move || {
+            let (directory, pending) = (Arc::clone(&directory), Arc::clone(&pending));
+            Outbound::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
+        };
+        tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        tokio::spawn(login::answer_all(outlets.logins, Arc::clone(&ports), plain.clone()));
+        if nth == 0 {
+            let (reaching, couriers) = (Arc::clone(&ports), Couriers::new(&ports, metrics.clone()));
+            let outbound = move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)));
+            tokio::spawn(hands::own_all(owning(Arc::clone(&ports), Box::new(outbound), metrics)));
+        }
+        let rooms = Arc::clone(&context.rooms);
+        let (list, mut threads) = run_shards(&context);
+        let (address, stopper, door) = open_door(list.clone(), context.metrics.clone());
+        threads.push(door);
+        MeshNode { me, routes, link, rooms, address, ports, admin, handles: list, stopper, threads }
+    }
+
+    fn context(
+        &self,
+        ports: &Arc<Ports>,
+        intake: &Arc<Intake>,
+        admin: &Admin,
+        numbers: &Arc<dyn Numbers>,
+    ) -> Context {
+        let (directory, metrics) = (Arc::new(Directory::default()), metrics::install().0);
+        let runtime = self.runtime.handle();
+        let lanes = StrayLanes::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let rooms = Arc::new(Rooms::among_others(
+            Arc::clone(numbers),
+            Arc::clone(ports),
+            Arc::clone(&directory),
+            Arc::clone(&lanes),
+        ));
+        runtime.spawn(Arc::clone(&rooms).keep());
+        Context {
+            index: 0,
+            node: ports.me.node.clone(),
+            boot: ports.me.boot,
+            limits: Default::default(),
+            small_group_max: SMALL,
+            recaller: Recaller { admin: admin.clone(), within: Duration::from_secs(120) },
+            caps: Caps { control: 128 * 1024, data: 256 * 1024 },
+            mailbox_bytes: 1 << 20,
+            frame_deadline: Duration::from_secs(10),
+            write_deadline: Duration::from_secs(10),
+            linger: Duration::from_secs(1),
+            upgrade: upgrade::Policy::default(),
+            verifier: Arc::new(Verifier::hs256(KEY)),
+            directory,
+            handles: ShardHandles::default(),
+            intake: Arc::clone(intake),
+            ports: Arc::clone(ports),
+            rooms,
+            beside: Some(Beside::start(runtime, ports, lanes, metrics.clone())),
+            runtime: runtime.clone(),
+            metrics,
+            panic_on_msg_id: String::new(),
+            panic_in_shard: false,
+        }
+    }
+}
+
+type Thread = JoinHandle<std::io::Result<()>>;
+
+fn run_shards(context: &Context) -> (Vec<ShardHandle>, Vec<Thread>) {
+    let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
+    let (shards, list): (Vec<_>, Vec<ShardHandle>) = (0..SHARDS).map(build).unzip();
+    assert!(context.handles.set(list.clone()).is_ok(), "set once");
+    let start = Instant::now();
+    (list, shards.into_iter().map(|shard| thread::spawn(move || shard.run(start))).collect())
+}
+
+fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.set_nonblocking(true).expect("a socket takes options");
+    let address = listener.local_addr().expect("it listens");
+    let acceptor = Acceptor::new(listener, Admission::new(0, 0), shards, config::Socket::default(), metrics);
+    let (acceptor, stopper) = acceptor.expect("a poll");
+    (address, stopper, thread::spawn(|| acceptor.run()))
+}
+
+fn owning(
+    ports: Arc<Ports>,
+    outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
+    metrics: metrics::Metrics,
+) -> Owning {
+    let retention = retention::Settings {
+        node: Keep::parse("forever").expect("it is sound"),
+        every: Duration::from_secs(86_400),
+        keys: Duration::from_secs(86_400 * 30),
+        wall_ms: || 1,
+    };
+    let settings = owner::Settings { small_group_max: SMALL, retention, panic_on_msg_id: String::new() };
+    Owning { ports, logins: None, outbound, settings, metrics, leaving: CancellationToken::new() }
+}
+
+impl MeshNode {
+    fn info(&self) -> NodeInfo {
+        NodeInfo {
+            boot: self.me.clone(),
+            peer_address: "127.0.0.1:1".into(),
+            client_addresses: Vec::new(),
+            state: tidegate::routes::NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: Vec::new(),
+            stands: Vec::new(),
+        }
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        for mut node in self.nodes.drain(..) {
+            node.stopper.stop();
+            for handle in &node.handles {
+                handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+            }
+            for thread in node.threads.drain(..) {
+                // A thread that panicked has said so.
+                thread.join().ok();
+            }
+        }
+    }
+}
