@@ -12,6 +12,7 @@ pub mod members;
 pub mod owner;
 pub mod peer;
 mod point;
+mod progress;
 pub mod reach;
 pub mod reader;
 pub mod recall;

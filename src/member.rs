@@ -16,7 +16,7 @@ use crate::{
     mail::ShardHandle,
     metrics::Metrics,
     ports::Ports,
-    routes::{Lease, NodeBoot, NodeInfo, NodeState, Retire, RoutesError},
+    routes::{Lease, NodeBoot, NodeInfo, NodeState, Retire, RoutesError, Standing},
 };
 
 mod reaper;
@@ -150,6 +150,13 @@ impl Member {
             return Err(RoutesError::LeaseLost);
         }
         self.metrics.nodes_live.set((seen.others.len() + 1) as f64);
+        let mine = self.ports.owned.standings();
+        let lag = |of: fn(&Standing) -> u64| mine.iter().map(of);
+        self.metrics.archive_lag.set(lag(Standing::behind).sum::<u64>() as f64);
+        self.metrics.archive_lag_seconds.set(lag(|it| it.behind_ms).max().unwrap_or(0) as f64 / 1e3);
+        let lags = self.ports.peers.lags();
+        lags.look(seen.standings().chain(mine), Instant::now());
+        self.metrics.archive_behind.set(lags.count() as f64);
         (self.tell)(seen.addresses());
         self.ports.peers.set(seen);
         while self.reaper.try_join_next().is_some() {}

@@ -10,10 +10,12 @@ use crate::{
     store::Store,
 };
 
+mod lags;
 mod owned;
 mod peers;
 
-pub use owned::Owned;
+pub use lags::{LagLimit, Lags};
+pub use owned::{Owned, Progress};
 pub use peers::{Peers, Seen};
 
 /// One adapter for each port; which ones is decided in `node` alone.

@@ -87,6 +87,30 @@ pub struct NodeInfo {
     pub capacity: u32,
     /// The partitions that it owns now: whom to ask for a tail.
     pub owns: Vec<u32>,
+    /// How far it is in those.
+    pub stands: Vec<Standing>,
+}
+
+/// How far an owner is in its partition; as of the renewal that said it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Which partition.
+    pub partition: u32,
+    /// Everything below is archived.
+    pub position: u64,
+    /// The end of the log, as far as the owner has heard.
+    pub end: u64,
+    /// For how long the oldest record that is not archived waits, in ms since the broker received it; 0 = none waits.
+    pub behind_ms: u64,
+    /// About how many bytes of the log wait: their records, by the mean of those read.
+    pub behind_bytes: u64,
+}
+
+impl Standing {
+    /// How many records wait to be archived.
+    pub fn behind(&self) -> u64 {
+        self.end.saturating_sub(self.position)
+    }
 }
 
 /// Whether a node takes newcomers.

@@ -180,3 +180,42 @@ fn a_planned_stop_hands_the_partitions_over_at_once() {
     }
     assert!(longest < Duration::from_secs(3), "a hand-over, not a crash: {longest:?}");
 }
+
+#[test]
+fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
+    // Half of it is 32 KiB.
+    let cluster = Cluster::start(2, &["kafka.retention_bytes=65536"]);
+    cluster.all_shared();
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    assert_eq!(ann.text("bob", "m1", "hi"), 1);
+    let held = cluster.hold_archive();
+    let large = "x".repeat(8_000);
+    let sent: Vec<u64> = (2..10).map(|n| ann.say(ask::send(send("bob", &format!("m{n}"), &large)))).collect();
+    for id in sent {
+        assert_eq!(ann.expect_error(id), Code::Unknown);
+    }
+    for nth in 0..2 {
+        cluster.node(nth).metric_becomes("archive_behind_partitions", 1.0);
+    }
+    // Before the append, and at once.
+    let began = Instant::now();
+    assert_eq!(ann.refused(ask::send(send("bob", "m10", "still?"))), Code::ArchiveBehind);
+    assert_eq!(bob.refused(ask::send(send("ann", "n1", "still?"))), Code::ArchiveBehind);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let owners = cluster.owners();
+    let behind: Vec<&serde_json::Value> = owners.iter().filter(|it| it["behindRecords"] != 0).collect();
+    assert_eq!(behind.len(), 1, "{owners:?}");
+    assert_eq!(behind[0]["behindRecords"], 8);
+    assert!(behind[0]["behindMs"].as_u64() > Some(4_000), "{behind:?}");
+    drop(held);
+    for nth in 0..2 {
+        cluster.node(nth).metric_becomes("archive_behind_partitions", 0.0);
+    }
+    // All that was appended has its place, and what was refused has none.
+    for n in 2..10 {
+        let again = ann.send(pb::Send { attempt: 1, ..send("bob", &format!("m{n}"), &large) });
+        assert_eq!((again.seq, again.duplicate), (n, true));
+    }
+    assert_eq!(ann.text("bob", "m10", "still?"), 10);
+    assert_eq!(bob.text("ann", "n1", "still?"), 11);
+}

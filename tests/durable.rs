@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tidegate::auth;
+use tidegate::{auth, embedded::FORMAT};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROUNDS: u64 = 12;
@@ -110,13 +110,17 @@ struct Client {
 impl Client {
     /// None: the node is gone.
     fn login(address: SocketAddr, key: &[u8], user: &str) -> Option<Self> {
+        Self::login_on("cli", address, key, user)
+    }
+
+    fn login_on(device: &str, address: SocketAddr, key: &[u8], user: &str) -> Option<Self> {
         let stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         stream.set_nodelay(true).ok()?;
         let lines = BufReader::new(stream.try_clone().ok()?);
         let mut client = Self { stream, lines };
         let token = auth::sign(key, user, None, Duration::from_secs(600));
-        client.say(&json!({"id": 1, "hello": {"version": 1, "token": token, "device": "cli"}}))?;
+        client.say(&json!({"id": 1, "hello": {"version": 1, "token": token, "device": device}}))?;
         client.until(|frame| frame.get("welcome").cloned())?;
         Some(client)
     }
@@ -142,6 +146,24 @@ impl Client {
     fn send(&mut self, to: &str, msg_id: &str, attempt: u32) -> Option<()> {
         let content = json!({"text": format!("this is {msg_id}")});
         self.say(&json!({"id": 2, "send": {"toUser": to, "msgId": msg_id, "attempt": attempt, "content": content}}))
+    }
+
+    /// The whole of a conversation in order: seq, and the text if there is one.
+    fn pull(&mut self, conversation: &str) -> Vec<(u64, String)> {
+        self.say(&json!({"id": 7, "pull": {"conversation": conversation, "limit": 100}})).unwrap();
+        let page = self.until(|frame| frame.get("page").cloned()).unwrap();
+        let messages = page["messages"].as_array().unwrap().iter().rev();
+        let text = |it: &Value| it["content"]["text"].as_str().unwrap_or("").to_owned();
+        messages.map(|it| (it["seq"].as_u64().unwrap(), text(it))).collect()
+    }
+
+    /// Where a conversation stands for this user.
+    fn state(&mut self, conversation: &str) -> Value {
+        self.say(&json!({"id": 8, "sync": {}})).unwrap();
+        let state = |frame: &Value| {
+            frame.get("conversationState").filter(|it| it["conversation"] == conversation).cloned()
+        };
+        self.until(state).unwrap()
     }
 
     /// The next ack: id, seq, whether it was there before.
@@ -305,4 +327,53 @@ fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
     assert_eq!(client.ack().unwrap(), ("m3".into(), 3, true));
     client.send("bob", "m6", 0).unwrap();
     assert_eq!(client.ack().unwrap(), ("m6".into(), 6, false));
+}
+
+/// A data directory that a node of store format 1 left (commit f02bc81): a direct conversation with a read mark, a group
+/// with a removal and a chained sender, and a kill -9 before its last message.
+fn of_format_1() -> Data {
+    let data = Data::fresh();
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/durable/format-1.tar.gz");
+    let status = Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(&data.0).status().unwrap();
+    assert!(status.success());
+    data
+}
+
+#[test]
+fn a_node_goes_on_with_the_store_that_a_node_of_format_1_left() {
+    let data = of_format_1();
+    let marker = data.0.join("store/format.json");
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}");
+    let (fine, said) = store(&["check"], &data);
+    assert!(fine && said.contains("is sound"), "{said}");
+    let server = Server::start(&data);
+    let present = format!("{{\"tidegate_store\":{FORMAT}}}");
+    assert_eq!(fs::read_to_string(&marker).unwrap(), present);
+    let mut alice = Client::login_on("d1", server.address, &token_key(&data.0), "alice").unwrap();
+    let texts = alice.pull("d:alice:bob");
+    assert_eq!(
+        texts,
+        [(1, "hello 1"), (2, "hello 2"), (3, "hello 3"), (4, "")].map(|(n, t)| (n, t.to_owned()))
+    );
+    let group = alice.pull("g:team");
+    let said = ["group 1", "group 2", "group 3", "without cem", "after a crash"];
+    assert_eq!(
+        group.iter().map(|(_, text)| text.as_str()).filter(|it| !it.is_empty()).collect::<Vec<_>>(),
+        said
+    );
+    let retry = json!({"id": 2, "send": {"toUser": "bob", "msgId": "a3", "attempt": 1, "content": {"text": "hello 3"}}});
+    alice.say(&retry).unwrap();
+    assert_eq!(alice.ack().unwrap(), ("a3".into(), 3, true), "its id is known");
+    alice.send("bob", "a9", 0).unwrap();
+    assert_eq!(alice.ack().unwrap(), ("a9".into(), 5, false), "its number follows");
+    let mut bob = Client::login_on("d1", server.address, &token_key(&data.0), "bob").unwrap();
+    let state = bob.state("d:alice:bob");
+    assert_eq!((&state["readSeq"], &state["unread"]), (&json!(2), &json!(2)), "{state}");
+    let mut cem = Client::login_on("d1", server.address, &token_key(&data.0), "cem").unwrap();
+    cem.say(
+        &json!({"id": 3, "send": {"conversation": "g:team", "msgId": "c9", "content": {"text": "back?"}}}),
+    )
+    .unwrap();
+    let refused = cem.until(|frame| frame.get("error").cloned()).unwrap();
+    assert_eq!(refused["name"], "NOT_A_MEMBER", "{refused}");
 }

@@ -14,7 +14,7 @@ use tidegate::{
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
     member::{self, Member},
     metrics,
-    ports::Ports,
+    ports::{LagLimit, Lags, Peers, Ports, Progress},
     routes::{
         Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeState, Registration, Route, Routes, Token,
     },
@@ -93,6 +93,7 @@ impl Peer {
             conns: 0,
             capacity: 100,
             owns: said.0.owned.list(),
+            stands: said.0.owned.standings(),
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;
@@ -131,6 +132,11 @@ impl Peer {
     }
 }
 
+/// Of a log that keeps two hours.
+fn lags() -> Lags {
+    Lags::new(2, LagLimit::of(Duration::from_secs(2 * 3_600), 0))
+}
+
 fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
     let log = LocalBusConfig {
         partitions: 1,
@@ -148,7 +154,7 @@ fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
         scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
         link: Arc::new(LocalLink),
         owned: Arc::default(),
-        peers: Arc::default(),
+        peers: Arc::new(Peers::new(lags())),
     })
 }
 
@@ -219,6 +225,36 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), [""; 0]);
     assert_eq!(routes.nodes().await.unwrap().len(), 1, "nothing is left of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_until_it_caught_up() {
+    let routes = routes();
+    let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
+    let refused = |peer: &Peer| peer.ports.peers.lags().list();
+    a.ports.owned.set(0, true);
+    a.ports.owned.begin(0, Progress { position: 7, end: 7, record_bytes: 100, waits: None });
+    b.ports.owned.set(1, true);
+    b.ports.owned.begin(1, Progress { position: 3, end: 3, record_bytes: 100, waits: None });
+    seconds(5_000).await;
+    assert_eq!((refused(&a), refused(&b)), (vec![], vec![]), "nothing waits");
+    a.ports.owned.update(0, |it| (it.end, it.waits) = (9, Some((Instant::now(), Duration::ZERO))));
+    seconds(3_590).await;
+    assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
+    seconds(20).await;
+    assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
+    let said = routes.nodes().await.unwrap()[0].info.stands[0];
+    assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
+    assert!(said.behind_ms >= 3_600_000, "{said:?}");
+    a.ports.owned.update(0, |it| (it.position, it.waits) = (9, None));
+    seconds(8).await;
+    assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
+    // Nobody owns it any more; what was refused by then is not counted twice.
+    a.ports.owned.set(0, false);
+    seconds(3_590).await;
+    assert_eq!(refused(&b), [0_u32; 0]);
+    seconds(30).await;
+    assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
 }
 
 #[tokio::test(start_paused = true)]

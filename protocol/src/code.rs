@@ -123,7 +123,7 @@ codes! {
     4007 AlreadyExists "ALREADY_EXISTS" false Never "There is already one of that name." "Use another id."
     4008 TooManyMembers "TOO_MANY_MEMBERS" false Never "One request names too many users." "Send at most 1,000 users a request."
     4010 BusUnavailable "BUS_UNAVAILABLE" true After "The durable log does not take messages now." "Try again with the same id after the given time."
-    4011 ArchiveBehind "ARCHIVE_BEHIND" true After "The archive is too far behind the log." "Try again with the same id after the given time."
+    4011 ArchiveBehind "ARCHIVE_BEHIND" true After "The archive is behind by half of what the log keeps, so nothing more is taken." "Try again with the same id after the given time; operators see in `tidegate owners` where, and mend the store."
     4012 Unknown "UNKNOWN" true Now "Whether the message was accepted is not known yet." "Send again with the same id and attempt + 1."
     4013 Busy "BUSY" true After "The broker has too much in hand for this connection." "Wait for answers before sending more."
     4014 RateLimited "RATE_LIMITED" true After "A limit for this user, device or conversation is reached." "Slow down; try again after the given time."

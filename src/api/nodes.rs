@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::UserId};
 
 use super::{Api, Problem};
-use crate::routes::{Lease, NodeRow, NodeState, RoutesError};
+use crate::routes::{Lease, NodeRow, NodeState, RoutesError, Standing};
 
 /// All nodes, as the routes list them now; as this node saw them last while those are away.
 pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
@@ -18,7 +18,12 @@ pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
         Err(_) => (ports.peers.seen().rows.to_vec(), true),
     };
     let nodes: Vec<Value> = rows.iter().map(|row| node(row, row.info.boot == ports.me)).collect();
-    Json(json!({"nodes": nodes, "partitions": ports.bus.partitions(), "stale": stale}))
+    Json(json!({
+        "nodes": nodes,
+        "partitions": ports.bus.partitions(),
+        "archiveBehind": ports.peers.lags().list(),
+        "stale": stale,
+    }))
 }
 
 fn node(row: &NodeRow, answers: bool) -> Value {
@@ -36,9 +41,22 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "conns": info.conns,
         "capacity": info.capacity,
         "owns": info.owns,
+        "stands": info.stands.iter().map(standing).collect::<Vec<_>>(),
         "clients": info.client_addresses,
         "peer": info.peer_address,
         "self": answers,
+    })
+}
+
+/// How far the owner of a partition was when it renewed its lease.
+fn standing(it: &Standing) -> Value {
+    json!({
+        "partition": it.partition,
+        "position": it.position,
+        "end": it.end,
+        "behindRecords": it.behind(),
+        "behindMs": it.behind_ms,
+        "behindBytes": it.behind_bytes,
     })
 }
 

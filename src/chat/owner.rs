@@ -17,6 +17,7 @@ use super::{
     deliver::Outbound,
     login,
     members::Members,
+    progress::{self, Heard, Tracker},
     retention::{self, Sweeper},
     send,
 };
@@ -83,6 +84,7 @@ pub(super) struct Owner {
     members: Members,
     ports: Arc<Ports>,
     settings: Settings,
+    progress: Tracker,
     metrics: Metrics,
 }
 
@@ -125,6 +127,7 @@ impl Owner {
             ledger.keys_complete_from(from);
         }
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
+        let progress = Tracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
         Ok(Self {
             partition,
             fence,
@@ -133,6 +136,7 @@ impl Owner {
             members: Members::default(),
             ports: Arc::clone(ports),
             settings,
+            progress,
             metrics: metrics.clone(),
         })
     }
@@ -148,6 +152,7 @@ impl Owner {
         // Ends with this, whichever way.
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
+        sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
         loop {
             let next = self.ledger.next_offset();
             let step = async {
@@ -197,14 +202,18 @@ impl Owner {
         let mut records = Vec::with_capacity(batch.records.len());
         let mut needs = BTreeSet::new();
         let mut to = None;
+        let mut heard = Heard::of(batch.bounds);
         for record in batch.records {
             to = Some(Position::behind(record.offset, &record.bytes));
+            let bytes = record.bytes.len();
             let decoded = Record::decode(record.bytes);
+            heard.record(bytes, decoded.as_ref().map(|record| record.received_at).ok());
             if let Ok(decoded) = &decoded {
                 self.ledger.needs(decoded, &mut needs);
             }
             records.push((record.offset, decoded));
         }
+        self.progress.read(&heard, (self.settings.retention.wall_ms)());
         self.load(needs).await?;
         if out.has_reach() {
             self.read_members(&records).await?;
@@ -228,6 +237,7 @@ impl Owner {
         }
         if let Some(to) = to {
             self.archive(to).await?;
+            self.progress.archived(to.offset, &heard, (self.settings.retention.wall_ms)());
         }
         for (record, outcome) in &decided {
             self.tell(record, *outcome, out).await?;

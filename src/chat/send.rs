@@ -165,6 +165,17 @@ pub fn partition_of(conversation: &ConversationId, partitions: u32) -> u32 {
     (hash % u64::from(partitions.max(1))) as u32
 }
 
+/// Why the log takes nothing for that conversation now, if so; to be asked before anything is handed over.
+pub fn refusal(ports: &Ports, conversation: &ConversationId) -> Option<Code> {
+    if ports.bus.state().refuses_all {
+        return Some(Code::BusUnavailable);
+    }
+    let lags = ports.peers.lags();
+    // Without a look at the conversation as long as there is none.
+    let is_behind = lags.count() > 0 && lags.is_behind(partition_of(conversation, ports.bus.partitions()));
+    is_behind.then_some(Code::ArchiveBehind)
+}
+
 /// Appends what the shards send until they are gone. Answers what could not be appended; the owner answers the rest.
 pub async fn append_all(
     mut records: mpsc::Receiver<Vec<Record>>,
@@ -188,11 +199,17 @@ pub async fn append_all(
                     batch.extend(more);
                 }
                 for (partition, batch) in apart(batch, ports.bus.partitions()) {
+                    if ports.peers.lags().is_behind(partition) {
+                        refuse(&batch, &Answer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
+                        intake.release(batch.iter().map(weight).sum());
+                        continue;
+                    }
                     let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
                     let bus = Arc::clone(&ports.bus);
                     // Polled first in the order of these calls, which is the order in the log.
                     appends.push(async move { (batch, bus.append(partition, encoded).await) });
                 }
+                out.flush().await;
             }
         }
     }
@@ -223,23 +240,23 @@ async fn settle(
         } else {
             tracing::warn!(%error, records = batch.len(), "an append failed");
         }
-        for record in &batch {
-            out.answer_failed(record, failed(record, &error));
-        }
+        let answer = match error {
+            AppendError::Unavailable(_) | AppendError::Rejected(_) => {
+                Answer::Refused { code: Code::BusUnavailable, message: "".into() }
+            }
+            AppendError::Unknown(_) => Answer::Unknown,
+        };
+        refuse(&batch, &answer, out);
         out.flush().await;
     }
     intake.release(batch.iter().map(weight).sum());
 }
 
 /// A chained message whose append failed ends its connection, because the log would let its successors pass.
-fn failed(record: &Record, error: &AppendError) -> Answer {
-    let chained = matches!(&record.body, Body::Message(message) if message.order.chained);
-    match error {
-        _ if chained => Answer::AppendFailed,
-        AppendError::Unavailable(_) | AppendError::Rejected(_) => {
-            Answer::Refused { code: Code::BusUnavailable, message: "".into() }
-        }
-        AppendError::Unknown(_) => Answer::Unknown,
+fn refuse(batch: &[Record], answer: &Answer, out: &mut Outbound) {
+    for record in batch {
+        let chained = matches!(&record.body, Body::Message(message) if message.order.chained);
+        out.answer_failed(record, if chained { Answer::AppendFailed } else { answer.clone() });
     }
 }
 

@@ -61,16 +61,43 @@ pub fn nodes(ask: &Ask) -> anyhow::Result<()> {
 /// No node answers.
 pub fn owners(ask: &Ask) -> anyhow::Result<()> {
     let Some(said) = ask.get("/v1/nodes")? else { return Ok(()) };
-    let mut rows = vec![["PARTITION", "OWNER", "STATE", "LEASE"].map(String::from)];
-    for partition in 0..said["partitions"].as_u64().unwrap_or(0) {
-        let owners: Vec<&Value> =
-            list(&said, "nodes").iter().filter(|node| numbers(&node["owns"]).contains(&partition)).collect();
-        let each = |key: &str| owners.iter().map(|node| text(&node[key])).collect::<Vec<_>>().join(" ");
-        rows.push([partition.to_string(), each("node"), each("state"), each("lease")]);
-    }
-    print!("{}", table(&rows));
+    print!("{}", table(&owner_rows(&said)));
     warn(&said);
     Ok(())
+}
+
+/// A partition a line: who owns it, and how far its archive is behind its log.
+fn owner_rows(said: &Value) -> Vec<[String; 9]> {
+    let head = ["PARTITION", "OWNER", "STATE", "LEASE", "POSITION", "END", "BEHIND", "SECONDS", "SENDS"];
+    let mut rows = vec![head.map(String::from)];
+    let refused = numbers(&said["archiveBehind"]);
+    for partition in 0..said["partitions"].as_u64().unwrap_or(0) {
+        let owners: Vec<&Value> =
+            list(said, "nodes").iter().filter(|node| numbers(&node["owns"]).contains(&partition)).collect();
+        let each = |key: &str| owners.iter().map(|node| text(&node[key])).collect::<Vec<_>>().join(" ");
+        let stands: Vec<&Value> = owners
+            .iter()
+            .flat_map(|node| list(node, "stands"))
+            .filter(|it| it["partition"].as_u64() == Some(partition))
+            .collect();
+        let stand = |key: &str| stands.iter().map(|it| text(&it[key])).collect::<Vec<_>>().join(" ");
+        let seconds = stands.iter().filter_map(|it| it["behindMs"].as_u64());
+        let seconds =
+            seconds.map(|ms| format!("{}.{}", ms / 1_000, ms % 1_000 / 100)).collect::<Vec<_>>().join(" ");
+        let sends = if refused.contains(&partition) { "ARCHIVE_BEHIND" } else { "taken" };
+        rows.push([
+            partition.to_string(),
+            each("node"),
+            each("state"),
+            each("lease"),
+            stand("position"),
+            stand("end"),
+            stand("behindRecords"),
+            seconds,
+            sends.to_owned(),
+        ]);
+    }
+    rows
 }
 
 /// Prints where a user is.
@@ -153,6 +180,8 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -160,5 +189,15 @@ mod tests {
         let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
         let rows = rows.map(|row| row.map(String::from));
         assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");
+    }
+
+    #[test]
+    fn owners_are_listed_with_how_far_they_are_behind() {
+        let stand = json!({"partition": 1, "position": 7, "end": 9, "behindRecords": 2, "behindMs": 12_340, "behindBytes": 5});
+        let node = json!({"node": "n2", "state": "ready", "lease": "live", "owns": [1], "stands": [stand]});
+        let said = json!({"nodes": [node], "partitions": 2, "archiveBehind": [0], "stale": false});
+        let rows = owner_rows(&said);
+        assert_eq!(rows[1], ["0", "", "", "", "", "", "", "", "ARCHIVE_BEHIND"]);
+        assert_eq!(rows[2], ["1", "n2", "ready", "live", "7", "9", "2", "12.3", "taken"]);
     }
 }

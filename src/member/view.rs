@@ -134,6 +134,7 @@ mod tests {
             conns: 0,
             capacity: 1,
             owns: Vec::new(),
+            stands: Vec::new(),
         };
         NodeRow { info, beat, lease }
     }

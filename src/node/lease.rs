@@ -86,6 +86,7 @@ impl Said {
             conns: count(self.admission.conns()),
             capacity: count(self.admission.conns_max()),
             owns: self.ports.owned.list(),
+            stands: self.ports.owned.standings(),
         }
     }
 }

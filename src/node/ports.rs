@@ -17,7 +17,7 @@ use crate::{
     embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
-    ports::Ports,
+    ports::{LagLimit, Lags, Peers, Ports},
     redis,
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes},
     scratch::{MemoryScratch, RedisScratch},
@@ -138,6 +138,7 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let client = Arc::new(redis::Client::new(&config.redis)?);
     let settings = link_settings(config)?;
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
+    let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let ports = Ports {
         me,
         bus: Arc::new(bus),
@@ -146,7 +147,7 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
         scratch: Arc::new(RedisScratch::over(client)),
         link: Arc::clone(&link) as Arc<dyn Link>,
         owned: Arc::default(),
-        peers: Arc::default(),
+        peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
     };
     // A partition that can't go on is given up; the node is of use as long as one can.
     Ok(Built { ports, broken: watch::channel(None).1, link: Some(link) })

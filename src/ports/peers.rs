@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
-use crate::routes::{Lease, NodeBoot, NodeRow};
+use super::Lags;
+use crate::routes::{Lease, NodeBoot, NodeRow, Standing};
 
 /// The nodes by the last look, kept by the node's lease (`member`). Reading never waits, also while the routes are away: the
 /// last known list stays.
@@ -12,6 +13,7 @@ use crate::routes::{Lease, NodeBoot, NodeRow};
 pub struct Peers {
     seen: watch::Sender<Seen>,
     bell: Notify,
+    lags: Lags,
 }
 
 /// One look at the nodes.
@@ -30,11 +32,21 @@ pub struct Seen {
 
 impl Default for Peers {
     fn default() -> Self {
-        Self { seen: watch::Sender::default(), bell: Notify::new() }
+        Self::new(Lags::default())
     }
 }
 
 impl Peers {
+    /// Nobody was seen yet; `lags` is told of each look.
+    pub fn new(lags: Lags) -> Self {
+        Self { seen: watch::Sender::default(), bell: Notify::new(), lags }
+    }
+
+    /// Which partitions take no messages, by what their owners said last.
+    pub fn lags(&self) -> &Lags {
+        &self.lags
+    }
+
     /// The last look.
     pub fn seen(&self) -> Seen {
         self.seen.borrow().clone()
@@ -92,6 +104,11 @@ impl Seen {
     /// The addresses of the others, for the link.
     pub fn addresses(&self) -> Vec<(NodeBoot, String)> {
         self.others.iter().map(|row| (row.info.boot.clone(), row.info.peer_address.clone())).collect()
+    }
+
+    /// How far the owners on other nodes are.
+    pub fn standings(&self) -> impl Iterator<Item = Standing> {
+        self.others.iter().flat_map(|row| row.info.stands.iter().copied())
     }
 
     /// Whether that run's lease lives.

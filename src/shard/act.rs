@@ -219,11 +219,12 @@ impl Shard {
             conn: conn.key.pack(),
             request: ticket,
         };
-        let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
         // Refused here, a chain waits for its client; refused by the log, it would end the connection.
-        let room = match self.context.ports.bus.state().refuses_all {
-            true => Err(Code::BusUnavailable),
-            false => self.context.intake.reserve(send::weight(&record)),
+        let refusal = send::refusal(&self.context.ports, &message.conversation);
+        let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
+        let room = match refusal {
+            Some(code) => Err(code),
+            None => self.context.intake.reserve(send::weight(&record)),
         };
         match room {
             Ok(()) => self.batch.push(record),

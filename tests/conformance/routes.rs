@@ -76,6 +76,7 @@ fn info(at: &NodeBoot) -> NodeInfo {
         conns: 0,
         capacity: 100,
         owns: Vec::new(),
+        stands: Vec::new(),
     }
 }
 

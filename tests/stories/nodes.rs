@@ -19,6 +19,23 @@ fn a_node_on_its_own_is_a_cluster_of_one() {
     );
     assert_eq!(one["clients"], json!([node.address().to_string()]));
     assert!(one["beat"].as_u64() >= Some(1) && one["capacity"].as_u64() > Some(0));
+    assert_eq!(said["archiveBehind"], json!([]), "its log keeps what is not archived");
+}
+
+#[test]
+fn an_owner_tells_how_far_it_is_in_its_log() {
+    let node = TestNode::start(|_| {});
+    let stand = || node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0]["stands"][0].clone();
+    let mut ann = node.login(Wire::Tcp, "ann", "phone");
+    let before = stand()["position"].as_u64().unwrap_or(0);
+    for n in 1..=3 {
+        ann.text("bob", &format!("m{n}"), "hi");
+    }
+    eventually("three records more are archived, and none waits", || {
+        let now = stand();
+        let done = now["position"].as_u64() >= Some(before + 3);
+        (done && now["end"] == now["position"] && now["behindMs"] == 0).then_some(())
+    });
 }
 
 #[test]

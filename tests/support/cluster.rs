@@ -129,12 +129,41 @@ impl Cluster {
         self.nodes[nth] = Some(Process::start_on(&data, &sets));
     }
 
+    /// How far the owners are, as the first node heard it.
+    pub fn owners(&self) -> Vec<serde_json::Value> {
+        let said: serde_json::Value =
+            serde_json::from_str(&self.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
+        let nodes = said["nodes"].as_array().expect("a list").iter();
+        nodes.flat_map(|node| node["stands"].as_array().expect("a list").clone()).collect()
+    }
+
+    /// Keeps all owners from archiving until the result is dropped; everything else can be read.
+    pub fn hold_archive(&self) -> Held {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let client = runtime.block_on(async {
+            let (client, connection) =
+                tokio_postgres::connect(&url(&self.database), NoTls).await.expect("Postgres is up");
+            tokio::spawn(connection);
+            let lock = "BEGIN; LOCK TABLE partitions IN ACCESS EXCLUSIVE MODE";
+            client.batch_execute(lock).await.expect("the tables are there");
+            client
+        });
+        Held { _client: client, _runtime: runtime }
+    }
+
     /// Waits until every partition has an owner.
     pub fn all_owned(&self) {
         eventually("every partition has an owner", || {
             let owned: f64 = self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).sum();
             (owned >= 4.0).then_some(())
         });
+    }
+
+    /// Waits until each of two or four nodes owns its share, so that no partition is about to move.
+    pub fn all_shared(&self) {
+        let share = 4.0 / self.nodes.len() as f64;
+        self.nodes.iter().flatten().for_each(|node| node.metric_becomes("partitions_owned", share));
     }
 
     fn ensure_topics(&self, count: usize) {
@@ -146,6 +175,12 @@ impl Cluster {
     }
 }
 
+/// Until it is dropped, the archives wait.
+pub struct Held {
+    _client: tokio_postgres::Client,
+    _runtime: tokio::runtime::Runtime,
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.nodes.clear();
@@ -154,18 +189,22 @@ impl Drop for Cluster {
     }
 }
 
+fn url(database: &str) -> String {
+    let postgres = service("postgres");
+    let text = |field: &str| postgres[field].as_str().expect("services.json says it").to_owned();
+    format!("postgres://{}@{}/{database}", text("user"), text("address"))
+}
+
 /// One statement to the server, beside all databases.
 fn execute(sql: &str) {
     execute_in("postgres", sql);
 }
 
 fn execute_in(database: &str, sql: &str) {
-    let (address, user) = (service("postgres")["address"].clone(), service("postgres")["user"].clone());
-    let (address, user) = (address.as_str().expect("an address"), user.as_str().expect("a user"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let url = format!("postgres://{user}@{address}/{database}");
-        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("Postgres is up");
+        let (client, connection) =
+            tokio_postgres::connect(&url(database), NoTls).await.expect("Postgres is up");
         tokio::spawn(connection);
         client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     });

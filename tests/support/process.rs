@@ -166,7 +166,8 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("a running node")
     }
 
-    fn http(&self, method: &str, path: &str, body: &str) -> String {
+    /// What the admin port says.
+    pub fn http(&self, method: &str, path: &str, body: &str) -> String {
         http::ask(self.addresses.admin, method, path, body).1
     }
 }

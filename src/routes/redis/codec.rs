@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
 use super::{Interest, NodeBoot, NodeInfo, Route, Token};
-use crate::routes::NodeState;
+use crate::routes::{NodeState, Standing};
 
 /// A run of a node as `Display` writes it: `node/boot`, the boot in hex.
 pub(super) fn run(text: &str) -> Option<NodeBoot> {
@@ -62,6 +62,9 @@ struct Info {
     conns: u32,
     capacity: u32,
     owns: Vec<u32>,
+    /// Partition, position, end, ms and bytes behind; earlier versions say nothing.
+    #[serde(default)]
+    stands: Vec<[u64; 5]>,
 }
 
 pub(super) fn info_text(info: &NodeInfo) -> String {
@@ -77,6 +80,7 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
         conns: info.conns,
         capacity: info.capacity,
         owns: info.owns.clone(),
+        stands: info.stands.iter().map(numbers).collect(),
     };
     serde_json::to_string(&info).unwrap_or_default()
 }
@@ -98,7 +102,16 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         conns: info.conns,
         capacity: info.capacity,
         owns: info.owns,
+        stands: info.stands.into_iter().filter_map(standing).collect(),
     })
+}
+
+fn numbers(it: &Standing) -> [u64; 5] {
+    [it.partition.into(), it.position, it.end, it.behind_ms, it.behind_bytes]
+}
+
+fn standing([partition, position, end, behind_ms, behind_bytes]: [u64; 5]) -> Option<Standing> {
+    Some(Standing { partition: u32::try_from(partition).ok()?, position, end, behind_ms, behind_bytes })
 }
 
 #[cfg(test)]
@@ -126,6 +139,26 @@ mod tests {
                 token: written,
             };
             prop_assert_eq!(row(&at, &listed(&route)), Some(route));
+        }
+
+        #[test]
+        fn what_a_node_says_is_read_again(numbers: [u64; 5], partition: u32) {
+            let boot = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+            let [position, end, behind_ms, behind_bytes, _] = numbers;
+            let said = NodeInfo {
+                boot: boot.clone(),
+                peer_address: "127.0.0.1:7802".into(),
+                client_addresses: vec!["127.0.0.1:7800".into()],
+                state: NodeState::Ready,
+                conns: 3,
+                capacity: 9,
+                owns: vec![partition],
+                stands: vec![Standing { partition, position, end, behind_ms, behind_bytes }],
+            };
+            prop_assert_eq!(info(&boot, &info_text(&said)), Some(said.clone()));
+            // An earlier version does not say how far it is.
+            let earlier = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[4]}"#;
+            prop_assert_eq!(info(&boot, earlier).map(|it| (it.owns, it.stands)), Some((vec![4], Vec::new())));
         }
 
         #[test]
