@@ -15,6 +15,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::{Code, machine::drain::Outcome};
 
+pub mod import;
 mod lease;
 mod memory;
 mod ports;

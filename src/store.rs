@@ -16,6 +16,7 @@ use crate::bus::TopicId;
 pub mod dump;
 mod embedded;
 mod faulty;
+pub mod fill;
 mod level;
 mod memory;
 mod postgres;
@@ -23,7 +24,7 @@ mod postgres;
 pub use embedded::EmbeddedStore;
 pub use level::{Hidden, Level, Mark, Personal};
 pub use memory::MemoryStore;
-pub use postgres::{OpenError, PostgresStore};
+pub use postgres::{Importing, OpenError, PostgresStore};
 
 /// Names one term of one owner: 128 fresh random bits for each take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

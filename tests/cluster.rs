@@ -1,5 +1,7 @@
 //! Several nodes over one log: people on different nodes talk as if there were one, whichever node stops, and however.
 
+#[path = "cluster/import.rs"]
+mod import;
 #[path = "support/mod.rs"]
 mod support;
 

@@ -7,9 +7,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 
-use crate::embedded::{Offline, Stats};
+use crate::{
+    config::Config,
+    embedded::{Offline, Stats},
+    node::import,
+};
 
 /// Arguments of `tidegate store`.
 #[derive(clap::Args, Debug)]
@@ -25,6 +29,8 @@ Examples:
   tidegate store stats --json                         how much is in it
   tidegate store export --output old.jsonl            everything, as JSON lines
   tidegate store import old.jsonl --data new          into a data directory without a store
+  tidegate store import old.jsonl --profile cluster --config node.toml
+                                                      into the empty services of a cluster
 
 The node must be stopped; docs/store.md describes the format.";
 
@@ -51,17 +57,35 @@ enum Command {
         #[arg(long, short, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
-    /// Fill a data directory that has no store from an export: all of it, or nothing
-    Import {
-        /// The export; - is standard input
-        #[arg(value_name = "FILE")]
-        input: PathBuf,
-        #[command(flatten)]
-        data: super::DataArg,
-        /// Only say whether it would work
-        #[arg(long)]
-        dry_run: bool,
-    },
+    /// Fill a data directory that has no store from an export, or the empty services of a cluster: all of it, or nothing
+    Import(Import),
+}
+
+#[derive(clap::Args, Debug)]
+struct Import {
+    /// The export; - is standard input
+    #[arg(value_name = "FILE")]
+    input: PathBuf,
+    #[command(flatten)]
+    data: super::DataArg,
+    /// Only say whether it would work
+    #[arg(long)]
+    dry_run: bool,
+    /// What to fill: the data directory, or the Kafka and Postgres of a configuration
+    #[arg(long, value_enum, default_value_t = Profile::Single)]
+    profile: Profile,
+    /// With --profile cluster: configuration file (TOML) of a node of that cluster
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// With --profile cluster: any configuration key, as section.key=value; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Profile {
+    Single,
+    Cluster,
 }
 
 /// Does it.
@@ -73,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Command::Check { data } => check(&store_of(&data.data)),
         Command::Stats { data, json } => stats(&store_of(&data.data), *json),
         Command::Export { data, output } => export(&store_of(&data.data), output),
-        Command::Import { input, data, dry_run } => import(&store_of(&data.data), input, *dry_run),
+        Command::Import(args) => import(args),
     }
 }
 
@@ -181,15 +205,28 @@ impl Write for SyncOnFlush {
     }
 }
 
-fn import(path: &Path, input: &Path, dry: bool) -> anyhow::Result<()> {
+fn import(args: &Import) -> anyhow::Result<()> {
+    let Import { input, dry_run, .. } = args;
     let mut from: Box<dyn BufRead> = if input == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
         let file = File::open(input).with_context(|| format!("{} can't be read", input.display()))?;
         Box::new(BufReader::new(file))
     };
-    let lines = Offline::import(path, &mut from, dry)?;
-    let done = if dry { "would import" } else { "imported" };
-    eprintln!("{done} {lines} lines into {}", path.display());
+    let (lines, to) = match args.profile {
+        Profile::Single => {
+            let path = store_of(&args.data.data);
+            (Offline::import(&path, &mut from, *dry_run)?, path.display().to_string())
+        }
+        Profile::Cluster => {
+            let sets: Vec<String> =
+                args.set.iter().cloned().chain(["node.profile=cluster".to_owned()]).collect();
+            let config = Config::load(args.config.as_deref(), &sets)?;
+            let to = format!("the {} partitions of {}", config.kafka.partitions, config.kafka.topic);
+            (import::into_cluster(&config, &mut from, *dry_run)?, to)
+        }
+    };
+    let done = if *dry_run { "would import" } else { "imported" };
+    eprintln!("{done} {lines} lines into {to}");
     Ok(())
 }

@@ -7,6 +7,7 @@ mod archive;
 mod codec;
 mod connect;
 mod floors;
+mod import;
 mod marks;
 mod migrate;
 mod owner;
@@ -29,7 +30,7 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-pub use self::connect::OpenError;
+pub use self::{connect::OpenError, import::Importing};
 use self::{connect::Source, session::Session, trouble::Trouble, weeks::Weeks};
 use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
@@ -72,7 +73,23 @@ impl PostgresStore {
     /// What is wrong with the configuration or the tables; [`OpenError::Away`] may be tried again.
     pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
         let source = Source::new(config)?;
-        Box::pin(migrate::migrate(&source)).await?;
+        let client = Box::pin(migrate::migrate(&source)).await?;
+        import::refuse_half(&client).await?;
+        Self::over(&source, config)
+    }
+
+    /// Connects for an import, which nobody else may disturb: the tables have nothing in them but what another import left
+    /// that was cut off. Nothing is changed before [`Importing::mark`].
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`OpenError::Filled`], [`OpenError::Importing`].
+    pub async fn open_for_import(config: &config::Postgres) -> Result<(Self, Importing), OpenError> {
+        let source = Source::new(config)?;
+        let importing = Importing::begin(&source).await?;
+        Ok((Self::over(&source, config)?, importing))
+    }
+
+    fn over(source: &Source, config: &config::Postgres) -> Result<Self, OpenError> {
         let core = Core {
             pool: source.pool(config)?,
             wait: config.statement() + NETWORK,

@@ -28,6 +28,16 @@ pub struct Cluster {
 impl Cluster {
     /// Starts so many nodes, `n1` and up, with four partitions and these `--set` values.
     pub fn start(count: usize, sets: &[&str]) -> Self {
+        let mut cluster = Self::prepare(count, sets);
+        for nth in 0..count {
+            cluster.restart(nth);
+        }
+        cluster.all_owned();
+        cluster
+    }
+
+    /// Makes what so many nodes need, and starts none.
+    pub fn prepare(count: usize, sets: &[&str]) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("cluster_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = fresh_data();
@@ -59,12 +69,32 @@ impl Cluster {
         let sets: Vec<String> = own.into_iter().chain(sets.iter().map(|set| (*set).to_owned())).collect();
         let mut cluster = Self { nodes: Vec::new(), folder, sets, database: name };
         cluster.ensure_topics(count);
-        for nth in 0..count {
-            cluster.nodes.push(None);
-            cluster.restart(nth);
-        }
-        cluster.all_owned();
+        cluster.nodes.resize_with(count, || None);
         cluster
+    }
+
+    /// The key of all tokens.
+    pub fn token_key(&self) -> PathBuf {
+        self.folder.join("token.key")
+    }
+
+    /// Runs a command with the configuration of the nodes, but for what it sets itself; whether it went well, and what it
+    /// said.
+    pub fn tidegate(&self, words: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(words);
+        let key = |set: &str| set.split_once('=').map(|(key, _)| key.to_owned());
+        for set in self.sets.iter().filter(|set| !words.iter().any(|word| key(word) == key(set))) {
+            command.args(["--set", set]);
+        }
+        let output = command.output().expect("the binary runs");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// One statement to the database of the nodes.
+    pub fn execute(&self, sql: &str) {
+        execute_in(&self.database, sql);
     }
 
     /// A running node, counted from 0.
@@ -93,7 +123,7 @@ impl Cluster {
     pub fn restart(&mut self, nth: usize) {
         let data = self.folder.join(format!("n{}", nth + 1));
         fs::create_dir_all(&data).expect("a place for files");
-        fs::copy(self.folder.join("token.key"), data.join("token.key")).expect("a key");
+        fs::copy(self.token_key(), data.join("token.key")).expect("a key");
         let id = format!("node.id=n{}", nth + 1);
         let sets: Vec<&str> = self.sets.iter().map(String::as_str).chain([id.as_str()]).collect();
         self.nodes[nth] = Some(Process::start_on(&data, &sets));
@@ -143,16 +173,11 @@ impl Cluster {
     }
 
     fn ensure_topics(&self, count: usize) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["topics", "ensure"]);
-        for nth in 1..=count {
-            command.args(["--node", &format!("n{nth}")]);
-        }
-        for set in &self.sets {
-            command.args(["--set", set]);
-        }
-        let output = command.output().expect("the binary runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let names: Vec<String> = (1..=count).map(|nth| format!("n{nth}")).collect();
+        let nodes = names.iter().flat_map(|name| ["--node", name]);
+        let words: Vec<&str> = ["topics", "ensure"].into_iter().chain(nodes).collect();
+        let (fine, said) = self.tidegate(&words);
+        assert!(fine, "{said}");
     }
 }
 
@@ -178,10 +203,14 @@ fn url(database: &str) -> String {
 
 /// One statement to the server, beside all databases.
 fn execute(sql: &str) {
+    execute_in("postgres", sql);
+}
+
+fn execute_in(database: &str, sql: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let (client, connection) =
-            tokio_postgres::connect(&url("postgres"), NoTls).await.expect("Postgres is up");
+            tokio_postgres::connect(&url(database), NoTls).await.expect("Postgres is up");
         tokio::spawn(connection);
         client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     });

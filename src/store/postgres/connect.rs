@@ -44,6 +44,12 @@ pub enum OpenError {
     /// A newer tidegate made the tables, or somebody changed how they are made.
     #[error("postgres: {0}")]
     Schema(String),
+    /// An import fills the tables, or was cut off.
+    #[error("postgres: {0}")]
+    Importing(String),
+    /// An import needs empty tables.
+    #[error("postgres: {0}")]
+    Filled(String),
 }
 
 /// Where connections come from.

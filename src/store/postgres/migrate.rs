@@ -13,7 +13,7 @@ mod embedded {
 }
 
 /// The lock that who makes the tables holds: any number that others do not use.
-const LOCK: i64 = 0x7469_6465_6761_7465;
+pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
 
 /// Waits for whoever makes them now; a large table may be rewritten.
 const PATIENT: &str = "SET statement_timeout = 0; SET lock_timeout = '10min'; \
@@ -22,8 +22,8 @@ const PATIENT: &str = "SET statement_timeout = 0; SET lock_timeout = '10min'; \
 /// A row if tables were ever made.
 const THERE: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT NULL";
 
-/// Brings the tables to what this tidegate knows. The session ends with it, and so does the lock.
-pub(super) async fn migrate(source: &Source) -> Result<(), OpenError> {
+/// Brings the tables to what this tidegate knows. The lock ends with the session, which is given.
+pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
     let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
     let mut client = Box::pin(source.alone()).await?;
     client.batch_execute(PATIENT).await.map_err(away)?;
@@ -31,7 +31,7 @@ pub(super) async fn migrate(source: &Source) -> Result<(), OpenError> {
     let runner = embedded::migrations::runner();
     refuse_newer(&mut client, &runner).await?;
     runner.run_async(&mut client).await.map_err(|error| refused(&error))?;
-    Ok(())
+    Ok(client)
 }
 
 async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenError> {

@@ -1,0 +1,199 @@
+//! A store is filled from entries: everything is in its partition, whole, and half of it is no store to go on from.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use tidegate_protocol::{
+    Code,
+    id::{DeviceId, GroupId, MsgId},
+    machine::ledger::{Key, Loaded, Need},
+    record::{Message, Role, SenderOrder},
+};
+
+use super::*;
+use crate::{
+    bus::TopicId,
+    store::{
+        Direction, Hidden, Mark, MemoryStore, PageQuery,
+        dump::{ConversationLine, MemberLine, WishesLine},
+    },
+};
+
+const LOG: [Bounds; 4] = [Bounds { topic: TopicId(7), first: 0, next: 0 }; 4];
+
+/// The last digit says where.
+fn place(id: &ConversationId, count: u32) -> u32 {
+    u32::from(id.as_str().bytes().last().unwrap_or(0)) % count
+}
+
+fn group(name: &str) -> ConversationId {
+    ConversationId::group(&GroupId::new(name).unwrap())
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap()
+}
+
+fn message(id: &ConversationId, seq: u64) -> Message {
+    Message {
+        conversation: id.clone(),
+        sender: user("ann"),
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new(&format!("m{seq}")).unwrap(),
+        attempt: 0,
+        content: bytes::Bytes::from_static(b"text"),
+        order: SenderOrder { epoch: 5, n: seq, chained: false },
+        flags: 0,
+        body_hash: [1; 16],
+    }
+}
+
+fn row(id: &ConversationId, seq: u64) -> Entry {
+    let row = tidegate_protocol::machine::ledger::Row {
+        seq,
+        ordinal: seq,
+        own: seq,
+        time: seq,
+        offset: 100 + seq,
+        body: Body::Message(message(id, seq)),
+    };
+    let recalled = (seq == 2).then_some((9, 99));
+    Entry::Row(RowLine::new(&crate::store::StoredRow { row, recalled }).unwrap())
+}
+
+fn conversation(id: &ConversationId, last_seq: u64, members: u64) -> Entry {
+    Entry::Conversation(ConversationLine {
+        id: id.clone(),
+        last_seq,
+        messages: last_seq,
+        pruned_to: 0,
+        deleted_seq: 0,
+        members,
+        settings: BTreeMap::from([("history".to_owned(), "all".to_owned())]),
+    })
+}
+
+fn member(name: &str) -> Entry {
+    Entry::Member(MemberLine {
+        user: user(name),
+        role: Role::Member,
+        joined_seq: 1,
+        left_seq: 0,
+        sent: 0,
+        joined_messages: 0,
+        left_messages: 0,
+        muted: false,
+        stays: Vec::new(),
+    })
+}
+
+fn partition(offset: u64, keys_from: u64) -> Entry {
+    let rules = Rules { keys_from, ..Rules::default() };
+    Entry::Partition(PartitionLine::new(0, Position { offset, hash: [3; 16] }, rules))
+}
+
+fn key(hash: Hash16, seq: u64, offset: u64) -> Entry {
+    let refused = (seq == 0).then_some(Code::NotAMember);
+    Entry::Key(KeyLine::new(0, hash, Key { seq, time: seq, body_hash: [1; 16], offset, refused }))
+}
+
+async fn take(filling: &mut Filling<'_>, entries: impl IntoIterator<Item = Entry>) {
+    for entry in entries {
+        if filling.stage(entry).unwrap() {
+            filling.write().await.unwrap();
+        }
+    }
+}
+
+/// Where the partition stands, and the offsets of these keys in it.
+async fn keys(store: &MemoryStore, partition: u32, keys: &[Hash16]) -> (Position, Vec<Option<u64>>) {
+    let taken = store.take_over(partition, Fence(1), TopicId(7)).await.unwrap();
+    let needs: Vec<Need> = keys.iter().map(|key| Need::Key(*key)).collect();
+    let found = store.load(partition, Fence(1), &needs).await.unwrap();
+    let offsets = found.rows.into_iter().map(|row| match row {
+        Loaded::Key(_, key) => key.map(|key| key.offset),
+        other => panic!("{other:?}"),
+    });
+    (taken.position, offsets.collect())
+}
+
+#[tokio::test]
+async fn everything_is_in_its_partition_with_its_seqs_however_often_it_was_written_meanwhile() {
+    let store = MemoryStore::default();
+    let mut filling = Filling::new(&store, &LOG, place);
+    filling.take_over(&LOG).await.unwrap();
+    let (large, small) = (group("g1"), group("g2"));
+    let rows = 2 * PART_LINES as u64 + 7;
+    take(&mut filling, [partition(90_000, 105), conversation(&large, rows, 3)]).await;
+    take(&mut filling, ["ann", "bob", "cat"].map(member)).await;
+    take(&mut filling, (1..=rows).map(|seq| row(&large, seq))).await;
+    take(&mut filling, [conversation(&small, 1, 1), member("ann"), row(&small, 1)]).await;
+    let level = Level {
+        mark: Mark { seq: 5, messages: 5, own: 0 },
+        cleared: Mark { seq: 3, messages: 3, own: 0 },
+        hidden: vec![Hidden { seq: 4, counts: true }],
+    };
+    take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &level))]).await;
+    let wishes = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
+    take(&mut filling, [Entry::Wishes(WishesLine::new(user("bob"), &wishes))]).await;
+    let (known, gone) = (message_key(&message(&large, 7)), [8; 16]);
+    let forgotten = message_key(&message(&large, 3));
+    take(&mut filling, [key(known, 7, 107), key(gone, 0, 500), key(forgotten, 3, 103)]).await;
+    filling.finish().await.unwrap();
+
+    for partition in 0..4 {
+        let (position, found) = keys(&store, partition, &[known, gone, forgotten]).await;
+        let here = (partition == place(&large, 4)).then_some(0);
+        assert_eq!((position, found), (Position::START, vec![here, Some(0), None]), "partition {partition}");
+    }
+    let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: 5_000, max_bytes: 1 << 30 };
+    let page = store.page(&large, query).await.unwrap();
+    assert_eq!(page.rows.iter().map(|row| row.row.seq).collect::<Vec<_>>(), (1..=rows).collect::<Vec<_>>());
+    assert_eq!(page.rows[1].recalled, Some((9, 99)));
+    let summary = store.summary(&large, Some(&user("bob"))).await.unwrap().unwrap();
+    assert_eq!((summary.head.last_seq, summary.head.messages, summary.members), (rows, rows, 3));
+    assert_eq!(summary.head.settings["history"], "all");
+    assert_eq!(summary.standing.unwrap().level, level);
+    assert_eq!(store.summary(&small, None).await.unwrap().unwrap().members, 1);
+    assert_eq!(store.wishes(&user("bob"), UserSettings::default()).await.unwrap(), wishes);
+}
+
+#[tokio::test]
+async fn what_is_half_filled_is_taken_for_another_log_by_an_owner() {
+    let store = MemoryStore::default();
+    let mut filling = Filling::new(&store, &LOG, place);
+    filling.take_over(&LOG).await.unwrap();
+    take(&mut filling, [partition(90_000, 0), conversation(&group("g1"), 3, 0)]).await;
+    drop(filling);
+    for partition in 0..4 {
+        let (position, _) = keys(&store, partition, &[]).await;
+        assert!(!position.matches(None), "partition {partition} looks as if nothing had happened");
+    }
+    let mut again = Filling::new(&store, &LOG, place);
+    assert!(matches!(again.take_over(&LOG).await, Err(FillError::NotEmpty(0, _))));
+}
+
+#[tokio::test]
+async fn who_takes_a_partition_over_meanwhile_ends_the_filling() {
+    let store = MemoryStore::default();
+    let mut filling = Filling::new(&store, &LOG, place);
+    filling.take_over(&LOG).await.unwrap();
+    store.take_over(3, Fence(1), TopicId(7)).await.unwrap();
+    take(&mut filling, [partition(90_000, 0), conversation(&group("g3"), 3, 0)]).await;
+    assert!(matches!(filling.finish().await, Err(FillError::Disturbed)));
+}
+
+#[test]
+fn a_record_that_was_not_decided_and_rules_of_another_ledger_are_refused_with_the_cure() {
+    let store = MemoryStore::default();
+    let mut filling = Filling::new(&store, &LOG, place);
+    filling.stage(partition(10, 0)).unwrap();
+    let log = |offset| Entry::Log(LogLine { partition: 0, offset, record: Vec::new() });
+    assert!(filling.stage(log(9)).is_ok());
+    let why = filling.stage(log(10)).unwrap_err().to_string();
+    assert!(why.contains("start the node on its data once more"), "{why}");
+    let rules = Rules { ledger_version: LEDGER_VERSION + 1, ..Rules::default() };
+    let newer = Entry::Partition(PartitionLine::new(0, Position::START, rules));
+    let why = filling.stage(newer).unwrap_err().to_string();
+    assert!(why.contains("import it with the tidegate that wrote it"), "{why}");
+}
