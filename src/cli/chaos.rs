@@ -14,7 +14,7 @@ mod cast;
 mod client;
 mod cluster;
 mod drain;
-mod link;
+pub(super) mod link;
 mod nemesis;
 mod process;
 pub mod proxy;
@@ -72,6 +72,12 @@ pub struct Args {
     /// Three nodes over the servers in this list, which `cargo xtask chaos --cluster` starts and writes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "drain"])]
     cluster: Option<PathBuf>,
+    /// Faults of up to a minute, not 10 s, and more kinds of them
+    #[arg(long, requires = "cluster")]
+    long: bool,
+    /// The library libfaketimeMT.so.1, by which clocks of nodes are put wrong
+    #[arg(long, value_name = "FILE", requires = "long")]
+    faketime: Option<PathBuf>,
     /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
     #[arg(long)]
     directory: Option<PathBuf>,

@@ -54,10 +54,11 @@ enum Command {
     },
     /// Break a node and its network while clients talk, check every promise, print a line for the ledger.
     Chaos {
-        /// A minute and a half, as a step of the tests.
+        /// A minute and a half, as a step of the tests; with --cluster one broker, and faults of at most 10 s.
         #[arg(long, conflicts_with = "seconds")]
         short: bool,
-        /// Three nodes over a Kafka, a Redis and a Postgres that are started for it, and break too.
+        /// Three nodes over three brokers of Kafka, a Redis and a Postgres that are started for it, and break too, for up to
+        /// a minute each.
         #[arg(long, conflicts_with = "drain")]
         cluster: bool,
         /// Only drain a node with 10,000 clients under load.
@@ -122,9 +123,11 @@ fn run(command: Command) -> anyhow::Result<()> {
             shell.cargo(&words)
         }
         Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
-        Command::Chaos { cluster: true, short, seconds, seed, args, .. } => {
-            let seconds = if short { chaos::CLUSTER_SHORT } else { seconds };
-            chaos::cluster(&shell, seconds, seed, &args)
+        Command::Chaos { cluster: true, short: true, seed, args, .. } => {
+            chaos::cluster_again(&shell, seed, &args)
+        }
+        Command::Chaos { cluster: true, seconds, seed, args, .. } => {
+            chaos::cluster_long(&shell, seconds, seed, &args)
         }
         Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
         Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),

@@ -23,30 +23,27 @@ use serde_json::{Map, Value, json};
 use self::process::Process;
 use crate::shell::Shell;
 
-/// What `services.json` calls them, in the order in which they start.
+const KAFKA: Service =
+    Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" };
+const REDIS: Service =
+    Service { install: redis::install_7, start: redis::start, answers: redis::answers, end: "-TERM" };
+const POSTGRES: Service =
+    Service { install: postgres::install, start: postgres::start, answers: postgres::answers, end: "-INT" };
+
+/// What `services.json` calls them, in the order in which they start; a shell says which of them it wants.
 const SERVICES: &[(&str, Service)] = &[
-    (
-        "kafka",
-        Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" },
-    ),
-    (
-        "redis7",
-        Service { install: redis::install_7, start: redis::start, answers: redis::answers, end: "-TERM" },
-    ),
-    (
-        "redis62",
-        Service { install: redis::install_62, start: redis::start, answers: redis::answers, end: "-TERM" },
-    ),
-    (
-        "postgres",
-        Service {
-            install: postgres::install,
-            start: postgres::start,
-            answers: postgres::answers,
-            end: "-INT",
-        },
-    ),
+    ("kafka", KAFKA),
+    // Brokers beside the first, which is their controller.
+    ("kafka2", Service { start: kafka::join, ..KAFKA }),
+    ("kafka3", Service { start: kafka::join, ..KAFKA }),
+    ("redis7", REDIS),
+    ("redis62", Service { install: redis::install_62, ..REDIS }),
+    ("postgres", POSTGRES),
 ];
+
+fn wanted(shell: &Shell) -> impl DoubleEndedIterator<Item = &'static (&'static str, Service)> {
+    SERVICES.iter().filter(|(name, _)| shell.wanted.contains(name))
+}
 
 /// A port may be taken between choosing and listening, and a machine under load is slow; then a start is tried again.
 const TRIES: u32 = 3;
@@ -81,6 +78,11 @@ impl Start<'_> {
     fn log(&self) -> PathBuf {
         self.folder.join("log")
     }
+
+    /// The folder of another service of the same shell.
+    fn beside(&self, name: &str) -> PathBuf {
+        self.folder.with_file_name(name)
+    }
 }
 
 fn home(shell: &Shell) -> PathBuf {
@@ -111,7 +113,7 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     fs::create_dir_all(home(shell))?;
     let mut said = Map::new();
     let before = said_before(shell);
-    for (name, service) in SERVICES {
+    for (name, service) in wanted(shell) {
         if let (Some(_), Some(entry)) = (Process::recorded(&record(shell, name)), before.get(*name)) {
             said.insert((*name).to_owned(), entry.clone());
             continue;
@@ -205,7 +207,7 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
 pub(crate) fn status(shell: &Shell) -> bool {
     let said = said_before(shell);
     let mut all = true;
-    for (name, _) in SERVICES {
+    for (name, _) in wanted(shell) {
         let runs = Process::recorded(&record(shell, name));
         match (runs, said.get(*name).and_then(|entry| entry["address"].as_str())) {
             (Some(process), Some(address)) => println!("{name:<10} {address:<22} pid {}", process.pid()),
@@ -238,7 +240,7 @@ fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
 /// Runs `work` with all services up, and stops afterwards those that did not run before.
 pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let runs = |name: &str| Process::recorded(&record(shell, name)).is_some();
-    let (ran, new): (Vec<_>, Vec<_>) = SERVICES.iter().partition(|(name, _)| runs(name));
+    let (ran, new): (Vec<_>, Vec<_>) = wanted(shell).partition(|(name, _)| runs(name));
     let started = up(shell).context("the tests need real servers (`cargo xtask services up`)");
     let done = started.and_then(|()| work());
     let mut said = said_before(shell);

@@ -17,7 +17,12 @@ pub(crate) struct Shell {
     pub(crate) target: PathBuf,
     /// The folder in it where servers for tests keep their data, and are written down.
     pub(crate) services: &'static str,
+    /// Which servers those are.
+    pub(crate) wanted: &'static [&'static str],
 }
+
+/// The servers of the tests.
+const WANTED: &[&str] = &["kafka", "redis7", "redis62", "postgres"];
 
 impl Shell {
     pub(crate) fn here() -> anyhow::Result<Self> {
@@ -26,12 +31,12 @@ impl Shell {
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
-        Ok(Self { root, target, services: "services" })
+        Ok(Self { root, target, services: "services", wanted: WANTED })
     }
 
     /// The same with servers of its own.
-    pub(crate) fn apart(&self, services: &'static str) -> Self {
-        Self { root: self.root.clone(), target: self.target.clone(), services }
+    pub(crate) fn apart(&self, services: &'static str, wanted: &'static [&'static str]) -> Self {
+        Self { root: self.root.clone(), target: self.target.clone(), services, wanted }
     }
 
     /// A command that runs in the repository.

@@ -26,6 +26,11 @@ const STEPS: &[(&str, &str, Run)] = &[
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
     ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
+    (
+        "cluster",
+        "the same for three nodes, and for the Kafka, Redis and Postgres below them",
+        chaos::cluster_short,
+    ),
     ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 

@@ -22,7 +22,7 @@ use tokio::{
 use super::world::{COMING_AND_GOING, Phase, World};
 use crate::checker::{Change, Event};
 
-/// How long one try may take, and all of them.
+/// How long one try may take, and all of them while nothing breaks: what breaks may break again before it has recovered.
 const TRY: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -52,9 +52,12 @@ impl Admin {
     }
 
     /// Asks until there is an answer; the request's id makes that harmless. The seq of the change.
-    async fn change(&self, path: &str, body: &Value) -> anyhow::Result<u64> {
-        let deadline = Instant::now() + PATIENCE;
+    async fn change(&self, path: &str, body: &Value, breaks: impl Fn() -> bool) -> anyhow::Result<u64> {
+        let mut deadline = Instant::now() + PATIENCE;
         loop {
+            if breaks() {
+                deadline = Instant::now() + PATIENCE;
+            }
             match timeout(TRY, self.post(path, &body.to_string())).await {
                 Ok(Ok((200 | 201, answer))) => {
                     let answer: Value = serde_json::from_str(&answer)?;
@@ -90,7 +93,7 @@ impl Admin {
         for group in &world.groups {
             let request = format!("create-{}", group.id);
             let body = json!({"id": group.id, "members": group.users, "requestId": request});
-            let seq = self.change("/v1/groups", &body).await?;
+            let seq = self.change("/v1/groups", &body, || false).await?;
             for user in &group.users {
                 let conv = format!("g:{}", group.id);
                 world.recorder.add(Event::Member { conv: &conv, user, change: Change::Join, seq });
@@ -114,7 +117,8 @@ pub(super) async fn change_groups(world: Arc<World>, seed: u64) -> anyhow::Resul
         let (verb, change) =
             if away.contains(&place) { ("add", Change::Join) } else { ("remove", Change::Kick) };
         let body = json!({verb: [user], "requestId": format!("change-{number}")});
-        let seq = world.admin.change(&format!("/v1/groups/{}/members", group.id), &body).await?;
+        let path = format!("/v1/groups/{}/members", group.id);
+        let seq = world.admin.change(&path, &body, || world.phase() == Phase::Talk).await?;
         let conv = format!("g:{}", group.id);
         world.recorder.add(Event::Member { conv: &conv, user, change, seq });
         if !away.remove(&place) {

@@ -12,8 +12,15 @@ use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{
-    Args, SETS, binary, cast::Cast, process::Process, proxy::Proxy, record::Recorder, rows, servers::Servers,
-    storm, world::World,
+    Args, SETS, binary,
+    cast::Cast,
+    process::{Clock, Process},
+    proxy::Proxy,
+    record::Recorder,
+    rows,
+    servers::Servers,
+    storm,
+    world::World,
 };
 use crate::{
     auth,
@@ -63,6 +70,8 @@ pub(super) struct Cluster {
     pub(super) servers: Servers,
     /// Nodes that ended by themselves, because the others had taken them for dead.
     pub(super) retired: u64,
+    /// Of all nodes, where they can be put wrong.
+    pub(super) clock: Option<Clock>,
     sets: Vec<String>,
     key: Vec<u8>,
 }
@@ -75,7 +84,8 @@ pub(super) async fn drive(
     directory: &Path,
 ) -> anyhow::Result<(History, [u64; 3])> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, &mut rng)).await?;
+    let clock = args.faketime.clone().map(Clock);
+    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, clock, &mut rng)).await?;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
     let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
@@ -84,12 +94,16 @@ pub(super) async fn drive(
     }
     let mut cast = Cast::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let counts = storm::run(&world, &mut cluster, end, &mut rng).await?;
+    let counts = storm::run(&world, &mut cluster, (end, args.long), &mut rng).await?;
     let rested = cast.rest(&world).await;
     drop(cast);
     cluster.stop(&mut rng).await?;
-    rested?;
     let mut history = recorder.take();
+    if let Err(why) = rested {
+        let file = directory.join("history.jsonl");
+        super::write_history(&history, &file)?;
+        return Err(why.context(format!("seed {seed}; what was seen until then is in {}", file.display())));
+    }
     let config = Config::load(None, &cluster.sets)?;
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
     rows::read(&store, &world.users(), &mut history).await?;
@@ -97,7 +111,13 @@ pub(super) async fn drive(
 }
 
 impl Cluster {
-    async fn start(binary: &Path, list: &Path, directory: &Path, rng: &mut StdRng) -> anyhow::Result<Self> {
+    async fn start(
+        binary: &Path,
+        list: &Path,
+        directory: &Path,
+        clock: Option<Clock>,
+        rng: &mut StdRng,
+    ) -> anyhow::Result<Self> {
         let servers = Servers::read(list)?;
         let name = format!("chaos_{}_{}", std::process::id(), rng.random_range(0..1_000_000));
         let (key, secret) = (directory.join("token.key"), directory.join("link.secret"));
@@ -111,8 +131,8 @@ impl Cluster {
             "node.profile=cluster".to_owned(),
             format!("auth.key_file={}", key.display()),
             format!("link.secret_file={}", secret.display()),
-            format!("kafka.brokers=[{}]", servers.kafka.address),
-            "kafka.replication=1".to_owned(),
+            format!("kafka.brokers=[{}]", servers.brokers()),
+            format!("kafka.replication={}", servers.kafka.len()),
             "kafka.partitions=6".to_owned(),
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),
@@ -127,7 +147,7 @@ impl Cluster {
         let names: Vec<String> = (1..=NODES).map(|nth| format!("n{nth}")).collect();
         let kafka = Config::load(None, &sets)?.kafka;
         ensure_topics(&kafka, &topic_plans(&kafka, &names)).await?;
-        let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, sets, key };
+        let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, clock, sets, key };
         for id in &names {
             let node = cluster.add(binary, directory, id, &name).await.with_context(|| id.clone())?;
             cluster.nodes.push(node);
@@ -154,7 +174,7 @@ impl Cluster {
             format!("postgres.url=postgres://{}@{}/{database}", self.servers.user, postgres.address),
         ];
         let sets = [self.sets.as_slice(), &own].concat();
-        let process = Process::start(binary, &data, &sets).await?;
+        let process = Process::start_by(binary, &data, &sets, self.clock.clone()).await?;
         let door = Proxy::start(process.client).await?;
         Ok(Node { process, door, link, redis, postgres, log: data.join("node.log"), since: 0 })
     }

@@ -20,11 +20,19 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What it says is wrong with the disk.
 const DISK_FILE: &str = "disk-fault";
 
+/// What it says is wrong with the clock.
+const CLOCK_FILE: &str = "clock-fault";
+
+/// A wall clock that can be put forward and back: libfaketime, of which this is the file. The monotonic clock is left alone.
+#[derive(Clone)]
+pub(super) struct Clock(pub(super) PathBuf);
+
 /// A running node.
 pub(super) struct Process {
     binary: PathBuf,
     data: PathBuf,
     sets: Vec<String>,
+    clock: Option<Clock>,
     child: Child,
     /// Where clients connect.
     pub(super) client: SocketAddr,
@@ -35,6 +43,16 @@ pub(super) struct Process {
 impl Process {
     /// Starts a node on `data`; it dies with us.
     pub(super) async fn start<S: AsRef<str>>(binary: &Path, data: &Path, sets: &[S]) -> anyhow::Result<Self> {
+        Self::start_by(binary, data, sets, None).await
+    }
+
+    /// The same, with that clock, which goes right at first.
+    pub(super) async fn start_by<S: AsRef<str>>(
+        binary: &Path,
+        data: &Path,
+        sets: &[S],
+        clock: Option<Clock>,
+    ) -> anyhow::Result<Self> {
         let file = data.join(NODE_FILE);
         fs::remove_file(&file).ok();
         let log = File::options().create(true).append(true).open(data.join("node.log"))?;
@@ -47,6 +65,12 @@ impl Process {
         }
         command.arg("--set").arg(format!("fault.disk_file={}", data.join(DISK_FILE).display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
+        if let Some(Clock(library)) = &clock {
+            let file = data.join(CLOCK_FILE);
+            fs::write(&file, "+0")?;
+            command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", file);
+            command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         let mut child = command.spawn().with_context(|| format!("starting {}", binary.display()))?;
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -56,7 +80,8 @@ impl Process {
             if let Ok(text) = fs::read(&file)
                 && let Ok(Addresses { client, admin, .. }) = serde_json::from_slice(&text)
             {
-                return Ok(Self { binary: binary.into(), data: data.into(), sets, child, client, admin });
+                let (binary, data) = (binary.into(), data.into());
+                return Ok(Self { binary, data, sets, clock, child, client, admin });
             }
             if Instant::now() > deadline {
                 bail!("the node is not ready after {PATIENCE:?}; see {}", data.join("node.log").display());
@@ -67,8 +92,15 @@ impl Process {
 
     /// Starts it again, after it was killed.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
-        *self = Self::start(&self.binary, &self.data, &self.sets).await?;
+        *self = Self::start_by(&self.binary, &self.data, &self.sets, self.clock.clone()).await?;
         Ok(())
+    }
+
+    /// Puts its wall clock so many seconds before or behind the right time; it sees that within a second.
+    pub(super) fn set_clock(&self, seconds: i64) -> anyhow::Result<()> {
+        let draft = self.data.join("clock-fault.new");
+        fs::write(&draft, format!("{seconds:+}"))?;
+        Ok(fs::rename(draft, self.data.join(CLOCK_FILE))?)
     }
 
     /// What is wrong with the disk from now on; empty = nothing.

@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    net::SocketAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Stdio,
@@ -17,17 +18,20 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     process::{Child, Command},
+    time::timeout,
 };
 use tokio_postgres::NoTls;
 
-/// How long a server may take to be gone, or to be back.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server may take to be gone, or to be back: as long as for its first start.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an answer of a broker that says whether it is ready may take.
+const ANSWER: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(20);
 
 /// One server, as the list says.
 #[derive(Deserialize)]
 pub(super) struct Server {
-    pub(super) address: std::net::SocketAddr,
+    pub(super) address: SocketAddr,
     pid: u32,
     command: Vec<String>,
     /// It runs in there, as the folder's owner.
@@ -39,9 +43,10 @@ pub(super) struct Server {
     child: Option<Child>,
 }
 
-/// All three.
+/// All of them.
 pub(super) struct Servers {
-    pub(super) kafka: Server,
+    /// One broker, or three.
+    pub(super) kafka: Vec<Server>,
     pub(super) redis: Server,
     pub(super) postgres: Server,
     /// Of Postgres.
@@ -58,7 +63,29 @@ impl Servers {
             Server::deserialize(&said[name]).with_context(|| format!("{}: {name}", list.display()))
         };
         let user = said["postgres"]["user"].as_str().context("postgres has no user")?.to_owned();
-        Ok(Self { kafka: server("kafka")?, redis: server("redis7")?, postgres: server("postgres")?, user })
+        let brokers = ["kafka", "kafka2", "kafka3"].into_iter().filter(|name| said.get(name).is_some());
+        let kafka = brokers.map(server).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(Self { kafka, redis: server("redis7")?, postgres: server("postgres")?, user })
+    }
+
+    /// The addresses of the brokers, as the settings want them.
+    pub(super) fn brokers(&self) -> String {
+        let addresses: Vec<String> = self.kafka.iter().map(|broker| broker.address.to_string()).collect();
+        addresses.join(",")
+    }
+
+    /// Starts a broker again, and waits until it answers.
+    pub(super) async fn begin_kafka(&mut self, nth: usize) -> anyhow::Result<()> {
+        let broker = &mut self.kafka[nth];
+        broker.begin().await?;
+        let deadline = Instant::now() + PATIENCE;
+        while !matches!(timeout(ANSWER, knows_versions(broker.address)).await, Ok(Ok(true))) {
+            if Instant::now() > deadline {
+                bail!("kafka does not come back:\n{}", broker.last_words());
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(())
     }
 
     /// A statement to Postgres, beside all databases.
@@ -120,7 +147,7 @@ impl Server {
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no process")?;
         if started(self.pid).is_none() {
-            bail!("{} ended by itself; see {}", self.command[0], self.file("log").display());
+            bail!("{} ended by itself:\n{}", self.command[0], self.last_words());
         }
         Ok(kill_process(pid, signal)?)
     }
@@ -129,7 +156,8 @@ impl Server {
     pub(super) async fn end(&mut self, signal: Signal) -> anyhow::Result<()> {
         self.signal(signal)?;
         let deadline = Instant::now() + PATIENCE;
-        while started(self.pid).is_some() {
+        // Until nobody finds its number any more: Postgres takes one that was not collected for a server that runs.
+        while Path::new(&format!("/proc/{}", self.pid)).exists() {
             if let Some(child) = &mut self.child {
                 child.try_wait()?;
             }
@@ -139,6 +167,28 @@ impl Server {
             tokio::time::sleep(TICK).await;
         }
         self.child = None;
+        Ok(())
+    }
+
+    /// Ends it and all its children with SIGKILL, as the end of the machine would.
+    pub(super) async fn crash(&mut self) -> anyhow::Result<()> {
+        let children = children(self.pid)?;
+        self.end(Signal::KILL).await?;
+        // Some end with their parent; a number that was given again is somebody else's.
+        for (pid, since) in &children {
+            if started(*pid) == Some(*since)
+                && let Some(pid) = i32::try_from(*pid).ok().and_then(Pid::from_raw)
+            {
+                kill_process(pid, Signal::KILL).ok();
+            }
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while children.iter().any(|(pid, since)| started(*pid) == Some(*since)) {
+            if Instant::now() > deadline {
+                bail!("the children of {} do not end", self.command[0]);
+            }
+            tokio::time::sleep(TICK).await;
+        }
         Ok(())
     }
 
@@ -153,28 +203,81 @@ impl Server {
         if rustix::process::getuid().as_raw() != owner.uid() {
             command.uid(owner.uid()).gid(owner.gid());
         }
-        let child = command.spawn().with_context(|| format!("starting {program}"))?;
+        let mut child = command.spawn().with_context(|| format!("starting {program}"))?;
         self.pid = child.id().context("it ended at once")?;
         let since = started(self.pid).context("it ended at once")?;
         fs::write(&self.record, json!({"pid": self.pid, "started": since}).to_string())?;
-        self.child = Some(child);
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect(self.address).await.is_err() {
+            if let Some(status) = child.try_wait()? {
+                bail!("{program} does not come back, {status}:\n{}", self.last_words());
+            }
             if Instant::now() > deadline {
-                bail!("{program} does not come back; see {}", self.file("log").display());
+                bail!("{program} does not come back:\n{}", self.last_words());
             }
             tokio::time::sleep(TICK).await;
         }
+        self.child = Some(child);
         Ok(())
+    }
+
+    /// The end of its log, which goes with its folder.
+    fn last_words(&self) -> String {
+        let log = fs::read(self.file("log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
     }
 }
 
-/// Field 22 of `/proc/PID/stat`: when the process started; none when there is no such process, or only what its parent has
-/// not collected.
+/// Whether a broker answers the question for the versions that it knows, as every client asks first: then it is ready.
+async fn knows_versions(address: SocketAddr) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(address).await?;
+    // Length, api 18, version 0, number 1, no name.
+    stream.write_all(&[0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xff]).await?;
+    let mut answer = [0; 10];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer[4..] == [0, 0, 0, 1, 0, 0])
+}
+
+/// When the process started, in the kernel's ticks; none when there is no such process, or only what its parent has not
+/// collected.
 fn started(pid: u32) -> Option<u64> {
+    stat(pid).map(|(_, since)| since)
+}
+
+/// The children of a process that run, and when each started.
+fn children(parent: u32) -> anyhow::Result<Vec<(u32, u64)>> {
+    let numbers = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let child = |pid: u32| stat(pid).filter(|(of, _)| *of == parent).map(|(_, since)| (pid, since));
+    Ok(numbers.filter_map(child).collect())
+}
+
+/// Fields 4 and 22 of `/proc/PID/stat`, the parent and the start.
+fn stat(pid: u32) -> Option<(u32, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in field 2 may hold anything, blanks and brackets too.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
-    if state == "Z" || state == "X" { None } else { fields.nth(18)?.parse().ok() }
+    if state == "Z" || state == "X" {
+        return None;
+    }
+    let parent = fields.next()?.parse().ok()?;
+    Some((parent, fields.nth(17)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_found_with_its_start() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
+        let found = children(std::process::id()).expect("a list");
+        let since = started(child.id()).expect("it runs");
+        assert!(found.contains(&(child.id(), since)), "{found:?}");
+        child.kill().expect("it is ours");
+        child.wait().expect("it ends");
+        assert_eq!(started(child.id()), None);
+    }
 }

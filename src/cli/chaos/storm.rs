@@ -1,7 +1,11 @@
 //! What breaks in a cluster, and when: one fault at a time, each kind once before any comes again, healed before the next.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
+use anyhow::Context as _;
 use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
 use rustix::process::Signal;
 
@@ -12,7 +16,7 @@ use super::{
     world::World,
 };
 
-/// What can happen. None lasts longer than 10 s.
+/// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// A node: kill -9, and its return.
@@ -22,28 +26,35 @@ enum Fault {
     /// SIGSTOP for less than the lease, and for longer than the session of an owner.
     Stop,
     LongStop,
+    /// Its wall clock jumps, and back.
+    Clock,
     /// Redis: emptied, restarted empty, restarted with an old dump, hung.
     RedisFlush,
     RedisKill,
     RedisBack,
     RedisHang,
-    /// Postgres: shut down, crashed, its connections cut, hung for one node.
+    /// Postgres: shut down, killed -9 with all its processes, its connections cut, hung for one node.
     PostgresStop,
     PostgresCrash,
     PostgresCut,
     PostgresHang,
-    /// Kafka: stands still.
+    /// Kafka: a broker stands still, is killed -9, is shut down, so that its leaders move; two of three are killed, so that
+    /// there are not enough copies.
     KafkaStop,
+    KafkaKill,
+    KafkaLeave,
+    KafkaTwo,
     /// The network: between clients and a node, between nodes.
     Clients,
     Peers,
 }
 
-const ALL: [Fault; 15] = [
+const ALL: [Fault; 19] = [
     Fault::Kill,
     Fault::Leave,
     Fault::Stop,
     Fault::LongStop,
+    Fault::Clock,
     Fault::RedisFlush,
     Fault::RedisKill,
     Fault::RedisBack,
@@ -53,6 +64,9 @@ const ALL: [Fault; 15] = [
     Fault::PostgresCut,
     Fault::PostgresHang,
     Fault::KafkaStop,
+    Fault::KafkaKill,
+    Fault::KafkaLeave,
+    Fault::KafkaTwo,
     Fault::Clients,
     Fault::Peers,
 ];
@@ -64,6 +78,7 @@ impl Fault {
             Self::Leave => "leave",
             Self::Stop => "stop",
             Self::LongStop => "long-stop",
+            Self::Clock => "clock",
             Self::RedisFlush => "redis-flush",
             Self::RedisKill => "redis-kill",
             Self::RedisBack => "redis-back",
@@ -73,6 +88,9 @@ impl Fault {
             Self::PostgresCut => "postgres-cut",
             Self::PostgresHang => "postgres-hang",
             Self::KafkaStop => "kafka-stop",
+            Self::KafkaKill => "kafka-kill",
+            Self::KafkaLeave => "kafka-leave",
+            Self::KafkaTwo => "kafka-two",
             Self::Clients => "clients",
             Self::Peers => "peers",
         }
@@ -81,10 +99,39 @@ impl Fault {
     /// The column of the ledger: nodes, servers, networks.
     fn column(self) -> usize {
         match self {
-            Self::Kill | Self::Leave | Self::Stop | Self::LongStop => 0,
+            Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock => 0,
             Self::Clients | Self::Peers => 2,
             _ => 1,
         }
+    }
+
+    fn can_strike(self, cluster: &Cluster) -> bool {
+        match self {
+            Self::Clock => cluster.clock.is_some(),
+            Self::KafkaLeave | Self::KafkaTwo => cluster.servers.kafka.len() > 2,
+            _ => true,
+        }
+    }
+}
+
+/// How long faults last: as their kind says and never more than 10 s, or now and then up to a minute.
+#[derive(Clone, Copy)]
+struct Pace {
+    long: bool,
+}
+
+/// Where faults may be long, this share of them is, and lasts so long.
+const LONG_SHARE: f64 = 0.4;
+const LONG_MS: Range<u64> = 10_000..60_000;
+
+impl Pace {
+    fn time(self, rng: &mut StdRng, ms: Range<u64>) -> Duration {
+        let ms = if self.long && rng.random_bool(LONG_SHARE) { LONG_MS } else { ms };
+        Duration::from_millis(rng.random_range(ms))
+    }
+
+    async fn wait(self, rng: &mut StdRng, ms: Range<u64>) {
+        tokio::time::sleep(self.time(rng, ms)).await;
     }
 }
 
@@ -92,7 +139,7 @@ impl Fault {
 pub(super) async fn run(
     world: &World,
     cluster: &mut Cluster,
-    end: Instant,
+    (end, long): (Instant, bool),
     rng: &mut StdRng,
 ) -> anyhow::Result<[u64; 3]> {
     let mut counts = [0; 3];
@@ -102,13 +149,13 @@ pub(super) async fn run(
         pause(rng, 500..2_000).await;
         cluster.revive(world).await?;
         if left.is_empty() {
-            left = ALL.to_vec();
+            left = ALL.into_iter().filter(|fault| fault.can_strike(cluster)).collect();
             left.shuffle(rng);
         }
         let Some(fault) = left.pop() else { continue };
         let began = Instant::now();
         tell(world, true, fault.name());
-        strike(fault, world, cluster, rng).await?;
+        strike(fault, Pace { long }, world, cluster, rng).await.with_context(|| fault.name())?;
         tell(world, false, fault.name());
         eprintln!("chaos: {} for {} ms", fault.name(), began.elapsed().as_millis());
         counts[fault.column()] += 1;
@@ -119,70 +166,126 @@ pub(super) async fn run(
     Ok(counts)
 }
 
-async fn strike(fault: Fault, world: &World, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
+async fn strike(
+    fault: Fault,
+    pace: Pace,
+    world: &World,
+    cluster: &mut Cluster,
+    rng: &mut StdRng,
+) -> anyhow::Result<()> {
     let nth = rng.random_range(0..cluster.nodes.len());
     match fault {
-        Fault::Kill => {
-            cluster.end(nth, false).await?;
-            pause(rng, 0..3_000).await;
-            cluster.come_back(world, nth).await?;
-        }
-        Fault::Leave => {
-            cluster.end(nth, true).await?;
-            pause(rng, 0..1_000).await;
+        Fault::Kill | Fault::Leave => {
+            cluster.end(nth, fault == Fault::Leave).await?;
+            pace.wait(rng, 0..3_000).await;
             cluster.come_back(world, nth).await?;
         }
         Fault::Stop | Fault::LongStop => {
-            let time = if fault == Fault::Stop { 300..4_000 } else { 7_000..10_000 };
             cluster.nodes[nth].process.signal(Signal::STOP)?;
-            pause(rng, time).await;
+            match fault {
+                Fault::Stop => pause(rng, 300..4_000).await,
+                _ => pace.wait(rng, 7_000..10_000).await,
+            }
             cluster.nodes[nth].process.signal(Signal::CONT)?;
         }
-        Fault::RedisFlush => cluster.servers.tell_redis("FLUSHALL").await?,
-        Fault::RedisKill | Fault::RedisBack => {
-            let redis = &mut cluster.servers.redis;
-            redis.end(Signal::KILL).await?;
-            if fault == Fault::RedisKill {
-                std::fs::remove_file(redis.file("dump.rdb")).ok();
-            }
-            pause(rng, 0..3_000).await;
-            cluster.servers.begin_redis().await?;
+        Fault::Clock => {
+            let step = rng.random_range(1..CLOCK_STEP_MAX);
+            cluster.nodes[nth].process.set_clock(if rng.random() { step } else { -step })?;
+            pace.wait(rng, 2_000..10_000).await;
+            cluster.nodes[nth].process.set_clock(0)?;
         }
-        Fault::RedisHang => hang(cluster, rng, 0.7, |node| &node.redis).await,
-        Fault::PostgresStop | Fault::PostgresCrash => {
-            let signal = if fault == Fault::PostgresStop { Signal::INT } else { Signal::QUIT };
-            cluster.servers.postgres.end(signal).await?;
-            pause(rng, 0..4_000).await;
-            cluster.servers.begin_postgres().await?;
+        Fault::RedisFlush | Fault::RedisKill | Fault::RedisBack => redis(fault, pace, cluster, rng).await?,
+        Fault::RedisHang => hang(cluster, pace, rng, 0.7, |node| &node.redis).await,
+        Fault::PostgresStop | Fault::PostgresCrash | Fault::PostgresCut => {
+            postgres(fault, pace, cluster, rng).await?;
         }
-        Fault::PostgresCut => {
-            let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                       WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-            cluster.servers.execute(cut).await?;
-        }
-        Fault::PostgresHang => hang(cluster, rng, 0.4, |node| &node.postgres).await,
-        Fault::KafkaStop => {
-            cluster.servers.kafka.signal(Signal::STOP)?;
-            pause(rng, 1_000..8_000).await;
-            cluster.servers.kafka.signal(Signal::CONT)?;
+        Fault::PostgresHang => hang(cluster, pace, rng, 0.4, |node| &node.postgres).await,
+        Fault::KafkaStop | Fault::KafkaKill | Fault::KafkaLeave | Fault::KafkaTwo => {
+            kafka(fault, pace, cluster, rng).await?;
         }
         Fault::Clients => {
             let spoil = spoil(rng);
-            spoiled(&[&cluster.nodes[nth].door], &spoil, rng).await;
+            spoiled(&[&cluster.nodes[nth].door], spoil, pace, rng).await;
         }
         Fault::Peers => {
             let links: Vec<&Proxy> = cluster.nodes.iter().map(|node| &node.link).collect();
             let spoil = spoil(rng);
-            spoiled(&links, &spoil, rng).await;
+            spoiled(&links, spoil, pace, rng).await;
+        }
+    }
+    Ok(())
+}
+
+/// Seconds by which a clock jumps at most: tokens are good for longer.
+const CLOCK_STEP_MAX: i64 = 3_600;
+
+async fn redis(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
+    if fault == Fault::RedisFlush {
+        return cluster.servers.tell_redis("FLUSHALL").await;
+    }
+    let redis = &mut cluster.servers.redis;
+    redis.end(Signal::KILL).await?;
+    if fault == Fault::RedisKill {
+        std::fs::remove_file(redis.file("dump.rdb")).ok();
+    }
+    pace.wait(rng, 0..3_000).await;
+    cluster.servers.begin_redis().await
+}
+
+async fn postgres(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
+    let servers = &mut cluster.servers;
+    match fault {
+        Fault::PostgresStop => servers.postgres.end(Signal::INT).await?,
+        Fault::PostgresCrash => servers.postgres.crash().await?,
+        _ => {
+            let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                       WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+            return servers.execute(cut).await;
+        }
+    }
+    pace.wait(rng, 0..4_000).await;
+    servers.begin_postgres().await
+}
+
+async fn kafka(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
+    let servers = &mut cluster.servers;
+    let nth = rng.random_range(0..servers.kafka.len());
+    // The controller of the brokers, the first, has to see it where their roles are to change.
+    let other = 1 + nth % servers.kafka.len().saturating_sub(1).max(1);
+    match fault {
+        Fault::KafkaStop => {
+            servers.kafka[nth].signal(Signal::STOP)?;
+            pace.wait(rng, 1_000..8_000).await;
+            servers.kafka[nth].signal(Signal::CONT)?;
+        }
+        Fault::KafkaLeave => {
+            servers.kafka[other].end(Signal::TERM).await?;
+            pace.wait(rng, 0..4_000).await;
+            servers.begin_kafka(other).await?;
+        }
+        Fault::KafkaTwo => {
+            for broker in &mut servers.kafka[1..] {
+                broker.end(Signal::KILL).await?;
+            }
+            // It takes the controller 9 s to believe it.
+            pace.wait(rng, 11_000..20_000).await;
+            for nth in 1..servers.kafka.len() {
+                servers.begin_kafka(nth).await?;
+            }
+        }
+        _ => {
+            servers.kafka[nth].end(Signal::KILL).await?;
+            pace.wait(rng, 0..2_000).await;
+            servers.begin_kafka(nth).await?;
         }
     }
     Ok(())
 }
 
 /// For some of the nodes a server says nothing for a while.
-async fn hang(cluster: &Cluster, rng: &mut StdRng, share: f64, way: impl Fn(&Node) -> &Proxy) {
+async fn hang(cluster: &Cluster, pace: Pace, rng: &mut StdRng, share: f64, way: impl Fn(&Node) -> &Proxy) {
     let chosen: Vec<&Proxy> = cluster.nodes.iter().filter(|_| rng.random_bool(share)).map(way).collect();
-    let until = Instant::now() + Duration::from_millis(rng.random_range(300..6_000));
+    let until = Instant::now() + pace.time(rng, 300..6_000);
     while Instant::now() < until {
         // New connections meet the same.
         for proxy in &chosen {
@@ -195,11 +298,13 @@ async fn hang(cluster: &Cluster, rng: &mut StdRng, share: f64, way: impl Fn(&Nod
     }
 }
 
-async fn spoiled(proxies: &[&Proxy], spoil: &Spoil, rng: &mut StdRng) {
+async fn spoiled(proxies: &[&Proxy], spoil: Spoil, pace: Pace, rng: &mut StdRng) {
     for proxy in proxies {
         proxy.set(spoil.mode, || rng.random_bool(spoil.share));
     }
-    tokio::time::sleep(spoil.time).await;
+    let is_cut = matches!(spoil.mode, Mode::Reset | Mode::Finish);
+    let time = if is_cut { spoil.time } else { pace.time(rng, 200..2_000) };
+    tokio::time::sleep(time).await;
     for proxy in proxies {
         proxy.set(Mode::Pass, || true);
     }

@@ -1,4 +1,5 @@
-//! One broker of Apache Kafka in KRaft mode, of the jars that Maven Central has.
+//! Brokers of Apache Kafka in KRaft mode, of the jars that Maven Central has: one that is its own controller, and those that
+//! join it.
 
 use std::{
     fs,
@@ -74,13 +75,40 @@ fn pom() -> String {
     )
 }
 
-pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
-    let settings = start.folder.join("server.properties");
-    fs::write(&settings, properties(start.port, process::free_port()?, &start.folder.join("data")))?;
+/// Where the first broker says what others have to know who join it: the port of the controller, the id of the cluster.
+const CLUSTER: &str = "cluster.json";
+
+/// The first broker.
+pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
+    let controller = process::free_port()?;
     let mut id = [0; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
+    let id = base64(id);
+    fs::write(start.folder.join(CLUSTER), json!({"controller": controller, "id": id}).to_string())?;
+    begin(shell, start, &id, controller)
+}
+
+/// A broker more.
+pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
+    let said = fs::read(start.beside("kafka").join(CLUSTER)).context("there is no first broker")?;
+    let said: Value = serde_json::from_slice(&said)?;
+    let controller = said["controller"].as_u64().context("no port")?.try_into()?;
+    begin(shell, start, said["id"].as_str().context("no id")?, controller)
+}
+
+fn begin(shell: &Shell, start: &Start<'_>, cluster: &str, controller: u16) -> anyhow::Result<Process> {
+    let name = start.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let broker = Broker {
+        id: name.trim_start_matches("kafka").parse().unwrap_or(1),
+        of: shell.wanted.iter().filter(|name| name.starts_with("kafka")).count(),
+        port: start.port,
+        controller,
+        data: start.folder.join("data"),
+    };
+    let settings = start.folder.join("server.properties");
+    fs::write(&settings, broker.properties())?;
     let mut format = java(start.program);
-    format.args(["kafka.tools.StorageTool", "format", "--cluster-id", &base64(id), "--config"]);
+    format.args(["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config"]);
     shell::output(format.arg(&settings))?;
     let mut broker = java(start.program);
     broker.arg("kafka.Kafka").arg(&settings).current_dir(start.folder);
@@ -93,26 +121,46 @@ fn java(jars: &Path) -> Command {
     command
 }
 
-/// One broker that is its own controller. Topics are made on purpose only; groups form at once; little is preallocated.
-fn properties(port: u16, controller: u16, data: &Path) -> String {
-    format!(
-        "process.roles=broker,controller
-node.id=1
+/// One of the brokers.
+struct Broker {
+    /// The first one is the controller of all.
+    id: usize,
+    /// How many brokers there are.
+    of: usize,
+    port: u16,
+    controller: u16,
+    data: PathBuf,
+}
+
+impl Broker {
+    /// Topics are made on purpose only; groups form at once; little is preallocated.
+    fn properties(&self) -> String {
+        let Self { id, of, port, controller, data } = self;
+        let (roles, more) = match id {
+            1 => ("broker,controller", format!(",CONTROLLER://127.0.0.1:{controller}")),
+            _ => ("broker", String::new()),
+        };
+        // Of three, two must have what is confirmed.
+        let in_step = if *of > 2 { 2 } else { 1 };
+        format!(
+            "process.roles={roles}
+node.id={id}
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port}{more}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={}
 auto.create.topics.enable=false
-default.replication.factor=1
-offsets.topic.replication.factor=1
+default.replication.factor={of}
+min.insync.replicas={in_step}
+offsets.topic.replication.factor={of}
 offsets.topic.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={of}
+transaction.state.log.min.isr={in_step}
 transaction.state.log.num.partitions=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor={of}
+share.coordinator.state.topic.min.isr={in_step}
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 log.index.size.max.bytes=1048576
@@ -120,8 +168,9 @@ log.cleaner.dedupe.buffer.size=8388608
 num.network.threads=2
 num.io.threads=4
 ",
-        data.display()
-    )
+            data.display()
+        )
+    }
 }
 
 /// In the alphabet of URLs, without padding: what Kafka calls a UUID.

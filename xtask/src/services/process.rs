@@ -2,7 +2,9 @@
 
 use std::{
     fs,
+    hash::{BuildHasher as _, RandomState},
     net::TcpListener,
+    ops::Range,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, Stdio},
@@ -34,11 +36,14 @@ impl Process {
     pub(super) fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = fs::File::create(log)?;
         command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?;
-        let started = started(child.id()).context("it ended at once")?;
+        let mut child = command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?;
+        let pid = child.id();
+        let started = started(pid).context("it ended at once")?;
+        // Whoever ends it finds it gone, not just dead.
+        thread::spawn(move || child.wait());
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let command = words.map(|word| word.to_string_lossy().into_owned()).collect();
-        Ok(Self { pid: child.id(), started, command })
+        Ok(Self { pid, started, command })
     }
 
     /// The process that `write` recorded there, if it still runs.
@@ -93,9 +98,16 @@ fn started(pid: u32) -> Option<u64> {
     if state == "Z" || state == "X" { None } else { fields.nth(18)?.parse().ok() }
 }
 
+/// Below what systems give to whoever asks for any port: a server that is ended and started again finds its own free.
+const PORTS: Range<u16> = 10_000..20_000;
+
 /// A port of the loopback address that nobody listens on now.
 pub(super) fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    // Others who look for one at the same time begin elsewhere.
+    let first = RandomState::new().hash_one(std::process::id()) % u64::from(PORTS.end - PORTS.start);
+    let first = PORTS.start + u16::try_from(first)?;
+    let mut all = (first..PORTS.end).chain(PORTS.start..first);
+    all.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).context("no port is free")
 }
 
 #[cfg(test)]
