@@ -127,6 +127,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         conns: 0,
         capacity: 1,
         owns: Vec::new(),
+        stands: Vec::new(),
     };
     routes.renew(&info).await?;
     for user in users {
