@@ -23,6 +23,8 @@ use tokio::net::TcpListener;
 
 mod groups;
 mod nodes;
+mod presence;
+mod trace;
 
 use crate::{budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 
@@ -57,6 +59,9 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/v1/drain", delete(abort_drain))
         .route("/v1/nodes", get(nodes::list))
         .route("/v1/users/{user}/routes", get(nodes::where_is))
+        .route("/v1/users/{user}/presence", get(presence::of_user))
+        .route("/v1/presence", post(presence::of_users))
+        .route("/v1/trace", get(trace::steps))
         .route("/v1/groups", post(groups::create))
         .route("/v1/groups/{id}", get(groups::show))
         .route("/v1/groups/{id}", delete(groups::end))

@@ -22,5 +22,6 @@ pub mod retention;
 mod seek;
 pub mod send;
 pub mod sizes;
+mod steps;
 pub mod sync;
 pub mod unread;

@@ -16,6 +16,7 @@ pub mod store;
 pub mod tail;
 pub mod token;
 pub mod topics;
+pub mod trace;
 pub mod up;
 
 /// A connection broker: holds the connections of clients and moves their messages in order, at least once.
@@ -55,6 +56,8 @@ enum Command {
     Owners(nodes::Ask),
     /// On which nodes a user's devices are
     Where(nodes::WhereArgs),
+    /// What happened to a message, or to those of a user, step by step on all nodes
+    Trace(trace::Args),
     /// The topics of a cluster on Kafka: nothing makes them by itself
     Topics(topics::Args),
     /// Measure against raw loops of system calls, in one run
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Nodes(args) => nodes::nodes(&args),
         Command::Owners(args) => nodes::owners(&args),
         Command::Where(args) => nodes::where_is(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Topics(args) => topics::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),

@@ -13,8 +13,9 @@ mod kafka;
 mod link;
 mod postgres;
 mod redis;
+mod trace;
 
-pub use self::{auth::Auth, link::Link, postgres::Postgres, redis::Redis};
+pub use self::{auth::Auth, link::Link, postgres::Postgres, redis::Redis, trace::Trace};
 use tidegate_protocol::machine::drain::Settings;
 
 pub use kafka::Kafka;
@@ -54,6 +55,8 @@ pub struct Config {
     pub redis: Redis,
     /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
     pub postgres: Postgres,
+    /// Steps of messages, for `tidegate trace`.
+    pub trace: Trace,
     /// Faults to inject, for tests only.
     pub fault: Fault,
 }

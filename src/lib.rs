@@ -7,7 +7,7 @@
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`checker`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`], [`redis`] | ports that may be lost; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`checker`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`], [`redis`], [`trace`] | ports that may be lost; leaves |
 
 pub mod accept;
 pub mod api;
@@ -36,3 +36,4 @@ pub mod routes;
 pub mod scratch;
 pub mod shard;
 pub mod store;
+pub mod trace;

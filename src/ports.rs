@@ -8,6 +8,7 @@ use crate::{
     routes::{NodeBoot, Routes},
     scratch::Scratch,
     store::Store,
+    trace::Tracer,
 };
 
 mod lags;
@@ -36,4 +37,6 @@ pub struct Ports {
     pub owned: Arc<Owned>,
     /// Which nodes there are: the lease keeps it, also while the routes are away.
     pub peers: Arc<Peers>,
+    /// What happened to messages here, as far as it is noted.
+    pub trace: Arc<Tracer>,
 }

@@ -18,6 +18,7 @@ mod reassert;
 mod signal;
 mod sweep;
 mod talk;
+mod traced;
 mod write;
 
 use std::{
@@ -76,6 +77,8 @@ pub struct Shard {
     talks: talk::Talks,
     /// Volatile frames for the end of a turn.
     signals: VecDeque<crate::mail::Volatile>,
+    /// Traced pushes whose acks are followed; mostly none.
+    awaited: VecDeque<traced::Awaited>,
     /// Frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
@@ -118,6 +121,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         missed: HashMap::new(),
         talks: talk::Talks::default(),
         signals: VecDeque::new(),
+        awaited: VecDeque::new(),
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,

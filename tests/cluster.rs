@@ -4,6 +4,8 @@
 mod import;
 #[path = "support/mod.rs"]
 mod support;
+#[path = "cluster/trace.rs"]
+mod trace;
 
 use std::{
     collections::BTreeSet,

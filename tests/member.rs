@@ -155,6 +155,7 @@ fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
         link: Arc::new(LocalLink),
         owned: Arc::default(),
         peers: Arc::new(Peers::new(lags())),
+        trace: Arc::default(),
     })
 }
 

@@ -12,6 +12,7 @@
 //! | [`codec`] | frames ↔ bytes: varint-framed protobuf, JSON lines |
 //! | [`ws`] | WebSocket framing |
 //! | [`record`] | what the durable log carries |
+//! | [`trace`] | how the steps of a message are found again |
 //! | [`settings`] | what groups and users may set, by name |
 //! | [`machine`] | the state machines: session, chain, window, ledger, drain |
 
@@ -24,6 +25,7 @@ pub mod pb;
 pub mod record;
 pub mod settings;
 pub mod time;
+pub mod trace;
 pub mod ws;
 
 pub use code::Code;

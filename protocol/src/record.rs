@@ -16,6 +16,7 @@ pub use self::decode::RecordError;
 use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     pb,
+    trace::TraceContext,
 };
 
 /// The version of the record schema that this crate writes and reads.
@@ -52,6 +53,8 @@ pub struct Record {
     pub received_at: u64,
     /// What it says.
     pub body: Body,
+    /// How its steps are found again, where they are noted; never used to decide.
+    pub trace: Option<TraceContext>,
 }
 
 /// Who appended a record, so that the owner can answer.
@@ -282,6 +285,7 @@ impl Record {
             origin: Some(origin),
             received_at: self.received_at,
             body: Some(self.body.to_pb()),
+            trace: self.trace.map_or_else(Bytes::new, |it| Bytes::copy_from_slice(&it.to_bytes())),
         };
         record.encode_to_vec().into()
     }

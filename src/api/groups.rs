@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(change.request_id.as_str(), "r");
         let group = change.conversation.clone();
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 0, conn: 0, request: 0 };
-        let record = Record { origin, received_at: 0, body: Said::Member(change) };
+        let record = Record { origin, received_at: 0, body: Said::Member(change), trace: None };
         let mut ledger = Ledger::resume(Position::START, Rules::default(), 0);
         let mut needs = BTreeSet::new();
         ledger.needs(&record, &mut needs);

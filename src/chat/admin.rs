@@ -91,7 +91,7 @@ impl Admin {
         // The caller may cancel this at each `await`.
         let _asking = Asking { pending: &self.pending, request };
         let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
-        let record = Record { origin, received_at: now_ms, body };
+        let record = Record { origin, received_at: now_ms, body, trace: None };
         let answer = if self.intake.send(record).await {
             tokio::time::timeout(ANSWER_DEADLINE, answer).await.ok().and_then(Result::ok)
         } else {

@@ -11,6 +11,7 @@ use tidegate_protocol::{
     machine::{ledger::Outcome, session::Answer},
     pb::{self, server_frame::Body as Frame},
     record::{MemberAction, MemberChange, Message, Recall, Record, Role},
+    trace::TraceContext,
 };
 
 use super::{
@@ -69,7 +70,7 @@ impl Outbound {
         } else if self.reach.is_some() {
             let to = NodeBoot { node: record.origin.node.clone(), boot: record.origin.boot };
             let (conn, request) = (record.origin.conn, record.origin.request);
-            let answer = link::Answer { conn, request, outcome, traceparent: String::new() };
+            let answer = link::Answer { conn, request, outcome, traceparent: traceparent(record.trace) };
             self.far_answers.entry(to).or_default().push(answer);
         }
         // Otherwise an earlier run of this node: its clients are gone and retry by id.
@@ -117,7 +118,8 @@ impl Outbound {
             message.msg_id.as_str(),
             record.received_at,
             &message.content,
-        );
+        )
+        .traced(record.trace);
         let mine = self.is_mine(record);
         let (audience, shards) = self.everybody(&message.conversation, members);
         let delivery = Delivery {
@@ -289,7 +291,8 @@ impl Outbound {
             && let Some(push) = delivery.frame.push()
         {
             let (users, tracked) = (Arc::clone(users), delivery.tracked);
-            self.partings.push(Parting { push, users, tracked, except: except() });
+            let trace = delivery.frame.trace().copied();
+            self.partings.push(Parting { push, users, tracked, except: except(), trace });
         }
     }
 
@@ -317,6 +320,11 @@ impl Outbound {
             tracing::debug!(shard, "a shard has stopped; its clients will come back elsewhere");
         }
     }
+}
+
+/// How a trace goes to peers; empty for none.
+pub(super) fn traceparent(trace: Option<TraceContext>) -> String {
+    trace.map(|trace| trace.to_string()).unwrap_or_default()
 }
 
 /// The members of a group, where they have to be named.

@@ -19,7 +19,7 @@ use super::{
     members::Members,
     progress::{self, Heard, Tracker},
     retention::{self, Sweeper},
-    send,
+    send, steps,
 };
 use crate::{
     bus::{Batch, ReadError, TopicId},
@@ -28,6 +28,7 @@ use crate::{
     ports::Ports,
     routes::Route,
     store::{Fence, Scan, StoreError},
+    trace,
 };
 
 /// Most records decided in one batch, and about the most bytes.
@@ -235,10 +236,12 @@ impl Owner {
                 }
             }
         }
+        steps::note(&self.ports.trace, &decided, trace::Step::Decided, self.partition);
         if let Some(to) = to {
             self.archive(to).await?;
             self.progress.archived(to.offset, &heard, (self.settings.retention.wall_ms)());
         }
+        steps::note(&self.ports.trace, &decided, trace::Step::Archived, self.partition);
         for (record, outcome) in &decided {
             self.tell(record, *outcome, out).await?;
         }
@@ -306,6 +309,7 @@ impl Owner {
             Outcome::Void { .. } | Outcome::Noted => {}
         }
         out.outcome(record, outcome);
+        steps::note_answer(&self.ports.trace, record, outcome);
         Ok(())
     }
 

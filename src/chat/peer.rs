@@ -8,13 +8,14 @@ use prost::Message as _;
 use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
 use tokio::{sync::oneshot, time};
 
-use super::{admin::Pending, deliver::Outbound};
+use super::{admin::Pending, deliver::Outbound, steps};
 use crate::{
     directory::Directory,
     link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
     mail::{self, Audience, Mail, ShardHandles},
     metrics::Metrics,
     routes::NodeBoot,
+    trace::Tracer,
 };
 
 mod strays;
@@ -30,6 +31,7 @@ pub struct Peer {
     pending: Arc<Pending>,
     metrics: Metrics,
     missed: strays::Missed,
+    tracer: Arc<Tracer>,
 }
 
 impl Peer {
@@ -41,7 +43,21 @@ impl Peer {
         pending: Arc<Pending>,
         metrics: Metrics,
     ) -> Self {
-        Self { me, directory, shards, pending, metrics, missed: strays::Missed::default() }
+        Self {
+            me,
+            directory,
+            shards,
+            pending,
+            metrics,
+            missed: strays::Missed::default(),
+            tracer: Arc::default(),
+        }
+    }
+
+    /// The same, noting the steps of traced messages there.
+    #[must_use]
+    pub fn tracing(self, tracer: Arc<Tracer>) -> Self {
+        Self { tracer, ..self }
     }
 
     fn outbound(&self) -> Outbound {
@@ -86,6 +102,7 @@ impl Link for Peer {
         self.is_me(to)?;
         let mut out = self.outbound();
         for answer in answers {
+            steps::note_answer_of_peer(&self.tracer, &answer.traceparent, answer.outcome);
             out.answer_here(answer.conn, answer.request, answer.outcome);
         }
         out.flush().await;
@@ -103,7 +120,12 @@ impl Link for Peer {
         let mut out = self.outbound();
         for delivery in deliveries.into_iter().filter(|it| !it.push.is_empty()) {
             match decode(&delivery) {
-                Some((push, each)) => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
+                Some((push, each)) => {
+                    if let Some(trace) = each.iter().find_map(|it| it.frame.trace()) {
+                        steps::note_push_of_peer(&self.tracer, trace, &push, delivery.to.len());
+                    }
+                    each.into_iter().for_each(|it| out.push_of_peer(&push, it));
+                }
                 None => tracing::error!("a peer sent a push that can't be decoded"),
             }
         }
@@ -145,7 +167,8 @@ impl Link for Peer {
 fn decode(delivery: &Delivery) -> Option<(pb::Push, Vec<mail::Delivery>)> {
     let push = pb::Push::decode(&delivery.push[..]).ok()?;
     let conversation = ConversationId::parse(&push.conversation).ok()?;
-    let frame = Arc::new(PushFrame::from_push(&delivery.push));
+    let frame = PushFrame::from_push(&delivery.push).traced(steps::of_peer(&delivery.traceparent));
+    let frame = Arc::new(frame);
     let (mut sessions, mut users): (Vec<Session>, Vec<UserId>) = (Vec::new(), Vec::new());
     for target in &delivery.to {
         match target {

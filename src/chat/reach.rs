@@ -10,10 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use tidegate_protocol::id::{DeviceId, UserId};
+use tidegate_protocol::{
+    id::{DeviceId, UserId},
+    trace::TraceContext,
+};
 use tokio::sync::mpsc;
 
-use super::courier::Couriers;
+use super::{courier::Couriers, deliver::traceparent};
 use crate::{
     link::{Answer, Delivery, Session, Target},
     ports::Ports,
@@ -40,6 +43,8 @@ pub struct Parting {
     pub tracked: bool,
     /// The session that sent it and knows already.
     pub except: Option<(UserId, DeviceId, u64)>,
+    /// How its steps are found again, where they are noted.
+    pub trace: Option<TraceContext>,
 }
 
 /// A way to the users of other nodes, for one stream of pushes; dropped, what was given is still carried.
@@ -157,7 +162,7 @@ fn apart(turn: &[Parting], places: &Places) -> BTreeMap<NodeBoot, Vec<Delivery>>
 }
 
 fn delivery(push: &Parting, to: Vec<Target>) -> Delivery {
-    Delivery { push: push.push.clone(), to, tracked: push.tracked, traceparent: String::new() }
+    Delivery { push: push.push.clone(), to, tracked: push.tracked, traceparent: traceparent(push.trace) }
 }
 
 #[cfg(test)]

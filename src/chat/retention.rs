@@ -233,7 +233,8 @@ impl Sweeper<'_> {
     async fn append(&self, body: Body) -> Result<(), AppendError> {
         let node = NodeId::new("-").map_err(|error| AppendError::Rejected(error.to_string()))?;
         let origin = Origin { node, boot: 0, conn: super::admin::ADMIN_CONN, request: u64::MAX };
-        let record: Bytes = Record { origin, received_at: (self.settings.wall_ms)(), body }.encode();
+        let record: Bytes =
+            Record { origin, received_at: (self.settings.wall_ms)(), body, trace: None }.encode();
         self.bus.append(self.partition, vec![record]).await.map(drop)
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     mail::ConnKey,
     ports::Ports,
     routes::Route,
+    trace::{Facts, Step, Tracer},
 };
 
 /// Batches that may wait; full, a shard keeps its batch and offers it again.
@@ -190,7 +191,7 @@ pub async fn append_all(
         tokio::select! {
             // What is confirmed makes room for the next; a simulation runs the same way each time.
             biased;
-            Some((batch, result)) = appends.next() => settle(batch, result, &intake, &mut out).await,
+            Some((batch, result)) = appends.next() => settle(batch, result, &intake, &ports.trace, &mut out).await,
             batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
                 while batch.len() < APPEND_MAX
@@ -214,7 +215,7 @@ pub async fn append_all(
         }
     }
     while let Some((batch, result)) = appends.next().await {
-        settle(batch, result, &intake, &mut out).await;
+        settle(batch, result, &intake, &ports.trace, &mut out).await;
     }
 }
 
@@ -231,8 +232,10 @@ async fn settle(
     batch: Vec<Record>,
     result: Result<Appended, AppendError>,
     intake: &Intake,
+    tracer: &Tracer,
     out: &mut Outbound,
 ) {
+    note(&batch, &result, tracer);
     if let Err(error) = result {
         if matches!(error, AppendError::Unavailable(_)) {
             // For as long as it lasts; the log itself says when that begins and ends.
@@ -250,6 +253,24 @@ async fn settle(
         out.flush().await;
     }
     intake.release(batch.iter().map(weight).sum());
+}
+
+/// Where the traced ones of a batch are now.
+fn note(batch: &[Record], result: &Result<Appended, AppendError>, tracer: &Tracer) {
+    for trace in batch.iter().filter_map(|record| record.trace) {
+        let facts = Facts::default();
+        match result {
+            Ok(Appended { first, last }) => {
+                tracer.note(
+                    &trace,
+                    Step::Appended,
+                    facts,
+                    format_args!("between offsets {first} and {last}"),
+                );
+            }
+            Err(error) => tracer.note(&trace, Step::NotAppended, facts, format_args!("{error}")),
+        }
+    }
 }
 
 /// A chained message whose append failed ends its connection, because the log would let its successors pass.

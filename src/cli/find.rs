@@ -26,10 +26,7 @@ pub(super) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
     if let Some(said) = said(data)? {
         return Ok(said);
     }
-    let mut below: Vec<PathBuf> =
-        fs::read_dir(data).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
-    below.sort();
-    for folder in below {
+    for folder in below(data) {
         if let Some(said) = said(&folder)?
             && TcpStream::connect_timeout(&said.client, CONNECT).is_ok()
         {
@@ -37,6 +34,34 @@ pub(super) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
         }
     }
     anyhow::bail!("no node runs on {}: start one with `tidegate`, or {other_way}", data.display())
+}
+
+/// Where all nodes are that run on this data directory, or below it: of them those that answer.
+///
+/// # Errors
+/// Says how to name nodes when none is found.
+pub(super) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresses>> {
+    if let Some(said) = said(data)? {
+        return Ok(vec![said]);
+    }
+    let mut found = Vec::new();
+    for folder in below(data) {
+        found.extend(said(&folder)?.filter(|said| TcpStream::connect_timeout(&said.admin, CONNECT).is_ok()));
+    }
+    match found.is_empty() {
+        true => {
+            anyhow::bail!("no node runs on {}: start one with `tidegate`, or {other_way}", data.display())
+        }
+        false => Ok(found),
+    }
+}
+
+/// The directories below it, by name.
+fn below(data: &Path) -> Vec<PathBuf> {
+    let mut below: Vec<PathBuf> =
+        fs::read_dir(data).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    below.sort();
+    below
 }
 
 /// The key that the node on this data directory takes tokens by.
@@ -88,6 +113,8 @@ mod tests {
         write(&two, door.local_addr().unwrap(), Some(shared));
         assert_eq!(node(&place, other_way).unwrap().client, door.local_addr().unwrap());
         assert_eq!(node(&one, other_way).unwrap().client, gone, "who is named is meant");
+        let all: Vec<_> = nodes(&place, other_way).unwrap().into_iter().map(|it| it.client).collect();
+        assert_eq!(all, [door.local_addr().unwrap()]);
         assert_eq!((key(&place).unwrap(), key(&one).unwrap()), (made.clone(), made));
         assert!(key(&place.join("n3")).is_err());
         fs::remove_dir_all(place).unwrap();

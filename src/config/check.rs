@@ -30,6 +30,7 @@ impl Config {
         self.link.check(&mut need);
         self.redis.check(&mut need);
         self.postgres.check(&mut need);
+        self.trace.check(&mut need);
         need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
         let positive = [
             timing.handshake_ms,

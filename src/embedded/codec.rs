@@ -350,7 +350,7 @@ pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>
     {
         message.content = Bytes::new();
     }
-    let record = Record { origin: nobody()?, received_at: row.time, body }.encode();
+    let record = Record { origin: nobody()?, received_at: row.time, body, trace: None }.encode();
     let (seq, time) = recalled.unwrap_or_default();
     let mut to = Vec::with_capacity(record.len() + 16);
     ints(&[row.ordinal, row.own, row.offset, seq, time], &mut to);

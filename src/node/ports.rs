@@ -23,6 +23,7 @@ use crate::{
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{EmbeddedStore, MemoryStore, PostgresStore, Store},
+    trace::Tracer,
 };
 
 /// What scratch may hold on one machine.
@@ -43,6 +44,11 @@ pub(super) struct Built {
 
 /// Numbers of a room that are reserved at once, at least (DESIGN 6.6).
 const ROOM_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(99);
+
+/// What happened to messages, for whoever asks.
+fn tracer(config: &Config) -> Arc<Tracer> {
+    Arc::new(Tracer::new(config.trace.per_second(), config.trace.events_max))
+}
 
 /// How long leases last, on every node of a cluster.
 pub(super) fn leases() -> Leases {
@@ -131,6 +137,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant) -> anyhow::Result<Built
         link: Arc::new(LocalLink),
         owned: Arc::default(),
         peers: Arc::default(),
+        trace: tracer(config),
     };
     Ok(Built { ports, broken, link: None, numbers: Arc::new(ClockNumbers::new(wall_ms)) })
 }
@@ -155,6 +162,7 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
         link: Arc::clone(&link) as Arc<dyn Link>,
         owned: Arc::default(),
         peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
+        trace: tracer(config),
     };
     // A partition that can't go on is given up; the node is of use as long as one can.
     let broken = watch::channel(None).1;

@@ -99,6 +99,7 @@ impl Floor {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
         let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
+        let end = end.tracing(Arc::clone(&self.ports.trace));
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 

@@ -62,6 +62,7 @@ impl World {
             link: Arc::new(LocalLink),
             owned: Arc::default(),
             peers: Arc::default(),
+            trace: Arc::default(),
         });
         let lanes = StrayLanes::new(Arc::clone(&ports.link), Handle::current(), metrics::install().0);
         let directory = Arc::new(Directory::default());

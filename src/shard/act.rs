@@ -52,6 +52,9 @@ impl Shard {
                 self.hub.leave(&ConversationId::room(&room), conn.key.slot);
             }
             Action::Acked { conversation, seq } => {
+                if !self.awaited.is_empty() {
+                    self.note_ack(conn, &conversation, seq);
+                }
                 if let Some(window) = &mut conn.window {
                     window.ack(&conversation, seq);
                     if window.is_empty() {
@@ -220,7 +223,9 @@ impl Shard {
         };
         // Refused here, a chain waits for its client; refused by the log, it would end the connection.
         let refusal = send::refusal(&self.context.ports, &message.conversation);
-        let record = Record { origin, received_at: wall_ms(), body: Body::Message(message) };
+        let received_at = wall_ms();
+        let trace = self.trace(submit.trace, &message, received_at);
+        let record = Record { origin, received_at, body: Body::Message(message), trace };
         let room = match refusal {
             Some(code) => Err(code),
             None => self.context.intake.reserve(send::weight(&record)),

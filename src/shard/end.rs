@@ -101,6 +101,7 @@ impl Shard {
     /// Frees the place of a connection that is gone.
     pub(super) fn free(&mut self, conn: Box<Conn>) {
         let slot = conn.key.slot;
+        self.forget_awaited(slot);
         let was_told = self.conns.hot[slot as usize].flags & TOLD != 0;
         if let Some(mut stream) = self.conns.release(slot)
             && let Err(error) = self.poll.registry().deregister(&mut stream)

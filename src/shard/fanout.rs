@@ -151,6 +151,9 @@ impl Shard {
             .filter(|key| usize::from(key.shard) == self.context.index)
             .filter_map(|key| self.conns.find(key))
             .collect();
+        if run.iter().any(|delivery| delivery.frame.trace().is_some()) {
+            self.note_fan_out(run, end - start);
+        }
         let plain = !run.iter().any(|delivery| delivery.tracked);
         let mut written = 0;
         for index in start..end {
@@ -224,6 +227,9 @@ impl Shard {
         }
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         self.context.metrics.pushes.increment(1);
+        if let Some(trace) = delivery.frame.trace() {
+            self.note_push(conn, delivery, *trace);
+        }
         if delivery.tracked && !self.track(conn, delivery) {
             let outbox = conn.outbox.get_or_insert_with(Box::default);
             let marked = outbox.mark_behind(&delivery.conversation, delivery.seq);

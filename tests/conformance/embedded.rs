@@ -200,7 +200,7 @@ fn direct() -> ConversationId {
 fn said(id: &str, attempt: u32) -> Bytes {
     let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
     let body: Body = message(&direct(), "ann", id, attempt, id);
-    Record { origin, received_at: 1_000, body }.encode()
+    Record { origin, received_at: 1_000, body, trace: None }.encode()
 }
 
 fn accepted(outcomes: &[Outcome]) -> Vec<u64> {

@@ -68,6 +68,7 @@ impl SimNode {
             link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
             owned: Arc::default(),
             peers: Arc::default(),
+            trace: Arc::default(),
         });
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();

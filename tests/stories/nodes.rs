@@ -77,3 +77,23 @@ fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
     node.admin("DELETE", "/v1/drain", &Value::Null);
     eventually("the node is back", || (state() == "ready").then_some(()));
 }
+
+#[test]
+fn presence_is_told_of_one_user_or_of_many_in_the_order_asked() {
+    let node = TestNode::start(|_| {});
+    let phone = node.login(Wire::Tcp, "bob", "phone");
+    let bobs = json!({"user": "bob", "online": true, "devices": [{"device": "phone", "node": "n1"}]});
+    let nobody = |name: &str| json!({"user": name, "online": false, "devices": []});
+    let of = |user: &str| node.admin("GET", &format!("/v1/users/{user}/presence"), &Value::Null);
+    assert_eq!((of("bob"), of("ann")), ((200, bobs.clone()), (200, nobody("ann"))));
+    let asked = json!({"users": ["zoe", "bob", "ann"]});
+    let (status, said) = node.admin("POST", "/v1/presence", &asked);
+    assert_eq!((status, said), (200, json!({"users": [nobody("zoe"), bobs, nobody("ann")]})));
+    drop(phone);
+    eventually("the user is gone", || (of("bob").1 == nobody("bob")).then_some(()));
+    let too_many: Vec<String> = (0..=1_000).map(|n| format!("u{n}")).collect();
+    let (status, said) = node.admin("POST", "/v1/presence", &json!({"users": too_many}));
+    assert_eq!((status, &said["name"]), (400, &json!("BAD_CONTENT")));
+    let (status, said) = node.admin("POST", "/v1/presence", &json!({"users": ["no id"]}));
+    assert_eq!((status, &said["name"]), (400, &json!("BAD_ID")));
+}

@@ -92,6 +92,20 @@ impl Cluster {
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
+    /// The topic of the log.
+    pub fn topic(&self) -> &str {
+        self.setting("kafka.topic=")
+    }
+
+    /// Where Kafka is.
+    pub fn brokers(&self) -> &str {
+        self.setting("kafka.brokers=").trim_matches(['[', ']'])
+    }
+
+    fn setting(&self, key: &str) -> &str {
+        self.sets.iter().find_map(|set| set.strip_prefix(key)).expect("it is set")
+    }
+
     /// One statement to the database of the nodes.
     pub fn execute(&self, sql: &str) {
         execute_in(&self.database, sql);

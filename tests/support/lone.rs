@@ -203,6 +203,7 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
             link: Arc::new(LocalLink),
             owned: Arc::default(),
             peers: Arc::default(),
+            trace: Arc::default(),
         }),
         rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| 1_763_712_000_000)))),
         beside: None,

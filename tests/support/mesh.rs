@@ -184,6 +184,7 @@ impl Mesh {
             link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             owned: Arc::default(),
             peers: Arc::default(),
+            trace: Arc::default(),
         });
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());

@@ -9,7 +9,7 @@ use prost::{
 };
 
 use super::{Framing, Wire, encode_server, tcp};
-use crate::{pb, ws};
+use crate::{pb, trace::TraceContext, ws};
 
 /// The field of `ServerFrame` that is a `Push`.
 const FRAME_PUSH: u32 = 2;
@@ -31,6 +31,7 @@ pub struct PushFrame {
     json_line: OnceLock<Bytes>,
     ws_binary: OnceLock<Bytes>,
     ws_text: OnceLock<Bytes>,
+    trace: Option<TraceContext>,
 }
 
 impl PushFrame {
@@ -100,6 +101,17 @@ impl PushFrame {
         }
     }
 
+    /// The same frame, with how its steps are found again; no receiver sees that.
+    #[must_use]
+    pub fn traced(self, trace: Option<TraceContext>) -> Self {
+        Self { trace, ..self }
+    }
+
+    /// How its steps are found again, where they are noted.
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.trace.as_ref()
+    }
+
     /// The protobuf payload.
     pub fn proto(&self) -> &[u8] {
         &self.tcp[usize::from(self.head)..]
@@ -123,6 +135,7 @@ impl PushFrame {
             json_line: OnceLock::new(),
             ws_binary: OnceLock::new(),
             ws_text: OnceLock::new(),
+            trace: None,
         }
     }
 }

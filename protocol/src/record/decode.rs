@@ -10,6 +10,7 @@ use super::{
 use crate::{
     id::{ConversationId, ConversationKind, DeviceId, IdError, MsgId, NodeId, UserId},
     pb,
+    trace::TraceContext,
 };
 
 /// Why bytes are not a record. The owner skips the record, counts it and shows it; nothing else suffers.
@@ -64,6 +65,7 @@ impl Record {
         if record.version != RECORD_VERSION {
             return Err(RecordError::Version(record.version));
         }
+        let trace = TraceContext::from_bytes(&record.trace);
         let origin = record.origin.ok_or(RecordError::Missing("origin"))?;
         let origin = Origin {
             node: NodeId::new(&origin.node).map_err(at("origin.node"))?,
@@ -84,7 +86,7 @@ impl Record {
             }
             pb::record::Body::Rules(it) => Body::Rules(rules(&it)?),
         };
-        Ok(Self { origin, received_at: record.received_at, body })
+        Ok(Self { origin, received_at: record.received_at, body, trace })
     }
 }
 

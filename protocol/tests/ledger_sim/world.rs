@@ -148,7 +148,7 @@ impl World {
         let request = self.requests.len() as u64;
         self.requests.push(from);
         let origin = Origin { node: NodeId::new(&format!("n{node}")).unwrap(), boot: 1, conn: 1, request };
-        let record = Record { origin, received_at: clock.max(0) as u64, body };
+        let record = Record { origin, received_at: clock.max(0) as u64, body, trace: None };
         let copies = match self.rng.below(100) {
             _ if self.calm => 1,
             0..7 => 0,

@@ -329,6 +329,7 @@ impl<'a> Replay<'a> {
                 },
                 flags: submit.flags,
             }),
+            trace: None,
         };
         let mut needs = BTreeSet::new();
         self.ledger.needs(&record, &mut needs);

@@ -69,8 +69,8 @@ fn hello() -> impl Strategy<Value = pb::Hello> {
 }
 
 fn send() -> impl Strategy<Value = pb::Send> {
-    (text(), text(), text(), text(), small(), option::of(content()), small()).prop_map(
-        |(conversation, to_user, msg_id, next_id, attempt, content, flags)| pb::Send {
+    (text(), text(), text(), text(), small(), option::of(content()), small(), text()).prop_map(
+        |(conversation, to_user, msg_id, next_id, attempt, content, flags, traceparent)| pb::Send {
             conversation,
             to_user,
             msg_id,
@@ -78,6 +78,7 @@ fn send() -> impl Strategy<Value = pb::Send> {
             attempt,
             content,
             flags,
+            traceparent,
         },
     )
 }

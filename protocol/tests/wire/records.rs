@@ -12,6 +12,7 @@ use tidegate_protocol::{
         Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, Rules,
         SenderOrder, body_hash,
     },
+    trace::TraceContext,
 };
 
 use crate::support::json_files;
@@ -141,11 +142,19 @@ fn every_kind_of_log_record_has_the_bytes_and_hashes_that_it_always_had() {
             _ => None,
         };
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 7, conn: 1 << 63, request: 9 };
-        let record = Record { origin, received_at: 1_763_712_000_000, body };
+        let record = Record { origin, received_at: 1_763_712_000_000, body, trace: None };
         let bytes = record.encode();
         assert_eq!(hex(&bytes), vector.hex, "{name}");
         assert_eq!(hex(&Position::behind(0, &bytes).hash), vector.hash, "{name}");
         assert_eq!(key.map(|key| hex(&key)), vector.key, "{name}");
-        assert_eq!(Record::decode(bytes), Ok(record), "{name}");
+        assert_eq!(Record::decode(bytes), Ok(record.clone()), "{name}");
+        // A trace comes behind everything else, and is found without a look at it.
+        let trace = TraceContext::new(u128::MAX, 9);
+        let traced = Record { trace: Some(trace), ..record };
+        let bytes = traced.encode();
+        assert_eq!(TraceContext::of_record(&bytes), Some(trace), "{name}");
+        assert_eq!(TraceContext::of_record(&bytes[..bytes.len() - 26]), None, "{name}");
+        assert!(hex(&bytes).starts_with(&vector.hex), "{name}");
+        assert_eq!(Record::decode(bytes), Ok(traced), "{name}");
     }
 }

@@ -13,7 +13,12 @@ use rdkafka::{
     ClientConfig, Message as _,
     config::FromClientConfigAndContext as _,
     error::{KafkaError, RDKafkaErrorCode},
+    message::{Header, OwnedHeaders},
     producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer},
+};
+use tidegate_protocol::{
+    record::{Body, Record},
+    trace::TraceContext,
 };
 use tokio::{sync::oneshot, time::timeout};
 
@@ -239,6 +244,7 @@ impl Appender {
                     let to = BaseRecord::with_opaque_to(target.topic, Arc::clone(pending));
                     let mut to = to.partition(target.partition).payload(&record[..]);
                     to.key = target.key.as_ref().map(|key| &key[..]);
+                    to.headers = headers(record);
                     let Err((error, _)) = client.send(to) else { continue };
                     error
                 }
@@ -280,6 +286,20 @@ impl Appender {
     pub(super) fn flush(&self, within: Duration) -> bool {
         self.client().flush(within).is_ok() && self.waiting.records.load(Ordering::SeqCst) == 0
     }
+}
+
+/// What tools of Kafka see of a traced record beside its bytes: the trace, in the form of the W3C, and the message's ids. The
+/// others have no headers.
+fn headers(record: &Bytes) -> Option<OwnedHeaders> {
+    let trace = TraceContext::of_record(record)?;
+    let headers =
+        OwnedHeaders::new().insert(Header { key: "traceparent", value: Some(trace.to_string().as_str()) });
+    Some(match Record::decode(record.clone()) {
+        Ok(Record { body: Body::Message(message), .. }) => headers
+            .insert(Header { key: "msg_id", value: Some(message.msg_id.as_str()) })
+            .insert(Header { key: "conversation", value: Some(message.conversation.as_str()) }),
+        _ => headers,
+    })
 }
 
 fn make(config: &ClientConfig, metrics: &Metrics) -> Result<Client, KafkaRefusal> {

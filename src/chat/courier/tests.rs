@@ -140,6 +140,7 @@ fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Cou
         link: Arc::new(Ends(ends.iter().cloned().collect())),
         owned: Arc::default(),
         peers: Arc::default(),
+        trace: Arc::default(),
     };
     Couriers::new(&Arc::new(ports), metrics::install().0)
 }

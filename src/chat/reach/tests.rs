@@ -18,7 +18,7 @@ fn session(name: &str, device: &str, epoch: u64) -> Session {
 
 fn parting(push: &'static str, users: &[&str]) -> Parting {
     let users = users.iter().map(|name| user(name)).collect();
-    Parting { push: push.into(), users, tracked: true, except: None }
+    Parting { push: push.into(), users, tracked: true, except: None, trace: None }
 }
 
 /// Pushes, and whom they are for.

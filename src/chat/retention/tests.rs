@@ -47,7 +47,10 @@ impl World {
 
     async fn append(&mut self, time: u64, body: Body) {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
-        self.bus.append(0, vec![Record { origin, received_at: time, body }.encode()]).await.unwrap();
+        self.bus
+            .append(0, vec![Record { origin, received_at: time, body, trace: None }.encode()])
+            .await
+            .unwrap();
         self.own().await;
     }
 

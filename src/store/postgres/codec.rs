@@ -265,5 +265,5 @@ pub(super) fn put_record(row: &Row) -> Result<Vec<u8>, Trouble> {
     if let Body::Message(message) = &mut body {
         message.content = Bytes::new();
     }
-    Ok(Record { origin, received_at: row.time, body }.encode().to_vec())
+    Ok(Record { origin, received_at: row.time, body, trace: None }.encode().to_vec())
 }

@@ -22,8 +22,9 @@ impl Small {
     /// Appends and archives whatever it is.
     async fn tell(&mut self, bodies: &[Body]) -> Vec<Outcome> {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
-        let record =
-            |body: &Body| Record { origin: origin.clone(), received_at: 1_000, body: body.clone() }.encode();
+        let record = |body: &Body| {
+            Record { origin: origin.clone(), received_at: 1_000, body: body.clone(), trace: None }.encode()
+        };
         let records = bodies.iter().map(record).collect();
         let bus = Arc::clone(&self.bus);
         let append = tokio::spawn(async move { bus.append(0, records).await });

@@ -37,7 +37,8 @@ impl Owner {
     pub(crate) async fn apply(&mut self, bodies: &[Body]) -> (Vec<Outcome>, Delta) {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
         let received_at = self.time;
-        let record = |body: &Body| Record { origin: origin.clone(), received_at, body: body.clone() };
+        let record =
+            |body: &Body| Record { origin: origin.clone(), received_at, body: body.clone(), trace: None };
         let records: Vec<_> = bodies.iter().map(record).collect();
         let mut needs = BTreeSet::new();
         for record in &records {

@@ -246,7 +246,9 @@ impl Session {
         let content = encode(send.content, limits)?;
         let order = Order { epoch: identity.epoch, n: 0, chained: false };
         let (attempt, flags) = (send.attempt, send.flags);
-        let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags };
+        // One that is malformed is as good as none.
+        let trace = if send.traceparent.is_empty() { None } else { send.traceparent.parse().ok() };
+        let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags, trace };
         Ok((Box::new(submit), next_id))
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     machine::{chain::ChainLimits, window::WindowLimits},
     pb,
     settings::{Retention, Search, Unread, UserSettings, Viewing},
+    trace::TraceContext,
 };
 use bytes::Bytes;
 use std::{borrow::Cow, time::Duration};
@@ -201,6 +202,8 @@ pub struct Submit {
     pub order: Order,
     /// The client's flags.
     pub flags: u32,
+    /// The trace that the client does this for.
+    pub trace: Option<TraceContext>,
 }
 
 /// Where a message stands in its device's own order.

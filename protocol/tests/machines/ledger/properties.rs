@@ -111,7 +111,7 @@ fn op() -> impl Strategy<Value = Op> {
     let record =
         (body(), prop::sample::select(&[0, 3_600_000, u64::MAX][..])).prop_map(|(body, received_at)| {
             let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 2, request: 3 };
-            Op::Append(Box::new(Record { origin, received_at, body }))
+            Op::Append(Box::new(Record { origin, received_at, body, trace: None }))
         });
     prop_oneof![
         30 => record,
@@ -248,7 +248,7 @@ fn a_record_with_bytes_changed_decodes_or_fails_without_harm() {
     let damage = vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
     check(2_000, (body(), damage), |(body, damage)| {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 2, request: 3 };
-        let mut bytes = Record { origin, received_at: 1, body }.encode().to_vec();
+        let mut bytes = Record { origin, received_at: 1, body, trace: None }.encode().to_vec();
         for (place, byte) in damage {
             let place = place.index(bytes.len());
             bytes[place] = byte;

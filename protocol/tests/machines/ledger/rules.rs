@@ -27,7 +27,7 @@ fn conversation(text: &str) -> ConversationId {
 
 fn record(body: Body) -> Record {
     let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 7, conn: 8, request: 9 };
-    Record { origin, received_at: 1_000, body }
+    Record { origin, received_at: 1_000, body, trace: None }
 }
 
 fn message(to: &str, sender: &str, id: &str) -> Message {

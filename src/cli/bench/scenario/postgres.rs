@@ -162,5 +162,5 @@ impl Owner {
 
 fn record(offset: u64, body: Body) -> Result<Record> {
     let origin = Origin { node: NodeId::new("bench")?, boot: 1, conn: 1, request: offset };
-    Ok(Record { origin, received_at: 1_790_000_000_000 + offset, body })
+    Ok(Record { origin, received_at: 1_790_000_000_000 + offset, body, trace: None })
 }

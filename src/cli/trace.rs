@@ -1,0 +1,198 @@
+//! `tidegate trace`: the steps of messages, gathered from all nodes, in the order of time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::SocketAddr,
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use tidegate_protocol::id::check_id;
+
+use super::{DataArg, bench::admin::Admin, find};
+
+/// Arguments of `tidegate trace`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = NOTES)]
+pub struct Args {
+    /// The id of a message, or a user
+    #[arg(value_name = "MSG|USER")]
+    name: String,
+    /// Admin address of a node, for each of them; default: those of all nodes on --data
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Vec<SocketAddr>,
+    /// Print the steps as JSON, one a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data: DataArg,
+}
+
+const NOTES: &str = "\
+A node notes the steps of a few messages a second (trace.per_second), and for ten minutes those of every message and user
+that was asked for: ask once, have it sent, ask again. Admin ports are on loopback, so this sees the nodes of one machine;
+times are by the clock of each node.";
+
+/// Traces asked for at once.
+const TRACES: usize = 50;
+
+/// Prints the steps.
+///
+/// # Errors
+/// No node answers, or the name is no id.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    check_id(&args.name).with_context(|| format!("{:?}", args.name))?;
+    let mut nodes = Vec::new();
+    for address in addresses(args)? {
+        match Admin::connect(&address.to_string()) {
+            Ok(admin) => nodes.push(admin),
+            // One that has just died is no reason not to hear the others.
+            Err(error) => eprintln!("{error:#}"),
+        }
+    }
+    if nodes.is_empty() {
+        bail!("no node answers");
+    }
+    let mut traces = BTreeSet::new();
+    for node in &mut nodes {
+        for (_, step) in steps(node, &format!("msg={0}&user={0}", args.name))? {
+            traces.insert(text(&step, "trace").to_owned());
+        }
+    }
+    let traces: Vec<String> = traces.into_iter().collect();
+    let mut found: Vec<(String, Value)> = Vec::new();
+    for some in traces.chunks(TRACES) {
+        for node in &mut nodes {
+            found.extend(steps(node, &format!("trace={}", some.join(",")))?);
+        }
+    }
+    if args.json {
+        for (node, mut step) in found {
+            step["node"] = node.into();
+            println!("{step}");
+        }
+    } else if found.is_empty() {
+        println!(
+            "nothing is known of {0}; what is sent from now on is, for ten minutes: `tidegate trace {0}` again",
+            args.name
+        );
+    } else {
+        print!("{}", timelines(found));
+    }
+    Ok(())
+}
+
+fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
+    if !args.admin.is_empty() {
+        return Ok(args.admin.clone());
+    }
+    let other_way = "name its directory with --data or the admin ports with --admin";
+    Ok(find::nodes(&args.data.data, other_way)?.into_iter().map(|node| node.admin).collect())
+}
+
+/// The steps that a node knows, each with the node's name.
+fn steps(node: &mut Admin, query: &str) -> anyhow::Result<Vec<(String, Value)>> {
+    let (status, body) = node.request("GET", &format!("/v1/trace?{query}"), "")?;
+    let said: Value = serde_json::from_str(&body).context("this is no admin port")?;
+    if status != 200 {
+        bail!("{}: {} {}", text(&said, "name"), text(&said, "message"), text(&said, "cure"));
+    }
+    let name = text(&said, "node").to_owned();
+    let steps = said["steps"].as_array().cloned().unwrap_or_default();
+    Ok(steps.into_iter().map(|step| (name.clone(), step)).collect())
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_default()
+}
+
+/// Each trace with its steps, the one that began first on top.
+fn timelines(found: Vec<(String, Value)>) -> String {
+    let mut traces: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
+    for (node, step) in found {
+        traces.entry(text(&step, "trace").to_owned()).or_default().push((node, step));
+    }
+    let mut traces: Vec<_> = traces.into_iter().collect();
+    for (_, steps) in &mut traces {
+        steps.sort_by_key(|(_, step)| number(step, "timeUs"));
+    }
+    traces.sort_by_key(|(_, steps)| steps.first().map(|(_, step)| number(step, "timeUs")));
+    let mut out = String::new();
+    for (trace, steps) in &traces {
+        timeline(trace, steps, &mut out);
+    }
+    out
+}
+
+fn timeline(trace: &str, steps: &[(String, Value)], out: &mut String) {
+    let of = |key: &str| {
+        let known = steps.iter().map(|(_, step)| text(step, key)).find(|text| !text.is_empty());
+        known.unwrap_or("?").to_owned()
+    };
+    let seq = steps.iter().map(|(_, step)| number(step, "seq")).max().unwrap_or_default();
+    let begin = steps.first().map_or(0, |(_, step)| number(step, "timeUs"));
+    // Writing to a String can't fail.
+    writeln!(out, "{} in {}, seq {seq}, trace {trace}", of("msg"), of("conversation")).ok();
+    let width = steps.iter().map(|(node, _)| node.len()).max().unwrap_or(0);
+    for (node, step) in steps {
+        let time = number(step, "timeUs");
+        let who = match (text(step, "user"), text(step, "device")) {
+            ("", _) => String::new(),
+            (user, "") => user.to_owned(),
+            (user, device) => format!("{user}/{device}"),
+        };
+        let line = format!(
+            "  {}  {:>+9.3} ms  {node:<width$}  {:<11}  {who}  {}",
+            clock(time),
+            (time as f64 - begin as f64) / 1_000.0,
+            text(step, "step"),
+            text(step, "note"),
+        );
+        writeln!(out, "{}", line.trim_end()).ok();
+    }
+}
+
+/// The time of day, in UTC.
+fn clock(time_us: u64) -> String {
+    let (seconds, micros) = (time_us / 1_000_000, time_us % 1_000_000);
+    let (hours, minutes) = (seconds / 3_600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{micros:06}", seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_steps_of_all_nodes_are_one_timeline_a_message_in_the_order_of_time() {
+        let step = |node: &str, trace: &str, time: u64, step: &str, more: Value| {
+            let mut all = json!({"trace": trace, "timeUs": 3_723_000_000_u64 + time, "step": step});
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            (node.to_owned(), all)
+        };
+        let found = vec![
+            step("n10", "aa", 2_500, "pushed", json!({"user": "bob", "device": "phone"})),
+            step(
+                "n1",
+                "aa",
+                1_000,
+                "received",
+                json!({"msg": "m1", "conversation": "d:ann:bob", "user": "ann"}),
+            ),
+            step("n2", "aa", 1_500, "decided", json!({"seq": 7, "note": "partition 3: accepted"})),
+            step("n1", "bb", 0, "decided", json!({})),
+        ];
+        let expected = "? in ?, seq 0, trace bb\n  01:02:03.000000     +0.000 ms  n1  decided\n\
+                        m1 in d:ann:bob, seq 7, trace aa\n  01:02:03.001000     +0.000 ms  n1   received     ann\n  \
+                        01:02:03.001500     +0.500 ms  n2   decided        partition 3: accepted\n  \
+                        01:02:03.002500     +1.500 ms  n10  pushed       bob/phone\n";
+        assert_eq!(timelines(found), expected);
+    }
+}

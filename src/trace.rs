@@ -1,0 +1,331 @@
+//! What happened to a message on this node: steps in a ring, bounded, noted for a few messages a second and for those that
+//! somebody asked for.
+//!
+//! A message that is not traced costs a look at a number. One that is takes a lock for each of its steps, so what a node
+//! traces is bounded by a rate, whatever clients ask for. Steps hold ids, never content.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    fmt,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::Serialize;
+use tidegate_protocol::trace::TraceContext;
+
+/// Ids and users that are watched at a time; of more the one that was asked for longest ago goes.
+const WATCHED_MAX: usize = 256;
+
+/// How long an id or user is watched once somebody asked for it.
+pub const WATCH_MS: u64 = 600_000;
+
+/// The most traces, and the most steps, that an answer has: the newest.
+const FOUND_TRACES: usize = 100;
+const FOUND_STEPS: usize = 2_000;
+
+/// A step of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Step {
+    /// Its node has it, checked, with its place in the chain.
+    Received,
+    /// The log has it.
+    Appended,
+    /// The log did not take it, or did not say so.
+    NotAppended,
+    /// The owner of its partition knows its seq, or why it has none.
+    Decided,
+    /// The store has it.
+    Archived,
+    /// The owner's word has gone to the node that it came from, or is there.
+    Answered,
+    /// A peer has handed it over, for somebody here.
+    Arrived,
+    /// It is on its way out of this node, to a device or to a part of a group.
+    Pushed,
+    /// A device has said that it is there.
+    Acked,
+}
+
+impl Step {
+    /// In one word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Received => "received",
+            Self::Appended => "appended",
+            Self::NotAppended => "notappended",
+            Self::Decided => "decided",
+            Self::Archived => "archived",
+            Self::Answered => "answered",
+            Self::Arrived => "arrived",
+            Self::Pushed => "pushed",
+            Self::Acked => "acked",
+        }
+    }
+}
+
+/// What is known at a step, besides the trace; empty and 0 = not here.
+#[derive(Clone, Copy, Default)]
+pub struct Facts<'a> {
+    /// The message's id.
+    pub msg: &'a str,
+    /// Where it belongs.
+    pub conversation: &'a str,
+    /// Its seq there.
+    pub seq: u64,
+    /// Whose step it is: the sender, or who gets it.
+    pub user: &'a str,
+    /// With which device.
+    pub device: &'a str,
+}
+
+/// A step that was noted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Event {
+    /// The trace, 32 hex digits.
+    pub trace: String,
+    /// By this node's clock, in µs since 1970.
+    #[serde(rename = "timeUs")]
+    pub time_us: u64,
+    /// What happened.
+    pub step: Step,
+    /// As [`Facts::msg`]; this and the following are left out where they are not known.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub msg: Box<str>,
+    /// As [`Facts::conversation`].
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub conversation: Box<str>,
+    /// As [`Facts::seq`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub seq: u64,
+    /// As [`Facts::user`].
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub user: Box<str>,
+    /// As [`Facts::device`].
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub device: Box<str>,
+    /// More, in words.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub note: Box<str>,
+    #[serde(skip)]
+    id: u128,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// What is looked for: the traces of these, whole.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// Messages with this id.
+    pub msg: Option<String>,
+    /// Messages that this user sent or got.
+    pub user: Option<String>,
+    /// These traces.
+    pub traces: Vec<u128>,
+}
+
+/// The steps of this node.
+#[derive(Default)]
+pub struct Tracer {
+    per_second: u64,
+    events_max: usize,
+    /// The second that is counted, and how many messages of it are traced.
+    second: AtomicU64,
+    traced: AtomicU64,
+    watched: AtomicUsize,
+    /// Until when, in ms since 1970.
+    watch: Mutex<HashMap<String, u64>>,
+    ring: Mutex<VecDeque<Event>>,
+}
+
+impl Tracer {
+    /// Traces so many new messages a second, besides those watched, and keeps so many steps.
+    pub fn new(per_second: u32, events_max: usize) -> Self {
+        Self { per_second: u64::from(per_second), events_max, ..Self::default() }
+    }
+
+    /// Whether a new message is traced, and how: under the trace that its client names, or one of its own. `people` are
+    /// those whom the message concerns, as far as that is known without a look at anything.
+    pub fn begin<'a>(
+        &self,
+        now_ms: u64,
+        given: Option<TraceContext>,
+        msg: &str,
+        people: impl IntoIterator<Item = &'a str>,
+    ) -> Option<TraceContext> {
+        if !self.is_due(now_ms) && !self.is_watched(now_ms, msg, people) {
+            return None;
+        }
+        Some(given.unwrap_or_else(|| TraceContext::new(rand::random(), rand::random())))
+    }
+
+    /// Counts about right where several threads begin a second at once.
+    fn is_due(&self, now_ms: u64) -> bool {
+        let second = now_ms / 1_000;
+        if self.second.load(Ordering::Relaxed) != second {
+            self.second.store(second, Ordering::Relaxed);
+            self.traced.store(0, Ordering::Relaxed);
+        }
+        self.traced.load(Ordering::Relaxed) < self.per_second
+            && self.traced.fetch_add(1, Ordering::Relaxed) < self.per_second
+    }
+
+    fn is_watched<'a>(&self, now_ms: u64, msg: &str, people: impl IntoIterator<Item = &'a str>) -> bool {
+        if self.watched.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let watch = lock(&self.watch);
+        let is = |name: &str| watch.get(name).is_some_and(|until| *until > now_ms);
+        is(msg) || people.into_iter().any(is)
+    }
+
+    /// Has every message with that id, and all from or directly to that user, traced for [`WATCH_MS`].
+    pub fn watch(&self, name: &str, now_ms: u64) {
+        if self.events_max == 0 {
+            return;
+        }
+        let mut watch = lock(&self.watch);
+        watch.retain(|_, until| *until > now_ms);
+        if watch.len() >= WATCHED_MAX
+            && let Some(oldest) = watch.iter().min_by_key(|(_, until)| **until).map(|(name, _)| name.clone())
+        {
+            watch.remove(&oldest);
+        }
+        watch.insert(name.to_owned(), now_ms + WATCH_MS);
+        self.watched.store(watch.len(), Ordering::Relaxed);
+    }
+
+    /// Notes a step of a traced message.
+    pub fn note(&self, trace: &TraceContext, step: Step, facts: Facts<'_>, more: fmt::Arguments<'_>) {
+        let Facts { msg, conversation, seq, user, device } = facts;
+        let id = trace.id();
+        tracing::debug!(
+            trace = format_args!("{id:032x}"),
+            step = step.word(),
+            msg,
+            conversation,
+            seq,
+            user,
+            device,
+            "{more}"
+        );
+        if self.events_max == 0 {
+            return;
+        }
+        let time_us =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        let event = Event {
+            trace: format!("{id:032x}"),
+            time_us,
+            step,
+            msg: msg.into(),
+            conversation: conversation.into(),
+            seq,
+            user: user.into(),
+            device: device.into(),
+            note: more.to_string().into(),
+            id,
+        };
+        let mut ring = lock(&self.ring);
+        while ring.len() >= self.events_max {
+            ring.pop_front();
+        }
+        ring.push_back(event);
+    }
+
+    /// All steps here of the traces that are looked for, in the order in which they were noted.
+    pub fn find(&self, query: &Query) -> Vec<Event> {
+        let ring = lock(&self.ring);
+        let mut traces: BTreeSet<u128> = query.traces.iter().copied().collect();
+        let is = |wanted: &Option<String>, name: &str| wanted.as_deref() == Some(name) && !name.is_empty();
+        for event in ring.iter().rev() {
+            if traces.len() >= FOUND_TRACES {
+                break;
+            }
+            if is(&query.msg, &event.msg) || is(&query.user, &event.user) {
+                traces.insert(event.id);
+            }
+        }
+        let mut found: Vec<Event> =
+            ring.iter().rev().filter(|event| traces.contains(&event.id)).take(FOUND_STEPS).cloned().collect();
+        found.reverse();
+        found
+    }
+}
+
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts<'a>(msg: &'a str, user: &'a str) -> Facts<'a> {
+        Facts { msg, user, ..Facts::default() }
+    }
+
+    fn query(msg: Option<&str>, user: Option<&str>, traces: &[u128]) -> Query {
+        Query { msg: msg.map(str::to_owned), user: user.map(str::to_owned), traces: traces.to_vec() }
+    }
+
+    #[test]
+    fn so_many_a_second_are_traced_and_those_that_are_watched_besides() {
+        let tracer = Tracer::new(2, 100);
+        let begun = |now, msg: &str, user: &str| tracer.begin(now, None, msg, [user]).is_some();
+        assert_eq!([1, 2, 3].map(|n| begun(1_000 + n, "m", "ann")), [true, true, false]);
+        assert!(begun(2_000, "m", "ann"), "the next second");
+        assert_eq!([0, 1].map(|n| begun(2_001 + n, "m", "ann")), [true, false]);
+        tracer.watch("bob", 2_500);
+        tracer.watch("m7", 2_500);
+        assert!(begun(2_600, "m", "bob") && begun(2_600, "m7", "ann") && !begun(2_600, "m", "ann"));
+        let off = Tracer::default();
+        off.watch("ann", 0);
+        assert!(off.begin(5, None, "m", ["ann"]).is_none(), "a node that keeps no steps traces nothing");
+        let given = TraceContext::new(5, 6);
+        assert_eq!(tracer.begin(9_000, Some(given), "m", ["ann"]), Some(given));
+        tracer.begin(9_000, None, "m", ["ann"]);
+        assert!(tracer.begin(9_001, Some(given), "m", ["ann"]).is_none(), "a client can't have more");
+    }
+
+    #[test]
+    fn a_watch_ends_and_the_oldest_of_too_many_goes() {
+        let tracer = Tracer::new(0, 100);
+        tracer.watch("ann", 1_000);
+        assert!(tracer.begin(WATCH_MS, None, "m", ["ann"]).is_some());
+        assert!(tracer.begin(1_000 + WATCH_MS, None, "m", ["ann"]).is_none());
+        for n in 0..WATCHED_MAX as u64 {
+            tracer.watch(&format!("u{n}"), 2_000 + n);
+        }
+        assert!(tracer.begin(3_000, None, "m", ["ann"]).is_none());
+        assert!(tracer.begin(3_000, None, "m", ["u0"]).is_some());
+    }
+
+    #[test]
+    fn a_trace_is_found_whole_by_any_of_its_ids_and_the_oldest_steps_go() {
+        let tracer = Tracer::new(0, 4);
+        let (one, two) = (TraceContext::new(1, 1), TraceContext::new(2, 1));
+        tracer.note(&one, Step::Received, facts("m1", "ann"), format_args!("gone soon"));
+        tracer.note(&one, Step::Decided, Facts { seq: 7, ..facts("m1", "ann") }, format_args!(""));
+        tracer.note(&two, Step::Received, facts("m2", "ann"), format_args!(""));
+        tracer.note(&one, Step::Pushed, facts("", "bob"), format_args!("by n2"));
+        tracer.note(&two, Step::Pushed, facts("", "cat"), format_args!(""));
+        let steps = |query: Query| tracer.find(&query).iter().map(|it| (it.id, it.step)).collect::<Vec<_>>();
+        let whole = [(1, Step::Decided), (1, Step::Pushed)];
+        assert_eq!(steps(query(Some("m1"), None, &[])), whole);
+        assert_eq!(steps(query(None, Some("bob"), &[])), whole);
+        assert_eq!(steps(query(None, None, &[1])), whole);
+        assert_eq!(steps(query(None, Some("ann"), &[])).len(), 4);
+        assert!(steps(query(Some(""), None, &[])).is_empty());
+        let json = serde_json::to_value(&tracer.find(&query(None, Some("bob"), &[]))[1]).unwrap();
+        assert_eq!((json["step"].as_str(), json["note"].as_str()), (Some("pushed"), Some("by n2")));
+        assert!(json.get("msg").is_none(), "{json}");
+    }
+}
