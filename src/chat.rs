@@ -1,6 +1,8 @@
 //! The use-cases of conversations, one verb a file.
 
 pub mod admin;
+pub mod answered;
+pub mod asking;
 pub mod clear;
 pub mod courier;
 pub mod deliver;
@@ -20,5 +22,7 @@ pub mod receipt;
 pub mod retention;
 mod seek;
 pub mod send;
+mod stall;
 pub mod sync;
+mod unanswered;
 pub mod unread;

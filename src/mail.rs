@@ -25,7 +25,12 @@ use tidegate_protocol::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use crate::{budget::Seat, link::Session, routes::Route, scratch::ChainState};
+use crate::{
+    budget::Seat,
+    link::Session,
+    routes::{Route, RoutesError},
+    scratch::ChainState,
+};
 
 /// Mails a shard may have waiting.
 pub const MAILBOX_MAX: usize = 4_096;
@@ -108,6 +113,17 @@ pub enum Audience {
     Members,
 }
 
+impl Audience {
+    /// How many are named; 0 where they are not.
+    pub fn named(&self) -> usize {
+        match self {
+            Self::Members => 0,
+            Self::Users(users) => users.len(),
+            Self::Sessions(sessions) => sessions.len(),
+        }
+    }
+}
+
 /// One push on its way to connections.
 #[derive(Clone)]
 pub struct Delivery {
@@ -144,6 +160,10 @@ pub enum Mail {
     Accepted(mio::net::TcpStream, SocketAddr, Seat),
     /// Answers to sends, in log order.
     Answers(Vec<(ConnKey, u64, Answer)>),
+    /// Sends that are void: the ledger has seen newer epochs of their devices there.
+    Outdated(Vec<Outdated>),
+    /// The route of a connection with a newer epoch, or why it has none.
+    Renewed(ConnKey, Result<Route, RoutesError>),
     /// Pushes and index changes, in log order.
     Deliver(Vec<Item>),
     /// The login use-case is done.
@@ -169,6 +189,17 @@ pub enum Mail {
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
     ShedMemory,
+}
+
+/// A send whose connection has an epoch below one that the ledger has seen of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outdated {
+    /// The connection.
+    pub key: ConnKey,
+    /// The send.
+    pub ticket: u64,
+    /// The newest epoch that was seen in that conversation.
+    pub newest: u64,
 }
 
 /// What a shard does when the routes lost something.
@@ -265,6 +296,7 @@ impl Mail {
         match self {
             Self::Deliver(items) => items.iter().map(Item::weight).sum(),
             Self::Answers(answers) => answers.len() * ENTRY_BYTES,
+            Self::Outdated(outdated) => outdated.len() * ENTRY_BYTES,
             Self::Memberships(_, groups) => groups.len() * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
@@ -274,6 +306,7 @@ impl Mail {
             Self::Found(..)
             | Self::Accepted(..)
             | Self::LoginDone(..)
+            | Self::Renewed(..)
             | Self::Replaced(..)
             | Self::Missed(..)
             | Self::Drain(_)

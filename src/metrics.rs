@@ -56,6 +56,8 @@ metrics! {
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter expired "tidegate_rows_expired_total" "Rows of history that retention took."
     counter peer_answers_lost "tidegate_peer_answers_lost_total" "Answers that another node did not take; their clients hear UNKNOWN and retry."
+    counter answers_recovered "tidegate_answers_recovered_total" "Answers that did not come and that the owner gave when it was asked again."
+    counter given_up "tidegate_partitions_given_up_total" "Times this node left the owners for a while, because its archive stood still while others went on."
     counter peer_pushes_lost "tidegate_peer_pushes_lost_total" "Pushes, one a receiver, that another node did not take; their clients pull."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."

@@ -152,6 +152,7 @@ impl Node {
             directory: Arc::clone(&directory),
             handles: Arc::clone(&handles),
             pending: Arc::clone(&pending),
+            answered: Arc::default(),
             metrics: metrics.clone(),
         };
         let settings = owner_settings(config)?;

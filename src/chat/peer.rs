@@ -7,11 +7,16 @@ use prost::Message as _;
 use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
 use tokio::{sync::oneshot, time};
 
-use super::{admin::Pending, deliver::Outbound};
+use super::{
+    admin::Pending,
+    answered::{self, Answered},
+    deliver::Outbound,
+};
 use crate::{
     directory::Directory,
     link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Tail, TailQuery, Target, Word},
     mail::{self, Audience, Mail, ShardHandles},
+    ports::Ports,
     routes::NodeBoot,
 };
 
@@ -24,12 +29,20 @@ pub struct Peer {
     directory: Arc<Directory>,
     shards: ShardHandles,
     pending: Arc<Pending>,
+    /// What the owners here have said; none = nobody owns anything here.
+    answered: Option<(Arc<Answered>, Arc<Ports>)>,
 }
 
 impl Peer {
     /// Serves the node of these shards.
     pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
-        Self { me, directory, shards, pending }
+        Self { me, directory, shards, pending, answered: None }
+    }
+
+    /// The same, for a node whose owners may be asked again what they said.
+    #[must_use]
+    pub fn answering(self, answered: Arc<Answered>, ports: Arc<Ports>) -> Self {
+        Self { answered: Some((answered, ports)), ..self }
     }
 
     fn outbound(&self) -> Outbound {
@@ -117,9 +130,17 @@ impl Link for Peer {
         Ok(queries.iter().map(|_| None).collect())
     }
 
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         self.is_me(to)?;
-        Ok(asks.iter().map(|_| Word::NotOwner).collect())
+        Ok(match &self.answered {
+            Some((answered, ports)) => answered::words(answered, ports, from, &asks).await,
+            None => vec![Word::NotOwner; asks.len()],
+        })
     }
 }
 

@@ -10,6 +10,8 @@ use super::ports;
 use crate::{
     chat::{
         admin::Pending,
+        answered::Answered,
+        asking,
         courier::Couriers,
         deliver::Outbound,
         hands::{self, Owning},
@@ -32,6 +34,8 @@ pub(super) struct Floor {
     pub(super) directory: Arc<Directory>,
     pub(super) handles: ShardHandles,
     pub(super) pending: Arc<Pending>,
+    /// What the owners of this node have said lately.
+    pub(super) answered: Arc<Answered>,
     pub(super) metrics: Metrics,
 }
 
@@ -55,7 +59,8 @@ impl Floor {
     /// The address can't be listened on, the secret or a certificate can't be used.
     pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
-        let end = Peer::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending));
+        let end = Peer::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
+            .answering(Arc::clone(&self.answered), Arc::clone(&self.ports));
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 
@@ -78,6 +83,18 @@ impl Floor {
             let floor = Arc::clone(&floor);
             tokio::spawn(login::answer_all(logins, Arc::clone(&ports), move || floor.outbound()));
         }
+        if among_others {
+            let (pending, answered) = (Arc::clone(&floor.pending), Arc::clone(&floor.answered));
+            let asking = asking::ask_again(
+                Arc::clone(&ports),
+                pending,
+                answered,
+                floor.outbound(),
+                floor.metrics.clone(),
+            );
+            tokio::spawn(asking);
+        }
+        let answered = among_others.then(|| Arc::clone(&floor.answered));
         let couriers = among_others.then(|| Couriers::new(&ports, floor.metrics.clone()));
         let metrics = floor.metrics.clone();
         let outbound = move || match &couriers {
@@ -88,6 +105,7 @@ impl Floor {
             ports,
             logins,
             outbound: Box::new(outbound),
+            answered,
             settings,
             metrics,
             leaving: leaving.clone(),
