@@ -157,7 +157,12 @@ mod tests {
     fn record(request: u64) -> Record {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 7, request };
         let conversation = ConversationId::parse("d:ann:bob").unwrap();
-        Record { origin, received_at: 1, body: Body::Recall(Recall { conversation, seq: 1, by: None }) }
+        Record {
+            origin,
+            received_at: 1,
+            body: Body::Recall(Recall { conversation, seq: 1, by: None }),
+            trace: None,
+        }
     }
 
     fn requests(due: &BTreeMap<u32, Vec<Ask>>, partition: u32) -> Vec<u64> {

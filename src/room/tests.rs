@@ -93,6 +93,7 @@ impl OneNode {
             capacity: 1,
             owns: Vec::new(),
             stands: Vec::new(),
+            asserting: false,
         }
     }
 

@@ -189,7 +189,7 @@ async fn tails_come_from_the_owner_only(world: &World) {
 
 async fn what_was_not_answered_may_be_asked_again(world: &World) {
     let ask = |offset: u64| {
-        let key = (offset % 2 == 0).then_some(AskKey { hash: [offset as u8; 16], body_hash: [9; 16] });
+        let key = offset.is_multiple_of(2).then_some(AskKey { hash: [offset as u8; 16], body_hash: [9; 16] });
         Ask { partition: OWNED, offset, conn: 1, request: offset, key }
     };
     let asks: Vec<Ask> = (0..8).map(ask).collect();

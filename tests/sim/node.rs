@@ -138,7 +138,7 @@ impl SimNode {
     /// It hears what the nodes say of themselves.
     pub(crate) fn hear(&self, rows: &[NodeRow]) {
         let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
-        self.ports.peers.set(Seen { rows: rows.into(), others, stale: false, doubtful: false });
+        self.ports.peers.set(Seen { rows: rows.into(), others, stale: false, doubtful: false, losses: 0 });
     }
 
     /// The plan of faults of its store, and of its link.

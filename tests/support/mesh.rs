@@ -295,7 +295,8 @@ fn owning(
         wall_ms: || 1,
     };
     let settings = owner::Settings { small_group_max: SMALL, retention, panic_on_msg_id: String::new() };
-    Owning { ports, logins: None, outbound, settings, metrics, leaving: CancellationToken::new() }
+    let leaving = CancellationToken::new();
+    Owning { ports, answered: None, logins: None, outbound, settings, metrics, leaving }
 }
 
 impl MeshNode {
@@ -309,6 +310,7 @@ impl MeshNode {
             capacity: 1,
             owns: Vec::new(),
             stands: Vec::new(),
+            asserting: false,
         }
     }
 }

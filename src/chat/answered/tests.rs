@@ -41,6 +41,7 @@ fn ports() -> Ports {
         link: Arc::new(LocalLink),
         owned: Arc::default(),
         peers: Arc::default(),
+        trace: Arc::default(),
     }
 }
 
@@ -57,7 +58,7 @@ fn record(of: &NodeBoot, request: u64, text: &'static str) -> Record {
         body_hash: body_hash(text.as_bytes()),
     };
     let origin = Origin { node: of.node.clone(), boot: of.boot, conn: 5, request };
-    Record { origin, received_at: 7, body: Body::Message(message) }
+    Record { origin, received_at: 7, body: Body::Message(message), trace: None }
 }
 
 fn ask(record: &Record, offset: u64) -> Ask {

@@ -49,7 +49,7 @@ impl Link for End {
     async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
         Ok(Vec::new())
     }
-    async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
     }
 }

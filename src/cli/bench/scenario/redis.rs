@@ -128,6 +128,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         capacity: 1,
         owns: Vec::new(),
         stands: Vec::new(),
+        asserting: false,
     };
     routes.renew(&info).await?;
     for user in users {
