@@ -169,7 +169,7 @@ pub trait Bus: Send + Sync {
     /// sooner. Where `first` is the archived offset of the same topic, nothing is missing.
     async fn trim(&self, partition: u32, archived: u64) -> Result<(), ReadError>;
 
-    /// Joins those who own partitions. Once per run of a node; the events of a first call end when a second comes.
+    /// Joins those who own partitions, again after it has left; the events of a first call end when a second comes.
     async fn join(&self, me: &NodeBoot) -> Result<Box<dyn Ownership>, ReadError>;
 
     /// Publishes to the topic of one run of one node, in order; best effort.

@@ -1,6 +1,8 @@
 //! The use-cases of conversations, one verb a file.
 
 pub mod admin;
+pub mod answered;
+pub mod asking;
 pub mod beside;
 pub mod clear;
 pub mod courier;
@@ -22,6 +24,8 @@ pub mod retention;
 mod seek;
 pub mod send;
 pub mod sizes;
+mod stall;
 mod steps;
 pub mod sync;
+mod unanswered;
 pub mod unread;

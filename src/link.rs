@@ -5,6 +5,7 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::Outcome,
+    record::Hash16,
 };
 
 use crate::routes::NodeBoot;
@@ -112,6 +113,17 @@ pub struct Ask {
     pub conn: u64,
     /// The request, as the record's origin names it.
     pub request: u64,
+    /// How a later owner finds what an earlier one decided; none = it can't.
+    pub key: Option<AskKey>,
+}
+
+/// The dedup key of a record, and what it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskKey {
+    /// The key: conversation, sender, device and id; or those of a membership request.
+    pub hash: Hash16,
+    /// The hash of the content: with another one the key is of something else.
+    pub body_hash: Hash16,
 }
 
 /// What an owner can say of a record that it is asked about again.
@@ -121,7 +133,7 @@ pub enum Word {
     Said(Outcome),
     /// The owner has not come to that offset: its answer will come, or may be asked for later.
     NotYet,
-    /// It lies so far back that only its dedup key knows it: the client is told *unknown*, and retries by its id.
+    /// It was answered, and neither memory nor its dedup key knows how: the client is told *unknown*, and retries by its id.
     Forgotten,
     /// The node asked does not own the partition now: look for the owner again.
     NotOwner,
@@ -209,8 +221,14 @@ pub trait Link: Send + Sync {
     async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError>;
 
     /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
-    /// answer and the word may reach the origin, in any order: they say the same.
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError>;
+    /// answer and the word may reach the origin, in any order: they say the same. `from` is the run that asks, whose
+    /// records these are: conns and requests are numbers of its own.
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError>;
 
     /// Hands over what may be lost, in order; Ok means that the peer has it and has done with it what it could. In the way
     /// of no other call: neither waits for the other, and each has a bound of its own.

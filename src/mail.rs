@@ -30,7 +30,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::{
     budget::Seat,
     link::Session,
-    routes::{NodeBoot, Route},
+    routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
 };
 
@@ -115,6 +115,17 @@ pub enum Audience {
     Members,
 }
 
+impl Audience {
+    /// How many are named; 0 where they are not.
+    pub fn named(&self) -> usize {
+        match self {
+            Self::Members => 0,
+            Self::Users(users) => users.len(),
+            Self::Sessions(sessions) => sessions.len(),
+        }
+    }
+}
+
 /// One push on its way to connections.
 #[derive(Clone)]
 pub struct Delivery {
@@ -162,6 +173,10 @@ pub enum Mail {
     Accepted(mio::net::TcpStream, SocketAddr, Seat),
     /// Answers to sends, in log order.
     Answers(Vec<(ConnKey, u64, Answer)>),
+    /// Sends that are void: the ledger has seen newer epochs of their devices there.
+    Outdated(Vec<Outdated>),
+    /// The route of a connection with a newer epoch, or why it has none.
+    Renewed(ConnKey, Result<Route, RoutesError>),
     /// Pushes and index changes, in log order.
     Deliver(Vec<Item>),
     /// The login use-case is done.
@@ -191,6 +206,17 @@ pub enum Mail {
     Stop(Code),
     /// Close the connections with the fullest outboxes: memory is short.
     ShedMemory,
+}
+
+/// A send whose connection has an epoch below one that the ledger has seen of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outdated {
+    /// The connection.
+    pub key: ConnKey,
+    /// The send.
+    pub ticket: u64,
+    /// The newest epoch that was seen in that conversation.
+    pub newest: u64,
 }
 
 /// What a shard does when the routes lost something.
@@ -303,6 +329,7 @@ impl Mail {
         match self {
             Self::Deliver(items) => items.iter().map(Item::weight).sum(),
             Self::Answers(answers) => answers.len() * ENTRY_BYTES,
+            Self::Outdated(outdated) => outdated.len() * ENTRY_BYTES,
             Self::Memberships(_, groups) => groups.len() * ENTRY_BYTES,
             Self::Found(_, Ok(Found::Page(page))) => page.encoded_len(),
             Self::Found(_, Ok(Found::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
@@ -312,6 +339,7 @@ impl Mail {
             Self::Found(..)
             | Self::Accepted(..)
             | Self::LoginDone(..)
+            | Self::Renewed(..)
             | Self::Replaced(..)
             | Self::Missed(..)
             | Self::Numbered(..)

@@ -7,7 +7,6 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -23,7 +22,10 @@ mod reaper;
 mod reassert;
 mod view;
 
-use self::{reassert::Putter, view::View};
+use self::{
+    reassert::{Losses, Putter},
+    view::View,
+};
 
 /// Between two renewals; the lease is more than three times as long.
 pub const RENEW_EVERY: Duration = Duration::from_secs(3);
@@ -49,7 +51,7 @@ pub struct Member {
     tell: Tell,
     metrics: Metrics,
     view: View,
-    loss: Arc<Notify>,
+    losses: Arc<Losses>,
     putter: Option<Putter>,
     reaper: JoinSet<()>,
 }
@@ -65,11 +67,11 @@ impl Member {
         tell: impl Fn(Vec<(NodeBoot, String)>) + Send + Sync + 'static,
         metrics: Metrics,
     ) -> Self {
-        let loss = Arc::new(Notify::new());
+        let losses = Arc::new(Losses::default());
         let putter = Putter {
             routes: Arc::clone(&ports.routes),
             shards,
-            loss: Arc::clone(&loss),
+            losses: Arc::clone(&losses),
             metrics: metrics.clone(),
         };
         Self {
@@ -78,7 +80,7 @@ impl Member {
             say: Box::new(say),
             tell: Box::new(tell),
             metrics,
-            loss,
+            losses,
             putter: Some(putter),
             reaper: JoinSet::new(),
         }
@@ -132,7 +134,7 @@ impl Member {
     }
 
     async fn renew(&mut self) -> Result<(), RoutesError> {
-        let info = (self.say)();
+        let info = NodeInfo { asserting: self.losses.are_open(), ..(self.say)() };
         let routes = Arc::clone(&self.ports.routes);
         let state = info.state;
         let beat = within(routes.renew(&info)).await?;
@@ -140,7 +142,9 @@ impl Member {
         if self.view.renewed(beat, state, Instant::now()) {
             tracing::warn!(beat, "the routes were away or lost something: this node puts its own back");
             self.metrics.routes_lost.increment(1);
-            self.loss.notify_one();
+            self.losses.one_more();
+            // The others may have lost nothing themselves: they are to hear of this soon.
+            self.ports.peers.look_again();
         } else if was_away {
             tracing::info!("the routes answer again");
         }

@@ -56,6 +56,8 @@ metrics! {
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain gave up waiting for."
     counter expired "tidegate_rows_expired_total" "Rows of history that retention took."
     counter peer_answers_lost "tidegate_peer_answers_lost_total" "Answers that another node did not take; their clients hear UNKNOWN and retry."
+    counter answers_recovered "tidegate_answers_recovered_total" "Answers that did not come and that the owner gave when it was asked again."
+    counter given_up "tidegate_partitions_given_up_total" "Times this node left the owners for a while, because its archive stood still while others went on."
     counter peer_pushes_lost "tidegate_peer_pushes_lost_total" "Pushes, one a receiver, that another node did not take; their clients pull."
     counter peer_marks_lost "tidegate_peer_marks_lost_total" "Read marks, cleared histories and hidden entries that another node did not hear of; its clients learn them at their next sync."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."

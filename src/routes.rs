@@ -89,6 +89,8 @@ pub struct NodeInfo {
     pub owns: Vec<u32>,
     /// How far it is in those.
     pub stands: Vec<Standing>,
+    /// Whether it is putting its routes back after a loss of them: until it is done a look-up may name too few.
+    pub asserting: bool,
 }
 
 /// How far an owner is in its partition; as of the renewal that said it.
@@ -102,7 +104,7 @@ pub struct Standing {
     pub end: u64,
     /// For how long the oldest record that is not archived waits, in ms since the broker received it; 0 = none waits.
     pub behind_ms: u64,
-    /// About how many bytes of the log wait: their records, by the mean of those read.
+    /// About how many bytes of the log wait, by the size of the records that were read last.
     pub behind_bytes: u64,
 }
 

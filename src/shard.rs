@@ -15,6 +15,7 @@ mod outbox;
 mod query;
 mod read;
 mod reassert;
+mod renew;
 mod signal;
 mod sweep;
 mod talk;

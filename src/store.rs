@@ -140,6 +140,8 @@ pub enum Scan {
         after: Option<ConversationId>,
         /// The most heads.
         limit: usize,
+        /// Only of groups with settings.
+        with_settings: bool,
     },
 }
 

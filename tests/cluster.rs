@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{Asked, Client, Cluster, Said, ask, send, text_of};
+use support::{Asked, Client, Cluster, OwnPostgres, Said, ask, eventually, send, text_of};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 /// The seqs and texts of a history.
@@ -324,4 +324,121 @@ fn signals_and_marks_reach_the_devices_on_another_node_and_no_signal_a_removed_m
     assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![3] })));
     let state = desk.state(place);
     assert_eq!((state.read_seq, state.cleared_seq, state.hidden), (2, 1, vec![3]));
+}
+
+/// The route of a device, as Redis has it: node, boot, epoch.
+fn epoch_of(cluster: &Cluster, user: &str, device: &str) -> u64 {
+    let row: String = cluster.redis(&["HGET", &format!("{{}}:route:{{{user}}}"), device]);
+    row.rsplit('/').next().and_then(|epoch| epoch.parse().ok()).expect("an epoch")
+}
+
+#[test]
+fn s37_a_login_after_the_clock_of_redis_was_set_back_goes_on_above_what_the_ledger_has_seen() {
+    let cluster = Cluster::start(3, &[]);
+    // A conn of the time before: its epoch is of a clock that is 30 years ahead.
+    let ahead = 2_700_000_000_000_000_u64;
+    let route = |user: &str| format!("{{}}:route:{{{user}}}");
+    for user in ["ann", "cat"] {
+        let _: i64 = cluster.redis(&["HSET", &route(user), "phone", &format!("gone/1/{ahead}")]);
+        let mut before = cluster.login(0, Wire::Tcp, user);
+        assert_eq!(before.text("bob", "m1", "before"), 1);
+        assert!(epoch_of(&cluster, user, "phone") > ahead);
+        drop(before);
+        // Nothing is remembered of it but by the ledger.
+        eventually("its row is gone", || {
+            let left: Vec<String> = cluster.redis(&["HKEYS", &route(user)]);
+            let _: i64 = cluster.redis(&["DEL", &route(user)]);
+            (!left.contains(&"phone".to_owned())).then_some(())
+        });
+    }
+    let mut ann = cluster.login(1, Wire::Tcp, "ann");
+    assert!(epoch_of(&cluster, "ann", "phone") < ahead, "by the clock of Redis");
+    // Unknown once, and its retry is appended under the newer epoch, on the same connection.
+    let id = ann.say(ask::send(send("bob", "m2", "after")));
+    assert_eq!(ann.expect_error(id), Code::Unknown);
+    let again = ann.send(pb::Send { attempt: 1, ..send("bob", "m2", "after") });
+    assert_eq!((again.seq, again.duplicate), (2, false));
+    assert!(epoch_of(&cluster, "ann", "phone") > ahead);
+    assert_eq!(ann.text("bob", "m3", "and on"), 3);
+    // It is still reached, and still replaced once.
+    let mut bob = cluster.login(0, Wire::Tcp, "bob");
+    bob.text("ann", "b1", "hear me?");
+    assert_eq!(text_of(&ann.expect_push()), "hear me?");
+    let _newer = cluster.login(0, Wire::Tcp, "ann");
+    assert_eq!(ann.expect_close(), Code::Replaced);
+    // A chain begins anew, once, and goes on then.
+    let chained =
+        |msg_id: &str, next_id: &str| pb::Send { next_id: next_id.into(), ..send("bob", msg_id, msg_id) };
+    let mut cat = cluster.node(2).login_chained(Wire::Tcp, "cat", "phone", "c1");
+    cat.say(ask::send(chained("c1", "c2")));
+    assert_eq!(cat.expect_close(), Code::Resync);
+    let mut cat = cluster.node(2).login_chained(Wire::Tcp, "cat", "phone", "c1");
+    assert_eq!(cat.send(pb::Send { attempt: 1, ..chained("c1", "c2") }).seq, 2);
+    assert_eq!(cat.send(chained("c2", "c3")).seq, 3);
+}
+
+#[test]
+fn s8_postgres_put_back_to_an_older_state_is_filled_again_from_the_log_with_the_same_seqs() {
+    let mut postgres = OwnPostgres::start();
+    let cluster = Cluster::start(2, &[&format!("postgres.url={}", postgres.url())]);
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(n % 2, Wire::Tcp, &format!("user-{n}"))).collect();
+    let say = |clients: &mut Vec<Client>, nths: std::ops::RangeInclusive<u64>| {
+        for (n, client) in clients.iter_mut().enumerate() {
+            for nth in nths.clone() {
+                assert_eq!(send_until_acked(client, &format!("peer-{n}"), &format!("m{nth}")).0, nth);
+            }
+        }
+    };
+    say(&mut clients, 1..=3);
+    postgres.keep_a_copy();
+    say(&mut clients, 4..=6);
+    postgres.put_back();
+    let all = |up_to: u64| (1..=up_to).map(|nth| (nth, format!("m{nth}"))).collect::<Vec<_>>();
+    // Half of the conversations hear nothing new: their owners notice by themselves.
+    for (n, client) in clients.iter_mut().enumerate() {
+        if n % 2 == 0 {
+            assert_eq!(send_until_acked(client, &format!("peer-{n}"), "m7").0, 7);
+        }
+        let up_to = if n % 2 == 0 { 7 } else { 6 };
+        eventually("what was acked is there again, at its seq", || {
+            let page = client.try_page(ask::after(&format!("d:peer-{n}:user-{n}"), 0, 1_000))?;
+            let found: Vec<_> =
+                page.messages.iter().map(|push| (push.seq, text_of(push).to_owned())).collect();
+            assert!(all(7).starts_with(&found), "renumbered: {found:?}");
+            (found == all(up_to)).then_some(())
+        });
+    }
+    // Retries of what was lost there are still known.
+    let again = clients[1].send(pb::Send { attempt: 1, ..send("peer-1", "m5", "m5") });
+    assert_eq!((again.seq, again.duplicate), (5, true));
+}
+
+#[test]
+fn a_log_that_was_made_anew_stops_its_partitions_with_log_replaced_and_nothing_is_reset() {
+    let mut cluster = Cluster::start(1, &[]);
+    let mut ann = cluster.login(0, Wire::Tcp, "ann");
+    for n in 1..=3 {
+        assert_eq!(ann.text("bob", &format!("m{n}"), "hi"), n);
+    }
+    cluster.replace_log();
+    let is_stopped = |cluster: &Cluster| {
+        let node = cluster.node(0);
+        (node.metric("partitions_owned") == 3.0 && node.said().contains("LOG_REPLACED")).then_some(())
+    };
+    eventually("the partition that was archived is given up", || is_stopped(&cluster));
+    let nothing_is_reset = |cluster: &Cluster| {
+        assert_eq!(cluster.number("SELECT max(log_offset) FROM partitions"), 3);
+        assert_eq!(cluster.number("SELECT count(*) FROM messages"), 3);
+    };
+    // Its conversations take nothing: no number is given out twice.
+    let refused = ann.refused(ask::send(send("bob", "m4", "hi")));
+    assert!(matches!(refused, Code::Unknown | Code::BusUnavailable), "{refused:?}");
+    assert_eq!(history(&mut ann, "d:ann:bob").len(), 3);
+    nothing_is_reset(&cluster);
+    // Not by another run either.
+    cluster.kill(0);
+    cluster.restart(0);
+    eventually("it is refused again", || is_stopped(&cluster));
+    nothing_is_reset(&cluster);
 }

@@ -57,7 +57,12 @@ impl Link for End {
         Ok(vec![Some(Tail { messages: vec![vec![0; 33 << 20].into()], ..Tail::default() })])
     }
 
-    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        _: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         Ok(vec![Word::NotYet; asks.len()])
     }
 
@@ -296,8 +301,11 @@ async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done()
     let short = Settings { timeout: Duration::from_millis(200), ..open() };
     let peers = [(peer.clone(), listener.address()), (silent.clone(), socket.local_addr().unwrap())];
     let link = caller(short, &peers);
-    let ask = || vec![Ask { partition: 0, offset: 0, conn: 0, request: 0 }];
-    eventually("the link is there", async || link.answers_again(&peer, ask()).await.is_ok()).await;
+    let ask = || vec![Ask { partition: 0, offset: 0, conn: 0, request: 0, key: None }];
+    eventually("the link is there", async || {
+        link.answers_again(&node("here", 1), &peer, ask()).await.is_ok()
+    })
+    .await;
     let session = || {
         let user = tidegate_protocol::id::UserId::new("ann").unwrap();
         vec![Session { user, device: tidegate_protocol::id::DeviceId::new("phone").unwrap(), epoch: 1 }]

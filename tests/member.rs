@@ -94,6 +94,7 @@ impl Peer {
             capacity: 100,
             owns: said.0.owned.list(),
             stands: said.0.owned.standings(),
+            asserting: false,
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;

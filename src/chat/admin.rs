@@ -18,7 +18,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot;
 
-use super::{history::Refusal, send::Intake};
+use super::{history::Refusal, send::Intake, unanswered::Unanswered};
 use crate::routes::NodeBoot;
 
 /// The origin of records that no connection sent; no [`crate::mail::ConnKey`] packs to it (shards end at 63).
@@ -32,9 +32,15 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 pub struct Pending {
     next: AtomicU64,
     waiting: DashMap<u64, oneshot::Sender<Answer>>,
+    unanswered: Unanswered,
 }
 
 impl Pending {
+    /// The records of this node that wait for the ledger's word, sends among them.
+    pub(super) fn unanswered(&self) -> &Unanswered {
+        &self.unanswered
+    }
+
     /// Hands the answer to whoever asked, if they still wait.
     pub fn complete(&self, request: u64, answer: Answer) {
         if let Some((_, asker)) = self.waiting.remove(&request) {

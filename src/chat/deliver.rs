@@ -14,16 +14,20 @@ use tidegate_protocol::{
     trace::TraceContext,
 };
 
+use self::holds::Held;
 use super::{
     admin::{ADMIN_CONN, Pending},
     reach::{Parting, Reach},
+    unanswered::Unanswered,
 };
 use crate::{
     directory::{Directory, ShardSet},
     link,
-    mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, ShardHandle, ShardHandles},
+    mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, Outdated, ShardHandle, ShardHandles},
     routes::{NodeBoot, Route},
 };
+
+mod holds;
 
 /// Said with the refusal of an id that was refused before, though it might be allowed now.
 const REFUSED_BEFORE: &str =
@@ -41,21 +45,23 @@ pub struct Outbound {
     far_answers: BTreeMap<NodeBoot, Vec<link::Answer>>,
     partings: Vec<Parting>,
     answers: Vec<Vec<(ConnKey, u64, Answer)>>,
+    outdated: Vec<Vec<Outdated>>,
     items: Vec<Vec<Item>>,
 }
 
 impl Outbound {
     /// Nothing gathered yet. `shards` must be filled before the first [`Self::flush`].
     pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
-        let (answers, items, partings) = (Vec::new(), Vec::new(), Vec::new());
+        let (answers, outdated, items, partings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let far_answers = BTreeMap::new();
-        Self { me, directory, shards, pending, reach: None, far_answers, partings, answers, items }
+        Self { me, directory, shards, pending, reach: None, far_answers, partings, answers, outdated, items }
     }
 
     /// The same, for a node among others.
     #[must_use]
-    pub fn with_reach(self, reach: Reach) -> Self {
-        Self { reach: Some(reach), ..self }
+    pub fn with_reach(mut self, reach: Reach) -> Self {
+        self.reach = Some(reach);
+        self
     }
 
     /// Whether there are other nodes: then who is told is to be named, because no node has everybody in its indexes.
@@ -78,7 +84,13 @@ impl Outbound {
 
     /// The ledger's word on a record that this node appended, as its origin says.
     pub(super) fn answer_here(&mut self, conn: u64, request: u64, outcome: Outcome) {
-        if let Some(answer) = in_words(outcome) {
+        if let Outcome::Void { newest } = outcome
+            && conn != ADMIN_CONN
+        {
+            self.pending.unanswered().answered(conn, request);
+            let key = ConnKey::unpack(conn);
+            slot(&mut self.outdated, usize::from(key.shard)).push(Outdated { key, ticket: request, newest });
+        } else if let Some(answer) = in_words(outcome) {
             self.answer(conn, request, answer);
         }
     }
@@ -88,13 +100,19 @@ impl Outbound {
         self.answer(record.origin.conn, record.origin.request, answer);
     }
 
-    fn answer(&mut self, conn: u64, request: u64, answer: Answer) {
+    pub(super) fn answer(&mut self, conn: u64, request: u64, answer: Answer) {
+        self.pending.unanswered().answered(conn, request);
         if conn == ADMIN_CONN {
             self.pending.complete(request, answer);
             return;
         }
         let key = ConnKey::unpack(conn);
         slot(&mut self.answers, usize::from(key.shard)).push((key, request, answer));
+    }
+
+    /// The records of this node that wait for an answer.
+    pub(super) fn unanswered(&self) -> &Unanswered {
+        self.pending.unanswered()
     }
 
     fn is_mine(&self, record: &Record) -> bool {
@@ -231,10 +249,13 @@ impl Outbound {
     /// The groups of a user, for a connection that waits for them; holds them open until the shard has them.
     pub async fn memberships(&mut self, key: ConnKey, groups: Vec<ConversationId>) {
         self.flush().await;
+        let shard = usize::from(key.shard);
         for group in &groups {
-            self.directory.hold_conversation(group, usize::from(key.shard));
+            self.directory.hold_conversation(group, shard);
         }
-        self.post(usize::from(key.shard), Mail::Memberships(key, groups)).await;
+        let held = Held { directory: &self.directory, shard, groups: groups.clone() };
+        self.post(shard, Mail::Memberships(key, groups)).await;
+        held.are_the_shards();
     }
 
     /// The route of a connection is another's, with this epoch.
@@ -255,6 +276,12 @@ impl Outbound {
             let answers = std::mem::take(&mut self.answers[shard]);
             if !answers.is_empty() {
                 self.post(shard, Mail::Answers(answers)).await;
+            }
+        }
+        for shard in 0..self.outdated.len() {
+            let outdated = std::mem::take(&mut self.outdated[shard]);
+            if !outdated.is_empty() {
+                self.post(shard, Mail::Outdated(outdated)).await;
             }
         }
         let Some(reach) = &self.reach else { return };
@@ -307,7 +334,9 @@ impl Outbound {
         let Some(handle) = self.handle(shard) else { return };
         let has_room = handle.has_room(items.iter().map(Item::weight).sum());
         let items = if has_room { items } else { hints(items) };
+        let held = Held::new(&self.directory, shard, &items);
         self.post(shard, Mail::Deliver(items)).await;
+        held.are_the_shards();
     }
 
     fn handle(&self, shard: usize) -> Option<&ShardHandle> {
@@ -327,6 +356,14 @@ pub(super) fn traceparent(trace: Option<TraceContext>) -> String {
     trace.map(|trace| trace.to_string()).unwrap_or_default()
 }
 
+impl Drop for Outbound {
+    fn drop(&mut self) {
+        for (shard, items) in self.items.iter().enumerate() {
+            drop(Held::new(&self.directory, shard, items));
+        }
+    }
+}
+
 /// The members of a group, where they have to be named.
 pub type Named<'a> = Option<&'a Arc<[UserId]>>;
 
@@ -340,7 +377,7 @@ fn in_words(outcome: Outcome) -> Option<Answer> {
         Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
         Outcome::Refused { code } => Answer::Refused { code, message: "".into() },
         Outcome::RefusedBefore { code } => Answer::Refused { code, message: REFUSED_BEFORE.into() },
-        // A newer connection of the device has spoken: this one must come back with a newer epoch.
+        // Only messages are, and those of connections are no answer but [`Mail::Outdated`].
         Outcome::Void { .. } => Answer::AppendFailed,
         Outcome::Noted => return None,
     })

@@ -5,25 +5,35 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tidegate_protocol::machine::ledger::Stop;
+use tidegate_protocol::{id::UserId, machine::ledger::Stop};
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, Id, JoinSet},
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    answered::Answered,
     deliver::Outbound,
     owner::{GivenUp, Owner, RETRY, Settings},
+    stall::Stall,
 };
 use crate::{
-    bus::{OwnershipEvent, ReadError},
+    bus::{Ownership, OwnershipEvent, ReadError},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
     routes::Route,
     store::StoreError,
 };
+
+/// Between two looks at whether archives go on.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a node stays away that gave its partitions up: at first, and at the most.
+const AWAY: Duration = Duration::from_secs(10);
+const AWAY_MAX: Duration = Duration::from_secs(160);
 
 /// Within this a node that the group of owners has put out hears of it.
 const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
@@ -37,6 +47,8 @@ pub struct Owning {
     pub logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
     /// Makes what tells the clients, once for each partition.
     pub outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
+    /// Where owners keep what they said, for who asks again; none = there are no other nodes.
+    pub answered: Option<Arc<Answered>>,
     /// From the configuration.
     pub settings: Settings,
     /// Where it counts.
@@ -72,20 +84,60 @@ struct Held {
     task: AbortHandle,
 }
 
+/// How owning ended.
+enum Ended {
+    /// The node leaves, or is of no use.
+    ForGood,
+    /// Its archive stood still while others went on: the partitions are theirs for now.
+    ForNow,
+}
+
 /// Owns what the bus assigns, each partition in a task of its own, until the node has left. Returns early when no
-/// partition can be owned: then the node is of no use.
+/// partition can be owned: then the node is of no use. A node whose archive stands still while those of others go on
+/// leaves for a while, longer each time: no group takes a single partition back from one who stays.
 pub async fn own_all(mut owning: Owning) {
-    let ports = Arc::clone(&owning.ports);
-    let mut ownership = loop {
+    let (leaving, mut away) = (owning.leaving.clone(), AWAY);
+    while let Ended::ForNow = own(&mut owning).await {
+        let back = async {
+            tokio::time::sleep(away).await;
+            store_answers(&owning.ports).await;
+        };
+        tokio::select! {
+            biased;
+            () = leaving.cancelled() => return,
+            () = back => {}
+        }
+        away = (2 * away).min(AWAY_MAX);
+    }
+}
+
+/// Waits until the store can be read again.
+async fn store_answers(ports: &Ports) {
+    let Ok(nobody) = UserId::new("-") else { return };
+    while let Err(error) = ports.store.memberships(&nobody, None, 1).await {
+        tracing::debug!(%error, "this node owns nothing before the store answers");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn join(ports: &Ports) -> Box<dyn Ownership> {
+    loop {
         match ports.bus.join(&ports.me).await {
-            Ok(ownership) => break ownership,
+            Ok(ownership) => return ownership,
             Err(error) => {
                 tracing::warn!(%error, "the owners could not be joined");
                 tokio::time::sleep(RETRY).await;
             }
         }
-    };
-    let (mut hands, mut left) = (Hands::default(), false);
+    }
+}
+
+async fn own(owning: &mut Owning) -> Ended {
+    let ports = Arc::clone(&owning.ports);
+    let mut ownership = join(&ports).await;
+    let (mut hands, mut left, mut ended) = (Hands::default(), false, Ended::ForGood);
+    let (mut stall, mut looks) = (Stall::default(), tokio::time::interval(LOOK_EVERY));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let leaving = owning.leaving.clone();
     loop {
         tokio::select! {
@@ -94,15 +146,19 @@ pub async fn own_all(mut owning: Owning) {
             event = ownership.next() => match event {
                 Some(OwnershipEvent::Assigned(partition)) => {
                     let logins = owning.logins.take();
-                    hands.take(partition, &owning, logins);
+                    hands.take(partition, owning, logins);
                 }
                 Some(OwnershipEvent::Revoked(partition)) => {
+                    if stall.stands_still(partition, Instant::now()) {
+                        // It would not come to an end in time; as after a crash, the fence decides what of it counts.
+                        hands.drop(partition, owning);
+                    }
                     if !hands.stop(partition) {
                         ownership.release(partition).await;
                     }
                 }
-                Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, &owning),
-                None => return,
+                Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, owning),
+                None => return ended,
             },
             Some(ended) = hands.tasks.join_next_with_id() => match ended {
                 // An owner that was dropped meanwhile has no say: the partition may be in new hands.
@@ -118,16 +174,28 @@ pub async fn own_all(mut owning: Owning) {
                     // What it holds of others is of use; with nothing left, or a store that can't be trusted, the node ends
                     // and says so (`Node::broken`), so that its partitions go to others.
                     if hands.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
-                        return;
+                        return Ended::ForGood;
                     }
                 }
                 Err(error) if error.is_cancelled() => {}
                 // Nobody knows what it had done: the node ends, and another run takes over from the store.
-                Err(error) => return tracing::error!(%error, "an owner panicked"),
+                Err(error) => {
+                    tracing::error!(%error, "an owner panicked");
+                    return Ended::ForGood;
+                }
             },
             () = leaving.cancelled(), if !left => {
                 left = true;
                 ownership.leave().await;
+            }
+            _ = looks.tick(), if !left => {
+                let held = hands.held.keys().map(|partition| (*partition, ports.owned.progress_of(*partition)));
+                if let Some(partition) = stall.look(held, ports.peers.seen().standings(), Instant::now()) {
+                    tracing::error!(partition, "nothing is archived here for 10 s while other nodes archive: they get the partitions");
+                    owning.metrics.given_up.increment(1);
+                    (left, ended) = (true, Ended::ForNow);
+                    ownership.leave().await;
+                }
             }
         }
     }
@@ -144,11 +212,13 @@ impl Hands {
         let stop = CancellationToken::new();
         let stopping = stop.clone();
         let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
+        let answered = owning.answered.clone();
         let (metrics, note, mut out) = (owning.metrics.clone(), owning.noter(), (owning.outbound)());
         let mut logins = logins;
         let task = self.tasks.spawn(async move {
             loop {
-                let taken = Owner::take_over(partition, &ports, settings.clone(), &metrics).await;
+                let taken =
+                    Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics).await;
                 let why = match taken {
                     Ok(owner) => {
                         note(partition, true);
@@ -192,7 +262,7 @@ impl Hands {
         if let Some(held) = self.held.remove(&partition) {
             held.task.abort();
             owning.note(partition, false);
-            tracing::warn!(partition, "a partition was lost to another node");
+            tracing::warn!(partition, "an owner was ended where it stood: the partition is another node's");
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError},
     ports::Ports,
-    routes::{NodeBoot, Registration, Route},
+    routes::{NodeBoot, Registration, Route, RoutesError},
     store::{Store, StoreError},
 };
 
@@ -72,6 +72,30 @@ pub async fn login(
     let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     let route = Route { user, device, token: registered.token };
     Ok(LoginDone { route, replaced: here, chain, wishes })
+}
+
+/// Takes an epoch above `newest` for the connection that has this route, unless a newer connection has it (DESIGN 6.3): what
+/// the ledger says when the clock by which epochs are given was set back.
+///
+/// # Errors
+/// [`RoutesError::NotCurrent`] names the newer connection; with any other the route is as it was, or one epoch further on.
+pub async fn renew(ports: Arc<Ports>, route: Route, newest: u64) -> Result<Route, RoutesError> {
+    let wish = Registration {
+        user: route.user.clone(),
+        device: route.device.clone(),
+        at: ports.me.clone(),
+        above: newest,
+        only_if: Some(route.token.clone()),
+    };
+    let registered = match ports.routes.register(wish.clone()).await {
+        // Lost with everything else, and not put back yet.
+        Err(RoutesError::NotCurrent(None)) => {
+            ports.routes.reassert(std::slice::from_ref(&route)).await?;
+            ports.routes.register(wish).await?
+        }
+        other => other?,
+    };
+    Ok(Route { token: registered.token, ..route })
 }
 
 /// Has the session that was replaced stopped on its node, which this one may not have heard of yet. Goes on beside the login

@@ -15,7 +15,8 @@ use tidegate_protocol::{
 
 use crate::store::{Store, StoreError};
 
-/// Users of groups kept between batches; above it all are forgotten and read again when they are needed.
+/// Users of groups kept between batches; above it those of the groups that were not told anything for the longest time are
+/// forgotten, down to three quarters of it, and read again when they are needed.
 const USERS_MAX: usize = 200_000;
 
 /// The largest group whose members are found one by one; members of larger ones learn of messages by their heartbeats.
@@ -28,26 +29,56 @@ const PAGE: usize = 1_000;
 #[derive(Default)]
 pub(super) struct Members {
     groups: HashMap<ConversationId, Group>,
+    /// Which batch this is.
+    batch: u64,
+    /// What `groups` weighs, as of the last look or more.
+    weight: usize,
 }
 
 struct Group {
+    /// The last batch that named it.
+    batch: u64,
     users: BTreeSet<UserId>,
     list: Option<Arc<[UserId]>>,
     /// More than [`REACH_MAX`]: not kept.
     is_huge: bool,
 }
 
+impl Group {
+    fn weight(&self) -> usize {
+        self.users.len() + 1
+    }
+}
+
 impl Members {
     /// Makes room, between two batches.
     pub(super) fn trim(&mut self) {
-        if self.groups.values().map(|group| group.users.len() + 1).sum::<usize>() > USERS_MAX {
-            self.groups.clear();
+        self.trim_to(USERS_MAX);
+    }
+
+    fn trim_to(&mut self, most: usize) {
+        self.batch += 1;
+        if self.weight <= most {
+            return;
+        }
+        let mut by_age: Vec<(u64, usize, ConversationId)> =
+            self.groups.iter().map(|(id, group)| (group.batch, group.weight(), id.clone())).collect();
+        by_age.sort_unstable_by(|a, b| b.cmp(a));
+        let kept = most / 4 * 3;
+        self.weight = 0;
+        for (_, weight, id) in by_age {
+            if self.weight + weight > kept {
+                self.groups.remove(&id);
+            } else {
+                self.weight += weight;
+            }
         }
     }
 
     /// Reads a group, unless it is known; to be called before the batch that names it is archived.
     pub(super) async fn read(&mut self, store: &dyn Store, group: &ConversationId) -> Result<(), StoreError> {
-        if self.groups.contains_key(group) {
+        if let Some(known) = self.groups.get_mut(group) {
+            known.batch = self.batch;
             return Ok(());
         }
         let (mut users, mut after): (BTreeSet<UserId>, Option<UserId>) = (BTreeSet::new(), None);
@@ -66,7 +97,9 @@ impl Members {
         if is_huge {
             users.clear();
         }
-        self.groups.insert(group.clone(), Group { users, list: None, is_huge });
+        let read = Group { batch: self.batch, users, list: None, is_huge };
+        self.weight += read.weight();
+        self.groups.insert(group.clone(), read);
         Ok(())
     }
 
@@ -89,7 +122,9 @@ impl Members {
         group.list = None;
         match change.action {
             MemberAction::Create | MemberAction::Join => {
+                let before = group.users.len();
                 group.users.extend(change.users.iter().cloned());
+                self.weight += group.users.len() - before;
                 if group.users.len() > REACH_MAX {
                     (group.users, group.is_huge) = (BTreeSet::new(), true);
                 }

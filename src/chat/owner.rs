@@ -10,10 +10,11 @@ use tidegate_protocol::{
     machine::ledger::{Ledger, Need, Outcome, Stop},
     record::{Body, MemberAction, Position, Record, RecordError},
 };
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    answered::{Answered, Voice},
     deliver::Outbound,
     login,
     members::Members,
@@ -22,7 +23,7 @@ use super::{
     send, steps,
 };
 use crate::{
-    bus::{Batch, ReadError, TopicId},
+    bus::{Batch, Bounds, ReadError, TopicId},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
@@ -71,6 +72,11 @@ pub(super) enum GivenUp {
         "LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store"
     )]
     LogReplaced,
+    #[error(
+        "LOG_REPLACED: the log goes from {first} to {next} and was archived up to {archived}, so records between are \
+         missing; restore it, or start with an empty store"
+    )]
+    RecordsMissing { first: u64, next: u64, archived: u64 },
     /// By whoever assigned it.
     #[error("it was asked back")]
     Asked,
@@ -86,11 +92,18 @@ pub(super) struct Owner {
     ports: Arc<Ports>,
     settings: Settings,
     progress: Tracker,
+    /// None = there are no other nodes that would ask again.
+    voice: Option<Voice>,
     metrics: Metrics,
 }
 
+/// Between two looks at whether the store still is where the owner left it. A store that was put back to an older state shows
+/// too little until its owner notices, which need not wait for a next record.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+
 /// What an owner does next.
 enum Step {
+    Look,
     Logins(Vec<(ConnKey, Route)>),
     Read(Result<Batch, ReadError>),
 }
@@ -102,6 +115,7 @@ impl Owner {
     pub(super) async fn take_over(
         partition: u32,
         ports: &Arc<Ports>,
+        answered: Option<&Arc<Answered>>,
         settings: Settings,
         metrics: &Metrics,
     ) -> Result<Self, GivenUp> {
@@ -112,7 +126,12 @@ impl Owner {
         let forgotten = taken.position.offset > 0 && bounds.first == taken.position.offset;
         let last = match taken.position.offset.checked_sub(1) {
             _ if forgotten => None,
-            Some(offset) => ports.bus.read(partition, offset, 1, 1).await?.records.into_iter().next(),
+            Some(offset) => match ports.bus.read(partition, offset, 1, 1).await {
+                Err(ReadError::OutOfRange(bounds)) => {
+                    return Err(missing(bounds, taken.position.offset));
+                }
+                read => read?.records.into_iter().next(),
+            },
             None => None,
         };
         if !forgotten && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
@@ -128,6 +147,8 @@ impl Owner {
             ledger.keys_complete_from(from);
         }
         tracing::info!(partition, offset = taken.position.offset, "took a partition over");
+        let next = taken.position.offset;
+        let voice = answered.map(|answered| Voice::begin(answered, partition, fence, next));
         let progress = Tracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
         Ok(Self {
             partition,
@@ -138,6 +159,7 @@ impl Owner {
             ports: Arc::clone(ports),
             settings,
             progress,
+            voice,
             metrics: metrics.clone(),
         })
     }
@@ -153,12 +175,15 @@ impl Owner {
         // Ends with this, whichever way.
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
+        let mut looks = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
         loop {
             let next = self.ledger.next_offset();
             let step = async {
                 tokio::select! {
                     Some(batch) = next_logins(logins) => Step::Logins(batch),
+                    _ = looks.tick() => Step::Look,
                     batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => Step::Read(batch),
                 }
             };
@@ -169,6 +194,7 @@ impl Owner {
                 step = step => step,
             };
             let done = match step {
+                Step::Look => self.look().await,
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Read(Ok(batch)) => self.decide(batch, out).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
@@ -176,11 +202,21 @@ impl Owner {
                     tokio::time::sleep(RETRY).await;
                     Ok(())
                 }
+                Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(missing(bounds, next)),
                 Step::Read(Err(error)) => Err(error.into()),
             };
             if let Err(error) = done {
                 return error;
             }
+        }
+    }
+
+    /// Whether the store is where it was left, and still this owner's. One that does not answer now is asked again.
+    async fn look(&mut self) -> Result<(), GivenUp> {
+        match self.ports.store.load(self.partition, self.fence, &[]).await {
+            Ok(rows) => Ok(self.ledger.load(rows.position, [])?),
+            Err(StoreError::Unavailable(_) | StoreError::Unknown(_)) => Ok(()),
+            Err(error) => Err(GivenUp::Store(error)),
         }
     }
 
@@ -244,6 +280,9 @@ impl Owner {
         steps::note(&self.ports.trace, &decided, trace::Step::Archived, self.partition);
         for (record, outcome) in &decided {
             self.tell(record, *outcome, out).await?;
+        }
+        if let Some(voice) = &self.voice {
+            voice.said(&decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();
@@ -372,6 +411,11 @@ impl Owner {
         }
         Ok(())
     }
+}
+
+/// The log does not go on where it was archived to.
+fn missing(Bounds { first, next, .. }: Bounds, archived: u64) -> GivenUp {
+    GivenUp::RecordsMissing { first, next, archived }
 }
 
 /// The next users who log in; never, where they are none of an owner's.

@@ -8,12 +8,18 @@ use prost::Message as _;
 use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
 use tokio::{sync::oneshot, time};
 
-use super::{admin::Pending, deliver::Outbound, steps};
+use super::{
+    admin::Pending,
+    answered::{self, Answered},
+    deliver::Outbound,
+    steps,
+};
 use crate::{
     directory::Directory,
     link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
     mail::{self, Audience, Mail, ShardHandles},
     metrics::Metrics,
+    ports::Ports,
     routes::NodeBoot,
     trace::Tracer,
 };
@@ -32,6 +38,8 @@ pub struct Peer {
     metrics: Metrics,
     missed: strays::Missed,
     tracer: Arc<Tracer>,
+    /// What the owners here have said; none = nobody owns anything here.
+    answered: Option<(Arc<Answered>, Arc<Ports>)>,
 }
 
 impl Peer {
@@ -51,6 +59,7 @@ impl Peer {
             metrics,
             missed: strays::Missed::default(),
             tracer: Arc::default(),
+            answered: None,
         }
     }
 
@@ -58,6 +67,12 @@ impl Peer {
     #[must_use]
     pub fn tracing(self, tracer: Arc<Tracer>) -> Self {
         Self { tracer, ..self }
+    }
+
+    /// The same, for a node whose owners may be asked again what they said.
+    #[must_use]
+    pub fn answering(self, answered: Arc<Answered>, ports: Arc<Ports>) -> Self {
+        Self { answered: Some((answered, ports)), ..self }
     }
 
     fn outbound(&self) -> Outbound {
@@ -151,9 +166,17 @@ impl Link for Peer {
         Ok(queries.iter().map(|_| None).collect())
     }
 
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         self.is_me(to)?;
-        Ok(asks.iter().map(|_| Word::NotOwner).collect())
+        Ok(match &self.answered {
+            Some((answered, ports)) => answered::words(answered, ports, from, &asks).await,
+            None => vec![Word::NotOwner; asks.len()],
+        })
     }
 
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {

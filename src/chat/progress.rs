@@ -59,8 +59,8 @@ impl Tracker {
         self.owned.update(self.partition, |it| {
             it.end = it.end.max(heard.end);
             let mean = heard.bytes / heard.records.max(1);
-            // Smoothed: one large message makes no backlog.
-            it.record_bytes = if it.record_bytes == 0 { mean } else { (it.record_bytes * 7 + mean) / 8 };
+            // Up at once and down slowly: what waits behind a batch is taken for as large as that.
+            it.record_bytes = mean.max((it.record_bytes * 7 + mean) / 8);
             it.waits = Some(waits_since(first, wall_ms));
         });
     }
@@ -132,9 +132,9 @@ mod tests {
         tracker.archived(13, &batch, 61_000);
         assert_eq!((standing(&owned).behind(), standing(&owned).behind_ms), (1, 30_000));
         // From a clock that is ahead.
-        let last = heard(14, &[(930, Some(99_000))]);
+        let last = heard(14, &[(130, Some(99_000))]);
         tracker.read(&last, 61_000);
-        assert_eq!(standing(&owned).behind_ms, 0);
+        assert_eq!((standing(&owned).behind_ms, standing(&owned).behind_bytes), (0, 900));
         tracker.archived(14, &last, 61_000);
         time::advance(Duration::from_secs(60)).await;
         let it = standing(&owned);

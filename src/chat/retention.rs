@@ -140,8 +140,11 @@ impl Sweeper<'_> {
     /// One look at everything that is due.
     pub(super) async fn round(&mut self, round: u64) -> Result<(), Unfinished> {
         let mut after = None;
+        // What keeps as long as the node says is looked at when that is due; else only groups that may say otherwise.
+        let node = self.settings.node;
+        let with_settings = node.ms().is_none() || !node.is_due(round, self.settings.every);
         loop {
-            let scan = Scan::Heads { after, limit: HEADS };
+            let scan = Scan::Heads { after, limit: HEADS, with_settings };
             let page = self.store.scan(self.partition, self.fence, &scan).await?.rows;
             let whole = page.len() < HEADS;
             after = None;

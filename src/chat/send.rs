@@ -206,6 +206,7 @@ pub async fn append_all(
                         continue;
                     }
                     let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
+                    out.unanswered().appending(partition, &batch);
                     let bus = Arc::clone(&ports.bus);
                     // Polled first in the order of these calls, which is the order in the log.
                     appends.push(async move { (batch, bus.append(partition, encoded).await) });
@@ -236,7 +237,14 @@ async fn settle(
     out: &mut Outbound,
 ) {
     note(&batch, &result, tracer);
-    if let Err(error) = result {
+    let error = match result {
+        Ok(appended) => {
+            out.unanswered().appended(&batch, appended.last);
+            None
+        }
+        Err(error) => Some(error),
+    };
+    if let Some(error) = error {
         if matches!(error, AppendError::Unavailable(_)) {
             // For as long as it lasts; the log itself says when that begins and ends.
             tracing::debug!(%error, records = batch.len(), "an append was refused");

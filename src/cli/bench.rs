@@ -5,8 +5,10 @@
 //! verified (content, order, count); CPU is the scheduler's own count.
 
 pub(super) mod admin;
+mod bare;
 mod child;
 mod driver;
+mod ground;
 mod host;
 mod orders;
 mod pattern;
@@ -175,7 +177,52 @@ pub enum Scenario {
         #[arg(long, default_value_t = 4)]
         partitions: u32,
     },
-    /// All of them, with their defaults; not `postgres`, which needs a server.
+    /// A cluster whose owner of partitions dies, or stops by plan: how long its conversations wait for acks.
+    Cluster {
+        /// Where they are.
+        #[command(flatten)]
+        services: Services,
+        /// Senders, each with a conversation of its own.
+        #[arg(long, default_value_t = 48)]
+        senders: usize,
+        /// Partitions of the log.
+        #[arg(long, default_value_t = 12)]
+        partitions: u32,
+    },
+    /// One-to-one chat through one node and through three, against a bare producer and consumer of the same Kafka.
+    Kafka {
+        /// Where they are.
+        #[command(flatten)]
+        services: Services,
+        /// Connections.
+        #[arg(long, default_value_t = 64)]
+        conns: usize,
+        /// Unanswered messages of a connection.
+        #[arg(long, default_value_t = 32)]
+        in_flight: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+        /// Partitions of the log.
+        #[arg(long, default_value_t = 12)]
+        partitions: u32,
+    },
+    /// Lookups of routes against `redis-benchmark -P 16`, and what Redis does for a message of a cluster.
+    Redis {
+        /// Where they are.
+        #[command(flatten)]
+        services: Services,
+        /// Users with a route.
+        #[arg(long, default_value_t = 10_000)]
+        users: usize,
+        /// Lookups of a round.
+        #[arg(long, default_value_t = 200_000)]
+        lookups: usize,
+        /// Messages that are sent through a node.
+        #[arg(long, default_value_t = 20_000)]
+        messages: u64,
+    },
+    /// All of them, with their defaults; not `postgres`, `cluster`, `kafka` and `redis`, which need servers.
     All,
     /// A load generator; started by the bench itself.
     #[command(hide = true)]
@@ -214,6 +261,14 @@ pub enum Scenario {
         #[arg(long)]
         reply: usize,
     },
+}
+
+/// Where the servers of a cluster are.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Services {
+    /// What `cargo xtask services up` wrote.
+    #[arg(long, value_name = "FILE", default_value = "target/services/services.json")]
+    pub services: PathBuf,
 }
 
 impl std::fmt::Display for Transport {

@@ -39,8 +39,13 @@ impl Link for Faulty<dyn Link> {
         self.call("tails", self.inner.tails(to, queries)).await
     }
 
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
-        self.call("answers_again", self.inner.answers_again(to, asks)).await
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
+        self.call("answers_again", self.inner.answers_again(from, to, asks)).await
     }
 
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {

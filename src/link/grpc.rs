@@ -223,7 +223,13 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    /// A lane says who asks: the run that it was opened by.
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         if asks.is_empty() {
             return Ok(Vec::new());
         }

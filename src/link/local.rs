@@ -32,7 +32,12 @@ impl Link for LocalLink {
         nobody(&queries).map(|()| Vec::new())
     }
 
-    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        _: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         nobody(&asks).map(|()| Vec::new())
     }
 

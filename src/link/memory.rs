@@ -87,11 +87,16 @@ impl Link for MemoryLink {
         self.place(to)?.end.tails(to, queries).await
     }
 
-    async fn answers_again(&self, to: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        to: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
         if asks.is_empty() {
             return Ok(Vec::new());
         }
-        self.place(to)?.end.answers_again(to, asks).await
+        self.place(to)?.end.answers_again(from, to, asks).await
     }
 
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {

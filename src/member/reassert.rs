@@ -1,6 +1,12 @@
 //! Puts the routes of this node's conns back after the routes lost something, a page at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{Notify, oneshot},
@@ -23,12 +29,32 @@ const SETTLE: Duration = Duration::from_secs(6);
 /// of long conns from their time to live.
 const ROUND_EVERY: Duration = Duration::from_secs(15 * 60);
 
+/// The losses that were noticed, and those after which everything was put back.
+#[derive(Default)]
+pub(super) struct Losses {
+    noticed: AtomicU64,
+    mended: AtomicU64,
+    bell: Notify,
+}
+
+impl Losses {
+    /// Something was lost.
+    pub(super) fn one_more(&self) {
+        self.noticed.fetch_add(1, Ordering::SeqCst);
+        self.bell.notify_one();
+    }
+
+    /// Whether routes of this node may be missing.
+    pub(super) fn are_open(&self) -> bool {
+        self.noticed.load(Ordering::SeqCst) != self.mended.load(Ordering::SeqCst)
+    }
+}
+
 /// Asks the shards for their routes, and tells the routes.
 pub(super) struct Putter {
     pub(super) routes: Arc<dyn Routes>,
     pub(super) shards: Vec<ShardHandle>,
-    /// Rung when something was lost.
-    pub(super) loss: Arc<Notify>,
+    pub(super) losses: Arc<Losses>,
     pub(super) metrics: Metrics,
 }
 
@@ -36,11 +62,13 @@ impl Putter {
     /// For as long as the node lives.
     pub(super) async fn run(self) {
         loop {
-            let lost = timeout(ROUND_EVERY, self.loss.notified()).await.is_ok();
+            let lost = timeout(ROUND_EVERY, self.losses.bell.notified()).await.is_ok();
+            let noticed = self.losses.noticed.load(Ordering::SeqCst);
             self.round().await;
             if lost {
                 sleep(SETTLE).await;
                 self.round().await;
+                self.losses.mended.store(noticed, Ordering::SeqCst);
                 tracing::info!("the routes of this node's connections are back");
             }
         }

@@ -66,6 +66,8 @@ impl View {
         let lost = self.away || beat != self.beat + 1;
         (self.beat, self.away, self.said) = (beat, false, Some(said));
         if lost {
+            // By then each node has renewed its lease, and so has noticed what it lost and says that it is putting its
+            // routes back (`asserting`), or its lease is over.
             self.doubt_until = Some(now + self.lease);
             self.losses += 1;
             self.known.values_mut().for_each(|it| it.moved = now);
@@ -109,7 +111,7 @@ impl View {
         }
         self.known = known;
         others.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
-        let doubtful = self.doubt_until.is_some();
+        let doubtful = self.doubt_until.is_some() || others.iter().any(|row| row.info.asserting);
         let (rows, others, losses) = (rows.into(), Arc::from(others), self.losses);
         self.last = Seen { rows, others, stale: false, doubtful, losses };
         (self.last.clone(), dead)
@@ -139,6 +141,7 @@ mod tests {
             capacity: 1,
             owns: Vec::new(),
             stands: Vec::new(),
+            asserting: false,
         };
         NodeRow { info, beat, lease }
     }
@@ -220,6 +223,23 @@ mod tests {
         assert_eq!((names(&seen.others), seen.doubtful), (vec!["c".to_owned()], false));
         // Without a loss, who is not listed has left.
         assert_eq!(names(&view.looked(Vec::new(), now).0.others), [""; 0]);
+    }
+
+    #[test]
+    fn look_ups_are_doubtful_as_long_as_any_node_is_putting_its_routes_back() {
+        let (mut view, mut now) = view(1);
+        let mut b = row(&run("b", 1), 7, Lease::Live);
+        assert!(view.renewed(1, NodeState::Ready, now), "emptied");
+        now += LEASE;
+        b.info.asserting = true;
+        for beat in 8..60 {
+            // Its hundred thousands of routes take longer than a lease; what else it says is not asked.
+            b.beat = beat;
+            assert!(view.looked(vec![b.clone()], now).0.doubtful);
+            now += RENEW_EVERY;
+        }
+        b.info.asserting = false;
+        assert!(!view.looked(vec![b], now).0.doubtful);
     }
 
     #[test]

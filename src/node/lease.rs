@@ -87,6 +87,8 @@ impl Said {
             capacity: count(self.admission.conns_max()),
             owns: self.ports.owned.list(),
             stands: self.ports.owned.standings(),
+            // The lease knows.
+            asserting: false,
         }
     }
 }

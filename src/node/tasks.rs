@@ -10,6 +10,8 @@ use super::ports;
 use crate::{
     chat::{
         admin::Pending,
+        answered::Answered,
+        asking,
         beside::Beside,
         courier::Couriers,
         deliver::Outbound,
@@ -35,6 +37,8 @@ pub(super) struct Floor {
     directory: Arc<Directory>,
     handles: ShardHandles,
     pending: Arc<Pending>,
+    /// What the owners of this node have said lately.
+    answered: Arc<Answered>,
     metrics: Metrics,
 }
 
@@ -61,7 +65,7 @@ impl Floor {
         metrics: &Metrics,
     ) -> Self {
         let (ports, directory, handles) = (Arc::clone(ports), Arc::clone(directory), Arc::clone(handles));
-        Self { ports, directory, handles, pending, metrics: metrics.clone() }
+        Self { ports, directory, handles, pending, answered: Arc::default(), metrics: metrics.clone() }
     }
 
     fn outbound(&self) -> Outbound {
@@ -99,7 +103,9 @@ impl Floor {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
         let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
-        let end = end.tracing(Arc::clone(&self.ports.trace));
+        let end = end
+            .tracing(Arc::clone(&self.ports.trace))
+            .answering(Arc::clone(&self.answered), Arc::clone(&self.ports));
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 
@@ -122,6 +128,18 @@ impl Floor {
             let floor = Arc::clone(&floor);
             tokio::spawn(login::answer_all(logins, Arc::clone(&ports), move || floor.outbound()));
         }
+        if among_others {
+            let (pending, answered) = (Arc::clone(&floor.pending), Arc::clone(&floor.answered));
+            let asking = asking::ask_again(
+                Arc::clone(&ports),
+                pending,
+                answered,
+                floor.outbound(),
+                floor.metrics.clone(),
+            );
+            tokio::spawn(asking);
+        }
+        let answered = among_others.then(|| Arc::clone(&floor.answered));
         let couriers = among_others.then(|| Couriers::new(&ports, floor.metrics.clone()));
         let metrics = floor.metrics.clone();
         let outbound = move || match &couriers {
@@ -132,6 +150,7 @@ impl Floor {
             ports,
             logins,
             outbound: Box::new(outbound),
+            answered,
             settings,
             metrics,
             leaving: leaving.clone(),

@@ -24,7 +24,7 @@ pub struct Progress {
     pub position: u64,
     /// The end of the log, as far as it was heard.
     pub end: u64,
-    /// What a record of this partition takes in the log, on the average.
+    /// What a record of this partition takes in the log, rather too much than too little.
     pub record_bytes: u64,
     /// When it was seen that something waits for the archive, and how old the oldest of it was then; none = nothing waits.
     pub waits: Option<(Instant, Duration)>,

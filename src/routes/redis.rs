@@ -41,8 +41,9 @@ const CLAIM_FOR: Duration = Duration::from_secs(2);
 const CLAIM_OVER: Duration = Duration::from_secs(5);
 /// How long a row that was deleted is remembered, so that epochs rise although the clocks of two servers differ.
 const GONE_TTL: Duration = Duration::from_secs(60);
-/// How often a registration comes back above an epoch that was in its way.
-const TRIES: u32 = 8;
+/// How often a registration comes back above an epoch that was in its way. Before the nth time it waits up to 2^n ms, by chance: of
+/// many that come for one device at once, each would be in the way of the others.
+const TRIES: u32 = 10;
 
 /// The routes of profile `cluster`.
 pub struct RedisRoutes {
@@ -114,7 +115,10 @@ impl Routes for RedisRoutes {
     async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
         let mut above = wish.above;
         let mut stale = Vec::new();
-        for _ in 0..TRIES {
+        for turn in 0..TRIES {
+            if turn > 0 {
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..1 << turn))).await;
+            }
             let begun = Instant::now();
             let Some(epoch) = self.claim_new(&wish, above).await? else { return Err(RoutesError::LeaseLost) };
             let token = Token { at: wish.at.clone(), epoch };

@@ -136,7 +136,7 @@ impl Shard {
             self.replace_others(&done);
         }
         self.joining.push((conn.key, done.route.clone()));
-        conn.who = Some(Box::new(Who { route: done.route, chain: done.chain }));
+        conn.who = Some(Box::new(Who { route: done.route, chain: done.chain, outdated: Vec::new() }));
     }
 
     /// The groups are indexed: the session may say Welcome. What was said before stays before: a group with pushes in

@@ -78,6 +78,8 @@ pub(super) struct Who {
     pub(super) route: Route,
     /// Where the device's chain stands, as saved.
     pub(super) chain: Option<ChainState>,
+    /// Void sends that wait for a newer epoch.
+    pub(super) outdated: Vec<u64>,
 }
 
 /// One connection.

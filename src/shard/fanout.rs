@@ -42,6 +42,10 @@ impl Shard {
                     left = left.saturating_sub(end - start).min(left - 1);
                     self.serve(group, &run, start, end);
                 }
+                Some(Work::Named { run, start, end }) => {
+                    left = left.saturating_sub(end - start).min(left - 1);
+                    run.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
+                }
             }
         }
     }
@@ -51,16 +55,10 @@ impl Shard {
         match item {
             Item::Push(delivery) => match &delivery.audience {
                 Audience::Members => self.hub.push(delivery),
-                Audience::Users(users) => {
-                    let users = Arc::clone(users);
-                    for user in users.iter() {
-                        let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
-                        self.push_to(&slots, &delivery);
+                Audience::Users(_) | Audience::Sessions(_) => {
+                    if let Some(delivery) = self.hub.push_named(delivery) {
+                        self.push_to_named(&delivery, 0, delivery.audience.named());
                     }
-                }
-                Audience::Sessions(sessions) => {
-                    let slots = self.slots_of_sessions(sessions);
-                    self.push_to(&slots, &delivery);
                 }
             },
             change => {
@@ -209,6 +207,23 @@ impl Shard {
                 shard.push(conn, delivery);
             }
         });
+    }
+
+    /// To those of whom it names that stand from `start` to before `end` in its list.
+    fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) {
+        match &delivery.audience {
+            Audience::Members => {}
+            Audience::Users(users) => {
+                for user in users.get(start..end).unwrap_or_default() {
+                    let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
+                    self.push_to(&slots, delivery);
+                }
+            }
+            Audience::Sessions(sessions) => {
+                let slots = self.slots_of_sessions(sessions.get(start..end).unwrap_or_default());
+                self.push_to(&slots, delivery);
+            }
+        }
     }
 
     fn push_to(&mut self, slots: &[u32], delivery: &Delivery) {

@@ -20,7 +20,7 @@ use tidegate_protocol::{
 
 use crate::{
     directory::Directory,
-    mail::{Delivery, Item, Size},
+    mail::{Audience, Delivery, Item, Size},
 };
 
 /// Most pushes of one group written together.
@@ -28,6 +28,9 @@ const RUN_MAX: usize = 64;
 
 /// Bytes of pushes that may wait for their fan-out or be in it; above it mail stays in the mailbox and room sends are refused.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// A push for more who are named waits for its turn, in slices.
+const NAMED_MAX: usize = 1_000;
 
 /// Marks a member that left while a fan-out was walking the array.
 const LEFT: u32 = u32::MAX;
@@ -65,6 +68,8 @@ struct Job {
     next: usize,
     /// Members that join later stand beyond it and are not served.
     end: usize,
+    /// It is one push for those whom it names, and `next` and `end` are places in its list.
+    named: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -84,6 +89,15 @@ pub(super) enum Work {
         /// First member index.
         start: usize,
         /// Past the last member index.
+        end: usize,
+    },
+    /// Write the one push to those whom it names, from `start` to before `end`.
+    Named {
+        /// The push.
+        run: Arc<[Delivery]>,
+        /// First place in its list.
+        start: usize,
+        /// Past the last place.
         end: usize,
     },
     /// A membership change, or a hint about pushes left out, whose turn has come.
@@ -183,6 +197,20 @@ impl Hub {
         }
     }
 
+    /// Queues a push for many who are named, or one behind others of its conversation; gives it back when it can be written at
+    /// once.
+    pub(super) fn push_named(&mut self, delivery: Delivery) -> Option<Delivery> {
+        let group = self.ids.get(&delivery.conversation).copied();
+        let waits = |group: &u32| self.groups[*group as usize].queued;
+        match group.filter(|group| delivery.audience.named() > NAMED_MAX || waits(group)) {
+            Some(group) => {
+                self.enqueue(group, Item::Push(delivery));
+                None
+            }
+            None => Some(delivery),
+        }
+    }
+
     /// Queues a membership change, or a hint about pushes left out, behind the pushes that came before it; gives it back when nothing is before it.
     pub(super) fn change(&mut self, item: Item) -> Option<Item> {
         let conversation = match &item {
@@ -232,7 +260,7 @@ impl Hub {
             self.finish_job(index);
             let group = &mut self.groups[index as usize];
             if group.job.is_none() {
-                let run = take_run(&mut group.pending);
+                let (run, named) = take_run(&mut group.pending);
                 if run.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
                         self.waiting -= change.weight();
@@ -244,13 +272,18 @@ impl Hub {
                     continue;
                 }
                 let bytes = run.iter().map(Delivery::weight).sum();
-                group.job = Some(Job { run, bytes, next: 0, end: group.members.len() });
+                let end = if named { run[0].audience.named() } else { group.members.len() };
+                group.job = Some(Job { run, bytes, next: 0, end, named });
             }
             let job = group.job.as_mut().expect("set above or before");
             let (start, end) = (job.next, job.end.min(job.next + budget));
             job.next = end;
+            let (run, named) = (Arc::clone(&job.run), job.named);
             self.ready.push_back(index);
-            return Some(Work::Fan { group: index, run: Arc::clone(&job.run), start, end });
+            return Some(match named {
+                true => Work::Named { run, start, end },
+                false => Work::Fan { group: index, run, start, end },
+            });
         }
         None
     }
@@ -327,15 +360,19 @@ impl Hub {
     }
 }
 
-fn take_run(pending: &mut VecDeque<Item>) -> Arc<[Delivery]> {
-    let pushes = pending.iter().take(RUN_MAX).take_while(|item| matches!(item, Item::Push(_))).count();
-    pending
+/// The next pushes that go to all members, or one that goes to those whom it names (true).
+fn take_run(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
+    let to_all = |item: &Item| matches!(item, Item::Push(it) if matches!(it.audience, Audience::Members));
+    let named = matches!(pending.front(), Some(Item::Push(_))) && !pending.front().is_some_and(to_all);
+    let pushes = if named { 1 } else { pending.iter().take(RUN_MAX).take_while(|item| to_all(item)).count() };
+    let run = pending
         .drain(..pushes)
         .filter_map(|item| match item {
             Item::Push(delivery) => Some(delivery),
             Item::Join(..) | Item::Part(..) | Item::Behind(_) => None,
         })
-        .collect()
+        .collect();
+    (run, named)
 }
 
 #[cfg(test)]

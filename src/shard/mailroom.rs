@@ -96,6 +96,8 @@ impl Shard {
                     asker.send(!old.is_empty()).ok();
                 }
             }
+            Mail::Outdated(outdated) => self.take_outdated(outdated),
+            Mail::Renewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
             Mail::Sized(key, id, signal, size) => self.on_sized(key, id, signal, size),
             Mail::Numbered(room, turn) => self.on_numbered(&room, turn),

@@ -129,7 +129,12 @@ impl<'a> Reading<'a> {
         Ok(keys)
     }
 
-    fn heads(&self, after: Option<&ConversationId>, limit: usize) -> Result<Vec<Loaded>, Trouble> {
+    fn heads(
+        &self,
+        after: Option<&ConversationId>,
+        limit: usize,
+        with_settings: bool,
+    ) -> Result<Vec<Loaded>, Trouble> {
         let mut heads = Vec::new();
         let start = after.map_or_else(|| b"h".to_vec(), embedded::head_key);
         for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
@@ -139,7 +144,10 @@ impl<'a> Reading<'a> {
                 break;
             }
             let id = std::str::from_utf8(id).map_err(|_| embedded::damaged())?;
-            heads.push(Loaded::Head(embedded::conversation_id(id)?, Some(embedded::head(&value)?.0)));
+            let head = embedded::head(&value)?.0;
+            if !with_settings || !head.settings.is_empty() {
+                heads.push(Loaded::Head(embedded::conversation_id(id)?, Some(head)));
+            }
         }
         Ok(heads)
     }
@@ -292,7 +300,9 @@ impl Store for EmbeddedStore {
             let position = reading.owned(partition, fence)?;
             let rows = match scan {
                 Scan::Keys { from, after, limit } => reading.keys(partition, from, after, limit)?,
-                Scan::Heads { after, limit } => reading.heads(after.as_ref(), limit)?,
+                Scan::Heads { after, limit, with_settings } => {
+                    reading.heads(after.as_ref(), limit, with_settings)?
+                }
             };
             Ok(Snapshot { position, rows })
         };

@@ -251,12 +251,13 @@ impl Store for MemoryStore {
                 let keys = keys.into_iter().take(*limit);
                 keys.map(|(hash, key)| Loaded::Key(*hash, Some(*key))).collect()
             }
-            Scan::Heads { after, limit } => {
+            Scan::Heads { after, limit, with_settings } => {
                 let here = |id: &&ConversationId| after.as_ref().is_none_or(|after| *id > after);
                 let mut ids: Vec<_> = state.conversations.keys().filter(here).collect();
                 ids.sort_unstable();
                 let heads =
                     ids.into_iter().filter_map(|id| Some((id, state.conversations[id].head.clone()?)));
+                let heads = heads.filter(|(_, head)| !with_settings || !head.settings.is_empty());
                 heads.take(*limit).map(|(id, head)| Loaded::Head(id.clone(), Some(head))).collect()
             }
         };

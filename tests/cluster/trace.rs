@@ -54,11 +54,13 @@ fn a_message_that_was_asked_for_is_followed_from_its_sender_to_the_ack_of_its_re
     let cluster = Cluster::start(2, &["trace.per_second=0"]);
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
     ann.text("bob", "m1", "nobody asked for this one");
-    bob.ack("d:ann:bob", bob_got(&mut bob));
+    let seq = bob_got(&mut bob);
+    bob.ack("d:ann:bob", seq);
     assert!(traced(&cluster, &["m1"]).starts_with("nothing is known of m1"));
     assert!(traced(&cluster, &["m2"]).starts_with("nothing is known of m2"));
     ann.send(pb::Send { traceparent: TRACEPARENT.into(), ..send("bob", "m2", "but for this") });
-    bob.ack("d:ann:bob", bob_got(&mut bob));
+    let seq = bob_got(&mut bob);
+    bob.ack("d:ann:bob", seq);
 
     let steps = eventually("the ack", || {
         let said = traced(&cluster, &["m2", "--json"]);

@@ -11,8 +11,8 @@ use futures_util::future::join_all;
 use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
-        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink, Secret,
-        Session, Settings, Stray, TailQuery, Target, Word,
+        Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink,
+        Secret, Session, Settings, Stray, TailQuery, Target, Word,
     },
     metrics,
     routes::NodeBoot,
@@ -25,6 +25,11 @@ use super::{at_once, device, group, node, user};
 mod end;
 
 use end::{End, HERE, OWNED};
+
+/// Who calls.
+fn here() -> NodeBoot {
+    node("here", 1)
+}
 
 /// A node that calls, and one that is called.
 struct World {
@@ -64,7 +69,7 @@ fn grpc() -> World {
     let (metrics, _) = metrics::install();
     let at = ([127, 0, 0, 1], 0).into();
     let listener = Listener::bind(at, there.clone(), end.clone(), settings(), metrics.clone()).unwrap();
-    let link = GrpcLink::new(node("here", 1), settings(), 5, metrics);
+    let link = GrpcLink::new(here(), settings(), 5, metrics);
     let address = listener.address().to_string();
     link.set_peers(vec![(there.clone(), address.clone()), (gone(), address)]);
     World { link: Arc::new(link), there, end, _kept: Some(listener) }
@@ -183,9 +188,15 @@ async fn tails_come_from_the_owner_only(world: &World) {
 }
 
 async fn what_was_not_answered_may_be_asked_again(world: &World) {
-    let ask = |offset| Ask { partition: OWNED, offset, conn: 1, request: offset };
-    let words = world.link.answers_again(&world.there, (0..8).map(ask).collect()).await;
+    let ask = |offset: u64| {
+        let key = (offset % 2 == 0).then_some(AskKey { hash: [offset as u8; 16], body_hash: [9; 16] });
+        Ask { partition: OWNED, offset, conn: 1, request: offset, key }
+    };
+    let asks: Vec<Ask> = (0..8).map(ask).collect();
+    let words = world.link.answers_again(&here(), &world.there, asks.clone()).await;
     assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<Word>>()));
+    // S1: conns and requests are numbers of one run of one node, so its end is told which one asks.
+    assert_eq!(*world.end.asks.lock().unwrap(), [(here(), asks)]);
 }
 
 async fn a_question_does_not_wait_behind_deliveries(world: &World) {
@@ -260,7 +271,7 @@ async fn an_empty_batch_does_nothing(world: &World) {
         assert_eq!(world.link.deliver(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.tails(to, Vec::new()).await, Ok(Vec::new()));
-        assert_eq!(world.link.answers_again(to, Vec::new()).await, Ok(Vec::new()));
+        assert_eq!(world.link.answers_again(&here(), to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.strays(to, Vec::new()).await, Ok(()));
     }
     assert_eq!(world.end.begun.load(Ordering::SeqCst), 0);
@@ -281,8 +292,8 @@ async fn takes_nothing(link: &dyn Link) {
     assert_eq!(link.stop_sessions(&gone, vec![session(HERE)]).await, Err(LinkError::NotHere));
     let query = TailQuery { partition: OWNED, user: user("ann"), above: Vec::new(), limit: 1 };
     assert_eq!(link.tails(&gone, vec![query]).await, Err(LinkError::NotHere));
-    let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1 };
-    assert_eq!(link.answers_again(&gone, vec![ask]).await, Err(LinkError::NotHere));
+    let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
+    assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
     assert_eq!(link.strays(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
 }
 

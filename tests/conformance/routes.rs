@@ -77,6 +77,7 @@ fn info(at: &NodeBoot) -> NodeInfo {
         capacity: 100,
         owns: Vec::new(),
         stands: Vec::new(),
+        asserting: false,
     }
 }
 

@@ -4,7 +4,7 @@ pub(super) mod owner;
 mod pages;
 mod personal;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tidegate::{
     bus::TopicId,
@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Loaded, Need, Outcome},
-    record::{Body, MemberAction, Position, Rules, SenderOrder},
+    record::{Body, MemberAction, MemberChange, Position, Rules, SenderOrder},
     settings::UserSettings,
 };
 
@@ -287,7 +287,8 @@ async fn keys_and_heads_are_looked_through_in_pages(store: &Arc<dyn Store>) {
     assert_eq!((all.position, all.rows.len()), (owner.position, 4));
     let (mut heads, mut after) = (Vec::new(), None);
     loop {
-        let page = store.scan(0, owner.fence, &Scan::Heads { after, limit: 1 }).await.unwrap();
+        let scan = Scan::Heads { after, limit: 1, with_settings: false };
+        let page = store.scan(0, owner.fence, &scan).await.unwrap();
         let [Loaded::Head(id, Some(head))] = &page.rows[..] else {
             assert!(page.rows.is_empty(), "{page:?}");
             break;
@@ -296,12 +297,19 @@ async fn keys_and_heads_are_looked_through_in_pages(store: &Arc<dyn Store>) {
         heads.push((id.clone(), head.last_seq));
     }
     assert_eq!(heads, [(direct(), 3), (group("x"), 1)]);
+    let set = Scan::Heads { after: None, limit: 9, with_settings: true };
+    assert_eq!(store.scan(0, owner.fence, &set).await.unwrap().rows, []);
+    let settings = BTreeMap::from([("retention".to_owned(), "1d".to_owned())]);
+    let Body::Member(create) = change("y", MemberAction::Create, &["ann"], "r2") else { panic!("it is one") };
+    owner.run(&[Body::Member(MemberChange { settings, ..create })]).await;
+    let rows = store.scan(0, owner.fence, &set).await.unwrap().rows;
+    assert!(matches!(&rows[..], [Loaded::Head(id, Some(_))] if *id == group("y")), "{rows:?}");
 }
 
 async fn a_scan_is_for_the_owner_only(store: &Arc<dyn Store>) {
     let zombie = Owner::take_over(store, 0, 1).await;
     Owner::take_over(store, 0, 2).await;
-    let scan = Scan::Heads { after: None, limit: 1 };
+    let scan = Scan::Heads { after: None, limit: 1, with_settings: false };
     assert_eq!(store.scan(0, zombie.fence, &scan).await, Err(StoreError::Fenced));
 }
 
@@ -406,7 +414,7 @@ fn memory_answers_at_the_first_poll() {
     let store = memory();
     at_once(store.take_over(0, Fence(1), TOPIC)).unwrap();
     at_once(store.load(0, Fence(1), &[])).unwrap();
-    at_once(store.scan(0, Fence(1), &Scan::Heads { after: None, limit: 1 })).unwrap();
+    at_once(store.scan(0, Fence(1), &Scan::Heads { after: None, limit: 1, with_settings: false })).unwrap();
     at_once(store.memberships(&user("ann"), None, 1)).unwrap();
     at_once(store.members(&direct(), None, 1)).unwrap();
     at_once(store.summary(&direct(), None)).unwrap();

@@ -7,13 +7,14 @@
 
 mod bus;
 mod node;
+mod owners;
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate::{
     link::MemoryLink,
-    routes::{Leases, MemoryRoutes},
+    routes::{Leases, MemoryRoutes, NodeRow},
     store::{Direction, MemoryStore, PageQuery, Store},
 };
 use tidegate_protocol::{
@@ -41,6 +42,17 @@ pub(crate) struct World {
     store: Arc<MemoryStore>,
     routes: Arc<MemoryRoutes>,
     link: MemoryLink,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            log: SharedLog::new(PARTITIONS),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
+            link: MemoryLink::default(),
+        }
+    }
 }
 
 /// What a client was told: conversation and id → seq.
@@ -77,12 +89,7 @@ fn run(seed: u64) {
 
 async fn story(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
-    let world = Rc::new(World {
-        log: SharedLog::new(PARTITIONS),
-        store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
-        link: MemoryLink::default(),
-    });
+    let world = Rc::new(World::new());
     let nodes: Rc<RefCell<Vec<Option<SimNode>>>> = Rc::default();
     for nth in 0..NODES {
         let node = SimNode::start(&world, nth, 1, random.random());
@@ -96,16 +103,28 @@ async fn story(seed: u64) {
         let client = client(nth, random, Rc::clone(&nodes), Rc::clone(&acks));
         clients.push(tokio::task::spawn_local(client));
     }
+    let gossip = tokio::task::spawn_local(gossip(Rc::clone(&nodes)));
     let nemesis = tokio::task::spawn_local(break_things(Rc::clone(&world), Rc::clone(&nodes), random));
     for client in clients {
         client.await.expect("a client is content");
     }
     nemesis.await.expect("the faults go on without a fault");
+    gossip.abort();
     for node in nodes.borrow_mut().iter_mut() {
         drop(node.take());
     }
     let acks = acks.borrow().clone();
     check(&world, &acks).await;
+}
+
+/// The nodes hear of each other, as by their leases.
+async fn gossip(nodes: Rc<RefCell<Vec<Option<SimNode>>>>) {
+    loop {
+        pass(500).await;
+        let nodes = nodes.borrow();
+        let rows: Vec<NodeRow> = nodes.iter().flatten().map(SimNode::row).collect();
+        nodes.iter().flatten().for_each(|node| node.hear(&rows));
+    }
 }
 
 /// Lets the clock go on, which stands still otherwise: nobody waits.

@@ -6,6 +6,8 @@ use tidegate::{
     bus::Bus,
     chat::{
         admin::{Admin, Pending},
+        answered::Answered,
+        asking,
         courier::Couriers,
         deliver::Outbound,
         hands::{self, Owning},
@@ -20,8 +22,8 @@ use tidegate::{
     link::Link,
     mail::ShardHandles,
     metrics,
-    ports::Ports,
-    routes::{NodeBoot, Routes},
+    ports::{Ports, Seen},
+    routes::{Lease, NodeBoot, NodeInfo, NodeRow, NodeState, Routes},
     scratch::MemoryScratch,
     store::Store,
 };
@@ -42,7 +44,8 @@ pub(crate) struct SimNode {
     plans: Vec<Arc<FaultPlan>>,
     leaving: CancellationToken,
     owners: Option<JoinHandle<()>>,
-    append: JoinHandle<()>,
+    tasks: [JoinHandle<()>; 2],
+    ports: Arc<Ports>,
 }
 
 /// A client's way through a node; the node may be gone meanwhile.
@@ -76,14 +79,20 @@ impl SimNode {
         let (intake, outlets) = Intake::new(1 << 20);
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
         let metrics = metrics::install().0;
-        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone());
+        let answered = Arc::new(Answered::default());
+        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
+            .answering(answered.clone(), ports.clone());
         world.link.add(me.clone(), Arc::new(end));
+        let asked_by = pending.clone();
         let couriers = Couriers::new(&ports, metrics.clone());
         let plain = {
             let me = me.clone();
             move || Outbound::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
         let append = tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        let asking =
+            asking::ask_again(ports.clone(), asked_by.clone(), answered.clone(), plain(), metrics.clone());
+        let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
         let retention = retention::Settings {
             node: Keep::parse("forever").expect("it is sound"),
@@ -93,7 +102,8 @@ impl SimNode {
         };
         let reaching = Arc::clone(&ports);
         let owning = Owning {
-            ports,
+            ports: Arc::clone(&ports),
+            answered: Some(answered),
             logins: None,
             outbound: Box::new(move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)))),
             settings: owner::Settings { small_group_max: 500, retention, panic_on_msg_id: String::new() },
@@ -101,11 +111,48 @@ impl SimNode {
             leaving: leaving.clone(),
         };
         let owners = Some(tokio::spawn(hands::own_all(owning)));
-        Self { me, admin, bus, plans, leaving, owners, append }
+        Self { me, admin, bus, plans, leaving, owners, tasks: [append, asking], ports }
     }
 
     pub(crate) fn way(&self) -> Way {
         Way(self.admin.clone())
+    }
+
+    /// What it says of itself to the others.
+    pub(crate) fn row(&self) -> NodeRow {
+        let owned = &self.ports.owned;
+        let info = NodeInfo {
+            boot: self.me.clone(),
+            peer_address: String::new(),
+            client_addresses: Vec::new(),
+            state: NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: owned.list(),
+            stands: owned.standings(),
+            asserting: false,
+        };
+        NodeRow { info, beat: 1, lease: Lease::Live }
+    }
+
+    /// It hears what the nodes say of themselves.
+    pub(crate) fn hear(&self, rows: &[NodeRow]) {
+        let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
+        self.ports.peers.set(Seen { rows: rows.into(), others, stale: false, doubtful: false });
+    }
+
+    /// The plan of faults of its store, and of its link.
+    pub(crate) fn store_faults(&self) -> &FaultPlan {
+        &self.plans[1]
+    }
+
+    pub(crate) fn link_faults(&self) -> &FaultPlan {
+        &self.plans[3]
+    }
+
+    /// The partitions that it owns.
+    pub(crate) fn owns(&self) -> Vec<u32> {
+        self.ports.owned.list()
     }
 
     /// Its seat in the group of owners.
@@ -143,7 +190,7 @@ impl SimNode {
 
 impl Drop for SimNode {
     fn drop(&mut self) {
-        self.append.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
         if let Some(owners) = &self.owners {
             owners.abort();
         }

@@ -138,6 +138,15 @@ impl Client {
         }
     }
 
+    /// The page that answers a pull; none while the store is away.
+    pub fn try_page(&mut self, pull: Asked) -> Option<pb::Page> {
+        match self.ask(pull) {
+            Said::Page(page) => Some(page),
+            Said::Error(error) if error.temporary => None,
+            other => panic!("no page: {other:?}"),
+        }
+    }
+
     /// Syncs and gives the states, in order.
     pub fn sync(&mut self, positions: &[(&str, u64)]) -> Vec<pb::ConversationState> {
         self.sync_all(positions).0

@@ -9,6 +9,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use rdkafka::{
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+};
 use rustix::process::Signal;
 use tidegate::auth;
 use tidegate_protocol::codec::Wire;
@@ -174,6 +178,46 @@ impl Cluster {
         });
     }
 
+    /// One number from its database.
+    pub fn number(&self, sql: &str) -> i64 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (client, connection) =
+                tokio_postgres::connect(&url(&self.database), NoTls).await.expect("Postgres is up");
+            tokio::spawn(connection);
+            client.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error}")).get(0)
+        })
+    }
+
+    /// Asks Redis something, under this cluster's prefix: `{}` in a word becomes it.
+    pub fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
+        let client = redis::Client::open(url).expect("a good address");
+        let mut asked = redis::cmd(words[0]);
+        for word in &words[1..] {
+            asked.arg(word.replace("{}", &self.database));
+        }
+        let mut connection = client.get_connection().expect("Redis is up");
+        asked.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Deletes the topic of the log and makes it again, as nobody should.
+    pub fn replace_log(&self) {
+        let (topic, brokers) = (format!("{}.log", self.database), service("kafka")["address"].clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut config = rdkafka::ClientConfig::new();
+        config.set("bootstrap.servers", brokers.as_str().expect("services.json says it"));
+        let admin: AdminClient<DefaultClientContext> = config.create().expect("Kafka is up");
+        let options = AdminOptions::new();
+        let deleted = runtime.block_on(admin.delete_topics(&[&topic], &options)).expect("Kafka answers");
+        assert!(deleted[0].is_ok(), "{deleted:?}");
+        // The broker takes its time to delete one.
+        eventually("the topic is made again", || {
+            let said = self.try_ensure_topics(self.nodes.len()).ok()?;
+            said.contains(&format!("{topic}  made")).then_some(())
+        });
+    }
+
     /// Waits until each of two or four nodes owns its share, so that no partition is about to move.
     pub fn all_shared(&self) {
         let share = 4.0 / self.nodes.len() as f64;
@@ -187,11 +231,17 @@ impl Cluster {
     }
 
     fn ensure_topics(&self, count: usize) {
+        if let Err(why) = self.try_ensure_topics(count) {
+            panic!("{why}");
+        }
+    }
+
+    fn try_ensure_topics(&self, count: usize) -> Result<String, String> {
         let names: Vec<String> = (1..=count).map(|nth| format!("n{nth}")).collect();
         let nodes = names.iter().flat_map(|name| ["--node", name]);
         let words: Vec<&str> = ["topics", "ensure"].into_iter().chain(nodes).collect();
         let (fine, said) = self.tidegate(&words);
-        assert!(fine, "{said}");
+        if fine { Ok(said) } else { Err(said) }
     }
 }
 

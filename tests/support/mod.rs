@@ -7,6 +7,7 @@ mod frames;
 mod http;
 mod link;
 mod node;
+mod postgres;
 mod process;
 #[path = "services.rs"]
 mod services;
@@ -18,6 +19,7 @@ pub use self::{
     frames::{Asked, Said, ask, code, hello, send, text_of},
     link::{Incoming, Link},
     node::TestNode,
+    postgres::OwnPostgres,
     process::{Process, command, fresh_data},
 };
 

@@ -15,7 +15,7 @@ use tidegate::{
     auth,
     node::{Addresses, NODE_FILE},
 };
-use tidegate_protocol::codec::Wire;
+use tidegate_protocol::{codec::Wire, pb};
 
 use super::{Client, PATIENCE, eventually, hello, http};
 
@@ -68,6 +68,13 @@ impl Process {
     pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = Client::connect(self.address(), wire);
         client.login(hello(&self.token(user), device));
+        client
+    }
+
+    /// A logged-in connection whose chain will go on with `next_id`.
+    pub fn login_chained(&self, wire: Wire, user: &str, device: &str, next_id: &str) -> Client {
+        let mut client = Client::connect(self.address(), wire);
+        client.login(pb::Hello { next_id: next_id.into(), ..hello(&self.token(user), device) });
         client
     }
 

@@ -5,6 +5,7 @@ use std::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -31,6 +32,9 @@ use crate::metrics::Metrics;
 
 /// Records that wait for Kafka, at most.
 pub(super) const RECORDS_MAX: usize = 1 << 17;
+
+/// Between two looks whether a producer is in nobody else's hands.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 pub(super) struct Producing;
 
@@ -300,6 +304,23 @@ fn headers(record: &Bytes) -> Option<OwnedHeaders> {
             .insert(Header { key: "conversation", value: Some(message.conversation.as_str()) }),
         _ => headers,
     })
+}
+
+/// The producer ends when its polling thread has, and that waits by the wall clock: for an hour where it was put back by an
+/// hour. So it ends on a thread that nobody waits for.
+impl Drop for Appender {
+    fn drop(&mut self) {
+        let client = self.client();
+        let ending = thread::Builder::new().name("tidegate-kafka".to_owned()).spawn(move || {
+            // Ours is the last one, then.
+            while Arc::strong_count(&client) > 1 {
+                thread::park_timeout(LOOK_AGAIN);
+            }
+        });
+        if let Err(error) = ending {
+            tracing::debug!(%error, "a producer ends where it is dropped");
+        }
+    }
 }
 
 fn make(config: &ClientConfig, metrics: &Metrics) -> Result<Client, KafkaRefusal> {

@@ -31,8 +31,11 @@ use crate::metrics::Metrics;
 
 type Client = BaseConsumer<Context<Arc<Member>>>;
 
-/// Between two looks at what the owner wants; Kafka's wishes are heard at once.
+/// Between two looks at what the owner and Kafka want.
 const TICK: Duration = Duration::from_millis(20);
+
+/// How often the thread of the library is woken: oftener than it is to send a heartbeat (`client::member`).
+const WAKE: Duration = Duration::from_millis(100);
 
 /// What the thread, the library's calls and the owner share.
 pub(super) struct Member {
@@ -220,12 +223,21 @@ pub(super) fn join(
     Ok((Arc::clone(&member), Box::new(KafkaOwnership(member))))
 }
 
+/// The library waits by the wall clock: where that is put back by an hour, a wait for 20 ms lasts an hour, and a node whose
+/// heartbeats wait like that fights for its partitions with whoever has them now. So nothing here waits in the library, and
+/// each question wakes the thread that sends heartbeats.
 fn run(client: Client, member: &Member) {
-    let mut unsubscribed = false;
+    let (mut unsubscribed, mut woken) = (false, Instant::now());
     loop {
         // Records of the moment before a partition was paused: somebody else reads them.
-        if let Some(Err(error)) = client.poll(TICK) {
+        if let Some(Err(error)) = client.poll(Duration::ZERO) {
             tracing::debug!(%error, "the group of owners");
+        }
+        thread::park_timeout(TICK);
+        if woken.elapsed() >= WAKE {
+            // Its answer is of no interest.
+            client.assignment().ok();
+            woken = Instant::now();
         }
         if let Some(partitions) = member.ready_to_give(client.assignment_lost())
             && let Err(error) = give(&client, member, &partitions)

@@ -58,7 +58,7 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
     }
 
@@ -105,7 +105,7 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn answers_again(&self, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
     }
 

@@ -98,3 +98,41 @@ fn hints_stay_between_the_changes_of_members_and_name_the_last_seq_left_out() {
         kept.into_iter().map(|item| if let Item::Behind(lag) = item { Some(lag) } else { None }).collect();
     assert_eq!(told, [Some(lag("g:a", 2)), Some(lag("g:b", 8)), None, Some(lag("g:a", 3))]);
 }
+
+#[test]
+fn what_is_held_open_for_a_shard_that_was_never_told_is_given_back() {
+    let held = |out: &Outbound, group: &ConversationId| !out.directory.conversation(group).is_empty();
+    let come_in = |out: &mut Outbound, group: &ConversationId| {
+        out.directory.add_user(&users()[0], 0);
+        let shards = out.shards_of(&users());
+        out.come_in(group, shards, &users());
+        assert!(held(out, group));
+    };
+    // An owner that is ended with what it gathered.
+    let (_poll, mut out, _mailbox) = outbound(5_000);
+    let (directory, group) = (Arc::clone(&out.directory), id("g:a"));
+    come_in(&mut out, &group);
+    drop(out);
+    assert!(directory.conversation(&group).is_empty());
+    // One that is ended while it waits for room in a mailbox.
+    let (_poll, mut out, mut mailbox) = outbound(5_000);
+    while flush(&mut out) {
+        out.items = vec![vec![push("g:b", 1), push("g:c", 1)]];
+    }
+    come_in(&mut out, &group);
+    assert!(!flush(&mut out));
+    assert!(!held(&out, &group));
+    let key = ConnKey { shard: 0, slot: 1, generation: 1 };
+    {
+        let mut waiting = pin!(out.memberships(key, vec![group.clone(); 200]));
+        assert!(waiting.as_mut().poll(&mut task::Context::from_waker(task::Waker::noop())).is_pending());
+    }
+    assert!(!held(&out, &group));
+    // What a shard was told it gives back itself.
+    while mailbox.take().is_some() {}
+    come_in(&mut out, &group);
+    assert!(flush(&mut out) && held(&out, &group));
+    let directory = Arc::clone(&out.directory);
+    drop(out);
+    assert!(!directory.conversation(&group).is_empty());
+}

@@ -57,3 +57,27 @@ fn a_group_that_was_not_read_is_nobody_and_not_small() {
     assert!(members.of(&group()).is_empty());
     assert!(!members.is_small(&group(), 500));
 }
+
+#[test]
+fn over_the_bound_the_groups_that_were_named_last_stay() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (store, mut members) = (MemoryStore::default(), Members::default());
+    let id = |n: u32| ConversationId::parse(&format!("g:x{n}")).unwrap();
+    let name = |members: &mut Members, n: u32| {
+        let is_new = !members.groups.contains_key(&id(n));
+        runtime.block_on(members.read(&store, &id(n))).unwrap();
+        if is_new {
+            members.change(&MemberChange { conversation: id(n), ..change(MemberAction::Join, &[1, 2, 3]) });
+        }
+        members.trim_to(40);
+    };
+    // Ten groups of four; then the first is named again, and one more comes.
+    (0..10).for_each(|n| name(&mut members, n));
+    assert_eq!(members.groups.len(), 10);
+    name(&mut members, 0);
+    name(&mut members, 10);
+    let kept: BTreeSet<u32> = (0..11).filter(|n| members.groups.contains_key(&id(*n))).collect();
+    assert_eq!(kept, BTreeSet::from([0, 5, 6, 7, 8, 9, 10]), "three quarters, the newest");
+    assert_eq!(members.weight, 28);
+    assert_eq!(members.of(&id(0)).len(), 3);
+}

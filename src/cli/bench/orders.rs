@@ -23,6 +23,7 @@ pub(super) enum Peer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     pub(super) peer: Peer,
+    /// Of the server; of several, a list with commas.
     pub(super) address: String,
     /// Process whose CPU time is measured.
     pub(super) pid: u32,

@@ -1,11 +1,14 @@
 //! The scenarios: which servers, which rounds, which figures.
 
 mod chat;
+mod cluster;
 mod echo;
 mod fanout;
 mod idle;
+mod kafka;
 mod login;
 mod postgres;
+mod redis;
 mod room;
 mod rows;
 mod store;
@@ -56,6 +59,19 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
                 (*messages, *conversations, *batch, *partitions);
             let load = postgres::Load { url, messages, conversations, batch, partitions };
             postgres::run(args, &load, out).context("postgres")
+        }
+        Scenario::Cluster { services, senders, partitions } => {
+            let load = (*senders, *partitions);
+            cluster::run(launcher, args, &services.services, load, out).context("cluster")
+        }
+        Scenario::Kafka { services, conns, in_flight, seconds, partitions } => {
+            let (conns, in_flight, seconds, partitions) = (*conns, *in_flight, *seconds, *partitions);
+            let load = kafka::Load { services: &services.services, conns, in_flight, seconds, partitions };
+            kafka::run(launcher, args, &load, out).context("kafka")
+        }
+        Scenario::Redis { services, users, lookups, messages } => {
+            let load = (*users, *lookups, *messages);
+            redis::run(launcher, args, &services.services, load, out).context("redis")
         }
         Scenario::All => all(launcher, args, out),
         Scenario::Client

@@ -136,15 +136,16 @@ impl Lanes for Host {
 impl Host {
     /// Serves a lane to its end.
     async fn serve(&self, mut asked: Asked, answers: &Answers) -> Status {
-        match self.greet(&mut asked, answers).await {
-            Ok(peer) => tracing::debug!(peer = %peer.node, boot = peer.boot, "a peer opened a lane"),
+        let peer = match self.greet(&mut asked, answers).await {
+            Ok(peer) => peer,
             Err(status) => {
                 self.metrics.link_refused.increment(1);
                 tracing::warn!(why = status.message(), "a caller of the link was refused");
                 return status;
             }
-        }
-        match self.answer(&mut asked, answers).await {
+        };
+        tracing::debug!(peer = %peer.node, boot = peer.boot, "a peer opened a lane");
+        match self.answer(&peer, &mut asked, answers).await {
             Ok(()) => Status::ok("the caller has closed the lane"),
             Err(status) => status,
         }
@@ -158,7 +159,7 @@ impl Host {
         tokio::time::timeout(self.settings.handshake, greeted).await.unwrap_or_else(late)
     }
 
-    async fn answer(&self, asked: &mut Asked, answers: &Answers) -> Result<(), Status> {
+    async fn answer(&self, peer: &NodeBoot, asked: &mut Asked, answers: &Answers) -> Result<(), Status> {
         let mut questions: FuturesUnordered<BoxFuture<'_, pb::LinkReply>> = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -173,7 +174,7 @@ impl Host {
                             call.body,
                             Some(Call::Answers(_) | Call::Deliveries(_) | Call::Strays(_))
                         );
-                        let work = Box::pin(self.work(call));
+                        let work = Box::pin(self.work(peer, call));
                         if ordered {
                             // One after the other: this is what keeps their order.
                             replies.push(work.await);
@@ -189,9 +190,9 @@ impl Host {
     }
 
     /// One call; its end has as long as a caller waits.
-    async fn work(&self, call: pb::LinkCall) -> pb::LinkReply {
+    async fn work(&self, peer: &NodeBoot, call: pb::LinkCall) -> pb::LinkReply {
         let id = call.id;
-        let done = tokio::time::timeout(self.settings.timeout, self.hand_over(call.body));
+        let done = tokio::time::timeout(self.settings.timeout, self.hand_over(peer, call.body));
         let late = || LinkError::Unknown("the peer's work took too long".to_owned());
         let done = done.await.unwrap_or_else(|_| Err(late()));
         let mut reply = pb::LinkReply { id, body: Some(done.unwrap_or_else(failure)) };
@@ -202,7 +203,7 @@ impl Host {
         reply
     }
 
-    async fn hand_over(&self, call: Option<Call>) -> Result<Reply, LinkError> {
+    async fn hand_over(&self, peer: &NodeBoot, call: Option<Call>) -> Result<Reply, LinkError> {
         let (end, me) = (&self.end, &self.me);
         Ok(match call.ok_or(Malformed("call, perhaps of a newer version"))? {
             Call::Answers(sent) => {
@@ -223,7 +224,7 @@ impl Host {
                 Reply::Tails(pb::LinkTails { tails: tails.into_iter().map(wire::put_tail).collect() })
             }
             Call::Asks(sent) => {
-                let words = end.answers_again(me, wire::all(sent.asks, wire::ask)?).await?;
+                let words = end.answers_again(peer, me, wire::all(sent.asks, wire::ask)?).await?;
                 Reply::Told(pb::LinkTold { words: words.into_iter().map(wire::put_word).collect() })
             }
             Call::Strays(sent) => {

@@ -7,9 +7,10 @@ use tidegate_protocol::{
     pb::{
         self, link_outcome::Body as OutcomeBody, link_stray::Body as StrayBody, link_word::Body as WordBody,
     },
+    record::Hash16,
 };
 
-use crate::link::{Answer, Ask, Delivery, Landing, Session, Stray, Tail, TailQuery, Target, Word};
+use crate::link::{Answer, Ask, AskKey, Delivery, Landing, Session, Stray, Tail, TailQuery, Target, Word};
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
 const TRACEPARENT_MAX: usize = 128;
@@ -163,13 +164,26 @@ pub(super) fn tail(sent: pb::LinkTail) -> Read<Option<Tail>> {
 }
 
 pub(super) fn put_ask(ask: Ask) -> pb::LinkAsk {
-    let Ask { partition, offset, conn, request } = ask;
-    pb::LinkAsk { partition, offset, conn, request }
+    let Ask { partition, offset, conn, request, key } = ask;
+    let bytes = |of: fn(&AskKey) -> &Hash16| -> bytes::Bytes {
+        key.as_ref().map(|key| of(key).to_vec().into()).unwrap_or_default()
+    };
+    let (key, body_hash) = (bytes(|key| &key.hash), bytes(|key| &key.body_hash));
+    pb::LinkAsk { partition, offset, conn, request, key, body_hash }
 }
 
 pub(super) fn ask(sent: pb::LinkAsk) -> Read<Ask> {
-    let pb::LinkAsk { partition, offset, conn, request } = sent;
-    Ok(Ask { partition, offset, conn, request })
+    let pb::LinkAsk { partition, offset, conn, request, key, body_hash } = sent;
+    // A caller of an earlier version names none.
+    let key = match (key.is_empty(), body_hash.is_empty()) {
+        (true, true) => None,
+        _ => Some(AskKey { hash: hash(&key)?, body_hash: hash(&body_hash)? }),
+    };
+    Ok(Ask { partition, offset, conn, request, key })
+}
+
+fn hash(bytes: &[u8]) -> Read<Hash16> {
+    bytes.try_into().map_err(|_| Malformed("hash"))
 }
 
 pub(super) fn put_word(word: Word) -> pb::LinkWord {

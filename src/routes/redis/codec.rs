@@ -65,6 +65,8 @@ struct Info {
     /// Partition, position, end, ms and bytes behind; earlier versions say nothing.
     #[serde(default)]
     stands: Vec<[u64; 5]>,
+    #[serde(default)]
+    asserting: bool,
 }
 
 pub(super) fn info_text(info: &NodeInfo) -> String {
@@ -81,6 +83,7 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
         capacity: info.capacity,
         owns: info.owns.clone(),
         stands: info.stands.iter().map(numbers).collect(),
+        asserting: info.asserting,
     };
     serde_json::to_string(&info).unwrap_or_default()
 }
@@ -103,6 +106,7 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         capacity: info.capacity,
         owns: info.owns,
         stands: info.stands.into_iter().filter_map(standing).collect(),
+        asserting: info.asserting,
     })
 }
 
@@ -154,6 +158,7 @@ mod tests {
                 capacity: 9,
                 owns: vec![partition],
                 stands: vec![Standing { partition, position, end, behind_ms, behind_bytes }],
+                asserting: partition % 2 == 0,
             };
             prop_assert_eq!(info(&boot, &info_text(&said)), Some(said.clone()));
             // An earlier version does not say how far it is.

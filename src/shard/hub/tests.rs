@@ -100,7 +100,7 @@ fn a_kick_waits_for_the_pushes_before_it_and_stops_those_after_it() {
                     hub.leave(&conversation, slot);
                 }
             }
-            Work::Change(_) => panic!("only a part was queued"),
+            Work::Change(_) | Work::Named { .. } => panic!("only a part was queued"),
         }
     }
     assert_eq!(served, [(0, 1)]);
@@ -153,4 +153,36 @@ fn a_run_counts_until_its_last_member_is_served() {
     assert_eq!(hub.waiting, waiting, "its frame is still held");
     assert_eq!(serve(&mut hub, 100).len(), 1);
     assert_eq!(hub.waiting, 0);
+}
+
+#[test]
+fn a_push_for_many_who_are_named_goes_out_in_slices_and_what_follows_it_waits() {
+    let mut hub = hub();
+    let id = group("x");
+    hub.add_user(&UserId::new("ann").unwrap(), 1);
+    hub.join(&id, 1);
+    let named = |seq, count: usize| {
+        let users = (0..count).map(|n| UserId::new(&format!("u{n}")).unwrap()).collect();
+        Delivery { audience: Audience::Users(users), ..push(&id, seq) }
+    };
+    assert!(hub.push_named(named(1, NAMED_MAX)).is_some(), "a few are served at once");
+    assert!(hub.push_named(named(2, 2_500)).is_none());
+    assert!(hub.push_named(named(3, 1)).is_none(), "not before those that wait");
+    assert!(hub.change(Item::Part(id.clone(), Arc::default())).is_none());
+    hub.push(push(&id, 4));
+    let mut done = Vec::new();
+    while let Some(work) = hub.next_work(1_000) {
+        done.push(match work {
+            Work::Named { run, start, end } => (run[0].seq, start, end),
+            Work::Fan { run, start, end, .. } => (run[0].seq, start, end),
+            Work::Change(_) => (0, 0, 0),
+        });
+    }
+    let expected = [(2, 0, 1_000), (2, 1_000, 2_000), (2, 2_000, 2_500), (3, 0, 1), (0, 0, 0), (4, 0, 1)];
+    assert_eq!(done, expected);
+    assert!(!hub.has_work() && !hub.is_full());
+    assert!(hub.push_named(named(5, 1)).is_some(), "nothing waits any more");
+    // Nobody of it is here.
+    let elsewhere = Delivery { conversation: group("y"), ..named(1, 2_500) };
+    assert!(hub.push_named(elsewhere).is_some());
 }

@@ -72,11 +72,11 @@ WITH d AS MATERIALIZED (
     SELECT * FROM unnest($11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[])
     AS h(conversation, last_seq, messages, pruned_to, deleted_seq, settings)
 ), heads_put AS (
-    INSERT INTO heads SELECT h.*, coalesce(c.change, 0) FROM h LEFT JOIN changes c ON c.conversation = h.conversation
+    INSERT INTO heads SELECT h.*, coalesce(c.change, 0), $17::integer FROM h LEFT JOIN changes c ON c.conversation = h.conversation
     ON CONFLICT (conversation) DO UPDATE SET
         last_seq = EXCLUDED.last_seq, messages = EXCLUDED.messages, pruned_to = EXCLUDED.pruned_to,
         deleted_seq = EXCLUDED.deleted_seq, settings = EXCLUDED.settings,
-        members = heads.members + EXCLUDED.members
+        members = heads.members + EXCLUDED.members, partition = EXCLUDED.partition
 )
 SELECT conversation, change::bigint FROM changes c
 WHERE change <> 0 AND NOT EXISTS (SELECT FROM h WHERE h.conversation = c.conversation)";
@@ -212,13 +212,13 @@ impl<'a> People<'a> {
         people
     }
 
-    fn put(&self) -> Call<'_> {
+    fn put<'b>(&'b self, partition: &'b i32) -> Call<'b> {
         let Self { conversation, user, role, muted, numbers, head, head_numbers, settings } = self;
         let [joined, left, sent, joined_messages, left_messages, stays] = numbers;
         let [last_seq, messages, pruned_to, deleted_seq] = head_numbers;
         let mut call = call(MEMBERS_AND_HEADS, &[conversation, user, role, muted, joined, left, sent]);
         call.add(&[joined_messages, left_messages, stays, head, last_seq, messages, pruned_to]);
-        call.add(&[deleted_seq, settings]);
+        call.add(&[deleted_seq, settings, partition]);
         call
     }
 }
@@ -317,7 +317,7 @@ pub(super) async fn write(
         let Keys { hash, body_hash, refused, .. } = &keys;
         calls.push(call(KEYS, &[&partition, &week, hash, body_hash, seq, time, offset, refused]));
     }
-    calls.push(people.put());
+    calls.push(people.put(&partition));
     let answers = session.go_on(&calls).await?;
     for row in answers.last().into_iter().flatten() {
         let mut reader = Reader::new(row);

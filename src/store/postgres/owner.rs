@@ -80,9 +80,25 @@ SELECT DISTINCT ON (hash) hash, body_hash, seq, time, log_offset, refused FROM k
 WHERE partition = $1 AND log_offset >= $2 AND hash >= $3 AND hash <> all ($4::uuid[])
 ORDER BY hash, log_offset DESC LIMIT $5";
 
+/// Those of the partition, and those that were written before heads knew theirs.
 const SCAN_HEADS: &str = "
-SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
-WHERE conversation > $1 ORDER BY conversation LIMIT $2";
+SELECT * FROM (
+    (SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
+     WHERE partition = $3 AND conversation > $1 ORDER BY conversation LIMIT $2)
+    UNION ALL
+    (SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
+     WHERE partition IS NULL AND conversation > $1 ORDER BY conversation LIMIT $2)
+) h ORDER BY conversation LIMIT $2";
+
+/// The same of groups with settings, by an index of their own.
+const SCAN_SET_HEADS: &str = "
+SELECT * FROM (
+    (SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
+     WHERE settings IS NOT NULL AND partition = $3 AND conversation > $1 ORDER BY conversation LIMIT $2)
+    UNION ALL
+    (SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
+     WHERE settings IS NOT NULL AND partition IS NULL AND conversation > $1 ORDER BY conversation LIMIT $2)
+) h ORDER BY conversation LIMIT $2";
 
 pub(super) async fn take_over(
     session: &mut Session,
@@ -280,10 +296,11 @@ pub(super) async fn scan(
             let keys = call(SCAN_KEYS, &[&partition, &from, &first, &not, &most]);
             session.read(&[stands, keys]).await?
         }
-        Scan::Heads { after, limit: most } => {
+        Scan::Heads { after, limit: most, with_settings } => {
             let after = after.as_ref().map_or("", |id| id.as_str());
             let most = limit(*most);
-            session.read(&[stands, call(SCAN_HEADS, &[&after, &most])]).await?
+            let heads = if *with_settings { SCAN_SET_HEADS } else { SCAN_HEADS };
+            session.read(&[stands, call(heads, &[&after, &most, &partition])]).await?
         }
     };
     let mut answers = answers.into_iter();

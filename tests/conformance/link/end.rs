@@ -27,6 +27,8 @@ pub(super) struct End {
     pub(super) stops: Mutex<Vec<Session>>,
     pub(super) queries: Mutex<Vec<TailQuery>>,
     pub(super) strays: Mutex<Vec<Stray>>,
+    /// Who asked what again.
+    pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
     /// What the next deliveries fail with.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// While there, deliveries wait for it to be closed.
@@ -121,8 +123,15 @@ impl Link for End {
         Ok(tails)
     }
 
-    async fn answers_again(&self, _: &NodeBoot, asks: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
-        Ok(asks.iter().map(|ask| word(ask.offset)).collect())
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        _: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
+        let words = asks.iter().map(|ask| word(ask.offset)).collect();
+        self.asks.lock().unwrap().push((from.clone(), asks));
+        Ok(words)
     }
 
     async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {

@@ -23,6 +23,19 @@ pub(super) struct Hello {
 }
 
 impl Session {
+    /// The conn has a newer epoch from here on: what is submitted next carries it. Not for a session with a chain, whose
+    /// numbers belong to an epoch.
+    pub fn epoch_is(&mut self, epoch: u64) {
+        if let Some(identity) = &mut self.identity {
+            identity.epoch = identity.epoch.max(epoch);
+        }
+    }
+
+    /// Whether the device declared a chain.
+    pub fn has_chain(&self) -> bool {
+        self.ordered.is_some()
+    }
+
     /// What the client of an undecided login wishes; nothing at any other time.
     pub fn wished(&self) -> UserSettings {
         match &self.state {

@@ -60,6 +60,10 @@ pub(super) enum Heard<'a> {
     Gone,
 }
 
+fn addresses(listed: &str) -> Result<Vec<SocketAddrV4>> {
+    listed.split(',').map(|address| address.parse().context("server address")).collect()
+}
+
 /// The connections, by slot.
 pub(super) struct Mesh {
     poller: Poller,
@@ -67,7 +71,8 @@ pub(super) struct Mesh {
     buffer: Vec<u8>,
     unsent: HashMap<usize, Vec<u8>>,
     source: Source,
-    address: SocketAddrV4,
+    /// Of the server; of several, each connection has the next.
+    addresses: Vec<SocketAddrV4>,
     framed: bool,
     transport: Transport,
     /// `recv` calls that brought something.
@@ -82,7 +87,7 @@ impl Mesh {
             buffer: vec![0; BUFFER],
             unsent: HashMap::new(),
             source: Source::new(),
-            address: setup.address.parse().context("server address")?,
+            addresses: addresses(&setup.address)?,
             framed: !matches!(setup.peer, Peer::Reply { .. } | Peer::Echo { .. }),
             transport: setup.transport,
             reads: 0,
@@ -109,7 +114,8 @@ impl Mesh {
 
     /// Starts connecting `slot` as `user`, to `address` or to the server.
     pub(super) fn open(&mut self, slot: usize, user: usize, address: Option<SocketAddrV4>) -> Result<()> {
-        let fd = connecting(&mut self.source, address.unwrap_or(self.address))?;
+        let next = self.addresses.get(slot % self.addresses.len().max(1)).copied();
+        let fd = connecting(&mut self.source, address.or(next).context("no address")?)?;
         self.poller.add_edge(&fd, slot)?;
         if slot >= self.conns.len() {
             self.conns.resize_with(slot + 1, || None);

@@ -1,0 +1,143 @@
+//! What an origin hears that asks again: from memory, from the store, or that it is to ask somebody else.
+
+use tidegate_protocol::{
+    Code, Time,
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
+    machine::ledger::{Ledger, message_key},
+    record::{Body, Message, Position, SenderOrder, body_hash},
+};
+use tokio::time;
+
+use super::*;
+use crate::{
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    link::LocalLink,
+    routes::{Leases, MemoryRoutes},
+    scratch::MemoryScratch,
+    store::MemoryStore,
+};
+
+const FENCE: Fence = Fence(9);
+
+fn run(name: &str) -> NodeBoot {
+    NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
+}
+
+fn ports() -> Ports {
+    let config = LocalBusConfig {
+        partitions: 1,
+        topic: TopicId(1),
+        max_records: 16,
+        max_bytes: 1 << 16,
+        node_max_records: 16,
+        node_max_bytes: 1 << 16,
+    };
+    Ports {
+        me: run("n1"),
+        bus: Arc::new(LocalBus::new(config)),
+        store: Arc::new(MemoryStore::default()),
+        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::ZERO)),
+        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+        link: Arc::new(LocalLink),
+        owned: Arc::default(),
+        peers: Arc::default(),
+    }
+}
+
+fn record(of: &NodeBoot, request: u64, text: &'static str) -> Record {
+    let message = Message {
+        conversation: ConversationId::parse("d:ann:bob").unwrap(),
+        sender: UserId::new("ann").unwrap(),
+        device: DeviceId::new("d").unwrap(),
+        msg_id: MsgId::new(&format!("m{request}")).unwrap(),
+        attempt: 0,
+        content: text.into(),
+        order: SenderOrder::default(),
+        flags: 0,
+        body_hash: body_hash(text.as_bytes()),
+    };
+    let origin = Origin { node: of.node.clone(), boot: of.boot, conn: 5, request };
+    Record { origin, received_at: 7, body: Body::Message(message) }
+}
+
+fn ask(record: &Record, offset: u64) -> Ask {
+    let Body::Message(message) = &record.body else { panic!("a message") };
+    let key = AskKey { hash: message_key(message), body_hash: message.body_hash };
+    Ask { partition: 0, offset, conn: record.origin.conn, request: record.origin.request, key: Some(key) }
+}
+
+fn accepted(seq: u64) -> Outcome {
+    Outcome::Accepted { seq, ordinal: seq, time: 7 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_says_the_same_again_to_whom_it_was_said_and_to_nobody_else() {
+    let (answered, ports) = (Arc::new(Answered::default()), ports());
+    let mine = record(&run("n2"), 1, "hi");
+    let asks = [ask(&mine, 3)];
+    let words = async |from: &str| super::words(&answered, &ports, &run(from), &asks).await;
+    assert_eq!(words("n2").await, [Word::NotOwner]);
+    ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
+    answered.begin(0, FENCE, 3);
+    assert_eq!(words("n2").await, [Word::NotYet]);
+    answered.said(0, &[(mine.clone(), accepted(4))], 4);
+    assert_eq!(words("n2").await, [Word::Said(accepted(4))]);
+    assert_eq!(words("n3").await, [Word::Forgotten], "conn and request are another's there");
+    time::advance(KEPT).await;
+    answered.said(0, &[], 5);
+    assert_eq!(words("n2").await, [Word::Forgotten]);
+    // Another owner under another fence began meanwhile.
+    answered.end(0, Fence(8));
+    assert_eq!(words("n2").await, [Word::Forgotten]);
+    answered.end(0, FENCE);
+    assert_eq!(words("n2").await, [Word::NotOwner]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_owner_archived_and_told_nobody_is_found_by_its_key() {
+    let (answered, ports) = (Arc::new(Answered::default()), ports());
+    let (mine, never) = (record(&run("n2"), 1, "hi"), record(&run("n2"), 2, "ho"));
+    let taken = ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
+    let mut ledger = Ledger::resume(taken.position, taken.rules, 1);
+    let mut needs = std::collections::BTreeSet::new();
+    ledger.needs(&mine, &mut needs);
+    let needs: Vec<Need> = needs.into_iter().collect();
+    let rows = ports.store.load(0, FENCE, &needs).await.unwrap();
+    ledger.load(rows.position, rows.rows).unwrap();
+    assert_eq!(ledger.apply(0, &mine).unwrap(), accepted(1));
+    let delta = ledger.take_delta(Position::behind(0, &mine.encode())).unwrap();
+    ports.store.archive(0, FENCE, &delta).await.unwrap();
+    // It died there. The next one begins behind it.
+    ports.store.take_over(0, Fence(10), TopicId(1)).await.unwrap();
+    answered.begin(0, Fence(10), 2);
+    let other = AskKey { body_hash: body_hash(b"another text"), ..ask(&mine, 0).key.unwrap() };
+    let asks = [
+        ask(&never, 1),
+        ask(&mine, 0),
+        Ask { key: Some(other), ..ask(&mine, 0) },
+        Ask { key: None, ..ask(&mine, 0) },
+    ];
+    let words = super::words(&answered, &ports, &run("n2"), &asks).await;
+    let found = Word::Said(Outcome::Duplicate { seq: 1, time: 7 });
+    assert_eq!(words, [Word::Forgotten, found, Word::Forgotten, Word::Forgotten]);
+    // A store that is another's already says nothing.
+    ports.store.take_over(0, Fence(11), TopicId(1)).await.unwrap();
+    assert_eq!(super::words(&answered, &ports, &run("n2"), &asks[1..2]).await, [Word::NotYet]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_words_are_kept_at_most_and_an_idle_owner_keeps_none() {
+    let answered = Answered::default();
+    answered.begin(0, FENCE, 0);
+    let of = run("n2");
+    let batch: Vec<(Record, Outcome)> = (0..WORDS_MAX as u64 + 5)
+        .map(|n| (record(&of, n, "hi"), Outcome::Refused { code: Code::NotAMember }))
+        .collect();
+    answered.said(0, &batch, batch.len() as u64);
+    let known = |request| answered.recall(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
+    assert_eq!(known(4), Word::Forgotten);
+    assert_eq!(known(5), Word::Said(Outcome::Refused { code: Code::NotAMember }));
+    time::advance(KEPT).await;
+    answered.said(0, &[], batch.len() as u64);
+    assert_eq!(answered.partitions()[&0].said.capacity(), 0);
+}

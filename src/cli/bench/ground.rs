@@ -1,0 +1,151 @@
+//! What the nodes of a run stand on: topics, a database and keys of their own on services that run.
+
+use super::{
+    admin::Admin,
+    child::{Launcher, Server},
+};
+use crate::{
+    auth,
+    bus::{ensure_topics, topic_plans},
+    config::Config,
+};
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::runtime::Runtime;
+use tokio_postgres::NoTls;
+
+/// How long the nodes may take to share the partitions.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A node tells what it owns with each renewal of its lease: so far apart, two looks see two tellings.
+const LOOK: Duration = Duration::from_millis(3_500);
+
+/// The ground of some nodes; topics stay, the database goes with it.
+pub(super) struct Ground {
+    /// What all nodes are told, read.
+    pub(super) config: Config,
+    /// For whoever talks to the services.
+    pub(super) runtime: Runtime,
+    settings: Vec<String>,
+    key: PathBuf,
+    name: String,
+    /// Of Postgres, beside the database of the run.
+    url: String,
+    partitions: usize,
+}
+
+impl Ground {
+    /// Makes it for so many nodes on the services of this list.
+    pub(super) fn make(list: &Path, launcher: &Launcher, nodes: usize, partitions: u32) -> Result<Self> {
+        let text =
+            fs::read(list).with_context(|| format!("{}: run `cargo xtask services up`", list.display()))?;
+        let said: Value = serde_json::from_slice(&text)?;
+        let entry = |service: &str, key: &str| {
+            said[service][key].as_str().with_context(|| format!("{}: no {service} {key}", list.display()))
+        };
+        let name = format!("bench_{}_{:x}", std::process::id(), rand::random::<u32>());
+        let (user, address) = (entry("postgres", "user")?, entry("postgres", "address")?);
+        let (key, secret) = (launcher.directory.join("key"), launcher.directory.join("secret"));
+        for file in [&key, &secret] {
+            fs::remove_file(file).ok();
+            auth::create_key(file)?;
+        }
+        let settings = vec![
+            "node.profile=cluster".to_owned(),
+            "node.store=embedded".to_owned(),
+            format!("auth.key_file={}", key.display()),
+            format!("link.secret_file={}", secret.display()),
+            format!("kafka.brokers=[{}]", entry("kafka", "address")?),
+            "kafka.replication=1".to_owned(),
+            format!("kafka.partitions={partitions}"),
+            format!("kafka.topic={name}.log"),
+            format!("kafka.group={name}.owners"),
+            format!("kafka.node_topic={name}.node"),
+            format!("redis.urls=[{}]", entry("redis7", "url")?),
+            format!("redis.prefix={name}"),
+            format!("postgres.url=postgres://{user}@{address}/{name}"),
+        ];
+        let config = Config::load(None, &[settings.clone(), launcher.settings.clone()].concat())?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let url = format!("postgres://{user}@{address}/postgres");
+        runtime.block_on(async {
+            execute(&url, &format!("CREATE DATABASE {name}")).await.context("postgres")?;
+            let names: Vec<String> = (1..=nodes).map(|nth| format!("n{nth}")).collect();
+            ensure_topics(&config.kafka, &topic_plans(&config.kafka, &names)).await.context("kafka")
+        })?;
+        Ok(Self { config, runtime, settings, key, name, url, partitions: partitions as usize })
+    }
+
+    /// Starts node n`nth`, the first time or again.
+    pub(super) fn start(&self, launcher: &Launcher, nth: usize, more: &[String]) -> Result<Server> {
+        let label = format!("{}-n{nth}", self.name);
+        let data = launcher.directory.join(&label);
+        fs::create_dir_all(&data)?;
+        // Where whoever starts a node looks for it.
+        fs::copy(&self.key, data.join("token.key"))?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let own = [format!("node.id=n{nth}"), format!("link.listen=127.0.0.1:{port}")];
+        let settings = [&self.settings[..], &own, more, &launcher.settings].concat();
+        Launcher { settings, ..launcher.clone() }.tidegate(&label, 1)
+    }
+
+    /// The key with which tokens are signed.
+    pub(super) fn key(&self) -> Result<Vec<u8>> {
+        super::admin::hex(&fs::read_to_string(&self.key)?)
+    }
+
+    /// Waits until each partition has one owner, and each node something to own; what each owns.
+    pub(super) fn settle(&self, servers: &[&Server]) -> Result<Vec<usize>> {
+        let began = Instant::now();
+        let mut before = Vec::new();
+        loop {
+            let now = owns(servers[0])?;
+            let all: usize = now.iter().sum();
+            let live = now.iter().filter(|count| **count > 0).count();
+            if all == self.partitions && live == servers.len() && now == before {
+                return Ok(now);
+            }
+            ensure!(began.elapsed() < PATIENCE, "the nodes do not share the partitions: {now:?}");
+            before = now;
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        if let Err(error) = self.runtime.block_on(execute(&self.url, &sql)) {
+            eprintln!("{sql}: {error:#}");
+        }
+    }
+}
+
+/// How many partitions each live node owns, as this one sees it; by name.
+fn owns(server: &Server) -> Result<Vec<usize>> {
+    let (status, body) = Admin::connect(&server.second)?.request("GET", "/v1/nodes", "")?;
+    if status != 200 {
+        bail!("GET /v1/nodes: {status} {body}");
+    }
+    let said: Value = serde_json::from_str(&body)?;
+    let nodes = said["nodes"].as_array().context("no nodes")?;
+    let live = nodes.iter().filter(|node| node["lease"] == "live");
+    let mut counts: Vec<(String, usize)> =
+        live.map(|node| (node["node"].to_string(), node["owns"].as_array().map_or(0, Vec::len))).collect();
+    counts.sort();
+    Ok(counts.into_iter().map(|(_, count)| count).collect())
+}
+
+async fn execute(url: &str, sql: &str) -> Result<()> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    let connection = tokio::spawn(connection);
+    let done = client.batch_execute(sql).await.with_context(|| sql.to_owned());
+    connection.abort();
+    done
+}

@@ -1,0 +1,199 @@
+//! How long a conversation waits when the node that owns its partition dies, and when it stops by plan.
+
+use super::Sink;
+use crate::cli::{
+    bench::{
+        Args,
+        admin::token,
+        child::{Launcher, Server},
+        ground::Ground,
+        report::{Section, Target},
+    },
+    chaos::link::Link,
+};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
+use tidegate_protocol::{
+    codec::Wire,
+    content::Content,
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+const NODES: usize = 3;
+/// Of everything that happens, the senders see a while before and after.
+const CALM: Duration = Duration::from_secs(3);
+/// A pause that does not end by then is a failure.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Between two messages of a sender.
+const PACE: Duration = Duration::from_millis(100);
+const LOGIN: Duration = Duration::from_secs(10);
+
+/// One section.
+pub(super) fn run(
+    launcher: &Launcher,
+    args: &Args,
+    services: &Path,
+    (senders, partitions): (usize, u32),
+    out: Sink<'_>,
+) -> Result<()> {
+    ensure!(senders > 0, "at least one sender");
+    let ground = Ground::make(services, launcher, NODES, partitions)?;
+    let mut servers = Vec::new();
+    for nth in 1..=NODES {
+        servers.push(ground.start(launcher, nth, &[])?);
+    }
+    let (mut crashes, mut plans, mut owned) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..2 * args.rounds {
+        let owns = ground.settle(&servers.iter().collect::<Vec<_>>())?;
+        owned.push(owns[NODES - 1] as f64);
+        let victim = servers.pop().context("no node")?;
+        let addresses = addresses(&servers)?;
+        let key = ground.key()?;
+        let is_crash = round % 2 == 0;
+        let end = || match is_crash {
+            true => victim.kill(),
+            // Asks it to end, and waits until it has.
+            false => {
+                drop(victim);
+                Ok(())
+            }
+        };
+        let watch = Box::pin(watch_end(&addresses, &key, (senders, round), end));
+        let pause = ground.runtime.block_on(watch)?;
+        eprintln!("{}: {:.2} s", if is_crash { "kill -9" } else { "SIGTERM" }, pause.as_secs_f64());
+        let pauses = if is_crash { &mut crashes } else { &mut plans };
+        pauses.push(pause.as_secs_f64());
+        servers.push(ground.start(launcher, NODES, &[])?);
+    }
+    let session = ground.config.kafka.session_ms as f64 / 1e3;
+    let title =
+        format!("Take-over, {NODES} nodes, {partitions} partitions, {senders} senders on the other two");
+    let mut section = Section::new(title);
+    let times: Vec<f64> = crashes.iter().map(|pause| pause / session).collect();
+    section.rounds("longest pause of a sender after kill -9 of an owner / session timeout", times, "x", None);
+    let target = Some(Target::AtMost(session + 2.0));
+    section.rounds("longest pause of a sender after kill -9 of an owner", crashes, "s", target);
+    let target = Some(Target::AtMost(1.0));
+    section.rounds("longest pause of a sender while an owner stops by plan", plans, "s", target);
+    section.one("session timeout (kafka.session_ms)", session, "s", None);
+    section.rounds("partitions of the node that ended", owned, "", None);
+    section.note(format!(
+        "Each sender writes to a conversation of its own every {} ms and never waits; a pause is the longest time between two acks of one \
+         of them, from the end of a node on. So up to {} ms of it are the pace.",
+        PACE.as_millis(),
+        PACE.as_millis()
+    ));
+    out(section);
+    Ok(())
+}
+
+fn addresses(servers: &[Server]) -> Result<Vec<SocketAddr>> {
+    servers.iter().map(|server| server.address.parse().context("an address")).collect()
+}
+
+/// What the senders are told: when the node ended, and whether that is long enough ago.
+type Told = (Option<Instant>, bool);
+
+/// The longest pause of any sender from the end of the node on.
+async fn watch_end(
+    addresses: &[SocketAddr],
+    key: &[u8],
+    (count, round): (usize, usize),
+    end: impl FnOnce() -> Result<()>,
+) -> Result<Duration> {
+    let tell = watch::Sender::new((None, false));
+    let mut senders: Vec<JoinHandle<Result<Duration>>> = Vec::new();
+    for nth in 0..count {
+        let name = format!("s{round}-{nth}");
+        let login = Box::pin(Talker::login(addresses[nth % addresses.len()], key, name));
+        let talker = timeout(LOGIN, login).await.context("the login takes too long")??;
+        senders.push(tokio::spawn(talker.talk(tell.subscribe())));
+    }
+    sleep(CALM).await;
+    let from = Instant::now();
+    tell.send_replace((Some(from), false));
+    // Blocks, on this thread only.
+    end()?;
+    sleep(CALM).await;
+    tell.send_replace((Some(from), true));
+    let mut longest = Duration::ZERO;
+    for sender in senders {
+        longest = longest.max(timeout(PATIENCE, sender).await.context("there are no acks any more")???);
+    }
+    Ok(longest)
+}
+
+/// Someone who writes to a conversation of its own, at its pace and without waiting.
+struct Talker {
+    name: String,
+    link: Link,
+    requests: u64,
+}
+
+impl Talker {
+    async fn login(address: SocketAddr, key: &[u8], name: String) -> Result<Self> {
+        let mut link = Link::connect(address, Wire::Tcp).await?;
+        let hello =
+            pb::Hello { version: 1, token: token(key, &name), device: "bench".into(), ..Default::default() };
+        link.send(&[pb::ClientFrame { id: 1, body: Some(Ask::Hello(hello)) }]).await?;
+        match link.next().await?.body {
+            Some(Say::Welcome(_)) => Ok(Self { name, link, requests: 1 }),
+            other => bail!("{name}: no welcome: {other:?}"),
+        }
+    }
+
+    /// Until it has an ack for something that it said when it was over; the longest time without an ack until then.
+    async fn talk(mut self, told: watch::Receiver<Told>) -> Result<Duration> {
+        let mut tick = interval(PACE);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut longest, mut last, mut over) = (Duration::ZERO, Instant::now(), None);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {
+                    if told.borrow().1 {
+                        over.get_or_insert(self.requests);
+                    }
+                    self.send().await?;
+                }
+                frame = self.link.next() => {
+                    let frame = frame.with_context(|| self.name.clone())?;
+                    match frame.body {
+                        Some(Say::SendAck(_)) => {}
+                        Some(Say::Close(close)) => bail!("{}: closed: {close:?}", self.name),
+                        // What was refused for the moment, or unknown, is no ack.
+                        _ => continue,
+                    }
+                    let now = Instant::now();
+                    if let Some(from) = told.borrow().0 {
+                        longest = longest.max(now - last.max(from));
+                    }
+                    last = now;
+                    if over.is_some_and(|over| frame.id > over) {
+                        return Ok(longest);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self) -> Result<()> {
+        self.requests += 1;
+        let (id, name) = (self.requests, &self.name);
+        let send = pb::Send {
+            conversation: format!("d:{name}:x{name}"),
+            msg_id: format!("m{id}"),
+            content: Some(Content::text("still there?".to_owned())),
+            ..Default::default()
+        };
+        self.link.send(&[pb::ClientFrame { id, body: Some(Ask::Send(send)) }]).await
+    }
+}
