@@ -185,8 +185,7 @@ pub enum Mail {
     Found(ConnKey, Result<Found, (Code, &'static str)>),
     /// The groups of a user whose connection is about to be live, in log order with `Deliver`.
     Memberships(ConnKey, Vec<ConversationId>),
-    /// The user's device is at home elsewhere, with this epoch: older connections end `REPLACED`. Who asks hears whether
-    /// there was one.
+    /// The device is at home elsewhere, with this epoch: older connections end `REPLACED`. Who asks hears whether one did.
     Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
     /// So many frames of a room were lost on the way to this shard: its members are told.
     Missed(ConversationId, u64),

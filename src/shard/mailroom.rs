@@ -4,10 +4,11 @@ use std::{collections::VecDeque, mem};
 
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::{ConversationId, DeviceId, UserId},
     machine::session::Answer,
     record::Record,
 };
+use tokio::sync::oneshot::Sender;
 
 use super::{Shard, conn::Who};
 use crate::{
@@ -85,17 +86,7 @@ impl Shard {
                 }
                 self.release_holds(&groups);
             }
-            Mail::Replaced(user, device, epoch, asker) => {
-                let is_old = |who: &Who| who.route.device == device && who.route.token.epoch < epoch;
-                let old = self.slots_of(&user, is_old);
-                for slot in &old {
-                    self.close_now(*slot, Code::Replaced);
-                }
-                if let Some(asker) = asker {
-                    // Who asked may have gone on without the answer.
-                    asker.send(!old.is_empty()).ok();
-                }
-            }
+            Mail::Replaced(user, device, epoch, asker) => self.take_replaced(&user, &device, epoch, asker),
             Mail::Outdated(outdated) => self.take_outdated(outdated),
             Mail::Renewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
@@ -110,6 +101,19 @@ impl Shard {
             }
             Mail::Missed(room, count) => self.on_missed(&room, count),
             Mail::ShedMemory => self.shed_memory(),
+        }
+    }
+
+    /// A newer login of the device stands.
+    fn take_replaced(&mut self, user: &UserId, device: &DeviceId, epoch: u64, asker: Option<Sender<bool>>) {
+        let is_old = |who: &Who| who.route.device == *device && who.route.token.epoch < epoch;
+        let old = self.slots_of(user, is_old);
+        for slot in &old {
+            self.close_now(*slot, Code::Replaced);
+        }
+        if let Some(asker) = asker {
+            // Who asked may have gone on without the answer.
+            asker.send(!old.is_empty()).ok();
         }
     }
 
