@@ -9,6 +9,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     && install -D target/release/tidegate /out/tidegate
 
 FROM debian:bookworm-slim
+# Certificates are to be those of the day, not of a pinned version.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \

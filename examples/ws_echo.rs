@@ -112,6 +112,8 @@ fn shake_hands(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
                 socket.write_all(&response)?;
                 return Ok(true);
             }
+            // Nobody is sent anywhere from here.
+            Ok(Progress::Assign(_)) => return Ok(false),
             Err(refusal) => {
                 socket.write_all(&refusal.response)?;
                 part(socket)?;

@@ -8,12 +8,13 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::{State, rejection::JsonRejection},
+    extract::{Query, State, rejection::JsonRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
@@ -21,12 +22,14 @@ use tidegate_protocol::{
 };
 use tokio::net::TcpListener;
 
+mod events;
 mod groups;
+pub mod monitor;
 mod nodes;
 mod presence;
 mod trace;
 
-use crate::{budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
+use crate::{assign::Assigner, budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -35,6 +38,8 @@ pub struct Api {
     pub admin: Admin,
     /// Reads groups.
     pub ports: Arc<Ports>,
+    /// Where clients are sent.
+    pub assigner: Arc<Assigner>,
     /// For `/healthz`.
     pub admission: Arc<Admission>,
     /// For `/metrics`.
@@ -53,15 +58,18 @@ struct Problem(Code, String);
 pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
     let router = Router::new()
         .route("/healthz", get(healthz))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
         .route("/v1/nodes", get(nodes::list))
+        .route("/v1/weight", post(nodes::weigh))
         .route("/v1/users/{user}/routes", get(nodes::where_is))
         .route("/v1/users/{user}/presence", get(presence::of_user))
         .route("/v1/presence", post(presence::of_users))
         .route("/v1/trace", get(trace::steps))
+        .route("/v1/events", get(events::follow))
         .route("/v1/groups", post(groups::create))
         .route("/v1/groups/{id}", get(groups::show))
         .route("/v1/groups/{id}", delete(groups::end))
@@ -89,9 +97,40 @@ async fn healthz(State(api): State<Api>) -> Json<Value> {
     }))
 }
 
-async fn readyz(State(api): State<Api>) -> Response {
-    let ready = api.drainer.phase() == Phase::Ready;
-    drain_state(&api, if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+/// Whoever answers lives: a drain, a full node and services that are away are no reason to kill it.
+async fn livez(State(api): State<Api>) -> Json<Value> {
+    Json(json!({"state": api.drainer.phase().name()}))
+}
+
+#[derive(Deserialize)]
+struct Wordy {
+    verbose: Option<String>,
+}
+
+/// Ready is who serves those who are here and would serve more of them. A full node is: unready, it would end a rollout or a
+/// drain of a machine that waits for it, and where all are full a load balancer would have nobody left to say so.
+async fn readyz(State(api): State<Api>, Query(wordy): Query<Wordy>) -> Response {
+    let phase = api.drainer.phase();
+    let is_ready = phase == Phase::Ready;
+    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let state = if is_ready && !api.admission.has_room() { "full" } else { phase.name() };
+    let mut body = json!({"state": state, "conns": api.admission.conns()});
+    if wordy.verbose.is_some()
+        && let Some(body) = body.as_object_mut()
+    {
+        let seen = api.ports.peers.seen();
+        let drain = api.drainer.progress();
+        body.insert("node".into(), json!(api.ports.me.node.as_str()));
+        body.insert("connsMax".into(), json!(api.admission.conns_max()));
+        body.insert("memory".into(), json!(api.admission.pressure().name()));
+        body.insert("drain".into(), json!(drain.as_ref().map(nodes::draining)));
+        body.insert("owns".into(), json!(api.ports.owned.list().len()));
+        body.insert("others".into(), json!(seen.others.len()));
+        // None of it makes the node unready: the others would be no better off.
+        body.insert("routes".into(), json!(if seen.stale { "away" } else { "fine" }));
+        body.insert("archiveBehind".into(), json!(api.ports.peers.lags().list()));
+    }
+    (status, Json(body)).into_response()
 }
 
 async fn begin_drain(State(api): State<Api>) -> Response {

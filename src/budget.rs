@@ -57,6 +57,18 @@ pub struct Seat {
     address: IpAddr,
 }
 
+impl Pressure {
+    /// A word for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fine => "fine",
+            Self::Refuse => "refuse",
+            Self::Shed => "shed",
+            Self::Full => "full",
+        }
+    }
+}
+
 impl Admission {
     /// Bounds of `conns_max` connections (0 = by the limit of open files) and `per_address_max` an address (0 = none).
     pub fn new(conns_max: usize, per_address_max: usize) -> Arc<Self> {
@@ -110,6 +122,19 @@ impl Admission {
     /// The most connections that get a place.
     pub fn conns_max(&self) -> usize {
         self.conns_max
+    }
+
+    /// Connections that hold a place, and how many would as things are: while memory is short, no more than do.
+    pub fn load(&self) -> (usize, usize) {
+        let conns = self.conns();
+        let short = self.pressure() != Pressure::Fine;
+        (conns, if short { conns.min(self.conns_max) } else { self.conns_max })
+    }
+
+    /// Whether a newcomer would find a place; the caps of single addresses aside.
+    pub fn has_room(&self) -> bool {
+        let (conns, capacity) = self.load();
+        conns < capacity
     }
 
     /// How full memory was when last looked at.
@@ -180,9 +205,11 @@ mod tests {
         assert_eq!(admission.note_memory(79, 100), Pressure::Fine);
         assert_eq!(admission.note_memory(80, 100), Pressure::Refuse);
         assert_eq!(admission.admit([127, 0, 0, 1].into()).err(), Some(Code::Overloaded));
+        assert_eq!((admission.load(), admission.has_room()), ((0, 0), false), "the others are told");
         assert_eq!(admission.note_memory(90, 100), Pressure::Shed);
         assert_eq!(admission.note_memory(95, 100), Pressure::Full);
         assert_eq!(admission.note_memory(10, 100), Pressure::Fine);
+        assert_eq!((admission.load(), admission.has_room()), ((0, 10), true));
         assert!(admission.admit([127, 0, 0, 1].into()).is_ok());
     }
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use tidegate_protocol::id::UserId;
+
 use crate::routes::NodeBoot;
 
 mod embedded;
@@ -16,7 +18,7 @@ mod kafka;
 mod local;
 
 pub use embedded::EmbeddedBus;
-pub use kafka::{KafkaBus, KafkaRefusal, TopicPlan, TopicState, ensure_topics, topic_plans};
+pub use kafka::{KafkaBus, KafkaEvents, KafkaRefusal, TopicPlan, TopicState, ensure_topics, topic_plans};
 pub use local::{LocalBus, LocalBusConfig};
 
 /// Names one incarnation of the log: a log that was deleted and made again has another one.
@@ -204,6 +206,16 @@ pub trait Ownership: Send {
 
     /// Leaves: every owned partition is `Revoked`, nothing is assigned any more.
     async fn leave(&mut self);
+}
+
+/// The topic of events, beside the log: a projection, which nothing in Tidegate reads.
+#[async_trait]
+pub trait EventSink: Send + Sync {
+    /// Puts events there; those of one user keep their order.
+    ///
+    /// Ok: all of them are there, on all copies in step. An error: some may be, and publishing all of them again is right,
+    /// since each carries an id; after [`AppendError::Rejected`] it is of no use.
+    async fn publish(&self, events: Vec<(UserId, Vec<u8>)>) -> Result<(), AppendError>;
 }
 
 /// A node's own topic.

@@ -1,29 +1,37 @@
 //! The use-cases of conversations, one verb a file.
 
 pub mod admin;
+pub mod announce;
 pub mod answered;
+mod archive;
 pub mod asking;
 pub mod beside;
 pub mod clear;
 pub mod courier;
+pub mod crowd;
 pub mod deliver;
+mod given_up;
 pub mod hands;
 pub mod hide;
 pub mod history;
 pub mod login;
+mod look;
 pub mod members;
 pub mod owner;
 pub mod peer;
 mod point;
+mod portion;
 mod progress;
 pub mod reach;
 pub mod reader;
 pub mod recall;
 pub mod receipt;
 pub mod retention;
+pub mod rules;
 mod seek;
 pub mod send;
 pub mod sizes;
+pub mod spread;
 mod stall;
 mod steps;
 pub mod sync;

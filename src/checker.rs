@@ -22,6 +22,8 @@
 //! | `never-got` | a device that says it has everything was neither pushed nor given it when it pulled |
 //! | `leak-after-kick` | pushed to somebody who was no member at that seq |
 //! | `shed-untold` | a live room lost more than it said |
+//! | `number-twice` | two messages of a live room have the same number |
+//! | `room-order`, `room-copy` | one connection's messages to a live room, each sent once, changed places for another, or came twice |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
 //! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
@@ -29,13 +31,17 @@
 //! as well, within one connection: from its first push of a conversation to its last, and for
 //! connections that live to the end, everything sent after their login; but not where a push may be lost between nodes. Whoever
 //! is cut off within [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
-//! Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
+//!
+//! A live room may lose what is said, but not without a word: `shed` by number, or without one where nobody could count.
+//! One thing may be lost in silence: what the speaker's node had not passed on when it was killed. How soon the word has
+//! come, and which faults delay it, says [`rooms`]. Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
 
 mod availability;
 mod delivery;
 mod event;
 mod history;
 mod order;
+mod rooms;
 mod sends;
 
 #[cfg(test)]
@@ -47,6 +53,7 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use self::{
     delivery::Sessions,
+    rooms::Rooms,
     sends::{Log, Send},
 };
 pub use self::{
@@ -64,11 +71,13 @@ pub struct Budget {
     pub recovery_ns: u64,
     /// A hole seen this shortly before the connection broke is counted, not judged.
     pub excuse_ns: u64,
+    /// How long after a fault between two nodes one may hear from the other what was lost.
+    pub settle_ns: u64,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { recovery_ns: 30_000_000_000, excuse_ns: 2_000_000_000 }
+        Self { recovery_ns: 30_000_000_000, excuse_ns: 2_000_000_000, settle_ns: 8_000_000_000 }
     }
 }
 
@@ -118,6 +127,13 @@ pub struct Report {
     pub excused: u64,
     /// Frames of live rooms that were shed, and told.
     pub shed: u64,
+    /// What was said in live rooms to others and judged; what of it was lost without number, but told, and what was lost with
+    /// the node of its speaker.
+    pub talks: u64,
+    /// See [`Self::talks`].
+    pub talks_uncounted: u64,
+    /// See [`Self::talks`].
+    pub talks_lost: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
     /// In nanoseconds.
@@ -138,7 +154,7 @@ pub fn check(history: &History, budget: Budget) -> Report {
         budget,
         sends: HashMap::new(),
         logs: HashMap::new(),
-        rooms: HashMap::new(),
+        rooms: Rooms::default(),
         sessions: Sessions::default(),
         report: Report::default(),
     };
@@ -158,8 +174,7 @@ struct Checker<'a> {
     sends: HashMap<Id, Send>,
     /// By conversation.
     logs: HashMap<Id, Log>,
-    /// The acks of live rooms, by room: event and message.
-    rooms: HashMap<Id, Vec<(usize, Id)>>,
+    rooms: Rooms,
     sessions: Sessions,
     report: Report,
 }

@@ -4,9 +4,11 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+pub mod assign;
 pub mod bench;
 pub mod chaos;
 pub mod client;
+pub mod drain;
 mod find;
 pub mod nodes;
 pub mod plan;
@@ -51,7 +53,7 @@ enum Command {
     /// Start a cluster of nodes on this machine, against running services, to try
     Up(up::Args),
     /// The nodes of the cluster: state, connections, partitions
-    Nodes(nodes::Ask),
+    Nodes(nodes::NodesArgs),
     /// Which node owns each partition of the log
     Owners(nodes::Ask),
     /// On which nodes a user's devices are
@@ -62,6 +64,8 @@ enum Command {
     Topics(topics::Args),
     /// Measure against raw loops of system calls, in one run
     Bench(bench::Args),
+    /// Have a node leave gently, see how far it is, or call that off
+    Drain(drain::Args),
     /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
     DrainPlan(plan::PlanArgs),
     /// Look at a configuration without running a node
@@ -96,6 +100,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Topics(args) => topics::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Drain(args) => drain::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),
         Command::Chaos(args) => chaos::run(&args),

@@ -2,30 +2,38 @@
 //!
 //! Order: built-in defaults < TOML file < `TIDEGATE__SECTION__KEY` < flags and `--set section.key=value`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod assign;
 mod auth;
 mod check;
+mod drain;
 mod kafka;
 mod link;
+mod log;
 mod postgres;
 mod redis;
 mod trace;
 
-pub use self::{auth::Auth, link::Link, postgres::Postgres, redis::Redis, trace::Trace};
-use tidegate_protocol::machine::drain::Settings;
-
+pub use self::{
+    assign::Assign, auth::Auth, drain::Drain, link::Link, log::Log, postgres::Postgres, redis::Redis,
+    trace::Trace,
+};
 pub use kafka::Kafka;
 
 /// Settings that are lists, for the environment.
-const LISTS: &[&str] =
-    &["listen.origins", "kafka.brokers", "kafka.node_brokers", "kafka.properties", "redis.urls"];
-
-/// How long load balancers are given to look elsewhere.
-const LB_DELAY: Duration = Duration::from_millis(5_000);
+const LISTS: &[&str] = &[
+    "assign.addresses",
+    "assign.labels",
+    "listen.origins",
+    "kafka.brokers",
+    "kafka.node_brokers",
+    "kafka.properties",
+    "redis.urls",
+];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -41,10 +49,14 @@ pub struct Config {
     pub limits: Limits,
     /// Deadlines and intervals.
     pub timing: Timing,
+    /// Where clients are sent, and how much of them comes here.
+    pub assign: Assign,
     /// How a node leaves.
     pub drain: Drain,
     /// How long messages and dedup keys are kept.
     pub retention: Retention,
+    /// By which version of the ledger's rules the log is read.
+    pub log: Log,
     /// The log of profile `cluster`.
     pub kafka: Kafka,
     /// Options of client sockets.
@@ -67,6 +79,9 @@ pub struct Config {
 pub struct Node {
     /// Name of the node, shown in Welcome; [A-Za-z0-9_.-]{1,64}.
     pub id: String,
+    /// Ids on lease, for nodes that are told apart by nobody else: so many, `node.id`-0 and up, of which a node takes the first that no
+    /// live node has when it starts; more than there are nodes at a time. 0 = the name is `node.id`.
+    pub ids: u32,
     /// Directory for the token key and the node's files.
     pub data: PathBuf,
     /// Threads that hold connections; 0 = one per core.
@@ -87,6 +102,8 @@ pub struct Listen {
     pub allow_public: bool,
     /// Admin port; loopback only, until admin keys exist.
     pub admin: SocketAddr,
+    /// Port for probes and metrics, as address:port; read-only, so it need not be loopback: for orchestrators. Empty = none.
+    pub monitor: String,
     /// Connections the kernel may keep waiting for accept.
     pub backlog: i32,
     /// Web origins that may connect ("*" = any); requests without Origin (no browser) always may.
@@ -121,7 +138,8 @@ pub struct Limits {
     pub window_bytes_max: usize,
     /// Rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked, and take signals.
+    /// Groups up to this many members are tracked until acked, and take signals. In a cluster larger ones go by node topics; the
+    /// same on all nodes.
     pub small_group_max: usize,
     /// Largest content of a signal, in bytes.
     pub signal_bytes_max: usize,
@@ -182,24 +200,6 @@ pub struct Retention {
     pub keys_days: u64,
 }
 
-/// How a node leaves: what happens between a signal and the end of the process.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub struct Drain {
-    /// How long the node goes on accepting with `/readyz` at 503, until load balancers look elsewhere; 0 = 5 s, or
-    /// none when `listen.client` is a loopback address.
-    pub lb_delay_ms: u64,
-    /// Clients move, and are closed, spread over this time; less when they are few: it need not be slower than 50 a
-    /// second.
-    pub spread_ms: u64,
-    /// Clients closed a second, at most: what other nodes accept. The spread stretches for it, up to the deadline.
-    pub max_rate: u32,
-    /// For finishing what is under way when the clients are gone.
-    pub flush_ms: u64,
-    /// The whole drain; clients that are left then are cut, and the exit code is 3.
-    pub deadline_ms: u64,
-}
-
 /// Options of client sockets.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -222,12 +222,15 @@ pub struct Fault {
     pub panic_in: String,
     /// A file that says how the disk fails: `eio`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate chaos`.
     pub disk_file: PathBuf,
+    /// The node acts as an earlier version, which knows the ledger's rules up to this one; 0 = it does not. Refused by release builds.
+    pub rules_max: u32,
 }
 
 impl Default for Node {
     fn default() -> Self {
         Self {
             id: "n1".into(),
+            ids: 0,
             data: "tidegate-data".into(),
             shards: 0,
             profile: "single".into(),
@@ -242,6 +245,7 @@ impl Default for Listen {
             client: ([127, 0, 0, 1], 7800).into(),
             allow_public: false,
             admin: ([127, 0, 0, 1], 7801).into(),
+            monitor: String::new(),
             backlog: 4096,
             origins: Vec::new(),
         }
@@ -290,12 +294,6 @@ impl Default for Timing {
             write_ms: 10_000,
             linger_ms: 1_000,
         }
-    }
-}
-
-impl Default for Drain {
-    fn default() -> Self {
-        Self { lb_delay_ms: 0, spread_ms: 30_000, max_rate: 500, flush_ms: 5_000, deadline_ms: 50_000 }
     }
 }
 
@@ -365,38 +363,6 @@ impl Config {
     }
 }
 
-impl Config {
-    /// The drain as its machine takes it: with nobody but this machine to connect, no load balancer is waited for.
-    pub fn drain_settings(&self) -> Settings {
-        let ms = Duration::from_millis;
-        let drain = &self.drain;
-        let lb_delay = match drain.lb_delay_ms {
-            0 if self.listen.client.ip().is_loopback() => Duration::ZERO,
-            0 => LB_DELAY,
-            given => ms(given),
-        };
-        Settings {
-            lb_delay,
-            spread: ms(drain.spread_ms),
-            max_rate: drain.max_rate,
-            flush: ms(drain.flush_ms),
-            deadline: ms(drain.deadline_ms),
-        }
-    }
-
-    fn check_drain(&self, need: &mut impl FnMut(bool, &str)) {
-        let (drain, settings) = (&self.drain, self.drain_settings());
-        let spans = [drain.lb_delay_ms, drain.spread_ms, drain.flush_ms, drain.deadline_ms];
-        need(spans.iter().all(|ms| *ms <= 3_600_000), "drain: each at most one hour");
-        need(drain.max_rate > 0, "drain.max_rate: at least 1");
-        need(drain.flush_ms >= 100, "drain.flush_ms: at least 100 ms");
-        need(
-            settings.deadline > settings.lb_delay + settings.flush,
-            "drain.deadline_ms: more than drain.lb_delay_ms (5 s unless set) and drain.flush_ms together",
-        );
-    }
-}
-
 /// A `--set` value as the type it looks like; lists are comma-separated in brackets.
 fn parse_value(text: &str) -> config::Value {
     if let Some(list) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
@@ -437,6 +403,8 @@ fn edits(a: &[u8], b: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -471,7 +439,10 @@ mod tests {
         };
         assert_eq!(delay(&[]), Duration::ZERO);
         assert_eq!(delay(&["drain.lb_delay_ms=70"]), Duration::from_millis(70));
-        assert_eq!(delay(&["listen.client=0.0.0.0:7800", "listen.allow_public=true"]), LB_DELAY);
+        assert_eq!(
+            delay(&["listen.client=0.0.0.0:7800", "listen.allow_public=true"]),
+            Duration::from_secs(5)
+        );
         let short = Config::load(None, &["drain.deadline_ms=5000".into()]).unwrap_err().to_string();
         assert!(short.contains("drain.deadline_ms"), "{short}");
     }

@@ -5,7 +5,7 @@
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
-use tidegate_protocol::id::{ConversationId, UserId};
+use tidegate_protocol::id::{ConversationId, ConversationKind, UserId};
 
 /// The most shards a node can have: one bit each.
 pub const SHARDS_MAX: usize = 64;
@@ -94,6 +94,12 @@ impl Directory {
         });
     }
 
+    /// The groups that have members online here, in no order.
+    pub fn groups(&self) -> Vec<ConversationId> {
+        let all = self.conversations.iter().map(|entry| entry.key().clone());
+        all.filter(|it| matches!(it.kind(), ConversationKind::Group(_))).collect()
+    }
+
     /// Users online here.
     pub fn users(&self) -> usize {
         self.users.len()
@@ -124,6 +130,9 @@ mod tests {
         directory.hold_conversation(&group, 2);
         directory.release_conversation(&group, 2);
         assert_eq!(directory.conversation(&group).iter().collect::<Vec<_>>(), [2]);
+        directory.hold_conversation(&ConversationId::parse("r:r").unwrap(), 1);
+        assert_eq!(directory.groups(), std::slice::from_ref(&group));
+        directory.release_conversation(&ConversationId::parse("r:r").unwrap(), 1);
         directory.release_conversation(&group, 2);
         assert!(directory.conversation(&group).is_empty());
         assert_eq!(directory.conversations.len(), 0);

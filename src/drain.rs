@@ -18,10 +18,12 @@ use tidegate_protocol::{
 use tokio::sync::Notify;
 
 use crate::{
+    assign::Assigner,
     budget::Admission,
     chat::send::Intake,
     mail::{self, Mail, Progress, ShardHandle},
     metrics::Metrics,
+    routes::Draining,
 };
 
 /// How often the counts are looked at in a drain.
@@ -36,6 +38,7 @@ pub struct Drainer {
     start: Instant,
     shards: Vec<ShardHandle>,
     admission: Arc<Admission>,
+    assigner: Arc<Assigner>,
     intake: Arc<Intake>,
     metrics: Metrics,
     /// Somebody asked for something.
@@ -49,6 +52,10 @@ struct State {
     /// Steps that are to be carried out.
     steps: Vec<Step>,
     progress: Arc<Progress>,
+    /// When the drain began, and with how many clients.
+    begun: Option<(Instant, usize)>,
+    /// Clients closed a second, as planned.
+    rate: u32,
 }
 
 impl Drainer {
@@ -57,17 +64,18 @@ impl Drainer {
         settings: Settings,
         start: Instant,
         shards: Vec<ShardHandle>,
-        (admission, intake): (Arc<Admission>, Arc<Intake>),
+        (admission, intake, assigner): (Arc<Admission>, Arc<Intake>, Arc<Assigner>),
         metrics: Metrics,
     ) -> Arc<Self> {
         let mut machine = Drain::new(settings);
         machine.handle_started();
-        let state = State { machine, steps: Vec::new(), progress: Arc::default() };
+        let state = State { machine, steps: Vec::new(), progress: Arc::default(), begun: None, rate: 0 };
         Arc::new(Self {
             state: Mutex::new(state),
             start,
             shards,
             admission,
+            assigner,
             intake,
             metrics,
             bell: Notify::new(),
@@ -80,11 +88,34 @@ impl Drainer {
         self.state().machine.phase()
     }
 
+    /// How far the drain is; none when there is none.
+    pub fn progress(&self) -> Option<Draining> {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let state = self.state();
+        let (since, from) = state.begun.filter(|_| state.machine.phase() > Phase::Ready)?;
+        Some(Draining {
+            phase: state.machine.phase().name().to_owned(),
+            from: count(from),
+            left: count(self.unfinished()),
+            unnoticed: count(state.progress.unnoticed.load(Ordering::Relaxed)),
+            rate: state.rate,
+            for_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Whether its clients are on their way to other nodes.
+    pub fn is_closing(&self) -> bool {
+        matches!(self.phase(), Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done)
+    }
+
     /// A signal came: the first one begins a drain, the second one speeds it up.
     pub fn signal(&self) {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, .. } = &mut *state;
+        let State { machine, steps, begun, .. } = &mut *state;
+        if machine.phase() <= Phase::Ready {
+            *begun = Some((Instant::now(), self.unfinished()));
+        }
         machine.handle_signal(now, steps);
         self.bell.notify_one();
     }
@@ -93,9 +124,13 @@ impl Drainer {
     pub fn begin(&self) -> bool {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, .. } = &mut *state;
+        let State { machine, steps, begun, .. } = &mut *state;
+        let begins = machine.handle_begin(now, steps);
+        if begins {
+            *begun = Some((Instant::now(), self.unfinished()));
+        }
         self.bell.notify_one();
-        machine.handle_begin(now, steps)
+        begins
     }
 
     /// An operator wants the node back; false when that can't be.
@@ -156,11 +191,21 @@ impl Drainer {
             waiting: count(&state.progress.waiting),
             in_flight: self.intake.waiting_bytes(),
         };
-        let State { machine, steps, progress } = &mut *state;
+        let State { machine, steps, progress, rate, .. } = &mut *state;
+        if machine.phase() == Phase::Cordoned {
+            machine.handle_others(self.assigner.others_accept());
+        }
         // What was asked for first: a snapshot may already be followed by steps that build on it.
         machine.handle_snapshot(now, seen, steps);
         if steps.iter().any(|step| matches!(step, Step::Notice(..))) {
             *progress = Arc::new(Progress::not_begun(self.shards.len()));
+        }
+        for step in steps.iter() {
+            match step {
+                Step::Resume => *rate = 0,
+                Step::Notice(_, plan) => *rate = plan.rate,
+                _ => {}
+            }
         }
         (mem::take(steps), machine.phase())
     }

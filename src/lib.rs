@@ -6,11 +6,12 @@
 //! | 5 | [`accept`], [`api`], [`drain`], [`member`] | the door for clients; admin HTTP; leaving; the node among others |
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
-//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`] | ports that must hold, and the disk under them; what shards are told |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`checker`], [`config`], [`directory`], [`inline`], [`metrics`], [`net`], [`redis`], [`trace`] | ports that may be lost; leaves |
+//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`], [`assign`] | ports that must hold, and the disk under them; what shards are told; where clients are sent |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`checker`], [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`redis`], [`trace`] | ports that may be lost; leaves |
 
 pub mod accept;
 pub mod api;
+pub mod assign;
 pub mod auth;
 pub mod budget;
 pub mod bus;
@@ -21,6 +22,7 @@ pub mod config;
 pub mod directory;
 pub mod drain;
 pub mod embedded;
+pub mod events;
 pub mod fault;
 pub mod inline;
 pub mod link;

@@ -8,7 +8,10 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use crate::routes::NodeBoot;
+use crate::{
+    routes::NodeBoot,
+    trace::{Event, Query},
+};
 
 mod faulty;
 mod grpc;
@@ -76,32 +79,6 @@ pub enum Landing {
     NotHere,
 }
 
-/// What a node asks the owner of a partition: what is not archived yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TailQuery {
-    /// The partition.
-    pub partition: u32,
-    /// For whom; messages of conversations that the user may not see are not told.
-    pub user: UserId,
-    /// Conversations asked about, with the seq above which messages are wanted.
-    pub above: Vec<(ConversationId, u64)>,
-    /// The most messages wanted in all; 0 asks for the heads only.
-    pub limit: usize,
-}
-
-/// What an owner knows above the archived position.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tail {
-    /// The log offset up to which (exclusive) this answer and the store together are complete.
-    pub complete_to: u64,
-    /// Conversations asked about that it has a newer max seq of.
-    pub heads: Vec<(ConversationId, u64)>,
-    /// Encoded `tidegate.v1.Push`es, each conversation in order of seq.
-    pub messages: Vec<Bytes>,
-    /// Conversations that the user has come into.
-    pub joined: Vec<ConversationId>,
-}
-
 /// A record that this node appended and that nobody has answered yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
@@ -153,7 +130,7 @@ pub enum Stray {
     Missed {
         /// Which room.
         room: ConversationId,
-        /// How many; those of which nobody knows are among them.
+        /// How many; those of which nobody knows are among them. 0 = nobody knows how many.
         count: u64,
     },
     /// Something volatile, for those of the users who are there; in a group, who is no member by that node's indexes
@@ -176,6 +153,13 @@ pub enum Stray {
         seq: u64,
         /// An encoded `tidegate.v1.ServerFrame`.
         frame: Bytes,
+    },
+    /// What the peer's node topic did not take, for the members of a large group there.
+    FanOut {
+        /// Which group.
+        group: ConversationId,
+        /// An encoded `tidegate.v1.FanOut`.
+        record: Bytes,
     },
 }
 
@@ -217,8 +201,9 @@ pub trait Link: Send + Sync {
     /// order. [`LinkError::NotHere`] says the same of a whole node run only once its lease is over. Ends within 1 s.
     async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError>;
 
-    /// Asks an owner for tails, one for each query, in order; none where it does not own the partition now.
-    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError>;
+    /// Waits until everything that the owners there had told anybody when they were asked is archived, so that the store
+    /// shows it, or is for their successors to tell again (ADR 16).
+    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError>;
 
     /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
     /// answer and the word may reach the origin, in any order: they say the same. `from` is the run that asks, whose
@@ -233,4 +218,10 @@ pub trait Link: Send + Sync {
     /// Hands over what may be lost, in order; Ok means that the peer has it and has done with it what it could. In the way
     /// of no other call: neither waits for the other, and each has a bound of its own.
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError>;
+
+    /// The steps there of the traces that somebody looks for, as many as one answer has; the message and the user are
+    /// watched there from now on. An end that notes no steps takes no such question.
+    async fn traces(&self, _to: &NodeBoot, _query: Query) -> Result<Vec<Event>, LinkError> {
+        Err(LinkError::Unavailable("it notes no steps".to_owned()))
+    }
 }

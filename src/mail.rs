@@ -2,8 +2,7 @@
 //!
 //! A mailbox is bounded in mails and in bytes. Full: the owner turns pushes into `Behind` and waits with the rest; a
 //! shard never waits for another (room frames are shed and counted, everything else between shards goes through the
-//! owner). Bytes are charged when a mail is posted, and given back when the shard takes it: from there on the shard's
-//! own bound counts them, until their fan-out is done (`shard/hub.rs`).
+//! owner). Bytes are charged until the shard takes the mail; then its own bound counts them (`shard/hub.rs`).
 
 use std::{
     collections::HashSet,
@@ -282,6 +281,8 @@ pub enum Item {
     Join(ConversationId, Arc<[UserId]>),
     /// These users are no members from here on.
     Part(ConversationId, Arc<[UserId]>),
+    /// Of the members here only these are members from here on.
+    Keep(ConversationId, Arc<HashSet<UserId>>),
     /// Pushes were left out because there was no room for them: who should have got them hears up to where.
     Behind(Lag),
 }
@@ -302,7 +303,8 @@ impl Item {
     pub fn weight(&self) -> usize {
         match self {
             Self::Push(delivery) => delivery.weight(),
-            Self::Join(_, users) | Self::Part(_, users) => 4 * ENTRY_BYTES + users.len() * ENTRY_BYTES,
+            Self::Join(_, users) | Self::Part(_, users) => (4 + users.len()) * ENTRY_BYTES,
+            Self::Keep(_, users) => (4 + users.len()) * ENTRY_BYTES,
             Self::Behind(_) => 2 * ENTRY_BYTES,
         }
     }
@@ -317,8 +319,7 @@ impl Delivery {
 
 impl Volatile {
     fn weight(&self) -> usize {
-        let named = self.only.as_ref().map_or(0, |users| users.len());
-        (4 + named) * ENTRY_BYTES + self.frame.proto().len()
+        (4 + self.only.as_ref().map_or(0, |users| users.len())) * ENTRY_BYTES + self.frame.proto().len()
     }
 }
 
@@ -380,8 +381,7 @@ pub fn mailbox(waker: mio::Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
     let bytes_max = u32::try_from(bytes_max).unwrap_or(u32::MAX);
     let room = Arc::new(Semaphore::new(bytes_max as usize));
     let (sender, mails) = mpsc::channel(MAILBOX_MAX);
-    let (awake, conns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let told = Arc::new(AtomicUsize::new(0));
+    let (awake, conns, told): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
     let handle = ShardHandle {
         mailbox: sender,
         room: Arc::clone(&room),

@@ -22,6 +22,7 @@ mod reaper;
 mod reassert;
 mod view;
 
+pub use self::reaper::reap;
 use self::{
     reassert::{Losses, Putter},
     view::View,
@@ -37,6 +38,9 @@ const RENEW_LEAST: Duration = Duration::from_millis(250);
 const CALL_MAX: Duration = Duration::from_secs(3);
 /// How long leaving may take.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// How long what was noted may take to be told then.
+const TELL_MAX: Duration = Duration::from_millis(300);
 
 /// What is said with each renewal.
 type Say = Box<dyn Fn() -> NodeInfo + Send + Sync>;
@@ -99,11 +103,12 @@ impl Member {
                 self.ports.me
             )),
             Err(error) => {
-                if !self.view.away() {
-                    tracing::warn!(%error, "the routes are away: the node goes on with the peers it knows");
+                if !self.view.is_stale() {
+                    tracing::warn!(%error, "the routes do not answer: the node goes on with the peers it knows");
                 }
                 self.metrics.lease_failures.increment(1);
-                self.ports.peers.set(self.view.failed());
+                let is_late = matches!(error, RoutesError::Late(_));
+                self.ports.peers.set(if is_late { self.view.late() } else { self.view.failed() });
                 Ok(())
             }
         }
@@ -121,7 +126,7 @@ impl Member {
             if let Err(why) = self.announce().await {
                 return why;
             }
-            let pause = if self.view.away() { RETRY_EVERY } else { RENEW_EVERY };
+            let pause = if self.view.is_stale() { RETRY_EVERY } else { RENEW_EVERY };
             sleep(RENEW_LEAST).await;
             tokio::select! {
                 () = sleep_until(begun + pause) => {}
@@ -137,15 +142,16 @@ impl Member {
         let info = NodeInfo { asserting: self.losses.are_open(), ..(self.say)() };
         let routes = Arc::clone(&self.ports.routes);
         let state = info.state;
+        self.view.asks();
         let beat = within(routes.renew(&info)).await?;
-        let was_away = self.view.away();
+        let was_stale = self.view.is_stale();
         if self.view.renewed(beat, state, Instant::now()) {
             tracing::warn!(beat, "the routes were away or lost something: this node puts its own back");
             self.metrics.routes_lost.increment(1);
             self.losses.one_more();
             // The others may have lost nothing themselves: they are to hear of this soon.
             self.ports.peers.look_again();
-        } else if was_away {
+        } else if was_stale {
             tracing::info!("the routes answer again");
         }
         let rows = within(routes.nodes()).await?;
@@ -165,20 +171,25 @@ impl Member {
         self.ports.peers.set(seen);
         while self.reaper.try_join_next().is_some() {}
         if !dead.is_empty() && self.reaper.is_empty() {
-            self.reaper.spawn(reaper::reap(routes, dead, self.metrics.clone()));
+            self.reaper.spawn(reaper::reap(Arc::clone(&self.ports), dead, self.metrics.clone()));
         }
         Ok(())
     }
 }
 
-/// Ends the lease of a node that has nobody left, and takes away what rows it still has; at most a second.
+/// Ends the lease of a node that has nobody left, takes away what rows it still has, and waits a moment for events that are on
+/// their way; about a second at most. Who left and did not come back is told by the others, as after a crash.
 pub async fn leave(ports: &Ports) {
     let left = async {
         ports.routes.retire(&ports.me, Retire::Leaving).await?;
-        reaper::sweep(&*ports.routes, &ports.me).await
+        reaper::sweep(ports, &ports.me, reaper::Untold::Leave).await
     };
-    match timeout(LEAVE_MAX, left).await {
-        Ok(Ok(rows)) => tracing::debug!(rows, "left the other nodes"),
+    let left = timeout(LEAVE_MAX, left).await;
+    if timeout(TELL_MAX, ports.events.quiet()).await.is_err() {
+        tracing::warn!("some events were not told; who left is told by the other nodes");
+    }
+    match left {
+        Ok(Ok(swept)) => tracing::debug!(rows = swept.removed, "left the other nodes"),
         Ok(Err(error)) => tracing::warn!(%error, "the others were not told that this node leaves"),
         Err(_) => tracing::warn!("telling the others that this node leaves took too long"),
     }
@@ -186,7 +197,7 @@ pub async fn leave(ports: &Ports) {
 
 /// The call's answer; an adapter that breaks its promise to answer does not stop the lease.
 async fn within<T>(call: impl Future<Output = Result<T, RoutesError>>) -> Result<T, RoutesError> {
-    let late = |_| Err(RoutesError::Unknown(format!("no answer in {CALL_MAX:?}")));
+    let late = |_| Err(RoutesError::Late(format!("no answer in {CALL_MAX:?}")));
     timeout(CALL_MAX, call).await.unwrap_or_else(late)
 }
 

@@ -15,6 +15,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::{Code, machine::drain::Outcome};
 
+mod ids;
 pub mod import;
 mod lease;
 mod memory;
@@ -31,6 +32,7 @@ use self::{
 use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
+    assign::Assigner,
     chat::{
         admin::{Admin, Pending},
         send::Intake,
@@ -68,6 +70,9 @@ pub struct Addresses {
     pub client: SocketAddr,
     /// The admin port.
     pub admin: SocketAddr,
+    /// The port for probes and metrics, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<SocketAddr>,
     /// The process.
     pub pid: u32,
     /// The token key that it shares with others; none = `token.key` of its data directory.
@@ -101,6 +106,7 @@ pub struct Node {
 struct Doors {
     client: TcpListener,
     admin: TcpListener,
+    monitor: Option<TcpListener>,
 }
 
 impl Doors {
@@ -109,14 +115,20 @@ impl Doors {
             .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
         let admin = sockopt::listen(config.listen.admin, 128)
             .with_context(|| format!("listen.admin {} can't be used", config.listen.admin))?;
+        let monitor = config.listen.monitor_address();
+        let monitor = monitor.map(|address| {
+            sockopt::listen(address, 128).with_context(|| format!("listen.monitor {address} can't be used"))
+        });
+        let monitor = monitor.transpose()?;
         let shared = Some(&config.auth.key_file).filter(|file| !file.as_os_str().is_empty());
         let addresses = Addresses {
             client: client.local_addr()?,
             admin: admin.local_addr()?,
+            monitor: monitor.as_ref().map(TcpListener::local_addr).transpose()?,
             pid: std::process::id(),
             key_file: shared.map(std::path::absolute).transpose()?,
         };
-        Ok((Self { client, admin }, addresses))
+        Ok((Self { client, admin, monitor }, addresses))
     }
 }
 
@@ -129,18 +141,20 @@ impl Node {
         let start = Instant::now();
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
+        let (config, claim) = &services.block_on(ids::leased(config))?;
         let token_key = ports::token_key(config)?;
-        let (doors, addresses) = Doors::open(config)?;
-        let (metrics, rendered) = metrics::install();
-        let Built { ports, broken, link, numbers } =
+        let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
+        let Built { ports, broken, link, numbers, announcer, feed } =
             services.block_on(ports::build(config, start, &metrics))?;
         let ports = Arc::new(ports);
+        services.spawn(announcer.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
         let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let floor = Floor::new(&ports, &directory, &handles, pending, &metrics);
-        let beside = floor.beside_the_log(services.handle(), numbers, link.is_some());
+        let mut floor = Floor::new(&ports, &directory, &handles, pending, &metrics);
+        let beside = floor.beside_the_log(services.handle(), numbers, feed, config.limits.small_group_max);
+        let assigner = assigner(config, &ports);
         let shared = Shared {
             config,
             ports: &ports,
@@ -149,35 +163,37 @@ impl Node {
             handles: &handles,
             admin: &admin,
             beside: &beside,
+            assigner: &assigner,
         };
         let base = shared.context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let settings = owner_settings(config)?;
+        let rules = settings.rules;
         let (listener, running) = {
             let _guard = services.enter();
             let listener = floor.listen(services.handle(), config)?;
-            (listener, floor.start((&intake, outlets), settings, link.is_some()))
+            (listener, floor.start((&intake, outlets), settings))
         };
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let hands = (Arc::clone(&admission), Arc::clone(&intake));
         services.spawn(memory::watch(hands.clone(), handle_list.clone(), metrics.clone(), &config.limits));
+        let leavers = (Arc::clone(&admission), Arc::clone(&intake), Arc::clone(&assigner));
         let drainer =
-            Drainer::new(config.drain_settings(), start, handle_list.clone(), hands, metrics.clone());
+            Drainer::new(config.drain_settings(), start, handle_list.clone(), leavers, metrics.clone());
         services.spawn(Arc::clone(&drainer).run());
-        let peer = ports::peer_address(config, listener.as_ref());
-        let said = Said::new(&ports, &addresses, peer, (&admission, &drainer));
-        let lease = services.block_on(said.hold(link, handle_list.clone(), &metrics))?;
+        let places = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
+        let said = Said::new(&assigner, places, (&admission, &drainer), &ports, rules);
+        let lease = services.block_on(said.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
         let (acceptor, stopper) =
             Acceptor::new(doors.client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let (seen, leaving) = (Arc::clone(&ports), Arc::clone(&drainer));
-        let api = Api { admin, ports: seen, admission, metrics: rendered, drainer: leaving };
-        serve_api(&services, doors.admin, api)?;
+        let api = Api { admin, ports: seen, assigner, admission, metrics: rendered, drainer: leaving };
+        serve_apis(&services, (doors.admin, doors.monitor), api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
-        let durable = ports.bus.state().durable;
         Ok(Self {
             addresses,
-            durable,
+            durable: ports.bus.state().durable,
             token_key,
             services,
             door,
@@ -190,6 +206,11 @@ impl Node {
             ports,
             _listener: listener,
         })
+    }
+
+    /// Its name: the configured one, or one that it has leased.
+    pub fn id(&self) -> &str {
+        self.ports.me.node.as_str()
     }
 
     /// Runs a future on the services runtime.
@@ -282,6 +303,9 @@ impl Node {
                     "the partitions were not given up in time; others take them over after a while"
                 );
             }
+            if let Some(spread) = &self.running.spread {
+                spread.settle(CLOSE_MAX).await;
+            }
             if let Err(error) = self.ports.bus.close(CLOSE_MAX).await {
                 tracing::warn!(%error, "the log was not closed in order");
             }
@@ -290,6 +314,22 @@ impl Node {
         self.lease.0.abort();
         self.services.block_on(member::leave(&self.ports));
         self.services.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// Who sends clients to nodes.
+fn assigner(config: &Config, ports: &Arc<Ports>) -> Arc<Assigner> {
+    let ttl = Duration::from_millis(config.assign.ttl_ms);
+    Arc::new(Assigner::new(Arc::clone(ports), config.assign.about(), ttl))
+}
+
+/// Where clients reach the node.
+fn client_addresses(config: &Config, addresses: &Addresses) -> Vec<String> {
+    match config.assign.addresses.as_slice() {
+        // Nobody can connect to "all addresses": clients stay with the one that they know.
+        [] if addresses.client.ip().is_unspecified() => Vec::new(),
+        [] => vec![addresses.client.to_string()],
+        named => named.to_vec(),
     }
 }
 
@@ -324,12 +364,30 @@ fn start_shards(
     Ok(shards)
 }
 
-fn serve_api(services: &tokio::runtime::Runtime, door: std::net::TcpListener, api: Api) -> io::Result<()> {
+/// The admin port, and the one for probes if there is one.
+fn serve_apis(
+    services: &tokio::runtime::Runtime,
+    (admin, monitor): (TcpListener, Option<TcpListener>),
+    api: Api,
+) -> io::Result<()> {
+    if let Some(door) = monitor {
+        serve_api(services, door, api.clone(), "monitor", api::monitor::serve)?;
+    }
+    serve_api(services, admin, api, "admin", api::serve)
+}
+
+fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
+    services: &tokio::runtime::Runtime,
+    door: TcpListener,
+    api: Api,
+    name: &'static str,
+    serve: impl FnOnce(tokio::net::TcpListener, Api) -> S,
+) -> io::Result<()> {
     let _guard = services.enter();
-    let listener = tokio::net::TcpListener::from_std(door)?;
+    let serving = serve(tokio::net::TcpListener::from_std(door)?, api);
     services.spawn(async move {
-        if let Err(error) = api::serve(listener, api).await {
-            tracing::error!(%error, "the admin port stopped");
+        if let Err(error) = serving.await {
+            tracing::error!(%error, name, "a port of the API stopped");
         }
     });
     Ok(())

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     bus::Bus,
+    events::Events,
     link::Link,
     routes::{NodeBoot, Routes},
     scratch::Scratch,
@@ -11,10 +12,14 @@ use crate::{
     trace::Tracer,
 };
 
+mod ahead;
+mod barrier;
+mod interest;
 mod lags;
 mod owned;
 mod peers;
 
+pub use ahead::{Ahead, Teller};
 pub use lags::{LagLimit, Lags};
 pub use owned::{Owned, Progress};
 pub use peers::{Peers, Seen};
@@ -39,4 +44,6 @@ pub struct Ports {
     pub peers: Arc<Peers>,
     /// What happened to messages here, as far as it is noted.
     pub trace: Arc<Tracer>,
+    /// Who came and went here, and what else others are told of.
+    pub events: Arc<Events>,
 }

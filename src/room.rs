@@ -32,6 +32,10 @@ const PAGE: usize = 500;
 /// The generation of every interest in a room: rooms keep no index that could be old.
 const GENERATION: u64 = 1;
 
+/// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those who could not
+/// hear of it before.
+type Tell = Box<dyn Fn(Vec<ConversationId>) + Send + Sync>;
+
 /// Who numbers rooms, and the other nodes.
 pub struct Rooms {
     numbers: Arc<dyn Numbers>,
@@ -44,8 +48,18 @@ struct Abroad {
     ports: Arc<Ports>,
     directory: Arc<Directory>,
     lanes: Arc<StrayLanes>,
-    /// The rooms that have members here, and whether the other nodes can know it.
-    declared: DashMap<ConversationId, bool, RandomState>,
+    /// The rooms that have members here.
+    declared: DashMap<ConversationId, Known, RandomState>,
+    tell: Tell,
+}
+
+/// What the other nodes know of a room.
+#[derive(Clone, Copy)]
+struct Known {
+    /// That it has members here.
+    now: bool,
+    /// They may have passed it by, and its members were not told of that.
+    passed_by: bool,
 }
 
 impl Rooms {
@@ -54,15 +68,17 @@ impl Rooms {
         Self { numbers, abroad: None }
     }
 
-    /// Rooms of a node among others; [`Self::keep`] is to run beside.
+    /// Rooms of a node among others; [`Self::keep`] is to run beside. `tell` has the members here of some rooms hear that
+    /// they may lack something, and nobody knows how much; called without any, it tries again what it could not do before.
     pub fn among_others(
         numbers: Arc<dyn Numbers>,
         ports: Arc<Ports>,
         directory: Arc<Directory>,
         lanes: Arc<StrayLanes>,
+        tell: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
     ) -> Self {
-        let declared = DashMap::default();
-        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared }) }
+        let (declared, tell) = (DashMap::default(), Box::new(tell));
+        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared, tell }) }
     }
 
     /// Numbers for what was said in a room, and the other nodes that have members of it. A message that is sent after
@@ -75,7 +91,11 @@ impl Rooms {
             let numbers = self.numbers.take(room.as_str(), count).await;
             return Ok(Turn { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
         };
-        let (numbers, nodes) = tokio::join!(self.numbers.take(room.as_str(), count), abroad.nodes_with(room));
+        let (numbers, nodes) = tokio::join!(
+            self.numbers.take(room.as_str(), count),
+            abroad.ports.nodes_with(std::slice::from_ref(room))
+        );
+        let nodes = nodes.into_iter().flatten().collect();
         Ok(Turn { numbers: numbers.map_err(refusal)?, nodes })
     }
 
@@ -89,7 +109,7 @@ impl Rooms {
 
     /// Whether the other nodes can know that the room has members here.
     pub fn is_declared(&self, room: &ConversationId) -> bool {
-        self.abroad.as_ref().is_none_or(|it| it.declared.get(room).is_some_and(|told| *told))
+        self.abroad.as_ref().is_none_or(|it| it.declared.get(room).is_some_and(|known| known.now))
     }
 
     /// Tells the other nodes that the room has members here; it must be in the directory by then. Where they can't be told,
@@ -101,7 +121,7 @@ impl Rooms {
     }
 
     /// Keeps the other nodes knowing which rooms have members here, and the numbers new after Redis lost something, for as
-    /// long as the node lives.
+    /// long as the node lives. Members of a room that may have been passed by hear so once it is known again.
     pub async fn keep(self: Arc<Self>) {
         let Some(abroad) = &self.abroad else { return };
         let mut seen = abroad.ports.peers.changes();
@@ -112,15 +132,18 @@ impl Rooms {
             time::timeout(RETRY_EVERY, seen.wait_for(|seen| seen.losses != losses)).await.ok();
             let now = seen.borrow_and_update().losses;
             let lost = std::mem::replace(&mut losses, now) != now;
-            numbers_are_new &= !lost;
-            if !numbers_are_new {
-                numbers_are_new = self.numbers.changed().await.is_ok();
+            if lost {
+                abroad.declared.iter_mut().for_each(|mut it| it.passed_by = true);
             }
+            numbers_are_new &= !lost;
             let all = lost || renewed.elapsed() >= RENEW_EVERY;
             if all {
                 renewed = Instant::now();
             }
-            abroad.renew(all).await;
+            let numbers = async { numbers_are_new || self.numbers.changed().await.is_ok() };
+            (numbers_are_new, ()) = tokio::join!(numbers, abroad.renew(all));
+            // A shard that was full then is told again.
+            (abroad.tell)(Vec::new());
         }
     }
 }
@@ -132,28 +155,6 @@ fn refusal(error: crate::scratch::ScratchError) -> Code {
 }
 
 impl Abroad {
-    /// The other nodes that have members of the room, as far as the routes know; all of them while they may know too few.
-    async fn nodes_with(&self, room: &ConversationId) -> Vec<NodeBoot> {
-        let peers = &self.ports.peers;
-        let all = || peers.others().iter().map(|row| row.info.boot.clone()).collect();
-        if peers.doubtful() {
-            return all();
-        }
-        let interested = match self.ports.routes.interested(std::slice::from_ref(room)).await {
-            Ok(found) => found.into_iter().flatten(),
-            Err(error) => {
-                tracing::debug!(%error, %room, "all peers are told what is said in a room");
-                return all();
-            }
-        };
-        let nodes: Vec<NodeBoot> =
-            interested.map(|it| it.node).filter(|node| *node != self.ports.me).collect();
-        if nodes.iter().any(|node| !peers.is_live(node)) {
-            peers.look_again();
-        }
-        nodes
-    }
-
     async fn declare(&self, rooms: &[ConversationId]) {
         let interests: Vec<(ConversationId, u64)> =
             rooms.iter().map(|room| (room.clone(), GENERATION)).collect();
@@ -161,16 +162,24 @@ impl Abroad {
         if let Err(error) = &told {
             tracing::debug!(%error, "the other nodes do not know of members of rooms here yet");
         }
+        let mut passed_by = Vec::new();
         for room in rooms {
-            self.declared.insert(room.clone(), told.is_ok());
+            let known = Known { now: told.is_ok(), passed_by: told.is_err() };
+            let before = self.declared.insert(room.clone(), known);
+            if known.now && before.is_some_and(|it| it.passed_by) {
+                passed_by.push(room.clone());
+            }
+        }
+        if !passed_by.is_empty() {
+            (self.tell)(passed_by);
         }
     }
 
     /// Tells of rooms again: of all, or of those of which the others could not be told. Rooms without members lapse.
     async fn renew(&self, all: bool) {
-        let due = |told: bool| all || !told;
+        let due = |known: &Known| all || !known.now;
         let rooms: Vec<ConversationId> =
-            self.declared.iter().filter(|it| due(*it.value())).map(|it| it.key().clone()).collect();
+            self.declared.iter().filter(|it| due(it.value())).map(|it| it.key().clone()).collect();
         for page in rooms.chunks(PAGE) {
             let mut here = Vec::with_capacity(page.len());
             for room in page {

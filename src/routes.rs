@@ -9,11 +9,15 @@ use std::fmt;
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
+mod about;
+mod announced;
 mod faulty;
 mod memory;
 mod redis;
 
+pub use self::announced::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
 pub use self::redis::{ROW_TTL, RedisRoutes};
+pub use about::{About, Draining};
 pub use memory::{Leases, MemoryRoutes};
 
 /// One run of a node: a node that restarts is another one.
@@ -91,6 +95,11 @@ pub struct NodeInfo {
     pub stands: Vec<Standing>,
     /// Whether it is putting its routes back after a loss of them: until it is done a look-up may name too few.
     pub asserting: bool,
+    /// For the assignment of clients, and for people.
+    pub about: About,
+    /// Up to which version of the ledger's rules its partitions may be switched, as far as it goes. A node that says nothing
+    /// is of version 1.
+    pub rules: u32,
 }
 
 /// How far an owner is in its partition; as of the renewal that said it.
@@ -175,6 +184,10 @@ pub enum RoutesError {
     /// It may have happened. Every call may be repeated: a registration then takes one more epoch.
     #[error("the routes did not answer: {0}")]
     Unknown(String),
+    /// It may have happened, or happen yet: nothing came in time from servers that may only be slow. Said of
+    /// [`Routes::renew`] and [`Routes::nodes`] alone; other calls are [`Self::Unknown`] then.
+    #[error("the routes are slow: {0}")]
+    Late(String),
     /// The row is not the caller's any more (`only_if` failed): close the conn `REPLACED`.
     #[error("the route belongs to another conn now")]
     NotCurrent(Option<Token>),
@@ -201,6 +214,8 @@ pub trait Routes: Send + Sync {
     /// Deletes each row if its present token is exactly the given one; says for each whether it was deleted now.
     ///
     /// The only way to delete a row, for a closing conn, a drain, a peer that heard "not here" and the reaper alike.
+    /// What was deleted may stay in [`Routes::rows_of`] until it is removed once more: a departure that was not told yet
+    /// is then found by whoever sweeps the run (ADR 14).
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError>;
 
     /// The rows of each user, in the order asked; an unknown user has none.

@@ -68,6 +68,8 @@ pub struct Membership {
     pub standing: Standing,
     /// Where the conversation stands.
     pub head: Head,
+    /// How many users are in it now.
+    pub members: u64,
 }
 
 /// What a conversation is.
@@ -169,6 +171,10 @@ pub enum StoreError {
     /// The partition was archived from another log: `LOG_REPLACED`. Stop it; nothing happened, the fence too.
     #[error("the partition was archived from another log, {0:?}")]
     LogReplaced(TopicId),
+    /// A stored value of this call is not what this version writes: others can be read. An owner stops its partition, loudly;
+    /// a reader has no answer. Nothing happened.
+    #[error("a stored value can't be read: {0}")]
+    Damaged(String),
     /// What is stored can't be trusted: a sync failed, or something that was written does not come back. No later
     /// archive succeeds; the process is to end, loudly.
     #[error("the store is broken: {0}")]

@@ -23,8 +23,8 @@ const WATCHED_MAX: usize = 256;
 /// How long an id or user is watched once somebody asked for it.
 pub const WATCH_MS: u64 = 600_000;
 
-/// The most traces, and the most steps, that an answer has: the newest.
-const FOUND_TRACES: usize = 100;
+/// The most traces, and the most steps, that an answer of one node has: the newest.
+pub const FOUND_TRACES: usize = 100;
 const FOUND_STEPS: usize = 2_000;
 
 /// A step of a message.
@@ -52,6 +52,23 @@ pub enum Step {
 }
 
 impl Step {
+    const ALL: [Self; 9] = [
+        Self::Received,
+        Self::Appended,
+        Self::NotAppended,
+        Self::Decided,
+        Self::Archived,
+        Self::Answered,
+        Self::Arrived,
+        Self::Pushed,
+        Self::Acked,
+    ];
+
+    /// The step of that word; none = of a newer version.
+    pub fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|step| step.word() == word)
+    }
+
     /// In one word.
     pub const fn word(self) -> &'static str {
         match self {
@@ -84,7 +101,7 @@ pub struct Facts<'a> {
 }
 
 /// A step that was noted.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// The trace, 32 hex digits.
     pub trace: String,
@@ -115,13 +132,37 @@ pub struct Event {
     id: u128,
 }
 
+impl Event {
+    /// A step of that trace, noted at that time.
+    pub fn new(id: u128, time_us: u64, step: Step, facts: Facts<'_>, note: &str) -> Self {
+        let Facts { msg, conversation, seq, user, device } = facts;
+        Self {
+            trace: format!("{id:032x}"),
+            time_us,
+            step,
+            msg: msg.into(),
+            conversation: conversation.into(),
+            seq,
+            user: user.into(),
+            device: device.into(),
+            note: note.into(),
+            id,
+        }
+    }
+
+    /// Which trace.
+    pub const fn id(&self) -> u128 {
+        self.id
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
 /// What is looked for: the traces of these, whole.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// Messages with this id.
     pub msg: Option<String>,
@@ -219,25 +260,20 @@ impl Tracer {
         if self.events_max == 0 {
             return;
         }
-        let time_us =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
-        let event = Event {
-            trace: format!("{id:032x}"),
-            time_us,
-            step,
-            msg: msg.into(),
-            conversation: conversation.into(),
-            seq,
-            user: user.into(),
-            device: device.into(),
-            note: more.to_string().into(),
-            id,
-        };
+        let event = Event::new(id, now_us(), step, facts, &more.to_string());
         let mut ring = lock(&self.ring);
         while ring.len() >= self.events_max {
             ring.pop_front();
         }
         ring.push_back(event);
+    }
+
+    /// What somebody asks for, who may ask again: the steps that are here, and the message and the user are watched.
+    pub fn ask(&self, query: &Query) -> Vec<Event> {
+        for name in [&query.msg, &query.user].into_iter().flatten() {
+            self.watch(name, now_us() / 1_000);
+        }
+        self.find(query)
     }
 
     /// All steps here of the traces that are looked for, in the order in which they were noted.
@@ -258,6 +294,10 @@ impl Tracer {
         found.reverse();
         found
     }
+}
+
+fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -327,5 +367,7 @@ mod tests {
         let json = serde_json::to_value(&tracer.find(&query(None, Some("bob"), &[]))[1]).unwrap();
         assert_eq!((json["step"].as_str(), json["note"].as_str()), (Some("pushed"), Some("by n2")));
         assert!(json.get("msg").is_none(), "{json}");
+        assert!(Step::ALL.iter().all(|step| Step::named(step.word()) == Some(*step)));
+        assert_eq!(Step::named("teleported"), None);
     }
 }

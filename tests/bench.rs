@@ -1,5 +1,9 @@
 //! The bench itself: it runs, verifies, reports, and fails when what it measures is not there.
 
+#[path = "support/services.rs"]
+#[allow(dead_code, reason = "others ask for one service")]
+mod services;
+
 use std::process::{Command, Output};
 
 fn bench(arguments: &[&str]) -> Output {
@@ -53,6 +57,22 @@ fn durable_messages_are_measured_and_found_again() {
             "{scenario}: {report}"
         );
     }
+}
+
+#[test]
+fn a_large_group_is_measured_over_three_nodes() {
+    let list = services::list();
+    let report =
+        figures(&["groups", "--rounds", "2", "--services", list.to_str().expect("a plain path")], "groups");
+    let figures = report["sections"][0]["figures"].as_array().expect("figures");
+    let value = |what: &str| {
+        let found = figures.iter().find(|it| it["what"] == what).and_then(|it| it["value"].as_f64());
+        found.unwrap_or_else(|| panic!("{what}: {report}"))
+    };
+    let records = value("records of node topics per message");
+    assert!((2.0..=3.0).contains(&records), "one for each node but the owner: {records}");
+    assert!(value("Redis commands per message") > 1.0);
+    assert!(value("from the send to the last member, mean") > 0.0 && value("time to make the group") > 0.0);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "beside/ahead.rs"]
+mod ahead;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -22,7 +24,7 @@ use async_trait::async_trait;
 use mesh::Mesh;
 use support::{Client, Said, ask, eventually, send, text_of};
 use tidegate::{
-    fault::Fault,
+    fault::{Fault, Gate},
     scratch::{ClockNumbers, Numbers, ScratchError},
 };
 use tidegate_protocol::{
@@ -247,6 +249,32 @@ fn a_removed_member_hears_no_signal_although_its_node_did_not_hear_of_the_remova
     nothing(&mut [&mut ann, &mut cid]);
 }
 
+/// Flaws S1, S2: who is replaced hears so once, whatever becomes of the one who replaced it.
+#[test]
+fn a_session_is_stopped_although_its_successor_got_no_answer_of_the_routes() {
+    let mesh = Mesh::start(2, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));
+    let mut old = mesh.login(0, Wire::Tcp, "ann", "phone");
+    mesh.node(1).routes.plan("register", Fault::LoseAnswer);
+    let mut refused = mesh.hello(1, Wire::Tcp, "ann", "phone");
+    assert_eq!(refused.expect_close(), Code::Overloaded);
+    let _new = mesh.login(1, Wire::Tcp, "ann", "phone");
+    assert_eq!(old.expect_close(), Code::Replaced);
+}
+
+#[test]
+fn a_session_is_stopped_although_its_successor_went_away_before_its_route_stood() {
+    let mesh = Mesh::start(1, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));
+    let mut old = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let gate = Gate::new();
+    mesh.node(0).routes.plan("register", Fault::HoldAnswer(gate.clone()));
+    let new = mesh.hello(0, Wire::Tcp, "ann", "phone");
+    eventually("it is registered", || (gate.reached() == 1).then_some(()));
+    drop(new);
+    eventually("it is gone", || (mesh.node(0).conns() == 1).then_some(()));
+    gate.open();
+    assert_eq!(old.expect_close(), Code::Replaced);
+}
+
 #[test]
 fn read_marks_clears_and_hides_are_heard_by_the_users_devices_on_other_nodes() {
     let mesh = Mesh::start(2, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));
@@ -273,4 +301,64 @@ fn read_marks_clears_and_hides_are_heard_by_the_users_devices_on_other_nodes() {
     done(&mut phone, ask::read(place, 6));
     assert_eq!(desk.state(place).read_seq, 6);
     nothing(&mut [&mut ann, &mut cid]);
+}
+
+#[test]
+fn who_came_into_a_group_without_its_node_hearing_of_it_signals_and_hears_signals_all_the_same() {
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let (mut bob, mut eve) =
+        (mesh.login(1, Wire::Tcp, "bob", "phone"), mesh.login(1, Wire::Tcp, "eve", "phone"));
+    // All tries of the owner to tell n2 of the group.
+    (0..3).for_each(|_| mesh.node(0).link.plan("deliver", Fault::Fail));
+    let group = mesh.group("tea", &["ann", "bob"]);
+    assert_eq!(ann.expect_push().seq, 1, "the creation");
+    eventually("n2 was not told", || (mesh.node(0).link.calls("deliver") >= 3).then_some(()));
+    nothing(&mut [&mut bob]);
+    done(&mut bob, ask::signal(&group, "typing", ""));
+    assert_eq!(ann.expect_signal().sender, "bob");
+    done(&mut ann, ask::signal(&group, "typing", ""));
+    assert_eq!(bob.expect_signal().sender, "ann");
+    assert_eq!(eve.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
+    assert_eq!(eve.refused(ask::signal("g:none", "typing", "")), Code::NotAMember);
+    let large = mesh.group("large", &["a", "b", "c", "d", "e"]);
+    assert_eq!(eve.refused(ask::signal(&large, "typing", "")), Code::NotAMember);
+    mesh.kick("tea", &["bob"]);
+    bob.expect_push();
+    assert_eq!(bob.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
+}
+
+#[test]
+fn who_is_removed_while_its_node_asks_whether_it_is_a_member_stays_outside() {
+    let (mesh, _) = mesh(2);
+    let group = mesh.group("tea", &["ann", "bob", "cid"]);
+    let (mut ann, mut bob) =
+        (mesh.login(0, Wire::Tcp, "ann", "phone"), mesh.login(1, Wire::Tcp, "bob", "phone"));
+    let mut cid = mesh.login(1, Wire::Tcp, "cid", "phone");
+    // What ann's node reads now it believes for 2 s, whoever is removed meanwhile.
+    done(&mut ann, ask::signal(&group, "typing", ""));
+    for client in [&mut bob, &mut cid] {
+        assert_eq!(client.expect_signal().sender, "ann");
+    }
+    let gate = Gate::new();
+    mesh.node(1).store.plan("members", Fault::HoldAnswer(gate.clone()));
+    let asked = bob.say(ask::signal(&group, "typing", ""));
+    eventually("the store has said that he is a member", || (gate.reached() == 1).then_some(()));
+    mesh.kick("tea", &["bob"]);
+    bob.expect_push();
+    gate.open();
+    assert!(matches!(bob.reply(asked), Said::Error(error) if error.name == "NOT_A_MEMBER"));
+    assert_eq!(bob.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
+    ann.expect_push();
+    cid.expect_push();
+    done(&mut ann, ask::signal(&group, "typing", ""));
+    assert_eq!(cid.expect_signal().sender, "ann");
+    nothing(&mut [&mut ann, &mut bob]);
+    // As soon as he is back his node knows.
+    mesh.join("tea", &["bob"]);
+    bob.expect_push();
+    eventually("he signals again", || {
+        matches!(bob.ask(ask::signal(&group, "typing", "")), Said::Done(_)).then_some(())
+    });
+    assert_eq!(cid.expect_signal().sender, "bob");
 }

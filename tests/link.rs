@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -16,13 +17,15 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tidegate::{
     link::{
         Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, Secret, Session, Settings,
-        Stray, Tail, TailQuery, Tls, Word,
+        Stray, Tls, Word,
     },
     metrics,
     routes::NodeBoot,
+    trace::{Event, Facts, Query, Step},
 };
 use tidegate_protocol::{id::NodeId, machine::ledger::Outcome};
-use tokio::sync::Semaphore;
+use tokio::{net::TcpStream, sync::Semaphore};
+use tonic::transport::Endpoint;
 
 /// Far above what anything here takes; nothing is timed.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,8 +56,12 @@ impl Link for End {
         std::future::pending().await
     }
 
-    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        Ok(vec![Some(Tail { messages: vec![vec![0; 33 << 20].into()], ..Tail::default() })])
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        Ok(())
+    }
+
+    async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {
+        Ok(vec![Event::new(1, 1, Step::Received, Facts::default(), &"x".repeat(33 << 20))])
     }
 
     async fn answers_again(
@@ -249,6 +256,61 @@ async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
     }
 }
 
+/// Whether the other side has closed it, after whatever it said.
+fn is_closed(stream: &TcpStream) -> bool {
+    let mut said = [0; 64];
+    loop {
+        match stream.try_read(&mut said) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_beyond_the_seats_are_closed_and_a_peer_gets_in_once_there_is_room() {
+    let (there, end) = (node("there", 1), Arc::new(End::default()));
+    let listener = listen(there.clone(), &end, open());
+    let mut strangers = Vec::new();
+    for _ in 0..300 {
+        strangers.push(TcpStream::connect(listener.address()).await.unwrap());
+    }
+    let closed = async || strangers.iter().filter(|it| is_closed(it)).count();
+    eventually("those too many are closed", async || closed().await == 300 - 256).await;
+    let link = caller(open(), &[(there.clone(), listener.address())]);
+    assert!(call(&link, &there).await.is_err());
+    assert_eq!(closed().await, 300 - 256, "nobody lost a seat for it");
+    drop(strangers);
+    eventually("a peer gets in", async || call(&link, &there).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn callers_that_never_say_who_they_are_lose_their_seats_to_those_who_do() {
+    let ours = Authority::new();
+    let secure = || with(ours.node("127.0.0.1", &ours));
+    for (there, here) in [(open(), open()), (secure(), secure())] {
+        let (peer, end) = (node("there", 1), Arc::new(End::default()));
+        let quick = Settings { handshake: Duration::from_secs(1), ..there };
+        let listener = listen(peer.clone(), &end, quick);
+        let at = listener.address();
+        let (mut silent, mut idle) = (Vec::new(), Vec::new());
+        for _ in 0..150 {
+            silent.push(TcpStream::connect(at).await.unwrap());
+            // These speak HTTP/2, answer its pings and open no lane; without TLS, that is.
+            idle.push(Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await);
+        }
+        // Nobody leaves: seats are free because the time of those who had them is over.
+        let link = caller(here, &[(peer.clone(), at)]);
+        eventually("a peer gets in", async || call(&link, &peer).await.is_ok()).await;
+        eventually("the silent are closed", async || silent.iter().all(is_closed)).await;
+        // One who came after the peer is closed in its turn, and the peer is not.
+        let late = TcpStream::connect(at).await.unwrap();
+        eventually("it is closed as well", async || is_closed(&late)).await;
+        assert_eq!(call(&link, &peer).await, Ok(()));
+    }
+}
+
 /// Three peers that take nothing: one whose shards are stuck, one that never reads its socket, one that is not there.
 #[tokio::test]
 async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else() {
@@ -324,9 +386,7 @@ async fn replies_that_fit_nothing_asked_are_not_believed() {
     let push = || Delivery { push: "p".into(), to: Vec::new(), tracked: false, traceparent: String::new() };
     let heard = link.deliver(&peer, vec![push()]).await;
     assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
-    let user = tidegate_protocol::id::UserId::new("ann").unwrap();
-    let query = TailQuery { partition: 0, user, above: Vec::new(), limit: 1 };
-    let heard = link.tails(&peer, vec![query]).await;
+    let heard = link.traces(&peer, Query::default()).await;
     assert!(matches!(&heard, Err(LinkError::Unknown(why)) if why.contains("too large")), "{heard:?}");
     // Neither ended the connection.
     assert_eq!(call(&link, &peer).await, Ok(()));

@@ -9,7 +9,7 @@ use std::{
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    fault::{FaultPlan, Faulty, Rates},
+    fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     link::LocalLink,
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
     member::{self, Member},
@@ -95,6 +95,8 @@ impl Peer {
             owns: said.0.owned.list(),
             stands: said.0.owned.standings(),
             asserting: false,
+            about: tidegate::routes::About::default(),
+            rules: 1,
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;
@@ -157,6 +159,7 @@ fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
         owned: Arc::default(),
         peers: Arc::new(Peers::new(lags())),
         trace: Arc::default(),
+        events: Arc::default(),
     })
 }
 
@@ -302,6 +305,29 @@ async fn s5_a_node_that_was_frozen_and_swept_ends_itself_when_it_wakes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn routes_that_were_slow_have_lost_nothing() {
+    let routes = routes();
+    let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
+    seconds(4).await;
+    for method in ["renew", "nodes", "renew"] {
+        let gate = Gate::new();
+        a.plan.plan(method, Fault::HoldAnswer(gate.clone()));
+        let mut in_doubt = false;
+        for _ in 0..90 {
+            pass(Duration::from_millis(100)).await;
+            let seen = a.ports.peers.seen();
+            in_doubt |= seen.stale && seen.doubtful;
+        }
+        assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
+        for peer in [&a, &b] {
+            let seen = peer.ports.peers.seen();
+            assert!(!seen.stale && !seen.doubtful, "{method}: its answer came late, and that is all");
+            assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
@@ -371,8 +397,8 @@ async fn a_page_that_failed_is_collected_again() {
         a.login(&format!("user-{n:04}")).await;
     }
     routes.lose_everything();
-    a.plan.plan("reassert", tidegate::fault::Fault::Fail);
-    a.plan.plan("reassert", tidegate::fault::Fault::LoseAnswer);
+    a.plan.plan("reassert", Fault::Fail);
+    a.plan.plan("reassert", Fault::LoseAnswer);
     seconds(6).await;
     assert!(where_is(&routes, "user-0599").await.is_some());
     let conns = a.conns.lock().unwrap();

@@ -4,12 +4,13 @@
 mod support;
 
 use std::{
-    process::Output,
+    process::{Command, Output},
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
-use support::{Client, Process, Said, ask, command, fresh_data, send};
+use serde_json::Value;
+use support::{Client, Process, Said, ask, command, eventually, fresh_data, send};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -218,6 +219,24 @@ fn the_nodes_the_owners_and_where_a_user_is_are_printed_as_tables() {
 }
 
 #[test]
+fn the_monitor_port_answers_probes_and_changes_nothing() {
+    let mut node = Process::start(&["listen.monitor=127.0.0.1:0"]);
+    let asked = |method: &str, path: &str| node.probe(method, path).expect("the port is set");
+    assert_eq!(asked("GET", "/readyz").0, 200);
+    assert!(asked("GET", "/metrics").1.contains("\ntidegate_connections 0\n"));
+    for (method, path) in [("POST", "/v1/drain"), ("GET", "/v1/nodes"), ("GET", "/v1/users/bob/routes")] {
+        assert_eq!(asked(method, path).0, 404, "{method} {path} is for the admin port");
+    }
+    assert_eq!(asked("DELETE", "/readyz").0, 405);
+    node.signal(Signal::TERM);
+    assert_eq!(node.exit().code(), Some(0), "{}", node.said());
+    let (_, said) = fails(&["listen.monitor=7803"]);
+    assert!(said.contains("listen.monitor: write address:port"), "{said}");
+    let none = Process::start(&[]);
+    assert_eq!(none.probe("GET", "/readyz"), None, "nobody asked for it");
+}
+
+#[test]
 fn a_node_of_a_cluster_says_what_it_needs() {
     let cluster = ["node.profile=cluster", "kafka.brokers=[127.0.0.1:1]"];
     let (output, said) = fails(&cluster);
@@ -241,4 +260,94 @@ fn up_says_how_to_get_services() {
     std::fs::remove_dir_all(&data).ok();
     assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("cargo xtask services up") && said.contains("--config"), "{said}");
+}
+
+/// What a command says when it is pointed at this node, and whether it went well.
+fn tidegate(node: &Process, words: &[&str]) -> (bool, String) {
+    let admin = node.addresses.admin.to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(words)
+        .args(["--admin", &admin])
+        .output()
+        .expect("the binary runs");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn an_operator_begins_follows_and_calls_off_a_drain() {
+    let node = Process::start(&["drain.lb_delay_ms=60000", "drain.deadline_ms=120000"]);
+    let _phone = node.login(Wire::Tcp, "bob", "phone");
+    assert_eq!(tidegate(&node, &["drain", "--status"]), (true, "n1 is ready, 1 clients\n".to_owned()));
+    let (fine, said) = tidegate(&node, &["drain", "--abort"]);
+    assert!(!fine && said.contains("the node is ready: there is no drain"), "{said}");
+    let probe = |path: &str| -> Value {
+        let body = node.http("GET", path, "");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    };
+    assert_eq!(probe("/readyz")["state"], "ready");
+    let (fine, said) = tidegate(&node, &["drain"]);
+    assert!(fine && said.starts_with("n1 is cordoned, 1 clients; cordoned 0 % of 1 gone"), "{said}");
+    assert_eq!(probe("/livez")["state"], "cordoned", "it lives");
+    let ready = probe("/readyz?verbose");
+    assert_eq!(
+        (&ready["state"], &ready["drain"]["from"], &ready["routes"]),
+        (&"cordoned".into(), &1.into(), &"fine".into())
+    );
+    eventually("a table shows it", || {
+        let (fine, said) = tidegate(&node, &["nodes", "--watch", "--count", "1"]);
+        assert!(fine, "{said}");
+        (said.contains("cordoned 0 % of 1 gone") && said.lines().next()?.ends_with("DRAIN")).then_some(())
+    });
+    let (fine, said) = tidegate(&node, &["nodes", "--watch", "--count", "2"]);
+    assert!(fine && said.matches("NODE").count() == 2, "{said}");
+    assert_eq!(tidegate(&node, &["drain", "--abort"]), (true, "n1 is ready, 1 clients\n".to_owned()));
+}
+
+#[test]
+fn a_grace_that_is_too_short_for_a_drain_is_told() {
+    let check = |grace: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["config", "check", "--set", "limits.conns_max=1000", "--set", grace])
+            .output()
+            .expect("the binary runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (fine, said) = check("drain.grace_ms=30000");
+    assert!(
+        !fine && said.contains("drain.grace_ms 30000") && said.contains("terminationGracePeriodSeconds"),
+        "{said}"
+    );
+    assert!(check("drain.grace_ms=60000").0 && check("drain.grace_ms=0").0);
+}
+
+#[test]
+fn tail_follows_events_over_a_restart_of_the_node() {
+    let mut node = Process::start(&[]);
+    let data = node.data().to_owned();
+    let mut tail = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["tail", "--events", "--kept", "--count", "3", "--data"])
+        .arg(&data)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(tail.stdout.take().expect("a pipe")));
+    let mut next = || -> serde_json::Value {
+        let line = lines.next().expect("it goes on").expect("text");
+        serde_json::from_str(&line).expect("an event a line")
+    };
+    let ann = node.login(Wire::Tcp, "ann", "phone");
+    let came = next();
+    assert_eq!((&came["type"], &came["subject"]), (&"tidegate.online".into(), &"ann".into()));
+    drop(ann);
+    assert_eq!(next()["id"], came["id"].as_str().expect("text").replace("online", "offline"));
+    node.signal(Signal::TERM);
+    node.exit();
+    let again = Process::start_on(&data, &[]);
+    let _bob = again.login(Wire::WsText, "bob", "phone");
+    assert_eq!(next()["subject"], "bob");
+    let ended = tail.wait_with_output().expect("it ends by itself");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("some events are missing"), "it started anew");
 }

@@ -14,7 +14,7 @@ pub fn upgrade(data: &[u8]) {
         end = request.len().min(end + usize::from(*size).max(1));
         match judge(&request[..end], &policy) {
             Ok(Progress::NeedMore) => assert!(end < HEAD_MAX, "whoever sends more is not heard"),
-            Ok(done @ Progress::Done { .. }) => return assert_eq!(Ok(done), at_once),
+            Ok(done @ (Progress::Done { .. } | Progress::Assign(_))) => return assert_eq!(Ok(done), at_once),
             Err(refusal) => {
                 assert!(at_once.is_err(), "more bytes make nothing good: {refusal:?}");
                 break;
@@ -22,7 +22,7 @@ pub fn upgrade(data: &[u8]) {
         }
     }
     match at_once {
-        Ok(Progress::NeedMore) => {}
+        Ok(Progress::NeedMore | Progress::Assign(_)) => {}
         Ok(Progress::Done { consumed, response, .. }) => {
             assert!(consumed <= request.len().min(HEAD_MAX));
             whole(&response, "HTTP/1.1 101 ");

@@ -82,7 +82,7 @@ pub enum Body {
     /// Retention takes the beginning of a conversation away.
     Prune(Prune),
     /// The rules of the ledger change.
-    Rules(Rules),
+    Rules(RuleChange),
 }
 
 /// Where in its own order a device stands.
@@ -222,6 +222,24 @@ pub struct Rules {
     pub dedup_window: u64,
     /// Keys of records below this offset are forgotten. Never falls.
     pub keys_from: u64,
+}
+
+/// What a `Rules` record asks for. None can undo another, in whichever order they come: the version and `keys_from` only rise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleChange {
+    /// At least this version is in force from here on; 1 = as before.
+    pub ledger_version: u32,
+    /// As [`Rules::dedup_window`]; none = as before (under version 1: 0).
+    pub dedup_window: Option<u64>,
+    /// As [`Rules::keys_from`]; 0 = as before.
+    pub keys_from: u64,
+}
+
+impl Default for RuleChange {
+    /// Changes nothing.
+    fn default() -> Self {
+        Self { ledger_version: 1, dedup_window: None, keys_from: 0 }
+    }
 }
 
 impl Default for Rules {

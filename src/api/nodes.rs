@@ -2,13 +2,14 @@
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::JsonRejection},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::UserId};
 
-use super::{Api, Problem};
-use crate::routes::{Lease, NodeRow, NodeState, RoutesError, Standing};
+use super::{Api, Problem, bad_body};
+use crate::routes::{Draining, Lease, NodeRow, NodeState, RoutesError, Standing};
 
 /// All nodes, as the routes list them now; as this node saw them last while those are away.
 pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
@@ -44,8 +45,53 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "stands": info.stands.iter().map(standing).collect::<Vec<_>>(),
         "clients": info.client_addresses,
         "peer": info.peer_address,
+        "rules": info.rules,
         "self": answers,
+        "weight": info.about.weight,
+        "version": info.about.version,
+        "share": info.about.share,
+        "zone": info.about.zone,
+        "labels": info.about.labels,
+        "accepts": info.about.accepts,
+        "drain": info.about.drain.as_ref().map(draining),
     })
+}
+
+/// How far a drain was when the node renewed its lease.
+pub(super) fn draining(it: &Draining) -> Value {
+    json!({
+        "phase": it.phase,
+        "from": it.from,
+        "left": it.left,
+        "unnoticed": it.unnoticed,
+        "rate": it.rate,
+        "forMs": it.for_ms,
+    })
+}
+
+/// How much of the newcomers a node is to get; what is left out stays.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Weighed {
+    weight: Option<u32>,
+    share: Option<i16>,
+}
+
+/// Changes that for this node, until it starts again.
+pub(super) async fn weigh(
+    State(api): State<Api>,
+    body: Result<Json<Weighed>, JsonRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Json(wished) = body.map_err(bad_body)?;
+    let fine = wished.weight.is_none_or(|weight| weight <= 1_000_000)
+        && wished.share.is_none_or(|share| (-1..=100).contains(&share));
+    if !fine {
+        let what = "weight is at most 1000000; share is between 0 and 100 percent, or -1 for what no other version gets";
+        return Err(Problem(Code::BadContent, what.into()));
+    }
+    let (weight, share) = api.assigner.set(wished.weight, wished.share);
+    api.ports.peers.look_again();
+    Ok(Json(json!({"weight": weight, "share": share})))
 }
 
 /// How far the owner of a partition was when it renewed its lease.

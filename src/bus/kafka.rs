@@ -26,11 +26,13 @@ use crate::{config::Kafka, metrics::Metrics, routes::NodeBoot};
 mod append;
 mod client;
 mod context;
+mod events;
 mod feed;
 mod group;
 mod read;
 mod topics;
 
+pub use events::KafkaEvents;
 pub use topics::{TopicPlan, TopicState, ensure_topics, topic_plans};
 
 /// Why the log on Kafka can't be used; the text names the cure.

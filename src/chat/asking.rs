@@ -1,8 +1,12 @@
 //! Asking the owner again for answers that did not come, every 300 ms (DESIGN 6.1).
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tidegate_protocol::machine::session::Answer;
 use tokio::time;
 
@@ -21,9 +25,6 @@ use crate::{
 /// Between two looks at what waits.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Nodes asked at once.
-const NODES_MAX: usize = 16;
-
 /// A call that takes longer is given up; the next one asks about the same.
 const CALL_MAX: Duration = Duration::from_millis(1_000);
 
@@ -38,35 +39,40 @@ pub async fn ask_again(
     pending.unanswered().track();
     let mut tick = time::interval(LOOK_EVERY);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    // One call at a time to each owner: one that does not answer holds up no other.
+    let (mut calls, mut busy) = (FuturesUnordered::new(), BTreeSet::new());
     loop {
-        tick.tick().await;
-        let due = pending.unanswered().due(time::Instant::now());
-        if due.is_empty() {
-            continue;
-        }
-        let asked = by_owner(due, &ports);
-        let mut calls = stream::iter(asked.into_iter().map(|(to, asks)| {
-            let (ports, answered) = (&ports, &answered);
-            async move {
-                let words = ask(ports, answered, &to, &asks).await;
-                (asks, words)
+        tokio::select! {
+            // In this order, so that a simulation runs the same way each time.
+            biased;
+            Some(Asked { to, asks, words }) = calls.next() => {
+                busy.remove(&to);
+                take(&asks, words, &ports, &mut out, &metrics);
+                out.flush().await;
             }
-        }))
-        .buffer_unordered(NODES_MAX);
-        while let Some((asks, words)) = calls.next().await {
-            for (ask, word) in asks.iter().zip(words) {
-                match word {
-                    Word::Said(outcome) => {
-                        metrics.answers_recovered.increment(1);
-                        out.answer_here(ask.conn, ask.request, outcome);
+            _ = tick.tick() => {
+                let due = pending.unanswered().due(time::Instant::now());
+                for (to, asks) in by_owner(due, &ports) {
+                    if busy.insert(to.clone()) {
+                        calls.push(ask(&ports, &answered, to, asks));
                     }
-                    // It was answered, and nobody knows how: the client finds out by asking again under its id.
-                    Word::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
-                    Word::NotYet => {}
-                    Word::NotOwner => ports.peers.look_again(),
                 }
             }
-            out.flush().await;
+        }
+    }
+}
+
+fn take(asks: &[Ask], words: Vec<Word>, ports: &Ports, out: &mut Outbound, metrics: &Metrics) {
+    for (ask, word) in asks.iter().zip(words) {
+        match word {
+            Word::Said(outcome) => {
+                metrics.answers_recovered.increment(1);
+                out.answer_here(ask.conn, ask.request, outcome);
+            }
+            // It was answered, and nobody knows how: the client finds out by asking again under its id.
+            Word::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
+            Word::NotYet => {}
+            Word::NotOwner => ports.peers.look_again(),
         }
     }
 }
@@ -89,17 +95,23 @@ fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, V
     by_owner
 }
 
-async fn ask(ports: &Arc<Ports>, answered: &Arc<Answered>, to: &NodeBoot, asks: &[Ask]) -> Vec<Word> {
-    if *to == ports.me {
-        return answered::words(answered, ports, to, asks).await;
-    }
-    let call = ports.link.answers_again(&ports.me, to, asks.to_vec());
-    match time::timeout(CALL_MAX, call).await {
-        Ok(Ok(words)) => words,
-        Ok(Err(error)) => {
+struct Asked {
+    to: NodeBoot,
+    asks: Vec<Ask>,
+    words: Vec<Word>,
+}
+
+/// No words if the owner did not answer in time, wherever it is: this node's own may wait for a store.
+async fn ask(ports: &Arc<Ports>, answered: &Arc<Answered>, to: NodeBoot, asks: Vec<Ask>) -> Asked {
+    let call = async {
+        if to == ports.me {
+            return answered::words(answered, ports, &to, &asks).await;
+        }
+        ports.link.answers_again(&ports.me, &to, asks.clone()).await.unwrap_or_else(|error| {
             tracing::debug!(%error, peer = %to, "an owner was not asked for answers");
             Vec::new()
-        }
-        Err(_) => Vec::new(),
-    }
+        })
+    };
+    let words = time::timeout(CALL_MAX, call).await.unwrap_or_default();
+    Asked { to, asks, words }
 }

@@ -105,7 +105,15 @@ impl Beside {
 impl Teller {
     async fn run(self, mut waiting: mpsc::Receiver<Word>) {
         let mut turn = Vec::with_capacity(TURN_MAX);
-        while waiting.recv_many(&mut turn, TURN_MAX).await > 0 {
+        let mut looks = self.ports.peers.changes();
+        loop {
+            tokio::select! {
+                Ok(()) = looks.changed() => {
+                    self.lanes.forget_ended(|run| self.ports.peers.is_live(run));
+                    continue;
+                }
+                words = waiting.recv_many(&mut turn, TURN_MAX) => if words == 0 { return },
+            }
             let peers = self.ports.peers.others();
             // Nobody is there to be looked for.
             if peers.is_empty() {

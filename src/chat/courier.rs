@@ -140,6 +140,8 @@ impl Couriers {
         if let Some(lane) = lanes.get(to).filter(|lane| !lane.parcels.is_closed()) {
             return lane.clone();
         }
+        // Of runs that are over nothing else would take the ended lanes away.
+        lanes.retain(|_, lane| !lane.parcels.is_closed());
         let (sender, parcels) = mpsc::channel(PARCELS_MAX);
         let waiting = Arc::new(AtomicUsize::new(0));
         let lane =

@@ -18,6 +18,7 @@ use self::holds::Held;
 use super::{
     admin::{ADMIN_CONN, Pending},
     reach::{Parting, Reach},
+    spread::{Fan, Spread},
     unanswered::Unanswered,
 };
 use crate::{
@@ -27,6 +28,7 @@ use crate::{
     routes::{NodeBoot, Route},
 };
 
+mod crowd;
 mod holds;
 
 /// Said with the refusal of an id that was refused before, though it might be allowed now.
@@ -42,6 +44,9 @@ pub struct Outbound {
     pending: Arc<Pending>,
     /// None = there are no other nodes.
     reach: Option<Reach>,
+    /// None = there are no other nodes, or nobody here owns a large group.
+    spread: Option<Arc<Spread>>,
+    fans: Vec<Fan>,
     far_answers: BTreeMap<NodeBoot, Vec<link::Answer>>,
     partings: Vec<Parting>,
     answers: Vec<Vec<(ConnKey, u64, Answer)>>,
@@ -53,8 +58,21 @@ impl Outbound {
     /// Nothing gathered yet. `shards` must be filled before the first [`Self::flush`].
     pub fn new(me: NodeBoot, directory: Arc<Directory>, shards: ShardHandles, pending: Arc<Pending>) -> Self {
         let (answers, outdated, items, partings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let far_answers = BTreeMap::new();
-        Self { me, directory, shards, pending, reach: None, far_answers, partings, answers, outdated, items }
+        let (far_answers, fans, reach, spread) = (BTreeMap::new(), Vec::new(), None, None);
+        Self {
+            me,
+            directory,
+            shards,
+            pending,
+            reach,
+            spread,
+            fans,
+            far_answers,
+            partings,
+            answers,
+            outdated,
+            items,
+        }
     }
 
     /// The same, for a node among others.
@@ -284,6 +302,10 @@ impl Outbound {
                 self.post(shard, Mail::Outdated(outdated)).await;
             }
         }
+        // Behind what the shards were told of the same groups when they were small.
+        if let Some(spread) = self.spread.as_ref().filter(|_| !self.fans.is_empty()) {
+            spread.hand(std::mem::take(&mut self.fans));
+        }
         let Some(reach) = &self.reach else { return };
         for (to, answers) in std::mem::take(&mut self.far_answers) {
             reach.answers(&to, answers);
@@ -403,10 +425,10 @@ fn hints(items: Vec<Item>) -> Vec<Item> {
                 audience: delivery.audience,
             },
             Item::Behind(lag) => lag,
-            Item::Join(..) | Item::Part(..) => {
-                if let Item::Join(conversation, _) | Item::Part(conversation, _) = &item {
-                    open.remove(conversation);
-                }
+            Item::Join(ref conversation, _)
+            | Item::Part(ref conversation, _)
+            | Item::Keep(ref conversation, _) => {
+                open.remove(conversation);
                 kept.push(item);
                 continue;
             }

@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     answered::Answered,
     deliver::Outbound,
-    owner::{GivenUp, Owner, RETRY, Settings},
-    stall::Stall,
+    given_up::GivenUp,
+    owner::{Owner, RETRY, Settings},
+    stall::{STANDS_STILL, Stall},
 };
 use crate::{
     bus::{Ownership, OwnershipEvent, ReadError},
@@ -34,6 +35,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a node stays away that gave its partitions up: at first, and at the most.
 const AWAY: Duration = Duration::from_secs(10);
 const AWAY_MAX: Duration = Duration::from_secs(160);
+
+/// Who has owned for so long and then stands still begins anew: it is not what was wrong before.
+const HEALTHY: Duration = Duration::from_secs(60).saturating_add(STANDS_STILL);
 
 /// Within this a node that the group of owners has put out hears of it.
 const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
@@ -90,14 +94,38 @@ enum Ended {
     ForGood,
     /// Its archive stood still while others went on: the partitions are theirs for now.
     ForNow,
+    /// It does not know the rules by now: the partitions are others', and it serves its clients.
+    Unfit,
+}
+
+/// What it means for a node that one of its partitions was given up.
+enum Verdict {
+    /// Nothing: it was asked back, or what is left is of use.
+    Goes,
+    /// It can't follow the rules of the log any more.
+    Unfit,
+    /// It is of no use, or its store can't be trusted: it ends and says so (`Node::broken`), so that its partitions go to
+    /// others.
+    Broken,
 }
 
 /// Owns what the bus assigns, each partition in a task of its own, until the node has left. Returns early when no
 /// partition can be owned: then the node is of no use. A node whose archive stands still while those of others go on
-/// leaves for a while, longer each time: no group takes a single partition back from one who stays.
+/// leaves for a while, longer each time until it has owned in health for a minute: no group takes a single partition back from
+/// one who stays.
 pub async fn own_all(mut owning: Owning) {
     let (leaving, mut away) = (owning.leaving.clone(), AWAY);
-    while let Ended::ForNow = own(&mut owning).await {
+    loop {
+        let began = Instant::now();
+        match own(&mut owning).await {
+            Ended::ForGood => return,
+            // Nothing is learnt without another program: it must not come back and take what it would give up again.
+            Ended::Unfit => return leaving.cancelled().await,
+            Ended::ForNow => {}
+        }
+        if began.elapsed() >= HEALTHY {
+            away = AWAY;
+        }
         let back = async {
             tokio::time::sleep(away).await;
             store_answers(&owning.ports).await;
@@ -160,21 +188,20 @@ async fn own(owning: &mut Owning) -> Ended {
                 Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, owning),
                 None => return ended,
             },
-            Some(ended) = hands.tasks.join_next_with_id() => match ended {
+            Some(done) = hands.tasks.join_next_with_id() => match done {
                 // An owner that was dropped meanwhile has no say: the partition may be in new hands.
                 Ok((id, (partition, _))) if !hands.holds(partition, id) => {}
                 Ok((_, (partition, why))) => {
                     owning.note(partition, false);
                     hands.held.remove(&partition);
                     ownership.release(partition).await;
-                    if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
-                        continue;
-                    }
-                    tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
-                    // What it holds of others is of use; with nothing left, or a store that can't be trusted, the node ends
-                    // and says so (`Node::broken`), so that its partitions go to others.
-                    if hands.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
-                        return Ended::ForGood;
+                    match hands.verdict(partition, &why, owning) {
+                        Verdict::Unfit if !left => {
+                            (left, ended) = (true, Ended::Unfit);
+                            ownership.leave().await;
+                        }
+                        Verdict::Broken if !matches!(ended, Ended::Unfit) => return Ended::ForGood,
+                        _ => {}
                     }
                 }
                 Err(error) if error.is_cancelled() => {}
@@ -189,7 +216,8 @@ async fn own(owning: &mut Owning) -> Ended {
                 ownership.leave().await;
             }
             _ = looks.tick(), if !left => {
-                let held = hands.held.keys().map(|partition| (*partition, ports.owned.progress_of(*partition)));
+                let owned = &ports.owned;
+                let held = hands.held.keys().map(|it| (*it, owned.progress_of(*it), owned.is_at_log(*it)));
                 if let Some(partition) = stall.look(held, ports.peers.seen().standings(), Instant::now()) {
                     tracing::error!(partition, "nothing is archived here for 10 s while other nodes archive: they get the partitions");
                     owning.metrics.given_up.increment(1);
@@ -217,8 +245,14 @@ impl Hands {
         let mut logins = logins;
         let task = self.tasks.spawn(async move {
             loop {
-                let taken =
-                    Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics).await;
+                let take_over =
+                    Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics);
+                let taken = tokio::select! {
+                    biased;
+                    // It has decided nothing, so nothing is to be waited for.
+                    () = stopping.cancelled() => Err(GivenUp::Asked),
+                    taken = take_over => taken,
+                };
                 let why = match taken {
                     Ok(owner) => {
                         note(partition, true);
@@ -233,7 +267,7 @@ impl Hands {
                     // Postgres failed over to a copy that lags, or was set back: what it lost the log still has, and the
                     // same seqs come of it. A log that does not fit is refused by the take-over.
                     GivenUp::Store(StoreError::PositionMismatch(_)) | GivenUp::Ledger(Stop::NotMine) => RETRY,
-                    GivenUp::Log(ReadError::Unavailable(_)) => RETRY,
+                    GivenUp::Log(ReadError::Unavailable(_)) | GivenUp::TooMuch(_) => RETRY,
                     _ => return (partition, why),
                 };
                 tracing::warn!(error = %why, partition, "taking over again");
@@ -245,6 +279,27 @@ impl Hands {
             }
         });
         self.held.insert(partition, Held { stop, task });
+    }
+
+    fn verdict(&self, partition: u32, why: &GivenUp, owning: &Owning) -> Verdict {
+        if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
+            return Verdict::Goes;
+        }
+        tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
+        if let GivenUp::Ledger(Stop::UnknownRules(version)) = why {
+            owning.metrics.rules_unknown.set(f64::from(*version));
+            // There are other nodes, and clients that this one goes on serving.
+            if owning.answered.is_some() {
+                tracing::error!(
+                    "this node owns nothing until it is replaced; the other nodes get its partitions"
+                );
+                return Verdict::Unfit;
+            }
+        }
+        if self.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
+            return Verdict::Broken;
+        }
+        Verdict::Goes
     }
 
     fn holds(&self, partition: u32, task: Id) -> bool {

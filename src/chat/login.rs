@@ -12,7 +12,7 @@ use tokio::{
     time,
 };
 
-use super::deliver::Outbound;
+use super::{crowd::Crowds, deliver::Outbound};
 use crate::{
     link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError},
@@ -61,6 +61,9 @@ pub async fn login(
     };
     let registered = ports.routes.register(wish).await.map_err(|error| {
         tracing::warn!(%error, "a login could not be registered");
+        if matches!(error, RoutesError::Unknown(_)) {
+            stop_older(&ports, user.clone(), device.clone());
+        }
         LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
     })?;
     let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
@@ -114,6 +117,28 @@ async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
     }
 }
 
+/// A registration whose answer was lost may have replaced a session that nobody knows any more, for the next login finds
+/// this one's route: so all nodes stop what is older than the route that stands.
+fn stop_older(ports: &Arc<Ports>, user: UserId, device: DeviceId) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let ports = Arc::clone(ports);
+    runtime.spawn(async move {
+        for _ in 0..STOP_TRIES_LATER {
+            if let Ok(rows) = ports.routes.lookup(std::slice::from_ref(&user)).await {
+                let now = rows.into_iter().flatten().find(|(other, _)| *other == device);
+                // Nobody's, then it was taken away since, or never set: whoever has lost its route puts it back.
+                let Some(epoch) = now.and_then(|(_, token)| token.epoch.checked_sub(1)) else { return };
+                for peer in ports.peers.others().iter() {
+                    let session = Session { user: user.clone(), device: device.clone(), epoch };
+                    stop_elsewhere(&ports, peer.info.boot.clone(), session).await;
+                }
+                return;
+            }
+            time::sleep(STOP_AGAIN).await;
+        }
+    });
+}
+
 /// True: it is stopped, or its node is gone.
 async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, tries: u32) -> bool {
     for _ in 0..tries {
@@ -134,6 +159,7 @@ async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, tries: u32) -
 pub async fn answer_all(
     mut logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
     ports: Arc<Ports>,
+    crowds: Arc<Crowds>,
     outbound: impl Fn() -> Outbound,
 ) {
     let turns = Arc::new(Semaphore::new(LOGINS_MAX));
@@ -141,9 +167,9 @@ pub async fn answer_all(
         for (key, route) in batch {
             // Nobody closes it.
             let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
-            let (ports, out) = (Arc::clone(&ports), outbound());
+            let (ports, crowds, out) = (Arc::clone(&ports), Arc::clone(&crowds), outbound());
             tokio::spawn(async move {
-                answer(key, &route, &ports, out).await;
+                answer(key, &route, &ports, &crowds, out).await;
                 drop(turn);
             });
         }
@@ -152,7 +178,7 @@ pub async fn answer_all(
 
 /// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
 /// looks itself (flaws S1, S2).
-async fn answer(key: ConnKey, route: &Route, ports: &Ports, mut out: Outbound) {
+async fn answer(key: ConnKey, route: &Route, ports: &Ports, crowds: &Crowds, mut out: Outbound) {
     let of_user = ports.routes.lookup(std::slice::from_ref(&route.user)).await;
     if let Ok(rows) = of_user {
         match rows.into_iter().flatten().find(|(device, _)| *device == route.device) {
@@ -172,18 +198,33 @@ async fn answer(key: ConnKey, route: &Route, ports: &Ports, mut out: Outbound) {
     let until = time::Instant::now() + ANSWER_MAX;
     while time::Instant::now() < until {
         match groups_of(&*ports.store, &route.user).await {
-            Ok(groups) => return out.memberships(key, groups).await,
+            // What changed since is in the store.
+            Ok(groups) => {
+                if crowds.login(key, &route.user, groups).await {
+                    return;
+                }
+            }
             Err(error) => tracing::debug!(%error, "a login waits for the store"),
         }
         time::sleep(AGAIN).await;
     }
 }
 
+/// A group in which a user is, as the store had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Membership {
+    pub(super) group: ConversationId,
+    /// Its last seq then.
+    pub(super) as_of: u64,
+    /// How many members it had.
+    pub(super) members: u64,
+}
+
 /// The groups in which the user is, as of what is archived.
 ///
 /// # Errors
 /// When the store can't be read.
-pub(super) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<ConversationId>, StoreError> {
+pub(super) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<Membership>, StoreError> {
     let mut groups = Vec::new();
     // Direct conversations come first, may be thousands, and are none of this.
     let mut after = last_direct();
@@ -194,7 +235,12 @@ pub(super) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<Co
         let whole = page.len() < PAGE;
         let is_group = |id: &ConversationId| matches!(id.kind(), ConversationKind::Group(_));
         let mine = page.into_iter().filter(|row| row.standing.member.is_in() && row.head.deleted_seq == 0);
-        groups.extend(mine.map(|row| row.conversation).filter(is_group));
+        let mine = mine.filter(|row| is_group(&row.conversation));
+        groups.extend(mine.map(|row| Membership {
+            group: row.conversation,
+            as_of: row.head.last_seq,
+            members: row.members,
+        }));
         if whole {
             return Ok(groups);
         }

@@ -1,4 +1,4 @@
-//! The owner of partitions: reads the log in order, asks the ledger, archives, then answers and delivers (DESIGN 6.1).
+//! The owner of partitions: reads the log in order, asks the ledger, archives, answers and delivers (DESIGN 6.1; in which order, ADRs 11 and 16).
 //!
 //! Whatever goes wrong here stops the partition or retries; it never skips a record and never answers one that the
 //! ledger did not decide. Defeats S6 to S12 (seqs come from the log alone), S20 and S21 (ids are archived with it).
@@ -8,31 +8,40 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::ledger::{Ledger, Need, Outcome, Stop},
-    record::{Body, MemberAction, Position, Record, RecordError},
+    record::{Body, MemberAction, Record, RecordError, Rules},
 };
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     answered::{Answered, Voice},
+    archive::Archive,
     deliver::Outbound,
+    given_up::{GivenUp, retry, wait_for_store},
     login,
-    members::Members,
-    progress::{self, Heard, Tracker},
+    look::{Look, Looks},
+    members::{Members, Told},
+    portion::Cut,
+    progress::{self, Tracker},
     retention::{self, Sweeper},
+    rules::{self, Switcher},
     send, steps,
 };
 use crate::{
-    bus::{Batch, Bounds, ReadError, TopicId},
+    bus::{Batch, ReadError, TopicId},
     mail::ConnKey,
     metrics::Metrics,
     ports::Ports,
     routes::Route,
-    store::{Fence, Scan, StoreError},
+    store::{Fence, Scan},
     trace,
 };
 
-/// Most records decided in one batch, and about the most bytes.
+/// Most records read in one batch, and about the most bytes.
 const BATCH_RECORDS: usize = 4_096;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
@@ -55,31 +64,13 @@ pub struct Settings {
     pub small_group_max: usize,
     /// How long messages and dedup keys are kept.
     pub retention: retention::Settings,
+    /// Which rules of the ledger are known, and wanted.
+    pub rules: rules::Settings,
+    /// Messages are answered and delivered before they are archived, once the partition was owned for so long; none = never.
+    /// Only for a log whose records are durable when they are read, and as long as other nodes need to hear of an owner.
+    pub answers_first: Option<Duration>,
     /// A fault for tests: the owner panics at this message; empty = none.
     pub panic_on_msg_id: String,
-}
-
-/// Why an owner gave its partition up.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum GivenUp {
-    #[error("the ledger stopped: {0}")]
-    Ledger(#[from] Stop),
-    #[error("the log stopped: {0}")]
-    Log(#[from] ReadError),
-    #[error("the store stopped: {0}")]
-    Store(StoreError),
-    #[error(
-        "LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store"
-    )]
-    LogReplaced,
-    #[error(
-        "LOG_REPLACED: the log goes from {first} to {next} and was archived up to {archived}, so records between are \
-         missing; restore it, or start with an empty store"
-    )]
-    RecordsMissing { first: u64, next: u64, archived: u64 },
-    /// By whoever assigned it.
-    #[error("it was asked back")]
-    Asked,
 }
 
 /// One partition in one owner's hands.
@@ -91,20 +82,20 @@ pub(super) struct Owner {
     members: Members,
     ports: Arc<Ports>,
     settings: Settings,
-    progress: Tracker,
+    archive: Archive,
+    since: Instant,
+    /// Those in force, for who appends beside the loop.
+    rules: watch::Sender<Rules>,
     /// None = there are no other nodes that would ask again.
     voice: Option<Voice>,
     metrics: Metrics,
 }
 
-/// Between two looks at whether the store still is where the owner left it. A store that was put back to an older state shows
-/// too little until its owner notices, which need not wait for a next record.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
-
 /// What an owner does next.
 enum Step {
-    Look,
+    Looked(Look),
     Logins(Vec<(ConnKey, Route)>),
+    Archived(Result<Duration, GivenUp>),
     Read(Result<Batch, ReadError>),
 }
 
@@ -119,25 +110,38 @@ impl Owner {
         settings: Settings,
         metrics: &Metrics,
     ) -> Result<Self, GivenUp> {
-        let bounds = ports.bus.bounds(partition).await?;
+        let mut bounds = progress::from_log(&ports.owned, partition, ports.bus.bounds(partition)).await?;
         let fence = Fence(rand::random());
         let taken = retry(|| ports.store.take_over(partition, fence, bounds.topic)).await?;
+        if bounds.next < taken.position.offset {
+            // The former owner may have gone on after the first look; an end that still is before the archive is lost. A
+            // read there would wait for a record that is not the one that was archived.
+            bounds = ports.bus.bounds(partition).await?;
+            if bounds.next < taken.position.offset {
+                return Err(GivenUp::missing(bounds, taken.position.offset));
+            }
+        }
         // Retention took everything that is archived, and no more: there is nothing to compare, and nothing missing.
         let forgotten = taken.position.offset > 0 && bounds.first == taken.position.offset;
         let last = match taken.position.offset.checked_sub(1) {
             _ if forgotten => None,
-            Some(offset) => match ports.bus.read(partition, offset, 1, 1).await {
-                Err(ReadError::OutOfRange(bounds)) => {
-                    return Err(missing(bounds, taken.position.offset));
+            Some(offset) => {
+                let read = ports.bus.read(partition, offset, 1, 1);
+                match progress::from_log(&ports.owned, partition, read).await {
+                    Err(ReadError::OutOfRange(bounds)) => {
+                        return Err(GivenUp::missing(bounds, taken.position.offset));
+                    }
+                    read => read?.records.into_iter().next(),
                 }
-                read => read?.records.into_iter().next(),
-            },
+            }
             None => None,
         };
         if !forgotten && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
             return Err(GivenUp::LogReplaced);
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
+        ledger.know_up_to(settings.rules.known);
+        ledger.knows(taken.rules.ledger_version)?;
         // Without a window every unknown key is looked up when it matters: there is no use in loading them first.
         if taken.rules.dedup_window > 0 {
             let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
@@ -150,15 +154,18 @@ impl Owner {
         let next = taken.position.offset;
         let voice = answered.map(|answered| Voice::begin(answered, partition, fence, next));
         let progress = Tracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
+        let archive = Archive::new(partition, fence, ports, progress, settings.retention.wall_ms);
         Ok(Self {
             partition,
             fence,
             topic: bounds.topic,
             ledger,
-            members: Members::default(),
+            members: Members::new(settings.small_group_max),
             ports: Arc::clone(ports),
             settings,
-            progress,
+            archive,
+            since: Instant::now(),
+            rules: watch::Sender::new(taken.rules),
             voice,
             metrics: metrics.clone(),
         })
@@ -175,34 +182,42 @@ impl Owner {
         // Ends with this, whichever way.
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
-        let mut looks = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        sweeper.spawn(self.switch());
+        let mut looks = Looks::new(self.partition, self.fence, &ports);
         sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
         loop {
-            let next = self.ledger.next_offset();
+            let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
+            let read = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES);
+            let (writes, partition) = (self.archive.is_writing(), self.partition);
+            let read = async {
+                // Who has something to write does not wait for the log alone.
+                if writes { read.await } else { progress::from_log(&ports.owned, partition, read).await }
+            };
             let step = async {
                 tokio::select! {
                     Some(batch) = next_logins(logins) => Step::Logins(batch),
-                    _ = looks.tick() => Step::Look,
-                    batch = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES) => Step::Read(batch),
+                    look = looks.next(archived) => Step::Looked(look),
+                    done = self.archive.written() => Step::Archived(done),
+                    batch = read => Step::Read(batch),
                 }
             };
             let step = tokio::select! {
                 biased;
-                // Everything decided is archived and told.
-                () = stopping.cancelled() => return GivenUp::Asked,
+                // Everything decided was told, and is archived.
+                () = stopping.cancelled() => return self.archive.all(&mut self.ledger).await.err().unwrap_or(GivenUp::Asked),
                 step = step => step,
             };
             let done = match step {
-                Step::Look => self.look().await,
+                Step::Looked(look) => look.judge(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
-                Step::Read(Ok(batch)) => self.decide(batch, out).await,
+                Step::Archived(done) => done.and_then(|took| self.archive.go_on(&mut self.ledger, took)),
+                Step::Read(Ok(batch)) => self.decide_all(batch, out, stopping).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, "the log can't be read now");
                     tokio::time::sleep(RETRY).await;
                     Ok(())
                 }
-                Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(missing(bounds, next)),
+                Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(GivenUp::missing(bounds, next)),
                 Step::Read(Err(error)) => Err(error.into()),
             };
             if let Err(error) = done {
@@ -211,50 +226,79 @@ impl Owner {
         }
     }
 
-    /// Whether the store is where it was left, and still this owner's. One that does not answer now is asked again.
-    async fn look(&mut self) -> Result<(), GivenUp> {
-        match self.ports.store.load(self.partition, self.fence, &[]).await {
-            Ok(rows) => Ok(self.ledger.load(rows.position, [])?),
-            Err(StoreError::Unavailable(_) | StoreError::Unknown(_)) => Ok(()),
-            Err(error) => Err(GivenUp::Store(error)),
-        }
-    }
-
     fn sweep(&self) -> impl Future<Output = ()> + Send + use<> {
         let (ports, metrics) = (Arc::clone(&self.ports), Some(self.metrics.clone()));
         let (partition, fence, settings) = (self.partition, self.fence, self.settings.retention);
-        let rules = self.ledger.rules();
+        let rules = self.rules.subscribe();
         async move {
             let (bus, store) = (&*ports.bus, &*ports.store);
-            Sweeper { partition, fence, bus, store, settings, rules, metrics }.run().await;
+            Sweeper { partition, fence, bus, store, settings, rules, keys_from: 0, metrics }.run().await;
         }
     }
 
-    /// Runs the ledger over a batch, archives the outcome, then tells everybody concerned.
-    async fn decide(&mut self, batch: Batch, out: &mut Outbound) -> Result<(), GivenUp> {
+    fn switch(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (ports, partition) = (Arc::clone(&self.ports), self.partition);
+        let (settings, wall_ms) = (self.settings.rules, self.settings.retention.wall_ms);
+        let rules = self.rules.subscribe();
+        async move {
+            let (me, bus, peers) = (&ports.me, &*ports.bus, &*ports.peers);
+            Switcher { partition, me, bus, peers, settings, rules, wall_ms }.run().await;
+        }
+    }
+
+    /// Tells who appends beside the loop what is in force.
+    fn note_rules(&self) {
+        let (now, before) = (self.ledger.rules(), *self.rules.borrow());
+        if now.ledger_version > before.ledger_version {
+            self.metrics.rules_switched.increment(1);
+            tracing::info!(
+                partition = self.partition,
+                version = now.ledger_version,
+                "the rules were switched"
+            );
+        }
+        if now != before {
+            self.rules.send_replace(now);
+        }
+    }
+
+    /// A batch, portion by portion.
+    async fn decide_all(
+        &mut self,
+        batch: Batch,
+        out: &mut Outbound,
+        stopping: &CancellationToken,
+    ) -> Result<(), GivenUp> {
         if batch.bounds.topic != self.topic {
             return Err(GivenUp::LogReplaced);
         }
-        let mut decided: Vec<Decided> = Vec::with_capacity(batch.records.len());
-        let mut records = Vec::with_capacity(batch.records.len());
-        let mut needs = BTreeSet::new();
-        let mut to = None;
-        let mut heard = Heard::of(batch.bounds);
-        for record in batch.records {
-            to = Some(Position::behind(record.offset, &record.bytes));
-            let bytes = record.bytes.len();
-            let decoded = Record::decode(record.bytes);
-            heard.record(bytes, decoded.as_ref().map(|record| record.received_at).ok());
-            if let Ok(decoded) = &decoded {
-                self.ledger.needs(decoded, &mut needs);
+        let mut rest = &batch.records[..];
+        while let Some(cut) = self.archive.portion().cut(batch.bounds, &mut rest) {
+            self.decide(cut, out).await?;
+            if stopping.is_cancelled() {
+                self.archive.all(&mut self.ledger).await?;
+                return Err(GivenUp::Asked);
             }
-            records.push((record.offset, decoded));
         }
-        self.progress.read(&heard, (self.settings.retention.wall_ms)());
-        self.load(needs).await?;
+        Ok(())
+    }
+
+    /// Runs the ledger over a portion and tells everybody concerned, before the outcome is archived or behind it.
+    async fn decide(&mut self, cut: Cut, out: &mut Outbound) -> Result<(), GivenUp> {
+        let Cut { records, rows, to, heard } = cut;
+        while !self.archive.has_room(rows, heard.bytes()) {
+            self.archive.one(&mut self.ledger).await?;
+        }
+        let mut decided: Vec<Decided> = Vec::with_capacity(records.len());
+        let mut needs = BTreeSet::new();
+        let known = records.iter().filter_map(|(_, record)| record.as_ref().ok());
+        known.for_each(|record| self.ledger.needs(record, &mut needs));
+        self.archive.read(&heard);
         if out.has_reach() {
             self.read_members(&records).await?;
         }
+        // Behind that, and under the fence: members that a successor changed are not told.
+        self.load(needs).await?;
         for (offset, record) in records {
             match record {
                 Ok(record) => {
@@ -273,11 +317,14 @@ impl Owner {
             }
         }
         steps::note(&self.ports.trace, &decided, trace::Step::Decided, self.partition);
-        if let Some(to) = to {
-            self.archive(to).await?;
-            self.progress.archived(to.offset, &heard, (self.settings.retention.wall_ms)());
+        self.archive.gather(to, rows, &decided, heard);
+        if self.answers_first(&decided) {
+            self.archive.tells();
+            self.archive.start(&mut self.ledger)?;
+        } else {
+            self.archive.all(&mut self.ledger).await?;
         }
-        steps::note(&self.ports.trace, &decided, trace::Step::Archived, self.partition);
+        self.note_rules();
         for (record, outcome) in &decided {
             self.tell(record, *outcome, out).await?;
         }
@@ -288,6 +335,15 @@ impl Owner {
         self.members.trim();
         self.ledger.evict(self.ledger.next_offset().saturating_sub(KEEP_RECORDS), EVICT_BUDGET);
         Ok(())
+    }
+
+    /// Whatever changes who is told of what is archived first: who is a member is read from the store.
+    fn answers_first(&self, decided: &[Decided]) -> bool {
+        let after = self.settings.answers_first;
+        after.is_some_and(|after| self.since.elapsed() >= after)
+            // Who is out of sight of the others is asked by nobody whether it has archived.
+            && !self.ports.peers.is_stale()
+            && decided.iter().all(|(record, _)| matches!(record.body, Body::Message(_)))
     }
 
     async fn apply(&mut self, offset: u64, record: &Record) -> Result<Outcome, GivenUp> {
@@ -311,17 +367,6 @@ impl Owner {
         let store = &self.ports.store;
         let rows = retry(|| store.load(self.partition, self.fence, &needs)).await?;
         Ok(self.ledger.load(rows.position, rows.rows)?)
-    }
-
-    async fn archive(&mut self, to: Position) -> Result<(), GivenUp> {
-        let delta = self.ledger.take_delta(to)?;
-        let store = &self.ports.store;
-        retry(|| store.archive(self.partition, self.fence, &delta)).await?;
-        self.ledger.archived(to)?;
-        if let Err(error) = self.ports.bus.trim(self.partition, to.offset).await {
-            tracing::debug!(%error, "the log keeps what is archived for now");
-        }
-        Ok(())
     }
 
     /// As they are before the batch: from there on each change moves them on.
@@ -357,12 +402,20 @@ impl Owner {
         if matches!(record.body, Body::Prune(_) | Body::Rules(_)) {
             return Ok(());
         }
-        let tracked = self.is_small(conversation, out).await?;
-        let named = match &record.body {
+        let told = match &record.body {
             _ if !out.has_reach() => None,
-            Body::Member(change) => Some(self.members.change(change)),
-            _ => Some(self.members.of(conversation)),
+            Body::Member(change) => Some(self.members.change(change, seq)),
+            _ => Some(self.members.told(conversation)),
         };
+        let named = match told {
+            Some(Told::Everybody(crowd)) => {
+                out.fan_out(record, seq, crowd);
+                return Ok(());
+            }
+            Some(Told::Named(users)) => Some(users),
+            None => None,
+        };
+        let tracked = self.is_small(conversation, out).await?;
         match &record.body {
             Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
             Body::Member(change) => {
@@ -383,7 +436,8 @@ impl Owner {
         match conversation.kind() {
             ConversationKind::Direct(..) => Ok(true),
             ConversationKind::Room(_) => Ok(false),
-            ConversationKind::Group(_) if out.has_reach() => Ok(self.members.is_small(conversation, max)),
+            // Others are told another way.
+            ConversationKind::Group(_) if out.has_reach() => Ok(true),
             ConversationKind::Group(_) => {
                 let store = &self.ports.store;
                 let summary = retry(|| store.summary(conversation, None)).await?;
@@ -407,15 +461,10 @@ impl Owner {
     async fn answer_logins(&self, logins: Vec<(ConnKey, Route)>, out: &mut Outbound) -> Result<(), GivenUp> {
         for (key, route) in logins {
             let groups = retry(|| login::groups_of(&*self.ports.store, &route.user)).await?;
-            out.memberships(key, groups).await;
+            out.memberships(key, groups.into_iter().map(|it| it.group).collect()).await;
         }
         Ok(())
     }
-}
-
-/// The log does not go on where it was archived to.
-fn missing(Bounds { first, next, .. }: Bounds, archived: u64) -> GivenUp {
-    GivenUp::RecordsMissing { first, next, archived }
 }
 
 /// The next users who log in; never, where they are none of an owner's.
@@ -425,30 +474,5 @@ async fn next_logins(
     match logins {
         Some(logins) => logins.recv().await,
         None => std::future::pending().await,
-    }
-}
-
-/// Calls the store until it answers; what can't be mended by waiting ends the ownership.
-async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, GivenUp>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    loop {
-        match call().await {
-            Ok(done) => return Ok(done),
-            Err(error) => wait_for_store(error).await?,
-        }
-    }
-}
-
-async fn wait_for_store(error: StoreError) -> Result<(), GivenUp> {
-    match error {
-        StoreError::Unavailable(_) | StoreError::Unknown(_) => {
-            tracing::warn!(%error, "waiting for the store");
-            tokio::time::sleep(RETRY).await;
-            Ok(())
-        }
-        StoreError::LogReplaced(_) => Err(GivenUp::LogReplaced),
-        other => Err(GivenUp::Store(other)),
     }
 }

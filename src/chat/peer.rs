@@ -11,17 +11,18 @@ use tokio::{sync::oneshot, time};
 use super::{
     admin::Pending,
     answered::{self, Answered},
+    crowd::Crowds,
     deliver::Outbound,
     steps,
 };
 use crate::{
     directory::Directory,
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Target, Word},
     mail::{self, Audience, Mail, ShardHandles},
     metrics::Metrics,
     ports::Ports,
     routes::NodeBoot,
-    trace::Tracer,
+    trace::{Event, Query, Tracer},
 };
 
 mod strays;
@@ -38,6 +39,8 @@ pub struct Peer {
     metrics: Metrics,
     missed: strays::Missed,
     tracer: Arc<Tracer>,
+    /// None = there are no large groups here.
+    crowds: Option<Arc<Crowds>>,
     /// What the owners here have said; none = nobody owns anything here.
     answered: Option<(Arc<Answered>, Arc<Ports>)>,
 }
@@ -59,6 +62,7 @@ impl Peer {
             metrics,
             missed: strays::Missed::default(),
             tracer: Arc::default(),
+            crowds: None,
             answered: None,
         }
     }
@@ -69,10 +73,22 @@ impl Peer {
         Self { tracer, ..self }
     }
 
+    /// The same, for a node that takes part in large groups.
+    #[must_use]
+    pub fn with_crowds(self, crowds: Arc<Crowds>) -> Self {
+        Self { crowds: Some(crowds), ..self }
+    }
+
     /// The same, for a node whose owners may be asked again what they said.
     #[must_use]
     pub fn answering(self, answered: Arc<Answered>, ports: Arc<Ports>) -> Self {
         Self { answered: Some((answered, ports)), ..self }
+    }
+
+    /// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those whose shard
+    /// was full before.
+    pub fn may_lack(&self, rooms: Vec<ConversationId>) {
+        self.take_strays(rooms.into_iter().map(|room| Stray::Missed { room, count: 0 }).collect());
     }
 
     fn outbound(&self) -> Outbound {
@@ -139,7 +155,16 @@ impl Link for Peer {
                     if let Some(trace) = each.iter().find_map(|it| it.frame.trace()) {
                         steps::note_push_of_peer(&self.tracer, trace, &push, delivery.to.len());
                     }
-                    each.into_iter().for_each(|it| out.push_of_peer(&push, it));
+                    match self.crowds.as_ref().filter(|_| push.event.is_some()) {
+                        // Who is a member here is decided in one place.
+                        Some(crowds) => {
+                            out.flush().await;
+                            for it in each {
+                                crowds.of_peer(push.clone(), it).await;
+                            }
+                        }
+                        None => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
+                    }
                 }
                 None => tracing::error!("a peer sent a push that can't be decoded"),
             }
@@ -160,10 +185,12 @@ impl Link for Peer {
         time::timeout(STOP, all).await.map_err(|_| LinkError::Unknown("the shards are busy".to_owned()))
     }
 
-    /// Owners archive before they tell anybody, so the store alone is complete (ADR 11).
-    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
+    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
         self.is_me(to)?;
-        Ok(queries.iter().map(|_| None).collect())
+        if let Some((_, ports)) = &self.answered {
+            ports.owned.ahead().settled().await;
+        }
+        Ok(())
     }
 
     async fn answers_again(
@@ -183,6 +210,11 @@ impl Link for Peer {
         self.is_me(to)?;
         self.take_strays(strays);
         Ok(())
+    }
+
+    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        self.is_me(to)?;
+        Ok(self.tracer.ask(&query))
     }
 }
 

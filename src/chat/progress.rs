@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{self, Instant};
 
 use crate::{
-    bus::Bounds,
+    bus::{Bounds, ReadError},
     ports::{Owned, Ports, Progress},
 };
 
@@ -35,6 +35,21 @@ impl Heard {
         Self { end: bounds.next, bytes: 0, records: 0, times: None }
     }
 
+    /// What it takes in the log, about.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The same with what was read behind it.
+    pub(super) fn and(self, next: Self) -> Self {
+        let times = match (self.times, next.times) {
+            (Some((first, _)), Some((_, last))) => Some((first, last)),
+            (one, other) => one.or(other),
+        };
+        let (bytes, records) = (self.bytes + next.bytes, self.records + next.records);
+        Self { end: self.end.max(next.end), bytes, records, times }
+    }
+
     pub(super) fn record(&mut self, bytes: usize, received_at: Option<u64>) {
         self.bytes += bytes as u64 + RECORD_OVERHEAD;
         self.records += 1;
@@ -53,25 +68,28 @@ impl Tracker {
         Self { partition, owned: Arc::clone(owned) }
     }
 
-    /// A batch was read, and waits for its archive from here on.
-    pub(super) fn read(&self, heard: &Heard, wall_ms: u64) {
+    /// A batch was read, and waits for its archive from here on; `is_next`: nothing else does.
+    pub(super) fn read(&self, heard: &Heard, is_next: bool, wall_ms: u64) {
         let first = heard.times.map(|(first, _)| first);
         self.owned.update(self.partition, |it| {
             it.end = it.end.max(heard.end);
             let mean = heard.bytes / heard.records.max(1);
             // Up at once and down slowly: what waits behind a batch is taken for as large as that.
             it.record_bytes = mean.max((it.record_bytes * 7 + mean) / 8);
-            it.waits = Some(waits_since(first, wall_ms));
+            if is_next || it.waits.is_none() {
+                it.waits = Some(waits_since(first, wall_ms));
+            }
         });
     }
 
-    /// That batch is archived.
-    pub(super) fn archived(&self, position: u64, heard: &Heard, wall_ms: u64) {
+    /// That batch is archived; `next` is what was read and is not.
+    pub(super) fn archived(&self, position: u64, heard: &Heard, next: Option<&Heard>, wall_ms: u64) {
         let last = heard.times.map(|(_, last)| last);
+        let oldest = next.and_then(|next| next.times).map(|(first, _)| first).or(last);
         self.owned.update(self.partition, |it| {
             it.position = position;
             // What comes next is about as old as the last of this batch, and says so itself when it is read.
-            it.waits = (position < it.end).then(|| waits_since(last, wall_ms));
+            it.waits = (position < it.end).then(|| waits_since(oldest, wall_ms));
         });
     }
 }
@@ -80,6 +98,18 @@ impl Tracker {
 fn waits_since(received_at: Option<u64>, wall_ms: u64) -> (Instant, Duration) {
     let age = received_at.map_or(0, |time| wall_ms.saturating_sub(time));
     (Instant::now(), Duration::from_millis(age))
+}
+
+/// A call of the log by the owner of a partition: who waits for it does not wait for the store, until one succeeds.
+pub(super) async fn from_log<T>(
+    owned: &Owned,
+    partition: u32,
+    call: impl Future<Output = Result<T, ReadError>>,
+) -> Result<T, ReadError> {
+    owned.set_at_log(partition, true);
+    let said = call.await;
+    owned.set_at_log(partition, said.is_err());
+    said
 }
 
 /// Keeps asking how far the log goes while the archive stands still, for as long as the owner lives.
@@ -124,18 +154,18 @@ mod tests {
         assert_eq!(standing(&owned), Standing { partition: 3, position: 10, end: 10, ..Standing::default() });
         // Two of four were read, the first a minute old; what could not be read says nothing of time.
         let batch = heard(14, &[(930, None), (930, Some(1_000)), (930, Some(31_000))]);
-        tracker.read(&batch, 61_000);
+        tracker.read(&batch, true, 61_000);
         time::advance(Duration::from_secs(5)).await;
         let it = standing(&owned);
         assert_eq!((it.position, it.end, it.behind(), it.behind_ms), (10, 14, 4, 65_000));
         assert_eq!(it.behind_bytes, 4 * 1_000);
-        tracker.archived(13, &batch, 61_000);
+        tracker.archived(13, &batch, None, 61_000);
         assert_eq!((standing(&owned).behind(), standing(&owned).behind_ms), (1, 30_000));
         // From a clock that is ahead.
         let last = heard(14, &[(130, Some(99_000))]);
-        tracker.read(&last, 61_000);
+        tracker.read(&last, true, 61_000);
         assert_eq!((standing(&owned).behind_ms, standing(&owned).behind_bytes), (0, 900));
-        tracker.archived(14, &last, 61_000);
+        tracker.archived(14, &last, None, 61_000);
         time::advance(Duration::from_secs(60)).await;
         let it = standing(&owned);
         assert_eq!((it.behind(), it.behind_ms, it.behind_bytes), (0, 0, 0), "nothing waits");

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, NodeId},
     machine::ledger::{Head, Loaded},
-    record::{Body, Origin, Prune, Record, Rules},
+    record::{Body, Origin, Prune, Record, RuleChange, Rules},
     settings::Retention,
 };
+
+use tokio::sync::watch;
 
 use super::send::partition_of;
 use crate::{
@@ -28,10 +30,10 @@ const HEADS: usize = 256;
 const KEYS: usize = 4_096;
 
 /// Rows that one `Prune` takes at most: its archive must not keep sends waiting.
-const ROWS: usize = 1_000;
+pub(super) const ROWS: usize = 1_000;
 const ROWS_BYTES: usize = 4 << 20;
 
-/// Keys are looked through this often: a key lives up to this much longer than it must.
+/// Keys are looked through this often, about: a key lives up to this much longer than it must.
 const KEYS_EVERY: Duration = Duration::from_secs(86_400);
 
 const HOUR_MS: u64 = 3_600_000;
@@ -105,8 +107,10 @@ pub(super) struct Sweeper<'a> {
     pub(super) bus: &'a dyn Bus,
     pub(super) store: &'a dyn Store,
     pub(super) settings: Settings,
-    /// Those in force; only a sweeper changes them.
-    pub(super) rules: Rules,
+    /// Those in force, as the owner has them.
+    pub(super) rules: watch::Receiver<Rules>,
+    /// What was asked for last, and may not be in force yet.
+    pub(super) keys_from: u64,
     pub(super) metrics: Option<Metrics>,
 }
 
@@ -158,11 +162,17 @@ impl Sweeper<'_> {
                 break;
             }
         }
-        let rounds = KEYS_EVERY.as_millis() / self.settings.every.as_millis().max(1);
-        if u128::from(round).is_multiple_of(rounds.max(1)) {
+        if self.keys_are_due(round) {
             self.forget_keys().await?;
         }
         Ok(())
+    }
+
+    /// Once a day, in a round that the owner's fence draws: partitions that were taken over together are not looked through
+    /// together, and one that moves often is looked through as often as any other.
+    fn keys_are_due(&self, round: u64) -> bool {
+        let rounds = (KEYS_EVERY.as_millis() / self.settings.every.as_millis().max(1)).max(1);
+        u128::from(round) % rounds == self.fence.0 % rounds
     }
 
     async fn look_at(&self, id: &ConversationId, head: &Head, round: u64) -> Result<(), Unfinished> {
@@ -203,9 +213,10 @@ impl Sweeper<'_> {
     async fn forget_keys(&mut self) -> Result<(), Unfinished> {
         let keep = u64::try_from(self.settings.keys.as_millis()).unwrap_or(u64::MAX);
         let Some(before) = (self.settings.wall_ms)().checked_sub(keep) else { return Ok(()) };
+        let known = self.rules.borrow().keys_from.max(self.keys_from);
         let (mut after, mut from) = (None, None);
         loop {
-            let scan = Scan::Keys { from: self.rules.keys_from, after, limit: KEYS };
+            let scan = Scan::Keys { from: known, after, limit: KEYS };
             let page = self.store.scan(self.partition, self.fence, &scan).await?;
             // Keys that come meanwhile are of records behind this place.
             let mut oldest = from.unwrap_or(page.position.offset);
@@ -224,22 +235,29 @@ impl Sweeper<'_> {
             }
         }
         let keys_from = from.unwrap_or(0);
-        if keys_from > self.rules.keys_from {
-            let rules = Rules { keys_from, ..self.rules };
-            self.append(Body::Rules(rules)).await?;
+        if keys_from > known {
+            let rules = *self.rules.borrow();
+            // Version 1 knows no record without a window; from 2 on what is not named stays.
+            let dedup_window = (rules.ledger_version < 2).then_some(rules.dedup_window);
+            let change = RuleChange { ledger_version: rules.ledger_version, dedup_window, keys_from };
+            self.append(Body::Rules(change)).await?;
             tracing::info!(partition = self.partition, keys_from, "old dedup keys are forgotten");
-            self.rules = rules;
+            self.keys_from = keys_from;
         }
         Ok(())
     }
 
     async fn append(&self, body: Body) -> Result<(), AppendError> {
-        let node = NodeId::new("-").map_err(|error| AppendError::Rejected(error.to_string()))?;
-        let origin = Origin { node, boot: 0, conn: super::admin::ADMIN_CONN, request: u64::MAX };
-        let record: Bytes =
-            Record { origin, received_at: (self.settings.wall_ms)(), body, trace: None }.encode();
-        self.bus.append(self.partition, vec![record]).await.map(drop)
+        append(self.bus, self.partition, body, (self.settings.wall_ms)()).await
     }
+}
+
+/// Appends what an owner says of its own partition: nobody waits for the answer.
+pub(super) async fn append(bus: &dyn Bus, partition: u32, body: Body, now: u64) -> Result<(), AppendError> {
+    let node = NodeId::new("-").map_err(|error| AppendError::Rejected(error.to_string()))?;
+    let origin = Origin { node, boot: 0, conn: super::admin::ADMIN_CONN, request: u64::MAX };
+    let record: Bytes = Record { origin, received_at: now, body, trace: None }.encode();
+    bus.append(partition, vec![record]).await.map(drop)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Whether this node's archive stands still while those of other nodes go on: then it gives its partitions up.
 //!
 //! One node that can't reach the store, or only a part of it, would keep its partitions' clients waiting as long as that
-//! lasts. Where nobody's archive goes on, or nobody has anything to archive, giving up would help nobody.
+//! lasts. Where nobody's archive goes on, or nobody has anything to archive, giving up would help nobody; nor would it where
+//! the log is what can't be read: it would go from node to node, and take all that each of them has with it.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,18 +29,18 @@ struct Stand {
 }
 
 impl Stall {
-    /// What is held, with how far it is (none = not taken over yet), and what the other nodes say of theirs. Gives the
-    /// partition that stands still for too long, if one does while others go on.
+    /// What is held, with how far it is (none = not taken over yet) and whether its owner waits for the log, and what the other
+    /// nodes say of theirs. Gives the partition that stands still for too long, if one does while others go on.
     pub(super) fn look(
         &mut self,
-        held: impl IntoIterator<Item = (u32, Option<Progress>)>,
+        held: impl IntoIterator<Item = (u32, Option<Progress>, bool)>,
         others: impl IntoIterator<Item = Standing>,
         now: Instant,
     ) -> Option<u32> {
         let mut before = std::mem::take(&mut self.mine);
-        for (partition, progress) in held {
+        for (partition, progress, at_log) in held {
             let position = progress.map(|it| it.position);
-            let waits = progress.is_none_or(|it| it.waits.is_some());
+            let waits = !at_log && progress.is_none_or(|it| it.waits.is_some());
             let stood = before.remove(&partition).filter(|it| waits && it.position == position);
             let since = stood.map_or(now, |it| it.since);
             self.mine.insert(partition, Stand { position, since });
@@ -88,7 +89,8 @@ mod tests {
         (0..seconds).find_map(|n| {
             let now = begun + SECOND * n as u32;
             let idle = progress(4, now, false);
-            stall.look([(1, idle), (2, mine(n, now))], [other(others(n))], now).map(|it| (it, n))
+            let held = [(1, idle, true), (2, mine(n, now), false)];
+            stall.look(held, [other(others(n))], now).map(|it| (it, n))
         })
     }
 
@@ -121,11 +123,25 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_the_log_stays_and_its_time_at_the_store_counts_from_then_on() {
+        for taken in [true, false] {
+            let (mut it, begun) = (Stall::default(), Instant::now());
+            let mut look = |n: u32, at_log| {
+                let now = begun + SECOND * n;
+                let mine = if taken { progress(7, now, true) } else { None };
+                it.look([(2, mine, at_log)], [other(n.into())], now)
+            };
+            assert_eq!((0..60).find_map(|n| look(n, true)), None);
+            assert_eq!((60..80).find(|n| look(*n, false).is_some()), Some(69));
+        }
+    }
+
+    #[test]
     fn a_partition_that_comes_anew_has_its_time_anew() {
         let (mut it, begun) = (Stall::default(), Instant::now());
         for n in 0..40 {
             let now = begun + SECOND * n;
-            let held = (n % 9 != 0).then(|| (2, progress(7, now, true)));
+            let held = (n % 9 != 0).then(|| (2, progress(7, now, true), false));
             assert_eq!(it.look(held, [other(n.into())], now), None);
         }
         assert!(!it.stands_still(2, begun + SECOND * 40) && it.stands_still(2, begun + SECOND * 44));

@@ -1,7 +1,7 @@
 //! Sync: where all conversations of a user stand; and which of them are not where an idle client believes (DESIGN 6.4).
 //!
-//! What the store says is at least as new as everything that was acked or pushed: the owner archives first and tells
-//! then. A client is indexed before its Welcome. So a message is in what Sync reads, or is pushed, or both: never none.
+//! What the store says is at least as new as everything that was acked or pushed before: who asks has passed the barrier
+//! (ADR 16). A client is indexed before its Welcome. So a message is in what Sync reads, or is pushed, or both: never none.
 
 use std::collections::HashMap;
 

@@ -9,7 +9,7 @@ use super::{Checker, Event, Id, Via, sends::Row};
 /// Connections, and what each saw.
 #[derive(Default)]
 pub(super) struct Sessions {
-    open: BTreeMap<u64, Session>,
+    pub(super) open: BTreeMap<u64, Session>,
     views: BTreeMap<(u64, Id), View>,
     /// What a device has shown: the last seq of a conversation.
     shown: HashMap<(Id, Id, Id), u64>,
@@ -23,9 +23,9 @@ pub(super) struct Sessions {
 }
 
 #[derive(Clone, Copy)]
-struct Session {
-    user: Id,
-    device: Id,
+pub(super) struct Session {
+    pub(super) user: Id,
+    pub(super) device: Id,
     opened: usize,
     /// The event, and when.
     closed: Option<u64>,
@@ -38,23 +38,18 @@ struct View {
     seen: Vec<(u64, usize)>,
     /// What it was told to be left out.
     gaps: Vec<(u64, u64)>,
-    /// Of live rooms: messages, and how many it was told of.
-    ids: HashSet<Id>,
-    shed: u64,
-    /// Where in the history the first and the last came.
-    span: Option<(usize, usize)>,
 }
 
 /// One push, as recorded.
 #[derive(Clone, Copy)]
-struct Got {
-    at: usize,
-    user: Id,
-    device: Id,
-    session: u64,
-    conv: Id,
-    seq: u64,
-    cid: Option<Id>,
+pub(super) struct Got {
+    pub(super) at: usize,
+    pub(super) user: Id,
+    pub(super) device: Id,
+    pub(super) session: u64,
+    pub(super) conv: Id,
+    pub(super) seq: u64,
+    pub(super) cid: Option<Id>,
     body: u64,
 }
 
@@ -77,9 +72,9 @@ impl Checker<'_> {
                     self.sessions.views.entry((session, conv)).or_default().gaps.push((first, last));
                 }
                 Event::Shed { session, conv, count } => {
-                    self.report.shed += count;
-                    self.sessions.views.entry((session, conv)).or_default().shed += count;
+                    self.note_shed(at, (session, conv), count);
                 }
+                Event::Joined { session, conv, .. } => self.note_stay(at, (session, conv)),
                 Event::Complete { user, device, hints } => {
                     self.sessions.complete.insert((user, device), (at, hints));
                 }
@@ -94,9 +89,7 @@ impl Checker<'_> {
         let views = std::mem::take(&mut self.sessions.views);
         for ((session, conv), view) in &views {
             let who = self.sessions.open.get(session).map(|it| (it.user, it.device));
-            if self.history.name(*conv).starts_with("r:") {
-                self.check_room(*session, *conv, view);
-            } else if who.and_then(|who| self.sessions.complete.get(&who)).is_none_or(|(_, hints)| !hints) {
+            if who.and_then(|who| self.sessions.complete.get(&who)).is_none_or(|(_, hints)| !hints) {
                 // Who hears hints only pulls what was lost on the way: `check_complete` is about all that it ever got.
                 self.check_view(*session, *conv, view);
             }
@@ -111,6 +104,7 @@ impl Checker<'_> {
         for ((user, device), (at, _)) in std::mem::take(&mut self.sessions.complete) {
             self.check_complete(user, device, at);
         }
+        self.check_rooms();
     }
 
     /// Everything that a device was due, over all its connections, against all that it got.
@@ -135,10 +129,9 @@ impl Checker<'_> {
         let room = self.history.name(got.conv).starts_with("r:");
         self.check_origin(got);
         if room {
-            let view = self.sessions.views.entry((got.session, got.conv)).or_default();
-            view.ids.extend(got.cid);
-            let first = view.span.map_or(got.at, |(first, _)| first);
-            view.span = Some((first, got.at));
+            if via == Via::Push {
+                self.note_talk(got);
+            }
             return;
         }
         self.check_place(got);
@@ -316,31 +309,7 @@ impl Checker<'_> {
         self.history.name(conv).strip_prefix("d:")?.split_once(':')
     }
 
-    /// Messages of a room that were sent and acked between its first and its last push came, or were shed and told; but
-    /// not what was acked within [`super::Budget::excuse_ns`] of the last one, which may have been overtaken.
-    fn check_room(&mut self, number: u64, conv: Id, view: &View) {
-        let (Some((from, to)), Some(session)) = (view.span, self.sessions.open.get(&number).copied()) else {
-            return;
-        };
-        let acks = self.rooms.get(&conv).map_or(&[][..], Vec::as_slice);
-        let start = acks.partition_point(|(at, _)| *at < from);
-        // What was accepted shortly before the last push may have been on its way from another shard.
-        let last = self.history.events[to].at.saturating_sub(self.budget.excuse_ns);
-        let between = acks[start..].iter().take_while(|(at, _)| self.history.events[*at].at <= last);
-        let between = between.filter_map(|(_, cid)| Some((cid, self.sends.get(cid)?)));
-        let missing = between.filter(|(cid, send)| {
-            let mine = (send.user, send.device) == (session.user, session.device);
-            send.first > from && !mine && !view.ids.contains(*cid)
-        });
-        let missing = missing.count() as u64;
-        if missing > view.shed {
-            self.broken("shed-untold", to, |h| {
-                format!("connection {number} missed {missing} of {}, told: {}", h.name(conv), view.shed)
-            });
-        }
-    }
-
-    fn told(&mut self, rule: &'static str, got: Got) {
+    pub(super) fn told(&mut self, rule: &'static str, got: Got) {
         self.broken(rule, got.at, |h| {
             let (user, device) = (h.name(got.user), h.name(got.device));
             let what = got.cid.map_or("a change of members", |cid| h.name(cid));

@@ -106,8 +106,22 @@ pub enum Event<I> {
         session: u64,
         /// The room.
         conv: I,
-        /// How many.
+        /// How many; 0 = nobody has counted them.
         count: u64,
+    },
+    /// A connection has heard that it is in a live room: what is said from now on is for it.
+    Joined {
+        /// Which connection.
+        session: u64,
+        /// The room.
+        conv: I,
+        /// Its node.
+        node: I,
+    },
+    /// A node has ended, and not as planned: what it had not passed on is lost.
+    Down {
+        /// Which.
+        node: I,
     },
     /// An administrator's change was answered.
     Member {
@@ -149,7 +163,7 @@ pub enum Event<I> {
     Nemesis {
         /// Begins.
         on: bool,
-        /// Which.
+        /// Which: a word, and after a colon the node that it is about, if it is about one.
         fault: I,
     },
     /// A message in the log of the store, at the end.
@@ -216,6 +230,8 @@ impl<I> Event<I> {
             },
             Self::Gap { session, conv, first, last } => E::Gap { session, conv: f(conv), first, last },
             Self::Shed { session, conv, count } => E::Shed { session, conv: f(conv), count },
+            Self::Joined { session, conv, node } => E::Joined { session, conv: f(conv), node: f(node) },
+            Self::Down { node } => E::Down { node: f(node) },
             Self::Member { conv, user, change, seq } => E::Member { conv: f(conv), user: f(user), change, seq },
             Self::Open { user, device, session } => E::Open { user: f(user), device: f(device), session },
             Self::Close { session, code } => E::Close { session, code },

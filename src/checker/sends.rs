@@ -13,6 +13,8 @@ pub(super) struct Send {
     pub(super) conv: Id,
     pub(super) body: u64,
     pub(super) attempts: u32,
+    /// The last attempt, and over which connection.
+    pub(super) last: (usize, u64),
     pub(super) chained: bool,
     /// Its seq by the first ack, and the event.
     pub(super) ok: Option<(u64, usize)>,
@@ -74,6 +76,7 @@ impl Checker<'_> {
                         conv,
                         body,
                         attempts: 0,
+                        last: (at, session),
                         chained,
                         ok: None,
                         failed: None,
@@ -81,6 +84,7 @@ impl Checker<'_> {
                         floor,
                     });
                     send.attempts += 1;
+                    send.last = (at, session);
                 }
                 Event::SendOk { cid, seq, .. } => self.note_ack(at, cid, seq, &mut acked),
                 Event::SendFail { cid, .. } => match self.sends.get_mut(&cid) {
@@ -119,9 +123,6 @@ impl Checker<'_> {
         let highest = acked.entry(send.conv).or_default();
         *highest = seq.max(*highest);
         let room = self.history.name(send.conv).starts_with("r:");
-        if room {
-            self.rooms.entry(send.conv).or_default().push((at, cid));
-        }
         match send.ok {
             None => send.ok = Some((seq, at)),
             // Live rooms number each copy: nothing is remembered there.
@@ -130,6 +131,9 @@ impl Checker<'_> {
                 self.broken("ack-differs-on-retry", at, what);
             }
             Some(_) => {}
+        }
+        if room {
+            self.note_room_ack(at, cid, seq);
         }
     }
 

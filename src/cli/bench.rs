@@ -146,7 +146,8 @@ pub enum Scenario {
         /// Seconds of a round.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Messages a second of the part load, without measuring flat out first; by default half of what that gave.
+        /// Messages a second of the part load, without measuring flat out first; by default half of what people who all
+        /// are there send each other flat out.
         #[arg(long)]
         rate: Option<f64>,
     },
@@ -189,6 +190,18 @@ pub enum Scenario {
         #[arg(long, default_value_t = 12)]
         partitions: u32,
     },
+    /// A large group over three nodes: records, Redis commands and CPU of a message, and when its last member has it.
+    Groups {
+        /// Where they are.
+        #[command(flatten)]
+        services: Services,
+        /// Members of the group.
+        #[arg(long, default_value_t = 1_000_000)]
+        members: usize,
+        /// Members who are connected.
+        #[arg(long, default_value_t = 15_000)]
+        online: usize,
+    },
     /// One-to-one chat through one node and through three, against a bare producer and consumer of the same Kafka.
     Kafka {
         /// Where they are.
@@ -222,7 +235,7 @@ pub enum Scenario {
         #[arg(long, default_value_t = 20_000)]
         messages: u64,
     },
-    /// All of them, with their defaults; not `postgres`, `cluster`, `kafka` and `redis`, which need servers.
+    /// All of them, with their defaults; not `postgres`, `cluster`, `groups`, `kafka` and `redis`, which need servers.
     All,
     /// A load generator; started by the bench itself.
     #[command(hide = true)]

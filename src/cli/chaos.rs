@@ -19,6 +19,7 @@ mod nemesis;
 mod process;
 pub mod proxy;
 mod record;
+mod rolling;
 mod rows;
 mod servers;
 mod shelf;
@@ -72,6 +73,18 @@ pub struct Args {
     /// Three nodes over the servers in this list, which `cargo xtask chaos --cluster` starts and writes
     #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "drain"])]
     cluster: Option<PathBuf>,
+    /// Only restart the nodes of the cluster one after the other, so many times, under load
+    #[arg(long, value_name = "RESTARTS", requires = "cluster", conflicts_with_all = ["history", "seconds", "users", "long"])]
+    rolling: Option<usize>,
+    /// Clients of a rolling restart [default: 1500]
+    #[arg(long, requires = "rolling")]
+    clients: Option<usize>,
+    /// Another version of the program: each restarted node comes back as the other of the two
+    #[arg(long, value_name = "BINARY", requires = "rolling")]
+    next: Option<PathBuf>,
+    /// What breaks in each third restart, while the node leaves
+    #[arg(long, requires = "rolling", value_enum)]
+    with: Option<rolling::With>,
     /// Faults of up to a minute, not 10 s, and more kinds of them
     #[arg(long, requires = "cluster")]
     long: bool,
@@ -115,6 +128,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if let Some(clients) = args.drain {
         runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.load().1))?;
+        return remove(args, &directory);
+    }
+    if let (Some(turns), Some(list)) = (args.rolling, &args.cluster) {
+        runtime.block_on(Box::pin(rolling::run(args, list, turns, &directory)))?;
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
@@ -180,7 +197,8 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
 
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
-        "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms",
+        "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
+         rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
         report.rows,
         report.pushes,
         report.repeated,
@@ -191,6 +209,10 @@ fn judge(report: &Report) -> anyhow::Result<()> {
         report.excused,
         report.faults,
         report.longest_recovery_ns / 1_000_000,
+        report.talks,
+        report.shed,
+        report.talks_uncounted,
+        report.talks_lost,
     );
     if report.is_clean() {
         return Ok(());

@@ -14,14 +14,17 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-use super::find;
+use super::{
+    assign::{Assigned, host_port},
+    find,
+};
 use crate::auth;
 
 /// How long the broker may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Who talks to which node.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct LoginArgs {
     /// The user to log in as
     #[arg(long)]
@@ -29,8 +32,33 @@ pub struct LoginArgs {
     /// Where the node is, if not on this data directory
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
+    /// Ask there which node to log in at, as http://host:port of any client port; may be repeated: the first that answers is
+    /// asked
+    #[arg(long, value_name = "URL", conflicts_with = "server")]
+    assign: Vec<String>,
     #[command(flatten)]
     data: super::DataArg,
+}
+
+impl LoginArgs {
+    /// The user, where the node is if not on the data directory, who may be asked for one, and that directory.
+    pub(super) fn new(
+        user: String,
+        server: Option<String>,
+        assign: Vec<String>,
+        data: super::DataArg,
+    ) -> Self {
+        Self { user, server, assign, data }
+    }
+
+    /// Signed with the key of the data directory.
+    fn token(&self) -> anyhow::Result<String> {
+        let data = &self.data.data;
+        let key = find::key(data).with_context(|| {
+            format!("no token key in {}: name the node's data directory with --data", data.display())
+        })?;
+        Ok(auth::sign(&key, &self.user, None, Duration::from_secs(3_600)))
+    }
 }
 
 /// A logged-in connection.
@@ -46,17 +74,43 @@ impl Client {
     /// # Errors
     /// Says what to do when no node is there, and what the broker refused.
     pub async fn login(args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
-        let data = &args.data.data;
-        let server = match &args.server {
-            Some(server) => server.clone(),
-            None => find::node(data, "name it with --server")?.client.to_string(),
-        };
-        let key = find::key(data).with_context(|| {
-            format!("no token key in {}: name the node's data directory with --data", data.display())
-        })?;
-        let token = auth::sign(&key, &args.user, None, Duration::from_secs(3_600));
+        if args.assign.is_empty() {
+            let server = match &args.server {
+                Some(server) => server.clone(),
+                None => find::node(&args.data.data, "name it with --server")?.client.to_string(),
+            };
+            return Self::login_at(&server, args, device).await;
+        }
+        let assigned = Assigned::ask(&args.assign, &args.token()?, "?transport=ws").await?;
+        if assigned.stale {
+            eprintln!("Redis is away: the nodes are those that were seen last");
+        }
+        Self::login_first(assigned.addresses.iter().map(|place| place.address.as_str()), args, device).await
+    }
+
+    /// Logs in at the first of these, each host:port or a URL of it, that takes the user.
+    ///
+    /// # Errors
+    /// Why the last of them did not.
+    pub async fn login_first<'a>(
+        addresses: impl Iterator<Item = &'a str>,
+        args: &LoginArgs,
+        device: &str,
+    ) -> anyhow::Result<Self> {
+        let mut why = anyhow::anyhow!("no node takes newcomers now");
+        for address in addresses {
+            match Self::login_at(address, args, device).await {
+                Ok(client) => return Ok(client),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    async fn login_at(address: &str, args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
+        let (server, token) = (host_port(address)?, args.token()?);
         let stream =
-            TcpStream::connect(&server).await.with_context(|| format!("no node answers at {server}"))?;
+            TcpStream::connect(server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;
         let mut request = format!("ws://{server}/").into_client_request()?;
         let headers = request.headers_mut();

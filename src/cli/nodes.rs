@@ -1,12 +1,17 @@
 //! `tidegate nodes`, `owners` and `where`: what a node knows of the cluster, as tables, from its admin port.
 
-use std::{fmt::Write as _, net::SocketAddr};
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, bench::admin::Admin, find};
+use super::{DataArg, bench::admin::Admin, drain, find};
 
 /// Which node is asked, and in what form it is printed.
 #[derive(clap::Args, Debug)]
@@ -30,15 +35,76 @@ pub struct WhereArgs {
     ask: Ask,
 }
 
-/// Prints the nodes.
+/// Arguments of `tidegate nodes`.
+#[derive(clap::Args, Debug)]
+pub struct NodesArgs {
+    /// Go on, and print the table anew each second, until interrupted
+    #[arg(long)]
+    watch: bool,
+    /// End after so many tables
+    #[arg(long, requires = "watch", value_name = "TABLES")]
+    count: Option<u64>,
+    #[command(flatten)]
+    ask: Ask,
+}
+
+/// Between two tables.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Prints the nodes, once or again and again.
 ///
 /// # Errors
-/// No node answers.
-pub fn nodes(ask: &Ask) -> anyhow::Result<()> {
-    let Some(said) = ask.get("/v1/nodes")? else { return Ok(()) };
-    let mut rows =
-        vec![["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "CLIENTS", "PEER"].map(String::from)];
-    for node in list(&said, "nodes") {
+/// No node answers; while watching only when none did at first.
+pub fn nodes(args: &NodesArgs) -> anyhow::Result<()> {
+    if args.watch {
+        return watch(args);
+    }
+    let Some(said) = args.ask.get("/v1/nodes")? else { return Ok(()) };
+    print!("{}", table(&node_rows(&said)));
+    warn(&said);
+    Ok(())
+}
+
+/// The node that is asked may be the one that restarts: then another one is asked that it knew, or it again.
+fn watch(args: &NodesArgs) -> anyhow::Result<()> {
+    let clear = std::io::stdout().is_terminal();
+    let mut seen = None;
+    for shown in 1_u64.. {
+        let page = match args.ask.get("/v1/nodes") {
+            Ok(Some(said)) => {
+                let page = table(&node_rows(&said));
+                let stale = if said["stale"] == true { STALE } else { "" };
+                seen = Some(page.clone());
+                format!("{page}{stale}")
+            }
+            Ok(None) => String::new(),
+            Err(why) => match &seen {
+                Some(page) => format!("{page}({why:#}; asking again)\n"),
+                None => return Err(why),
+            },
+        };
+        let mut out = std::io::stdout().lock();
+        // Home, and away with the old table.
+        let home = if clear { "\x1b[H\x1b[J" } else { "" };
+        // Whoever read this has seen enough.
+        if writeln!(out, "{home}{page}").and_then(|()| out.flush()).is_err() {
+            break;
+        }
+        drop(out);
+        if args.count.is_some_and(|count| shown >= count) {
+            break;
+        }
+        std::thread::sleep(EVERY);
+    }
+    Ok(())
+}
+
+fn node_rows(said: &Value) -> Vec<[String; 10]> {
+    let mut rows = vec![
+        ["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "CLIENTS", "PEER", "VERSION", "DRAIN"]
+            .map(String::from),
+    ];
+    for node in list(said, "nodes") {
         rows.push([
             text(&node["node"]),
             text(&node["state"]),
@@ -48,11 +114,11 @@ pub fn nodes(ask: &Ask) -> anyhow::Result<()> {
             numbers(&node["owns"]).len().to_string(),
             list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
             text(&node["peer"]),
+            text(&node["version"]),
+            drain::progress(&node["drain"]).unwrap_or_default(),
         ]);
     }
-    print!("{}", table(&rows));
-    warn(&said);
-    Ok(())
+    rows
 }
 
 /// Prints who owns each partition.
@@ -121,6 +187,15 @@ pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
 impl Ask {
     /// The answer; none when it was printed already, as it is.
     fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
+        let (status, said) = self.request("GET", path)?;
+        if status != 200 {
+            bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
+        }
+        Ok((!self.wants_json(&said)).then_some(said))
+    }
+
+    /// Status and body of what the admin port answers.
+    pub(super) fn request(&self, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
         let address = match self.admin {
             Some(address) => address,
             None => {
@@ -128,23 +203,25 @@ impl Ask {
                     .admin
             }
         };
-        let (status, body) = Admin::connect(&address.to_string())?.request("GET", path, "")?;
-        let said: Value =
-            serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
-        if status != 200 {
-            bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
-        }
+        let (status, body) = Admin::connect(&address.to_string())?.request(method, path, "")?;
+        let said = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
+        Ok((status, said))
+    }
+
+    /// Prints the answer as it is, when that is what was asked for.
+    pub(super) fn wants_json(&self, said: &Value) -> bool {
         if self.json {
             println!("{said}");
-            return Ok(None);
         }
-        Ok(Some(said))
+        self.json
     }
 }
 
+const STALE: &str = "the routes are away: this is what the node saw last\n";
+
 fn warn(said: &Value) {
     if said["stale"] == true {
-        eprintln!("the routes are away: this is what the node saw last");
+        eprint!("{STALE}");
     }
 }
 
@@ -156,7 +233,7 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
@@ -189,6 +266,32 @@ mod tests {
         let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
         let rows = rows.map(|row| row.map(String::from));
         assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");
+    }
+
+    #[test]
+    fn a_node_that_leaves_is_listed_with_how_far_it_is() {
+        let drain =
+            json!({"phase": "draining", "from": 200, "left": 50, "unnoticed": 0, "rate": 50, "forMs": 3_000});
+        let node = |drain: Value| {
+            json!({"node": "n1", "state": "draining", "lease": "live", "conns": 50, "capacity": 100, "owns": [1, 2],
+                "clients": ["a:1"], "peer": "", "version": "2", "drain": drain})
+        };
+        let said = json!({"nodes": [node(drain), node(Value::Null)]});
+        let rows = node_rows(&said);
+        let expected = [
+            "n1",
+            "draining",
+            "live",
+            "50",
+            "100",
+            "2",
+            "a:1",
+            "",
+            "2",
+            "draining 75 % of 200 gone, 50 a second, 3.0 s",
+        ];
+        assert_eq!(rows[1], expected);
+        assert_eq!(rows[2][9], "");
     }
 
     #[test]

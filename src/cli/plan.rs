@@ -104,6 +104,7 @@ pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
              limits.conns_max or drain.deadline_ms"
         ));
     }
+    problems.extend(too_short(&config));
     if !problems.is_empty() {
         bail!("the configuration can be read, but the drain does not fit:\n  {}", problems.join("\n  "));
     }
@@ -115,6 +116,20 @@ impl From {
     fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(self.config.as_deref(), &self.set)?)
     }
+}
+
+/// Why the grace that the configuration names is too short for a full node, with the cure.
+pub(super) fn too_short(config: &Config) -> Option<String> {
+    let given = config.drain.grace_ms;
+    let conns = Admission::new(config.limits.conns_max, 0).conns_max();
+    let settings = config.drain_settings();
+    let needed = grace(&drain::plan(conns, &settings), settings.deadline);
+    (given > 0 && given < needed * 1_000).then(|| {
+        format!(
+            "drain.grace_ms {given}: a drain of {conns} clients (limits.conns_max) may take {needed} s, and the process is killed \
+             before; grant that much (terminationGracePeriodSeconds), or lower limits.conns_max or drain.deadline_ms"
+        )
+    })
 }
 
 /// Why the deadline is too short for so many, with the cure.

@@ -50,6 +50,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let config = Config::load(args.config.as_deref(), &sets)?;
+    if let Some(why) = super::plan::too_short(&config) {
+        tracing::warn!("{why}");
+    }
     let node = Node::start(&config)?;
     node.block_on(async { listen_to_signals(&node) })?;
     greet(&node, &config);
@@ -85,7 +88,7 @@ fn listen_to_signals(node: &Node) -> std::io::Result<()> {
 fn greet(node: &Node, config: &Config) {
     let client = node.addresses.client;
     let data = config.node.data.display();
-    println!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), config.node.id);
+    println!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), node.id());
     println!("  clients  ws://{client}  tcp://{client}  (WebSocket, protobuf frames, JSON lines)");
     println!("  admin    http://{}  (groups, health, metrics)", node.addresses.admin);
     println!("  data     {data}");

@@ -1,8 +1,9 @@
-//! `tidegate tail`: what a user receives, one JSON line a frame, acked as it comes.
+//! `tidegate tail`: what a user receives, one JSON line a frame, acked as it comes; or the events of nodes.
 
 use std::{
     collections::BTreeMap,
     io::Write,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -11,23 +12,55 @@ use tidegate_protocol::{
     codec::{self, Framing},
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
+use tokio::task::JoinSet;
 
-use super::client::{Client, LoginArgs, explain};
+use super::{
+    DataArg,
+    client::{Client, LoginArgs, explain},
+};
+
+mod events;
 
 /// Arguments of `tidegate tail`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    #[command(flatten)]
-    login: LoginArgs,
+    /// The user to log in as
+    #[arg(long, required_unless_present = "events")]
+    user: Option<String>,
+    /// Show the events of nodes instead: who comes and goes, what is read, which chain waits (docs/events.md)
+    #[arg(long, conflicts_with_all = ["user", "room", "device", "server", "assign"])]
+    events: bool,
+    /// With --events: begin with the events that the nodes still keep
+    #[arg(long, requires = "events")]
+    kept: bool,
+    /// With --events: admin address of a node, for each of them; default: those of all nodes on --data
+    #[arg(long, value_name = "ADDRESS", requires = "events")]
+    admin: Vec<SocketAddr>,
     /// Live rooms to join; may be repeated
     #[arg(long, value_name = "ROOM")]
     room: Vec<String>,
     /// Device to listen on
     #[arg(long, default_value = "cli-tail")]
     device: String,
-    /// End after this many pushes
+    /// End after this many pushes, or events
     #[arg(long)]
     count: Option<u64>,
+    /// Where the node is, if not on this data directory
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Option<String>,
+    /// Ask there which node to log in at, as http://host:port of any client port; may be repeated: the first that answers is
+    /// asked
+    #[arg(long, value_name = "URL", conflicts_with = "server")]
+    assign: Vec<String>,
+    #[command(flatten)]
+    data: DataArg,
+}
+
+/// Who listens.
+struct Listener {
+    login: LoginArgs,
+    room: Vec<String>,
+    device: String,
 }
 
 /// How long a new connection is tried for when one was lost: longer than a node needs to start again.
@@ -45,19 +78,30 @@ const PAGE: u32 = 100;
 /// # Errors
 /// Says why the broker closed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    // Without --events clap has seen to it that there is one.
+    let Some(user) = args.user.clone().filter(|_| !args.events) else { return events::follow(args) };
+    let login = LoginArgs::new(user, args.server.clone(), args.assign.clone(), args.data.clone());
+    let left = args.count.unwrap_or(u64::MAX);
+    let args = &Listener { login, room: args.room.clone(), device: args.device.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut tail = Tail { left: args.count.unwrap_or(u64::MAX), seen: BTreeMap::new() };
+        let mut tail = Tail { left, seen: BTreeMap::new() };
         let mut client = Client::login(&args.login, &args.device).await?;
         loop {
             eprintln!("listening as {} on {}", args.login.user, client.welcome.node);
-            match tail.listen(&mut client, &args.room).await {
+            client = match tail.listen(&mut client, args).await {
                 Ok(()) => return Ok(()),
                 Err(Ended::ForGood(why)) => return Err(why),
-                Err(Ended::Lost(why)) => eprintln!("{}: {why}; connecting again", client.welcome.node),
-            }
-            drop(client);
-            client = again(args).await?;
+                Err(Ended::Moved(there)) => {
+                    eprintln!("{}: it leaves; moved", client.welcome.node);
+                    *there
+                }
+                Err(Ended::Lost(why)) => {
+                    eprintln!("{}: {why}; connecting again", client.welcome.node);
+                    drop(client);
+                    again(&args.login, &args.device).await?
+                }
+            };
         }
     })
 }
@@ -65,6 +109,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// Why a connection is over.
 enum Ended {
     ForGood(anyhow::Error),
+    /// The node leaves, and the connection to another one stands.
+    Moved(Box<Client>),
     Lost(anyhow::Error),
 }
 
@@ -77,8 +123,8 @@ struct Tail {
 
 impl Tail {
     /// Until enough was shown.
-    async fn listen(&mut self, client: &mut Client, rooms: &[String]) -> Result<(), Ended> {
-        for (id, room) in (2..).zip(rooms) {
+    async fn listen(&mut self, client: &mut Client, args: &Listener) -> Result<(), Ended> {
+        for (id, room) in (2..).zip(&args.room) {
             let join = pb::Join { room: room.trim_start_matches("r:").to_owned() };
             client.ask(id, Ask::Join(join)).await.map_err(Ended::Lost)?;
         }
@@ -87,9 +133,17 @@ impl Tail {
         for (conversation, seq) in &self.seen {
             pull(client, conversation, *seq).await.map_err(Ended::Lost)?;
         }
+        let mut moving = Moving::default();
         while self.left > 0 {
             let frame = tokio::select! {
-                frame = client.next() => frame.map_err(Ended::Lost)?,
+                frame = client.next() => match frame {
+                    Ok(frame) => frame,
+                    Err(why) => return Err(moving.instead_of(why).await),
+                },
+                there = moving.arrived() => match there {
+                    Some(there) => return Err(Ended::Moved(there)),
+                    None => continue,
+                },
                 _ = beat.tick() => {
                     client.ask(0, Ask::Ping(pb::Ping::default())).await.map_err(Ended::Lost)?;
                     continue;
@@ -110,10 +164,14 @@ impl Tail {
                         pull(client, &page.conversation, *seq).await.map_err(Ended::Lost)?;
                     }
                 }
+                Some(Say::GoAway(away)) => moving.begin(away, args),
                 Some(Say::Close(close)) => {
                     let never = close.reconnect() == pb::Reconnect::Never;
                     let why = anyhow::anyhow!(explain(Some(Say::Close(close))));
-                    return Err(if never { Ended::ForGood(why) } else { Ended::Lost(why) });
+                    return Err(match moving.instead_of(why).await {
+                        Ended::Lost(why) if never => Ended::ForGood(why),
+                        ended => ended,
+                    });
                 }
                 body => self.show(&pb::ServerFrame { body, ..frame }),
             }
@@ -152,6 +210,56 @@ impl Tail {
     }
 }
 
+/// The way to another node while the present one serves on: connected before it is left.
+#[derive(Default)]
+struct Moving {
+    task: JoinSet<Option<Client>>,
+}
+
+impl Moving {
+    /// Goes at the slot that the node has given, to one of those that it names; without any it stays until it is closed.
+    fn begin(&mut self, away: pb::GoAway, args: &Listener) {
+        if away.alternates.is_empty() {
+            return;
+        }
+        let wait = u64::from(away.after_ms) + rand::random_range(0..=u64::from(away.window_ms) / 2);
+        let (login, device) = (args.login.clone(), args.device.clone());
+        // Another word replaces the one before; what was under way ends.
+        self.task = JoinSet::new();
+        self.task.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            let there = away.alternates.iter().map(String::as_str);
+            match Client::login_first(there, &login, &device).await {
+                Ok(client) => Some(client),
+                Err(why) => {
+                    eprintln!("none of the other nodes can be used yet: {why:#}");
+                    None
+                }
+            }
+        });
+    }
+
+    /// What becomes of a connection that ended for that reason: closed at its slot, or because the new one has taken its place,
+    /// it moves; the new connection may come in a moment later.
+    async fn instead_of(&mut self, why: anyhow::Error) -> Ended {
+        if self.task.is_empty() {
+            return Ended::Lost(why);
+        }
+        match self.arrived().await {
+            Some(there) => Ended::Moved(there),
+            None => Ended::Lost(why),
+        }
+    }
+
+    /// The new connection once it is logged in; none when the way failed. Waits for ever while there is none.
+    async fn arrived(&mut self) -> Option<Box<Client>> {
+        match self.task.join_next().await {
+            Some(there) => there.ok().flatten().map(Box::new),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Asks for what comes behind a seq.
 async fn pull(client: &mut Client, conversation: &str, seq: u64) -> anyhow::Result<()> {
     let direction = pb::Direction::Forward.into();
@@ -161,10 +269,10 @@ async fn pull(client: &mut Client, conversation: &str, seq: u64) -> anyhow::Resu
 }
 
 /// A new connection, to whichever node answers.
-async fn again(args: &Args) -> anyhow::Result<Client> {
+async fn again(login: &LoginArgs, device: &str) -> anyhow::Result<Client> {
     let until = Instant::now() + PATIENCE;
     loop {
-        match Client::login(&args.login, &args.device).await {
+        match Client::login(login, device).await {
             Err(why) if Instant::now() > until => return Err(why),
             Err(_) => tokio::time::sleep(TRY_EVERY).await,
             Ok(client) => return Ok(client),

@@ -1,4 +1,4 @@
-//! `tidegate trace`: the steps of messages, gathered from all nodes, in the order of time.
+//! `tidegate trace`: the steps of messages on all nodes, as the node that is asked has collected them, in the order of time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ pub struct Args {
     /// The id of a message, or a user
     #[arg(value_name = "MSG|USER")]
     name: String,
-    /// Admin address of a node, for each of them; default: those of all nodes on --data
+    /// Admin address of a node, which asks the others; default: that of a node on --data. May be given several times
     #[arg(long, value_name = "ADDRESS")]
     admin: Vec<SocketAddr>,
     /// Print the steps as JSON, one a line
@@ -31,11 +31,8 @@ pub struct Args {
 
 const NOTES: &str = "\
 A node notes the steps of a few messages a second (trace.per_second), and for ten minutes those of every message and user
-that was asked for: ask once, have it sent, ask again. Admin ports are on loopback, so this sees the nodes of one machine;
-times are by the clock of each node.";
-
-/// Traces asked for at once.
-const TRACES: usize = 50;
+that was asked for: ask once, have it sent, ask again. The node that is asked collects from the others; times are by the
+clock of each node.";
 
 /// Prints the steps.
 ///
@@ -54,22 +51,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if nodes.is_empty() {
         bail!("no node answers");
     }
-    let mut traces = BTreeSet::new();
+    // Several nodes tell of the same steps.
+    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for node in &mut nodes {
-        for (_, step) in steps(node, &format!("msg={0}&user={0}", args.name))? {
-            traces.insert(text(&step, "trace").to_owned());
-        }
-    }
-    let traces: Vec<String> = traces.into_iter().collect();
-    let mut found: Vec<(String, Value)> = Vec::new();
-    for some in traces.chunks(TRACES) {
-        for node in &mut nodes {
-            found.extend(steps(node, &format!("trace={}", some.join(",")))?);
-        }
+        let all = steps(node, &format!("msg={0}&user={0}", args.name))?;
+        found.extend(all.into_iter().filter(|it| seen.insert(format!("{it:?}"))));
     }
     if args.json {
-        for (node, mut step) in found {
-            step["node"] = node.into();
+        for (_, step) in found {
             println!("{step}");
         }
     } else if found.is_empty() {
@@ -88,19 +77,21 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
         return Ok(args.admin.clone());
     }
     let other_way = "name its directory with --data or the admin ports with --admin";
-    Ok(find::nodes(&args.data.data, other_way)?.into_iter().map(|node| node.admin).collect())
+    Ok(vec![find::node(&args.data.data, other_way)?.admin])
 }
 
-/// The steps that a node knows, each with the node's name.
+/// The steps that a node has collected, each with the name of its node.
 fn steps(node: &mut Admin, query: &str) -> anyhow::Result<Vec<(String, Value)>> {
     let (status, body) = node.request("GET", &format!("/v1/trace?{query}"), "")?;
     let said: Value = serde_json::from_str(&body).context("this is no admin port")?;
     if status != 200 {
         bail!("{}: {} {}", text(&said, "name"), text(&said, "message"), text(&said, "cure"));
     }
-    let name = text(&said, "node").to_owned();
+    for silent in said["silent"].as_array().into_iter().flatten() {
+        eprintln!("{} did not answer: what it knows is missing", silent.as_str().unwrap_or_default());
+    }
     let steps = said["steps"].as_array().cloned().unwrap_or_default();
-    Ok(steps.into_iter().map(|step| (name.clone(), step)).collect())
+    Ok(steps.into_iter().map(|step| (text(&step, "node").to_owned(), step)).collect())
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {

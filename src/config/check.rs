@@ -1,6 +1,8 @@
 //! What no configuration may say, each with the cure; all problems are told at once.
 
-use super::{Config, Fault, Limits};
+use std::net::SocketAddr;
+
+use super::{Config, Fault, Limits, Listen};
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -14,23 +16,25 @@ impl Config {
             tidegate_protocol::id::check_id(&self.node.id).is_ok(),
             "node.id: must match [A-Za-z0-9_.-]{1,64}",
         );
+        need(
+            self.node.ids <= 1_000 && (self.node.ids == 0 || self.node.id.len() <= 60),
+            "node.ids: at most 1000, and node.id at most 60 characters then",
+        );
+        need(
+            self.node.ids == 0 || self.node.profile == "cluster",
+            "node.ids: ids are leased in node.profile = `cluster`; alone, a node has the name node.id",
+        );
         self.check_profile(&mut need);
         self.kafka.check(timing.reply_ms, &mut need);
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
-        need(
-            self.listen.allow_public || self.listen.client.ip().is_loopback(),
-            "listen.client: not a loopback address; with development tokens and without TLS that needs \
-             listen.allow_public=true",
-        );
-        need(
-            self.listen.admin.ip().is_loopback(),
-            "listen.admin: must be a loopback address until admin keys exist",
-        );
+        self.listen.check(&mut need);
         self.limits.check(&mut need);
+        self.assign.check(&mut need);
         self.link.check(&mut need);
         self.redis.check(&mut need);
         self.postgres.check(&mut need);
         self.trace.check(&mut need);
+        self.log.check(&mut need);
         need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
         let positive = [
             timing.handshake_ms,
@@ -63,8 +67,8 @@ impl Config {
             "retention.keys_days: between 8 and 3650; clients may retry for 7 days",
         );
         need(
-            cfg!(debug_assertions) || self.fault.panic_on_msg_id.is_empty(),
-            "fault.panic_on_msg_id: for tests; this is a release build",
+            cfg!(debug_assertions) || (self.fault.panic_on_msg_id.is_empty() && self.fault.rules_max == 0),
+            "fault.panic_on_msg_id, fault.rules_max: for tests; this is a release build",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
@@ -96,6 +100,33 @@ impl Config {
             }
             _ => need(false, "node.profile: `single` or `cluster`"),
         }
+    }
+}
+
+impl Listen {
+    /// Where probes and metrics are; none unless it is set.
+    pub fn monitor_address(&self) -> Option<SocketAddr> {
+        self.monitor.parse().ok()
+    }
+
+    fn check(&self, need: &mut impl FnMut(bool, &str)) {
+        need(
+            self.allow_public || self.client.ip().is_loopback(),
+            "listen.client: not a loopback address; with development tokens and without TLS that needs \
+             listen.allow_public=true",
+        );
+        need(
+            self.admin.ip().is_loopback(),
+            "listen.admin: must be a loopback address until admin keys exist",
+        );
+        self.check_monitor(need);
+    }
+
+    fn check_monitor(&self, need: &mut impl FnMut(bool, &str)) {
+        need(
+            self.monitor.is_empty() || self.monitor_address().is_some(),
+            "listen.monitor: write address:port, such as 0.0.0.0:7803; empty = none",
+        );
     }
 }
 

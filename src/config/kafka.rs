@@ -41,6 +41,12 @@ pub struct Kafka {
     pub node_topic: String,
     /// How long a node topic keeps a record.
     pub node_retention_ms: u64,
+    /// Topic of the events; empty = events go to no topic.
+    pub event_topic: String,
+    /// Partitions of that topic; the events of a user are in one.
+    pub event_partitions: u32,
+    /// How long that topic keeps an event.
+    pub event_retention_ms: u64,
     /// `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
     pub security: String,
     /// `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`; with security = `sasl_…`.
@@ -78,6 +84,9 @@ impl Default for Kafka {
             node_brokers: Vec::new(),
             node_topic: "tidegate.node".into(),
             node_retention_ms: 600_000,
+            event_topic: "tidegate.events".into(),
+            event_partitions: 8,
+            event_retention_ms: 7 * 24 * 3_600 * 1_000,
             security: "plaintext".into(),
             sasl_mechanism: String::new(),
             sasl_username: String::new(),
@@ -144,6 +153,10 @@ impl Kafka {
             name(&self.topic) && name(&self.node_topic) && name(&self.group),
             "kafka.topic, kafka.node_topic, kafka.group: 1 to 180 letters, digits, dots, lines and dashes",
         );
+        need(
+            self.event_topic.is_empty() || (name(&self.event_topic) && self.event_topic != self.topic),
+            "kafka.event_topic: 1 to 180 letters, digits, dots, lines and dashes, and not the topic of the log; or empty",
+        );
         let address = |broker: &String| {
             broker
                 .rsplit_once(':')
@@ -180,6 +193,11 @@ impl Kafka {
         need(
             (10_000..=7 * day).contains(&self.node_retention_ms),
             "kafka.node_retention_ms: between 10 seconds and a week",
+        );
+        need((1..=10_000).contains(&self.event_partitions), "kafka.event_partitions: between 1 and 10000");
+        need(
+            (60_000..=3_650 * day).contains(&self.event_retention_ms),
+            "kafka.event_retention_ms: between a minute and ten years",
         );
         need(
             (64 * 1024..=64 << 20).contains(&self.record_bytes_max),

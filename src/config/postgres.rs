@@ -17,7 +17,7 @@ pub struct Postgres {
     pub tls: bool,
     /// PEM file of the authority that signed it; empty = those of the system.
     pub tls_ca_file: PathBuf,
-    /// Connections that this node opens at most.
+    /// Connections that this node opens at most: half of them for what is archived, half for what clients ask.
     pub pool_max: usize,
     /// For a connection: to get a free one, and to open a new one.
     pub connect_ms: u64,

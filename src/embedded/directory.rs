@@ -35,7 +35,17 @@ pub(super) struct Directory {
     path: PathBuf,
     /// Its format when it was entered.
     format: u32,
-    _lock: File,
+    lock: File,
+}
+
+/// Closing the file would not be enough: a process that is being started, which has a copy of each open file until it
+/// runs its own program, would keep the lock.
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = self.lock.unlock() {
+            tracing::warn!(%error, "the store's directory stays locked until this process ends");
+        }
+    }
 }
 
 impl Directory {
@@ -75,7 +85,7 @@ impl Directory {
             Err(TryLockError::WouldBlock) => return Err(OpenError::Locked(path.to_owned())),
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
-        Ok(Self { path: path.to_owned(), format: marker.unwrap_or(FORMAT), _lock: lock })
+        Ok(Self { path: path.to_owned(), format: marker.unwrap_or(FORMAT), lock })
     }
 
     /// Locks a directory in which there is a store already, and leaves its format as it is; makes none.
@@ -153,4 +163,21 @@ fn holds_anything(path: &Path) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_the_open_lock_keeps_nobody_out() {
+        let path = std::env::temp_dir().join(format!("tidegate-lock-{}", std::process::id()));
+        let first = Directory::enter(&path).unwrap();
+        assert!(matches!(Directory::enter(&path), Err(OpenError::Locked(_))));
+        let copy = first.lock.try_clone().unwrap();
+        drop(first);
+        Directory::enter(&path).unwrap();
+        drop(copy);
+        fs::remove_dir_all(path).unwrap();
+    }
 }

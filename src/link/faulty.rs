@@ -2,10 +2,11 @@
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
+    trace::{Event, Query},
 };
 
 impl Breaks for LinkError {
@@ -35,8 +36,8 @@ impl Link for Faulty<dyn Link> {
         self.call("stop_sessions", self.inner.stop_sessions(to, sessions)).await
     }
 
-    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        self.call("tails", self.inner.tails(to, queries)).await
+    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
+        self.call("settled", self.inner.settled(to)).await
     }
 
     async fn answers_again(
@@ -50,5 +51,9 @@ impl Link for Faulty<dyn Link> {
 
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
         self.call("strays", self.inner.strays(to, strays)).await
+    }
+
+    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        self.call("traces", self.inner.traces(to, query)).await
     }
 }

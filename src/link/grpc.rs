@@ -17,14 +17,21 @@ use async_trait::async_trait;
 use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
-use crate::{config, metrics::Metrics, routes::NodeBoot};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use crate::{
+    config,
+    metrics::Metrics,
+    routes::NodeBoot,
+    trace::{Event, Query},
+};
 
 mod glue;
 mod handshake;
 mod lane;
 mod listener;
 mod peer;
+mod seat;
+mod traces;
 mod wire;
 
 pub use handshake::Secret;
@@ -208,17 +215,9 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        if queries.is_empty() {
-            return Ok(Vec::new());
-        }
-        let asked = queries.len();
-        let queries = queries.into_iter().map(wire::put_query).collect();
-        let call = Asked::Tails(pb::LinkTailQueries { queries });
-        match self.ask(to, call, self.settings.timeout).await? {
-            Replied::Tails(sent) => {
-                wire::all(for_each(sent.tails, asked)?, wire::tail).map_err(LinkError::from)
-            }
+    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
+        match self.ask(to, Asked::Settle(pb::LinkReady {}), self.settings.timeout).await? {
+            Replied::Taken(_) => Ok(()),
             _ => Err(wrong()),
         }
     }
@@ -251,6 +250,13 @@ impl Link for GrpcLink {
         let lane = self.lane(to, |peer| &peer.strays)?;
         match lane.call(Asked::Strays(pb::LinkStrays { strays }), self.settings.timeout).await? {
             Replied::Taken(_) => Ok(()),
+            _ => Err(wrong()),
+        }
+    }
+
+    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        match self.ask(to, Asked::Traces(traces::put_query(query)), self.settings.timeout).await? {
+            Replied::Steps(sent) => Ok(traces::steps(sent)),
             _ => Err(wrong()),
         }
     }

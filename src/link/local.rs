@@ -2,8 +2,11 @@
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
-use crate::routes::NodeBoot;
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use crate::{
+    routes::NodeBoot,
+    trace::{Event, Query},
+};
 
 /// The link of profile `single`. What concerns the node itself never goes through a link.
 #[derive(Debug, Default)]
@@ -28,8 +31,8 @@ impl Link for LocalLink {
         nobody(&sessions).map(|()| Vec::new())
     }
 
-    async fn tails(&self, _: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        nobody(&queries).map(|()| Vec::new())
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        Err(LinkError::NotHere)
     }
 
     async fn answers_again(
@@ -43,5 +46,9 @@ impl Link for LocalLink {
 
     async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
         nobody(&strays)
+    }
+
+    async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {
+        Err(LinkError::NotHere)
     }
 }

@@ -8,8 +8,11 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync, task::unconstrained};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Word};
-use crate::routes::NodeBoot;
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use crate::{
+    routes::NodeBoot,
+    trace::{Event, Query},
+};
 
 /// Finds the nodes that were added; others are [`LinkError::NotHere`]. Clones share the nodes.
 #[derive(Clone, Default)]
@@ -80,11 +83,8 @@ impl Link for MemoryLink {
         self.place(to)?.end.stop_sessions(to, sessions).await
     }
 
-    async fn tails(&self, to: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        if queries.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.place(to)?.end.tails(to, queries).await
+    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
+        self.place(to)?.end.settled(to).await
     }
 
     async fn answers_again(
@@ -106,5 +106,9 @@ impl Link for MemoryLink {
         let place = self.place(to)?;
         let _turn = unconstrained(place.strays.lock()).await;
         place.end.strays(to, strays).await
+    }
+
+    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        self.place(to)?.end.traces(to, query).await
     }
 }

@@ -1,4 +1,5 @@
-//! One lane to each peer for what may be lost by name: live rooms, signals, marks.
+//! One lane to each peer for what may be lost by name: live rooms, signals, marks; and pushes of large groups while a node
+//! topic takes none.
 //!
 //! Apart from the lanes of answers and pushes, so nothing of a conversation ever waits behind it. What waits for a peer is
 //! bounded in bytes, and the bounds differ: signals are the first to be dropped, marks the last. What a room loses is
@@ -79,6 +80,7 @@ struct Load {
     missed: HashMap<ConversationId, u64>,
     signals: u64,
     marks: u64,
+    fan_outs: u64,
 }
 
 impl StrayLanes {
@@ -131,11 +133,19 @@ impl StrayLanes {
         sender
     }
 
+    /// Forgets the runs that are over, with what they were to be told. One that ended its lane for want of traffic is still
+    /// owed that.
+    pub fn forget_ended(&self, is_live: impl Fn(&NodeBoot) -> bool) {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(|run, lane| !lane.strays.is_closed() || is_live(run));
+    }
+
     /// Counts what was lost, and notes what is to be told of it.
     fn lost(&self, missed: &Missed, load: Load) {
         self.metrics.shed.increment(load.talk.values().sum());
         self.metrics.signals_dropped.increment(load.signals);
         self.metrics.peer_marks_lost.increment(load.marks);
+        self.metrics.fan_outs_lost.increment(load.fan_outs);
         let mut missed = lock(missed);
         for (room, count) in load.talk.into_iter().chain(load.missed) {
             if missed.len() < MISSED_MAX || missed.contains_key(&room) {
@@ -208,6 +218,7 @@ impl Load {
                 Stray::Missed { room, count } => *load.missed.entry(room.clone()).or_default() += count,
                 Stray::Signal { .. } => load.signals += 1,
                 Stray::Mark { .. } => load.marks += 1,
+                Stray::FanOut { .. } => load.fan_outs += 1,
             }
         }
         load
@@ -221,6 +232,7 @@ impl Stray {
             Self::Missed { .. } => 2 * ENTRY_BYTES,
             Self::Signal { users, frame, .. } => (2 + users.len()) * ENTRY_BYTES + frame.len(),
             Self::Mark { frame, .. } => 3 * ENTRY_BYTES + frame.len(),
+            Self::FanOut { record, .. } => 2 * ENTRY_BYTES + record.len(),
         }
     }
 
@@ -229,7 +241,7 @@ impl Stray {
         match self {
             Self::Signal { .. } => SIGNAL_BYTES,
             Self::Talk { .. } => TALK_BYTES,
-            Self::Missed { .. } | Self::Mark { .. } => MARK_BYTES,
+            Self::Missed { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_BYTES,
         }
     }
 }

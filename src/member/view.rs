@@ -14,13 +14,26 @@ use crate::{
 /// all the time. After an outage all leases have run out at once: whoever comes back first must not retire the others.
 const STILL_MIN: Duration = RENEW_EVERY.saturating_mul(2);
 
+/// So many calls in a row may be late before the routes are taken for away. One is on any machine that is busy, and says nothing
+/// of what they hold: the beat does.
+const LATE_MAX: u32 = 2;
+
+/// Between two renewals by the clock of the routes may lie so much more than between their answers.
+const CALL: Duration = Duration::from_secs(1);
+
 /// What the answers add up to; a pure machine, time is an argument.
 pub(super) struct View {
     me: NodeBoot,
     lease: Duration,
     beat: u64,
+    /// When the last renewal was answered.
+    renewed: Option<Instant>,
     said: Option<NodeState>,
     away: bool,
+    /// Renewals since the last one that was answered: each may have counted.
+    asked: u64,
+    /// Calls in a row that were late.
+    late: u32,
     /// Until when a look-up may name too few.
     doubt_until: Option<Instant>,
     losses: u64,
@@ -41,8 +54,11 @@ impl View {
             me,
             lease,
             beat: 0,
+            renewed: None,
             said: None,
             away: false,
+            asked: 0,
+            late: 0,
             doubt_until: None,
             losses: 0,
             known: HashMap::new(),
@@ -51,8 +67,13 @@ impl View {
     }
 
     /// Whether the last call failed.
-    pub(super) fn away(&self) -> bool {
-        self.away
+    pub(super) fn is_stale(&self) -> bool {
+        self.last.stale
+    }
+
+    /// A renewal is asked for.
+    pub(super) fn asks(&mut self) {
+        self.asked += 1;
     }
 
     /// The state that was told last.
@@ -62,9 +83,13 @@ impl View {
 
     /// A renewal had this beat; true if rows may have been lost, so that this node must put its own back.
     pub(super) fn renewed(&mut self, beat: u64, said: NodeState, now: Instant) -> bool {
-        // After a failed renewal nobody can tell which beat would be right.
-        let lost = self.away || beat != self.beat + 1;
-        (self.beat, self.away, self.said) = (beat, false, Some(said));
+        // While its lease was over the others passed it by, as if its rows were gone.
+        let was_over = self.renewed.replace(now).is_some_and(|before| now - before + CALL > self.lease);
+        // After an outage nobody can tell which beat would be right; what was only late may have counted.
+        let is_next = beat > self.beat && beat <= self.beat + self.asked.max(1);
+        let lost = self.away || was_over || !is_next;
+        (self.beat, self.asked, self.said) = (beat, 0, Some(said));
+        (self.away, self.late) = (false, 0);
         if lost {
             // By then each node has renewed its lease, and so has noticed what it lost and says that it is putting its
             // routes back (`asserting`), or its lease is over.
@@ -75,9 +100,20 @@ impl View {
         lost
     }
 
+    /// A call was not answered in time, by routes that may only be slow: what they hold is in doubt until they answer.
+    pub(super) fn late(&mut self) -> Seen {
+        self.late += 1;
+        self.away |= self.late > LATE_MAX;
+        self.stale()
+    }
+
     /// A call failed; what is known stays.
     pub(super) fn failed(&mut self) -> Seen {
         self.away = true;
+        self.stale()
+    }
+
+    fn stale(&mut self) -> Seen {
         self.last = Seen { stale: true, doubtful: true, ..self.last.clone() };
         self.last.clone()
     }
@@ -142,6 +178,8 @@ mod tests {
             owns: Vec::new(),
             stands: Vec::new(),
             asserting: false,
+            about: crate::routes::About::default(),
+            rules: 1,
         };
         NodeRow { info, beat, lease }
     }
@@ -168,9 +206,43 @@ mod tests {
             assert!(view.renewed(beat, NodeState::Ready, now), "{beat} after 4");
             assert!(!view.renewed(beat + 1, NodeState::Ready, now), "it goes on from there");
         }
+        let (mut away, now) = view(4);
+        assert!(away.failed().stale);
+        assert!(away.renewed(5, NodeState::Ready, now), "it was away: nobody knows what was lost");
+        // It stood still, and so did its renewals.
+        let (mut frozen, now) = view(4);
+        assert!(!frozen.renewed(5, NodeState::Ready, now + LEASE - RENEW_EVERY - CALL));
+        assert!(frozen.renewed(6, NodeState::Ready, now + LEASE * 2), "nobody counted on it for a while");
+    }
+
+    #[test]
+    fn a_late_answer_is_no_loss_where_the_beat_goes_on() {
+        // The renewal that was late counted, or did not; or it was answered, and the list of nodes was late.
+        for (asked, beat) in [(2, 5), (2, 6), (1, 5), (3, 5), (3, 7)] {
+            let (mut view, now) = view(4);
+            (1..asked).for_each(|_| view.asks());
+            let seen = view.late();
+            assert!(seen.stale && seen.doubtful && view.is_stale());
+            view.asks();
+            assert!(!view.renewed(beat, NodeState::Ready, now), "{beat} after 4, asked {asked} times");
+            let (seen, _) = view.looked(Vec::new(), now);
+            assert!(!seen.stale && !seen.doubtful && seen.losses == 0);
+        }
+        for (late, asked, beat) in [(1, 2, 4), (1, 2, 1), (1, 2, 7), (3, 4, 5), (0, 1, 6)] {
+            let (mut view, now) = view(4);
+            (0..asked).for_each(|_| view.asks());
+            (0..late).for_each(|_| drop(view.late()));
+            assert!(
+                view.renewed(beat, NodeState::Ready, now),
+                "{beat} after 4, {late} late, asked {asked} times"
+            );
+        }
         let (mut view, now) = view(4);
-        assert!(view.failed().stale);
-        assert!(view.renewed(5, NodeState::Ready, now), "it was away: nobody knows what was lost");
+        view.asks();
+        view.late();
+        view.failed();
+        view.asks();
+        assert!(view.renewed(5, NodeState::Ready, now), "it was away too");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The HTTP request that turns a socket into a WebSocket: read it, judge it, answer it.
+//! The HTTP request that turns a socket into a WebSocket: read it, judge it, answer it. One other request is known, by
+//! which a client asks where to connect.
 //!
 //! Every refusal is a whole HTTP response with a one-line JSON body that names its cure. Nothing of the request is ever
 //! repeated in it.
@@ -6,12 +7,14 @@
 use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
+mod assign;
 mod refusal;
 #[cfg(test)]
 mod tests;
 
 use refusal::Why;
 
+pub use assign::{ASSIGN, AssignAsked, Transport};
 pub use refusal::Refusal;
 
 /// The longest request head that is read, in bytes.
@@ -74,6 +77,8 @@ pub enum Progress {
         /// What the messages will be.
         framing: Framing,
     },
+    /// The client does not upgrade, it asks where to connect; it gets an answer and the connection ends.
+    Assign(AssignAsked),
 }
 
 /// Reads an upgrade request from the start of `input`; keeps no state, so it may be called after every read.
@@ -83,6 +88,9 @@ pub fn upgrade(input: &[u8], policy: &Policy) -> Result<Progress, Refusal> {
     let mut request = Request::new(&mut headers);
     let why = match request.parse(head) {
         Ok(Status::Complete(consumed)) => {
+            if let Some(asked) = assign::read(&request, policy)? {
+                return Ok(Progress::Assign(asked));
+            }
             let (response, framing) = answer(&request, policy)?;
             return Ok(Progress::Done { consumed, response, framing });
         }

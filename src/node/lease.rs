@@ -5,45 +5,52 @@ use std::sync::Arc;
 use tidegate_protocol::machine::drain::Phase;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::{Addresses, ports::Broken};
+use super::{ids::Claim, ports::Broken};
 use crate::{
+    assign::Assigner,
     budget::Admission,
+    chat::rules,
     drain::Drainer,
     link::GrpcLink,
     mail::ShardHandle,
     member::Member,
     metrics::Metrics,
     ports::Ports,
-    routes::{NodeInfo, NodeState},
+    routes::{About, NodeInfo, NodeState},
 };
 
 /// What the node says of itself comes from here.
 pub(super) struct Said {
     ports: Arc<Ports>,
+    assigner: Arc<Assigner>,
     clients: Vec<String>,
     peer_address: String,
     admission: Arc<Admission>,
     drainer: Arc<Drainer>,
+    rules: u32,
 }
 
 impl Said {
     pub(super) fn new(
-        ports: &Arc<Ports>,
-        addresses: &Addresses,
-        peer_address: String,
+        assigner: &Arc<Assigner>,
+        (clients, peer_address): (Vec<String>, String),
         (admission, drainer): (&Arc<Admission>, &Arc<Drainer>),
+        ports: &Arc<Ports>,
+        rules: rules::Settings,
     ) -> Self {
         Self {
             ports: Arc::clone(ports),
-            clients: vec![addresses.client.to_string()],
+            assigner: Arc::clone(assigner),
+            clients,
             peer_address,
             admission: Arc::clone(admission),
             drainer: Arc::clone(drainer),
+            rules: rules.announced(),
         }
     }
 
     /// Announces the node, then renews beside everything else; the peers are told to `link`. The second part says why
-    /// once the node must end.
+    /// once the node must end. From the announcement on the lease holds the node's id, and not the claim any more.
     ///
     /// # Errors
     /// The run of the node is over before it began.
@@ -51,16 +58,26 @@ impl Said {
         self,
         link: Option<Arc<GrpcLink>>,
         shards: Vec<ShardHandle>,
+        claim: Option<&Claim>,
         metrics: &Metrics,
     ) -> anyhow::Result<(JoinHandle<()>, Broken)> {
+        if link.is_some() {
+            let drainer = Arc::clone(&self.drainer);
+            // Who is closed by a drain is about to come back elsewhere.
+            self.ports.events.hold_while(move || drainer.is_closing());
+        }
         let tell = move |peers| {
             if let Some(link) = &link {
                 link.set_peers(peers);
             }
         };
         let (ports, lease) = (Arc::clone(&self.ports), super::ports::leases().node);
+        let me = ports.me.clone();
         let mut member = Member::new(ports, lease, shards, move || self.info(), tell, metrics.clone());
         member.announce().await.map_err(anyhow::Error::msg)?;
+        if let Some(claim) = claim {
+            claim.settle(&me).await;
+        }
         let (lost, broken) = watch::channel(None);
         let task = tokio::spawn(async move {
             let why = Box::pin(member.run()).await;
@@ -74,7 +91,13 @@ impl Said {
 
     fn info(&self) -> NodeInfo {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        NodeInfo {
+        let (conns, capacity) = self.admission.load();
+        let mut about = About { drain: self.drainer.progress(), ..self.assigner.about() };
+        if conns >= capacity {
+            // Nor from those who leave.
+            about.accepts = 0;
+        }
+        let info = NodeInfo {
             boot: self.ports.me.clone(),
             peer_address: self.peer_address.clone(),
             client_addresses: self.clients.clone(),
@@ -83,12 +106,16 @@ impl Said {
                 Phase::Cordoned => NodeState::Cordoned,
                 Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done => NodeState::Draining,
             },
-            conns: count(self.admission.conns()),
-            capacity: count(self.admission.conns_max()),
+            conns: count(conns),
+            capacity: count(capacity),
             owns: self.ports.owned.list(),
             stands: self.ports.owned.standings(),
             // The lease knows.
             asserting: false,
-        }
+            about,
+            rules: self.rules,
+        };
+        self.assigner.said(&info);
+        info
     }
 }

@@ -13,18 +13,26 @@ use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     auth,
-    bus::{Bus, EmbeddedBus, KafkaBus, LocalBus, LocalBusConfig, TopicId},
+    bus::{
+        Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, LocalBus, LocalBusConfig, NodeFeed, TopicId,
+        TopicPlan, ensure_topics, topic_plans,
+    },
+    chat::announce::Announcer,
     config::Config,
     embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
+    events::Events,
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::{LagLimit, Lags, Peers, Ports},
     redis,
-    routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes},
+    routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{EmbeddedStore, MemoryStore, PostgresStore, Store},
     trace::Tracer,
 };
+
+/// Events that may wait to be told.
+const EVENTS_BYTES: usize = 16 * 1024 * 1024;
 
 /// What scratch may hold on one machine.
 const SCRATCH_BYTES: usize = 64 * 1024 * 1024;
@@ -40,6 +48,10 @@ pub(super) struct Built {
     pub(super) link: Option<Arc<GrpcLink>>,
     /// Who numbers live rooms.
     pub(super) numbers: Arc<dyn Numbers>,
+    /// Who tells the events.
+    pub(super) announcer: Announcer,
+    /// The node's own topic, read from its end on; none in profile `single`.
+    pub(super) feed: Option<Box<dyn NodeFeed>>,
 }
 
 /// Numbers of a room that are reserved at once, at least (DESIGN 6.6).
@@ -68,8 +80,20 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
     let me = NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() };
     match config.node.profile.as_str() {
         "cluster" => Box::pin(cluster(config, me, metrics)).await,
-        _ => single(config, me, start),
+        _ => single(config, me, start, metrics),
     }
+}
+
+/// Routes that note who comes and goes, and who tells it.
+fn announced(
+    routes: Arc<dyn Routes>,
+    (me, source): (&NodeBoot, &str),
+    sink: Option<Arc<dyn EventSink>>,
+    metrics: &Metrics,
+) -> (Arc<dyn Routes>, Announcer) {
+    let events = Arc::new(Events::new(format!("/tidegate/{source}"), me.boot, EVENTS_BYTES));
+    let noting = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone());
+    (Arc::new(noting), Announcer { events, routes, sink, metrics: metrics.clone() })
 }
 
 /// The key that tokens are signed with: a file that all nodes share, or one of the data directory's own.
@@ -97,7 +121,7 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
-fn single(config: &Config, me: NodeBoot, start: Instant) -> anyhow::Result<Built> {
+fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> anyhow::Result<Built> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
     let topic = TopicId(rand::random());
     let log = LocalBusConfig {
@@ -128,18 +152,22 @@ fn single(config: &Config, me: NodeBoot, start: Instant) -> anyhow::Result<Built
         let broken = engine.fatal();
         (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), broken)
     };
+    let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
+    let (routes, announcer) = announced(routes, (&me, &config.node.id), None, metrics);
     let ports = Ports {
         me,
         bus,
         store,
-        routes: Arc::new(MemoryRoutes::new(wall_ms(), leases(), now)),
+        routes,
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
         link: Arc::new(LocalLink),
         owned: Arc::default(),
         peers: Arc::default(),
         trace: tracer(config),
+        events: Arc::clone(&announcer.events),
     };
-    Ok(Built { ports, broken, link: None, numbers: Arc::new(ClockNumbers::new(wall_ms)) })
+    let numbers = Arc::new(ClockNumbers::new(wall_ms));
+    Ok(Built { ports, broken, link: None, numbers, announcer, feed: None })
 }
 
 /// Profile `cluster`: the log on Kafka, routes and scratch over one client of Redis, the store on Postgres, gRPC between
@@ -148,25 +176,50 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let answer_within = Duration::from_millis(config.timing.reply_ms);
     let store = Arc::new(PostgresStore::open(&config.postgres).await.context("postgres")?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
+    let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
+    let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
+    let feed = node_feed(config, &bus, &me).await?;
     let client = Arc::new(redis::Client::new(&config.redis)?);
     let settings = link_settings(config)?;
     let numbers = RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK);
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
+    let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
+    let (routes, announcer) = announced(routes, (&me, &config.kafka.topic), sink, metrics);
     let ports = Ports {
         me,
         bus: Arc::new(bus),
         store,
-        routes: Arc::new(RedisRoutes::over(Arc::clone(&client), leases())),
+        routes,
         scratch: Arc::new(RedisScratch::over(client)),
         link: Arc::clone(&link) as Arc<dyn Link>,
         owned: Arc::default(),
         peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
         trace: tracer(config),
+        events: Arc::clone(&announcer.events),
     };
+    if config.log.answers_first().is_some() {
+        ports.owned.ahead().allow();
+    }
     // A partition that can't go on is given up; the node is of use as long as one can.
     let broken = watch::channel(None).1;
-    Ok(Built { ports, broken, link: Some(link), numbers: Arc::new(numbers) })
+    let numbers = Arc::new(numbers);
+    Ok(Built { ports, broken, link: Some(link), numbers, announcer, feed: Some(feed) })
+}
+
+/// Opens the node's own topic, before anybody can know of this run; makes it where it is missing.
+async fn node_feed(config: &Config, bus: &KafkaBus, me: &NodeBoot) -> anyhow::Result<Box<dyn NodeFeed>> {
+    let error = match bus.consume_node(me).await {
+        Ok(feed) => return Ok(feed),
+        Err(error) => error,
+    };
+    tracing::info!(%error, "the node's topic can't be read; it is made, if it is missing");
+    let plans: Vec<TopicPlan> = topic_plans(&config.kafka, std::slice::from_ref(&config.node.id))
+        .into_iter()
+        .filter(TopicPlan::is_node)
+        .collect();
+    ensure_topics(&config.kafka, &plans).await.context("the node's topic on Kafka")?;
+    bus.consume_node(me).await.context("the node's topic on Kafka")
 }
 
 /// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.

@@ -3,9 +3,10 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use anyhow::Context as _;
-use tidegate_protocol::machine::{chain::ChainLimits, session, window::WindowLimits};
+use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits};
 
 use crate::{
+    assign::Assigner,
     auth::Verifier,
     budget::{self, Admission},
     chat::{
@@ -13,6 +14,7 @@ use crate::{
         owner,
         recall::Recaller,
         retention::{self, Keep},
+        rules,
         send::Intake,
     },
     config::Config,
@@ -35,6 +37,7 @@ pub(super) struct Shared<'a> {
     pub(super) handles: &'a ShardHandles,
     pub(super) admin: &'a Admin,
     pub(super) beside: &'a BesideLog,
+    pub(super) assigner: &'a Arc<Assigner>,
 }
 
 impl Shared<'_> {
@@ -58,6 +61,7 @@ impl Shared<'_> {
             linger: Duration::from_millis(config.timing.linger_ms),
             upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
             verifier: Arc::new(Verifier::hs256(token_key)),
+            assigner: Arc::clone(self.assigner),
             directory: Arc::clone(self.directory),
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
@@ -100,8 +104,17 @@ pub(super) fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings>
     Ok(owner::Settings {
         small_group_max: config.limits.small_group_max,
         retention,
+        rules: rules_settings(config)?,
+        // What is read from the log of one machine may not be on its disk yet.
+        answers_first: config.log.answers_first().filter(|_| config.node.profile == "cluster"),
         panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
     })
+}
+
+fn rules_settings(config: &Config) -> anyhow::Result<rules::Settings> {
+    let wanted = config.log.wanted().context("log.rules: `newest` or a version")?;
+    let known = if config.fault.rules_max == 0 { LEDGER_NEWEST } else { config.fault.rules_max };
+    Ok(rules::Settings { known, wanted, settle: config.log.settle() })
 }
 
 pub(super) fn shard_count(config: &Config) -> usize {

@@ -8,18 +8,21 @@ use tokio_util::sync::CancellationToken;
 
 use super::ports;
 use crate::{
+    bus::NodeFeed,
     chat::{
         admin::Pending,
         answered::Answered,
         asking,
         beside::Beside,
         courier::Couriers,
+        crowd::Crowds,
         deliver::Outbound,
         hands::{self, Owning},
         login, owner,
         peer::Peer,
         reach::Reach,
         send::{self, Intake, Outlets},
+        spread::Spread,
     },
     config::Config,
     directory::Directory,
@@ -39,7 +42,15 @@ pub(super) struct Floor {
     pending: Arc<Pending>,
     /// What the owners of this node have said lately.
     answered: Arc<Answered>,
+    /// None = there are no other nodes.
+    large: Option<Large>,
     metrics: Metrics,
+}
+
+/// Large groups of a node among others, and the way to the peers for what their topics do not take.
+struct Large {
+    crowds: Arc<Crowds>,
+    lanes: Arc<StrayLanes>,
 }
 
 /// What goes beside the log: live rooms, and the way of signals and marks to other nodes, where there are any.
@@ -54,6 +65,8 @@ pub(super) struct Running {
     pub(super) tasks: [(&'static str, JoinHandle<()>); 2],
     /// Cancelled, the owners give their partitions up and end.
     pub(super) leaving: CancellationToken,
+    /// What they tell of large groups; none = there are no other nodes.
+    pub(super) spread: Option<Arc<Spread>>,
 }
 
 impl Floor {
@@ -65,7 +78,8 @@ impl Floor {
         metrics: &Metrics,
     ) -> Self {
         let (ports, directory, handles) = (Arc::clone(ports), Arc::clone(directory), Arc::clone(handles));
-        Self { ports, directory, handles, pending, answered: Arc::default(), metrics: metrics.clone() }
+        let (answered, metrics) = (Arc::default(), metrics.clone());
+        Self { ports, directory, handles, pending, answered, large: None, metrics }
     }
 
     fn outbound(&self) -> Outbound {
@@ -73,25 +87,36 @@ impl Floor {
         Outbound::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
     }
 
-    /// Starts what goes beside the log; `among_others` = there are other nodes.
+    /// Starts what goes beside the log; `feed` is the node's topic, opened, where there are other nodes.
     pub(super) fn beside_the_log(
-        &self,
+        &mut self,
         runtime: &Handle,
         numbers: Arc<dyn Numbers>,
-        among_others: bool,
+        feed: Option<Box<dyn NodeFeed>>,
+        small_group_max: usize,
     ) -> BesideLog {
-        if !among_others {
+        let Some(feed) = feed else {
             return BesideLog { rooms: Arc::new(Rooms::alone(numbers)), words: None };
-        }
+        };
         let (ports, metrics) = (&self.ports, self.metrics.clone());
         let lanes = StrayLanes::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
+        let here =
+            Peer::new(ports.me.clone(), directory, handles, Arc::clone(&self.pending), metrics.clone());
         let rooms = Arc::new(Rooms::among_others(
             numbers,
             Arc::clone(ports),
             Arc::clone(&self.directory),
             Arc::clone(&lanes),
+            move |rooms| here.may_lack(rooms),
         ));
         runtime.spawn(Arc::clone(&rooms).keep());
+        let crowds = {
+            let _guard = runtime.enter();
+            let (out, metrics) = (self.outbound(), metrics.clone());
+            Crowds::start(ports, &self.directory, small_group_max, feed, out, metrics)
+        };
+        self.large = Some(Large { crowds, lanes: Arc::clone(&lanes) });
         BesideLog { rooms, words: Some(Beside::start(runtime, ports, lanes, metrics)) }
     }
 
@@ -103,30 +128,35 @@ impl Floor {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
         let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
-        let end = end
+        let mut end = end
             .tracing(Arc::clone(&self.ports.trace))
             .answering(Arc::clone(&self.answered), Arc::clone(&self.ports));
+        if let Some(large) = &self.large {
+            end = end.with_crowds(Arc::clone(&large.crowds));
+        }
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 
-    /// Starts everything; `among_others` = there are other nodes. In the services runtime.
+    /// Starts everything. In the services runtime.
     pub(super) fn start(
         self,
         (intake, outlets): (&Arc<Intake>, Outlets),
         settings: owner::Settings,
-        among_others: bool,
     ) -> Running {
         let leaving = CancellationToken::new();
         let ports = Arc::clone(&self.ports);
         let append =
             send::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.outbound());
         let append = tokio::spawn(append);
+        let (among_others, mut spread) = (self.large.is_some(), None);
         let floor = Arc::new(self);
         // One owner of everything knows memberships in log order; among others nobody does.
         let mut logins = Some(outlets.logins);
-        if among_others && let Some(logins) = logins.take() {
+        if let Some((large, logins)) = floor.large.as_ref().zip(logins.take_if(|_| among_others)) {
+            let (crowds, lanes) = (Arc::clone(&large.crowds), Arc::clone(&large.lanes));
+            spread = Some(Spread::start(&ports, Arc::clone(&crowds), lanes, floor.metrics.clone()));
             let floor = Arc::clone(&floor);
-            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), move || floor.outbound()));
+            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), crowds, move || floor.outbound()));
         }
         if among_others {
             let (pending, answered) = (Arc::clone(&floor.pending), Arc::clone(&floor.answered));
@@ -140,10 +170,13 @@ impl Floor {
             tokio::spawn(asking);
         }
         let answered = among_others.then(|| Arc::clone(&floor.answered));
-        let couriers = among_others.then(|| Couriers::new(&ports, floor.metrics.clone()));
         let metrics = floor.metrics.clone();
-        let outbound = move || match &couriers {
-            Some(couriers) => floor.outbound().with_reach(Reach::start(&floor.ports, Arc::clone(couriers))),
+        let ways = spread.clone().map(|spread| (Couriers::new(&ports, metrics.clone()), spread));
+        let outbound = move || match &ways {
+            Some((couriers, spread)) => floor
+                .outbound()
+                .with_reach(Reach::start(&floor.ports, Arc::clone(couriers)))
+                .with_spread(Arc::clone(spread)),
             None => floor.outbound(),
         };
         let owning = Owning {
@@ -156,6 +189,6 @@ impl Floor {
             leaving: leaving.clone(),
         };
         let own = tokio::spawn(hands::own_all(owning));
-        Running { tasks: [("the way to the log", append), ("the owner", own)], leaving }
+        Running { tasks: [("the way to the log", append), ("the owner", own)], leaving, spread }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
 
+use super::Ahead;
 use crate::routes::Standing;
 
 /// A set of partitions that can be waited on.
@@ -15,6 +16,8 @@ use crate::routes::Standing;
 pub struct Owned {
     set: watch::Sender<BTreeSet<u32>>,
     progress: Mutex<BTreeMap<u32, Progress>>,
+    at_log: Mutex<BTreeSet<u32>>,
+    ahead: Arc<Ahead>,
 }
 
 /// How far an owner is.
@@ -39,7 +42,12 @@ impl Progress {
 
 impl Default for Owned {
     fn default() -> Self {
-        Self { set: watch::Sender::new(BTreeSet::new()), progress: Mutex::default() }
+        Self {
+            set: watch::Sender::new(BTreeSet::new()),
+            progress: Mutex::default(),
+            at_log: Mutex::default(),
+            ahead: Arc::default(),
+        }
     }
 }
 
@@ -49,6 +57,7 @@ impl Owned {
     pub fn set(&self, partition: u32, owned: bool) {
         if !owned {
             self.progress().remove(&partition);
+            self.set_at_log(partition, false);
         }
         self.set.send_if_modified(|set| if owned { set.insert(partition) } else { set.remove(&partition) });
     }
@@ -83,6 +92,27 @@ impl Owned {
     /// How far the owner of that partition said it is.
     pub fn progress_of(&self, partition: u32) -> Option<Progress> {
         self.progress().get(&partition).copied()
+    }
+
+    /// Whether the owner of that partition waits for the log from here on: what stands still then is not for want of the
+    /// store.
+    pub fn set_at_log(&self, partition: u32, at_log: bool) {
+        let mut all = self.at_log.lock().unwrap_or_else(PoisonError::into_inner);
+        if at_log {
+            all.insert(partition)
+        } else {
+            all.remove(&partition)
+        };
+    }
+
+    /// Whether its owner said so last.
+    pub fn is_at_log(&self, partition: u32) -> bool {
+        self.at_log.lock().unwrap_or_else(PoisonError::into_inner).contains(&partition)
+    }
+
+    /// What its owners told and did not archive yet.
+    pub fn ahead(&self) -> &Arc<Ahead> {
+        &self.ahead
     }
 
     /// How far this node is in what it owns, in the order of the partitions.

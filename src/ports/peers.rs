@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
-use super::Lags;
+use super::{Lags, barrier::Rounds};
 use crate::routes::{Lease, NodeBoot, NodeRow, Standing};
 
 /// The nodes by the last look, kept by the node's lease (`member`). Reading never waits, also while the routes are away: the
@@ -14,6 +14,7 @@ pub struct Peers {
     seen: watch::Sender<Seen>,
     bell: Notify,
     lags: Lags,
+    pub(super) rounds: Rounds,
 }
 
 /// One look at the nodes.
@@ -41,7 +42,7 @@ impl Default for Peers {
 impl Peers {
     /// Nobody was seen yet; `lags` is told of each look.
     pub fn new(lags: Lags) -> Self {
-        Self { seen: watch::Sender::default(), bell: Notify::new(), lags }
+        Self { seen: watch::Sender::default(), bell: Notify::new(), lags, rounds: Rounds::default() }
     }
 
     /// Which partitions take no messages, by what their owners said last.
@@ -59,9 +60,19 @@ impl Peers {
         Arc::clone(&self.seen.borrow().others)
     }
 
+    /// The same without what they say of themselves.
+    pub fn runs(&self) -> Vec<NodeBoot> {
+        self.seen.borrow().others.iter().map(|row| row.info.boot.clone()).collect()
+    }
+
     /// Whether a look-up in the routes may name too few: then ask [`Self::others`] too.
     pub fn doubtful(&self) -> bool {
         self.seen.borrow().doubtful
+    }
+
+    /// Whether the routes did not answer since the last look.
+    pub fn is_stale(&self) -> bool {
+        self.seen.borrow().stale
     }
 
     /// Whether that run is a live other node, as of the last look.

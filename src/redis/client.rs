@@ -37,6 +37,8 @@ pub(crate) enum CallError {
     Away(String),
     /// It may have happened.
     Unknown(String),
+    /// It may have happened, or happen yet: nothing came in time over a connection that stands.
+    Late(String),
 }
 
 /// A connection to Redis, made when it is first needed and again when it broke. Its tasks live on the runtime of
@@ -124,7 +126,7 @@ impl Client {
         let outcome = match timeout_at(deadline, self.connected()).await {
             Ok(Ok(conn)) => {
                 let sent = timeout_at(deadline, Self::attempt(conn, calls)).await;
-                sent.unwrap_or_else(|_| Err(Failed::late(self.timeout, CallError::Unknown)))
+                sent.unwrap_or_else(|_| Err(Failed::late(self.timeout, CallError::Late)))
             }
             Ok(Err(error)) => Err(error),
             Err(_) => Err(Failed::late(self.timeout, CallError::Away)),
@@ -277,7 +279,12 @@ impl Failed {
             RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
         );
         let from_server = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
-        let error = if refused && !some_happened { CallError::Away(why) } else { CallError::Unknown(why) };
+        let error = match () {
+            () if refused && !some_happened => CallError::Away(why),
+            // The driver has a deadline of its own, which may come a moment before ours.
+            () if error.is_timeout() => CallError::Late(why),
+            () => CallError::Unknown(why),
+        };
         Self { error, reconnect: read_only || broken, serves: from_server && !cant_serve }
     }
 }

@@ -1,10 +1,10 @@
 -- KEYS 1 interest:{conversation}, as in interest_put.lua
 -- ARGV none
--- Returns {node/boot, generation, ...} of those whose interest has not lapsed, by the server's clock (S32).
+-- Returns {now (us), node/boot, generation, ...} of those whose interest has not lapsed, by the server's clock (S32).
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local fields = redis.call('HGETALL', KEYS[1])
-local all, live = {}, {}
+local all, live = {}, {string.format('%.0f', now)}
 for at = 1, #fields, 2 do
   all[fields[at]] = fields[at + 1]
 end

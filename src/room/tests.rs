@@ -1,6 +1,9 @@
 //! Which nodes hear what is said in a room: those with members, as long as they say so, and all of them in doubt.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
+};
 
 use tidegate_protocol::{Time, id::NodeId};
 use tokio::runtime::Handle;
@@ -8,6 +11,7 @@ use tokio::runtime::Handle;
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    fault::{Fault, FaultPlan, Faulty},
     link::LocalLink,
     metrics,
     ports::Seen,
@@ -20,12 +24,16 @@ use crate::{
 struct World {
     now: Arc<AtomicU64>,
     routes: Arc<MemoryRoutes>,
+    /// What fails of what the rooms ask of the routes.
+    plan: Arc<FaultPlan>,
 }
 
 struct OneNode {
     rooms: Arc<Rooms>,
     directory: Arc<Directory>,
     ports: Arc<Ports>,
+    /// The rooms whose members were told that they may lack something.
+    told: Arc<Mutex<Vec<ConversationId>>>,
 }
 
 fn boot(name: &str) -> NodeBoot {
@@ -41,7 +49,8 @@ impl World {
         let now = Arc::new(AtomicU64::new(1));
         let clock = Arc::clone(&now);
         let time = move || Time::from_millis(clock.load(Ordering::SeqCst));
-        Self { now, routes: Arc::new(MemoryRoutes::new(1, Leases::default(), time)) }
+        let routes = Arc::new(MemoryRoutes::new(1, Leases::default(), time));
+        Self { now, routes, plan: FaultPlan::none() }
     }
 
     async fn node(&self, name: &str) -> OneNode {
@@ -57,18 +66,24 @@ impl World {
             me: boot(name),
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
-            routes: self.routes.clone(),
+            routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
             scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
             link: Arc::new(LocalLink),
             owned: Arc::default(),
             peers: Arc::default(),
             trace: Arc::default(),
+            events: Arc::default(),
         });
         let lanes = StrayLanes::new(Arc::clone(&ports.link), Handle::current(), metrics::install().0);
         let directory = Arc::new(Directory::default());
         let numbers = Arc::new(ClockNumbers::new(|| 1));
-        let rooms = Arc::new(Rooms::among_others(numbers, Arc::clone(&ports), Arc::clone(&directory), lanes));
-        let node = OneNode { rooms, directory, ports };
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let note = Arc::clone(&told);
+        let rooms =
+            Rooms::among_others(numbers, Arc::clone(&ports), Arc::clone(&directory), lanes, move |rooms| {
+                note.lock().unwrap().extend(rooms)
+            });
+        let node = OneNode { rooms: Arc::new(rooms), directory, ports, told };
         self.routes.renew(&node.info()).await.unwrap();
         node
     }
@@ -94,6 +109,8 @@ impl OneNode {
             owns: Vec::new(),
             stands: Vec::new(),
             asserting: false,
+            about: crate::routes::About::default(),
+            rules: 1,
         }
     }
 
@@ -106,6 +123,10 @@ impl OneNode {
 
     fn leave(&self) {
         self.directory.release_conversation(&hall(), 0);
+    }
+
+    fn take_told(&self) -> Vec<ConversationId> {
+        std::mem::take(&mut self.told.lock().unwrap())
     }
 
     async fn hears(&self) -> Vec<NodeBoot> {
@@ -171,8 +192,28 @@ async fn what_the_routes_lost_is_told_again_soon() {
     // As if they had been emptied.
     world.pass(Leases::default().interest * 2, &[&a, &b]).await;
     assert_eq!(a.hears().await, []);
+    assert_eq!(b.take_told(), [], "all is well");
     b.ports.peers.set(Seen { losses: 1, ..Seen::default() });
     time::sleep(RETRY_EVERY * 2).await;
     assert_eq!(a.hears().await, [boot("b")]);
+    assert_eq!(b.take_told(), [hall()], "what was said meanwhile was said without it, and nobody counted");
+    time::sleep(RENEW_EVERY * 2).await;
+    assert_eq!(b.take_told(), [], "once");
+    keeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_came_in_while_nobody_could_be_told_hears_that_it_may_lack_something() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.sees(&[&b], false);
+    let keeper = tokio::spawn(Arc::clone(&b.rooms).keep());
+    (0..3).for_each(|_| world.plan.plan("declare", Fault::Fail));
+    b.join().await;
+    assert!(!b.rooms.is_declared(&hall()));
+    time::sleep(RETRY_EVERY * 5 / 2).await;
+    assert_eq!(b.take_told(), [], "the others can't know yet");
+    time::sleep(RETRY_EVERY).await;
+    assert_eq!((a.hears().await, b.take_told()), (vec![boot("b")], vec![hall()]));
     keeper.abort();
 }

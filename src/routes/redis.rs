@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod codec;
+mod ids;
 mod rows;
 
 static INTEREST_GET: Script = Script::new(include_str!("../redis/interest_get.lua"));
@@ -77,7 +78,7 @@ impl RedisRoutes {
         self.client.key("runs", "all")
     }
 
-    async fn states(&self, runs: &[NodeBoot]) -> Result<Vec<RunState>, RoutesError> {
+    async fn states(&self, runs: &[NodeBoot]) -> Result<Vec<RunState>, CallError> {
         let calls = runs.iter().map(|run| Call::script(&RUN_STATE, self.run_keys(run))).collect();
         let states = self.client.all::<(String, u64, String, u64)>(calls).await?;
         let state = |(info, beat, lease, rows): (String, u64, String, u64)| RunState {
@@ -92,6 +93,21 @@ impl RedisRoutes {
         };
         Ok(states.into_iter().map(state).collect())
     }
+
+    /// Those of the runs whose leases live at `now` (us), by the clock of a server that was just asked: one command a run,
+    /// because this goes with every message of a large group or a room.
+    async fn live_at<'a>(&self, now: u64, runs: &'a [NodeBoot]) -> Result<Vec<&'a NodeBoot>, RoutesError> {
+        let lease = |run| {
+            let [key, _] = self.run_keys(run);
+            Call::command(["HMGET", &key, "until", "retired"])
+        };
+        let leases: Vec<(Option<u64>, Option<String>)> =
+            self.client.all(runs.iter().map(lease).collect()).await?;
+        let lives = |(until, retired): &(Option<u64>, Option<String>)| {
+            retired.is_none() && until.is_some_and(|until| now < until)
+        };
+        Ok(runs.iter().zip(&leases).filter(|(_, lease)| lives(lease)).map(|(run, _)| run).collect())
+    }
 }
 
 struct RunState {
@@ -105,8 +121,16 @@ impl From<CallError> for RoutesError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Away(why) => Self::Unavailable(why),
-            CallError::Unknown(why) => Self::Unknown(why),
+            CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
+    }
+}
+
+/// The lease tells a server that is slow from one that is away.
+fn of_lease(error: CallError) -> RoutesError {
+    match error {
+        CallError::Late(why) => RoutesError::Late(why),
+        error => error.into(),
     }
 }
 
@@ -159,8 +183,9 @@ impl Routes for RedisRoutes {
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
         let states: Vec<i64> =
             self.client.all(rows.iter().map(|row| self.remove_call(row)).collect()).await?;
-        let over = rows.iter().zip(&states).map(|(row, state)| (row.clone(), *state >= 0));
-        self.tidy(over.collect()).await;
+        // A place that has just lost its row says that somebody left and was not told of yet; the second call drops it.
+        let over = rows.iter().zip(&states).filter(|(_, state)| **state != 1);
+        self.tidy(over.map(|(row, state)| (row.clone(), *state >= 0)).collect()).await;
         Ok(states.into_iter().map(|state| state == 1).collect())
     }
 
@@ -180,19 +205,20 @@ impl Routes for RedisRoutes {
             .arg(codec::info_text(info))
             .arg(self.leases.node.as_millis())
             .arg(ROW_TTL.as_millis());
-        let beat: i64 = self.client.one(call).await?;
+        let beat: i64 = self.client.one(call).await.map_err(of_lease)?;
         let beat = u64::try_from(beat).map_err(|_| RoutesError::LeaseLost)?;
         // After it has announced itself, or somebody who lists the runs would drop it as unknown.
         let listed = Call::command(["SADD", &self.runs_key(), &info.boot.to_string()]);
-        let _: i64 = self.client.one(listed).await?;
+        let _: i64 = self.client.one(listed).await.map_err(of_lease)?;
         Ok(beat)
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError> {
-        let names: Vec<String> = self.client.one(Call::command(["SMEMBERS", &self.runs_key()])).await?;
+        let names = self.client.one(Call::command(["SMEMBERS", &self.runs_key()]));
+        let names: Vec<String> = names.await.map_err(of_lease)?;
         let runs: Vec<NodeBoot> = names.iter().filter_map(|name| codec::run(name)).collect();
         let (mut rows, mut over) = (Vec::new(), Vec::new());
-        for (run, state) in runs.iter().zip(self.states(&runs).await?) {
+        for (run, state) in runs.iter().zip(self.states(&runs).await.map_err(of_lease)?) {
             match codec::info(run, &state.info) {
                 Some(info) if state.lease != Lease::Retired || state.rows > 0 => {
                     rows.push(NodeRow { info, beat: state.beat, lease: state.lease });
@@ -204,7 +230,7 @@ impl Routes for RedisRoutes {
         if !over.is_empty() {
             let forget =
                 over.iter().fold(Call::command(["SREM", &self.runs_key()]), |call, run| call.arg(run));
-            let _: i64 = self.client.one(forget).await?;
+            let _: i64 = self.client.one(forget).await.map_err(of_lease)?;
         }
         rows.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
         Ok(rows)
@@ -247,13 +273,13 @@ impl Routes for RedisRoutes {
     async fn interested(&self, conversations: &[ConversationId]) -> Result<Vec<Vec<Interest>>, RoutesError> {
         let get = |conversation| Call::script(&INTEREST_GET, [self.interest_key(conversation)]);
         let answers: Vec<Vec<String>> = self.client.all(conversations.iter().map(get).collect()).await?;
-        let declared: Vec<Vec<Interest>> = answers.iter().map(|pairs| codec::interests(pairs)).collect();
+        let now = answers.iter().filter_map(|answer| answer.first()?.parse().ok()).max().unwrap_or(0);
+        let pairs = |answer: &Vec<String>| codec::interests(answer.get(1..).unwrap_or_default());
+        let declared: Vec<Vec<Interest>> = answers.iter().map(pairs).collect();
         let mut runs: Vec<NodeBoot> = declared.iter().flatten().map(|it| it.node.clone()).collect();
         runs.sort();
         runs.dedup();
-        let states = self.states(&runs).await?;
-        let live: Vec<&NodeBoot> =
-            runs.iter().zip(&states).filter(|(_, it)| it.lease == Lease::Live).map(|(run, _)| run).collect();
+        let live = self.live_at(now, &runs).await?;
         let of_live = |all: Vec<Interest>| -> Vec<Interest> {
             all.into_iter().filter(|it| live.binary_search(&&it.node).is_ok()).collect()
         };

@@ -113,7 +113,7 @@ impl From<CallError> for ScratchError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Away(why) => Self::Unavailable(why),
-            CallError::Unknown(why) => Self::Unknown(why),
+            CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
     }
 }

@@ -117,10 +117,7 @@ impl Shard {
     /// The route stands: index the user, then ask for the groups (DESIGN 6.4, reader at login).
     pub(super) fn on_login(&mut self, conn: &mut Conn, done: Result<LoginDone, LoginError>) {
         if !conn.is_open() {
-            if let Ok(done) = done {
-                self.unregister(done.route);
-            }
-            return;
+            return self.forget_login(done);
         }
         let done = match done {
             Ok(done) => done,
@@ -174,6 +171,15 @@ impl Shard {
         self.tell_late(conn);
         self.resume(conn);
         self.flush(conn);
+    }
+
+    /// The connection went away before its route stood. What that replaced has no route any more, and hears so.
+    pub(super) fn forget_login(&mut self, done: Result<LoginDone, LoginError>) {
+        let Ok(done) = done else { return };
+        if done.replaced {
+            self.replace_others(&done);
+        }
+        self.unregister(done.route);
     }
 
     fn replace_others(&mut self, done: &LoginDone) {
@@ -283,8 +289,11 @@ impl Shard {
     fn alarm(&self, conn: &Conn, alarm: &Alarm) {
         let user = conn.who.as_ref().map(|who| who.route.user.as_str());
         match alarm {
-            Alarm::OrderBlocked { .. } => {
+            Alarm::OrderBlocked { expected } => {
                 self.context.metrics.order_blocked.increment(1);
+                if let Some(who) = &conn.who {
+                    self.context.ports.events.order_blocked(&who.route, expected);
+                }
                 tracing::info!(user, "a chain waits too long for its next id");
             }
             Alarm::OrderSkipped { .. } => {

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::outbox::Caps;
 use crate::{
+    assign::Assigner,
     auth::Verifier,
     chat::{beside::Beside, recall::Recaller, send::Intake},
     directory::Directory,
@@ -44,6 +45,8 @@ pub struct Context {
     pub upgrade: upgrade::Policy,
     /// Checks tokens.
     pub verifier: Arc<Verifier>,
+    /// Where clients are sent.
+    pub assigner: Arc<Assigner>,
     /// Which shards have whom.
     pub directory: Arc<Directory>,
     /// All shards.

@@ -3,13 +3,13 @@
 //! A member whose outbox is empty is served from its 12 hot bytes alone; pushes that came together go out together,
 //! so a quiet group gets its message at once and a hot one coalesces by itself.
 
-use std::{cell::OnceCell, io, io::IoSlice, sync::Arc};
+use std::{cell::OnceCell, collections::HashSet, io, io::IoSlice, sync::Arc};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 use tidegate_protocol::{
     codec::Wire,
-    id::{ConversationId, ConversationKind},
+    id::{ConversationId, ConversationKind, UserId},
     machine::window::{Tracked, Window},
 };
 
@@ -123,6 +123,7 @@ impl Shard {
         let (conversation, users, join) = match &item {
             Item::Join(conversation, users) => (conversation, users, true),
             Item::Part(conversation, users) => (conversation, users, false),
+            Item::Keep(conversation, users) => return self.keep_only(conversation, users),
             Item::Behind(lag) => return self.on_lag(lag),
             Item::Push(_) => return,
         };
@@ -132,12 +133,21 @@ impl Shard {
                 if join {
                     self.hub.join(conversation, slot);
                 } else {
-                    self.hub.leave(conversation, slot);
+                    self.hub.part(conversation, slot);
                 }
             }
         }
         if join {
             self.release_holds(std::slice::from_ref(conversation));
+        }
+    }
+
+    fn keep_only(&mut self, conversation: &ConversationId, users: &HashSet<UserId>) {
+        for slot in self.hub.members_of(conversation) {
+            let who = self.conns.peek(slot).and_then(|conn| conn.who.as_deref());
+            if who.is_none_or(|who| !users.contains(&who.route.user)) {
+                self.hub.part(conversation, slot);
+            }
         }
     }
 

@@ -32,6 +32,9 @@ const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// A push for more who are named waits for its turn, in slices.
 const NAMED_MAX: usize = 1_000;
 
+/// Groups that a connection was taken out of, and that are remembered for it.
+const PARTED_MAX: usize = 64;
+
 /// Marks a member that left while a fan-out was walking the array.
 const LEFT: u32 = u32::MAX;
 
@@ -44,6 +47,8 @@ pub(super) struct Hub {
     groups: Slab<Group>,
     /// slot → its groups, and where it stands in each.
     links: Vec<SmallVec<[Link; 3]>>,
+    /// slot → the groups that its user was removed from since it is here, oldest first.
+    parted: HashMap<u32, VecDeque<ConversationId>, RandomState>,
     /// Groups with work in hand, each once.
     ready: VecDeque<u32>,
     /// Bytes of all pushes and changes whose fan-out is not done.
@@ -114,6 +119,7 @@ impl Hub {
             ids: HashMap::default(),
             groups: Slab::new(),
             links: Vec::new(),
+            parted: HashMap::default(),
             ready: VecDeque::new(),
             waiting: 0,
         }
@@ -150,10 +156,14 @@ impl Hub {
         while let Some(link) = self.links.get(slot as usize).and_then(|links| links.last().copied()) {
             self.unlink(link, slot);
         }
+        self.parted.remove(&slot);
     }
 
     /// Adds the connection to a group or room; says whether it was not in it before.
     pub(super) fn join(&mut self, conversation: &ConversationId, slot: u32) -> bool {
+        if let Some(parted) = self.parted.get_mut(&slot) {
+            parted.retain(|other| other != conversation);
+        }
         let group = match self.ids.get(conversation) {
             Some(group) => *group,
             None => self.open(conversation),
@@ -181,6 +191,23 @@ impl Hub {
         };
         self.unlink(link, slot);
         true
+    }
+
+    /// Takes the connection out of a group whose member its user is no more, wherever it was, and remembers that.
+    pub(super) fn part(&mut self, conversation: &ConversationId, slot: u32) {
+        self.leave(conversation, slot);
+        let parted = self.parted.entry(slot).or_default();
+        parted.retain(|other| other != conversation);
+        if parted.len() == PARTED_MAX {
+            parted.pop_front();
+        }
+        parted.push_back(conversation.clone());
+    }
+
+    /// Whether the connection's user was removed from that group, and not taken in again, as far as is known here: what a
+    /// store says may be older than that.
+    pub(super) fn has_parted(&self, conversation: &ConversationId, slot: u32) -> bool {
+        self.parted.get(&slot).is_some_and(|parted| parted.contains(conversation))
     }
 
     /// Whether the connection is in that group or room.
@@ -214,7 +241,9 @@ impl Hub {
     /// Queues a membership change, or a hint about pushes left out, behind the pushes that came before it; gives it back when nothing is before it.
     pub(super) fn change(&mut self, item: Item) -> Option<Item> {
         let conversation = match &item {
-            Item::Join(conversation, _) | Item::Part(conversation, _) => conversation,
+            Item::Join(conversation, _) | Item::Part(conversation, _) | Item::Keep(conversation, _) => {
+                conversation
+            }
             Item::Push(delivery) => &delivery.conversation,
             Item::Behind(lag) => &lag.conversation,
         };
@@ -369,7 +398,7 @@ fn take_run(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
         .drain(..pushes)
         .filter_map(|item| match item {
             Item::Push(delivery) => Some(delivery),
-            Item::Join(..) | Item::Part(..) | Item::Behind(_) => None,
+            Item::Join(..) | Item::Part(..) | Item::Keep(..) | Item::Behind(_) => None,
         })
         .collect();
     (run, named)

@@ -10,12 +10,16 @@ use std::{
 
 use tidegate_protocol::{
     Code,
+    codec::Wire,
     machine::drain::{Notice, Pace, Share},
     pb,
 };
 
 use super::{Shard, conn::Conn};
-use crate::mail::{ConnKey, Drain, Progress};
+use crate::{
+    mail::{ConnKey, Drain, Progress},
+    net::upgrade::Transport,
+};
 
 /// Clients told in one turn before the others get theirs.
 const NOTICE_BUDGET: usize = 256;
@@ -130,13 +134,23 @@ impl Shard {
         let goaway = pb::GoAway {
             after_ms: ms(notice.after),
             window_ms: ms(notice.window),
-            alternates: Vec::new(),
+            alternates: self.alternates(conn),
             reason: "the node stops".to_owned(),
         };
         if conn.session.begin_drain(goaway, &mut self.scratch.actions) {
             self.act(conn);
             self.flush(conn);
         }
+    }
+
+    /// Where this client may go instead.
+    fn alternates(&self, conn: &Conn) -> Vec<String> {
+        let Some(who) = &conn.who else { return Vec::new() };
+        let transport = match self.conns.hot[conn.key.slot as usize].wire {
+            Wire::Tcp | Wire::JsonLine => Transport::Tcp,
+            Wire::WsBinary | Wire::WsText => Transport::Ws,
+        };
+        self.context.assigner.alternates(who.route.user.as_str(), transport)
     }
 
     /// Asks every session to leave; sends in flight get their answers first, within the reply deadline.

@@ -65,11 +65,7 @@ impl Shard {
                     shard.on_login(conn, done);
                     shard.flush(conn);
                 }),
-                None => {
-                    if let Ok(done) = done {
-                        self.unregister(done.route);
-                    }
-                }
+                None => self.forget_login(done),
             },
             Mail::Found(key, found) => {
                 if let Some(slot) = self.conns.find(key) {

@@ -124,9 +124,10 @@ impl Outbox {
         self.data_bytes > 0 && self.data_bytes + bytes > caps.data
     }
 
-    /// Room frames that were lost on the way here: told like those that found no room.
+    /// Room frames that were lost on the way here: told like those that found no room. 0 = nobody knows how many, which is
+    /// told apart from those that were counted.
     pub(super) fn add_shed(&mut self, room: &ConversationId, count: u64) {
-        match self.shed.iter_mut().find(|(id, _)| id == room) {
+        match self.shed.iter_mut().find(|(id, before)| id == room && (*before == 0) == (count == 0)) {
             Some(entry) => entry.1 += count,
             None => self.shed.push((room.clone(), count)),
         }
@@ -295,8 +296,10 @@ mod tests {
         outbox.push_bulk(vec![0; 30].into(), &r, CAPS);
         assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), Pushed::Shed);
         assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), Pushed::Shed);
+        // What nobody has counted is told apart.
+        [0, 3, 0].iter().for_each(|count| outbox.add_shed(&r, *count));
         drain(&mut outbox, 100, 100);
-        assert_eq!(outbox.take_hints(), Some((vec![], vec![(r, 2)])));
+        assert_eq!(outbox.take_hints(), Some((vec![], vec![(r.clone(), 5), (r, 0)])));
     }
 
     #[test]

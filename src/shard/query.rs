@@ -101,10 +101,14 @@ impl Shard {
             beside: self.context.beside.clone(),
         };
         let actor = conn.key;
+        let events = Arc::clone(&self.context.ports.events);
         Box::pin(async move {
             let (place, news) = match query {
                 Query::Read { conversation, seq } => {
                     let moved = receipt::read(&*store, &user, &conversation, seq).await?;
+                    if let Some(mark) = moved {
+                        events.read(&user, &conversation, mark.seq);
+                    }
                     let news = moved.map(|mark| receipt::receipt(&user, &conversation, mark));
                     (conversation, news)
                 }
@@ -139,7 +143,14 @@ impl Shard {
             true => (Code::Unknown, ""),
             false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
-        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
+        let ports = Arc::clone(&self.context.ports);
+        let in_time = async move {
+            let behind_the_barrier = async {
+                ports.barrier().await;
+                work.await
+            };
+            tokio::time::timeout(DEADLINE, behind_the_barrier).await.unwrap_or(Err(late))
+        };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {

@@ -213,6 +213,12 @@ impl Shard {
                 conn.stage = Stage::Ws(ws::Decoder::server());
                 Ok(Cut::Consumed(consumed))
             }
+            Ok(Progress::Assign(asked)) => {
+                let response = self.context.assigner.answer(&asked, &self.context.verifier);
+                self.scratch.reply.extend_from_slice(&response);
+                self.finish(conn, Code::Bye);
+                Ok(Cut::Consumed(input.len()))
+            }
             Err(refusal) => {
                 self.scratch.reply.extend_from_slice(&refusal.response);
                 self.finish(conn, Code::BadUpgrade);

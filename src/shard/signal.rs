@@ -61,12 +61,15 @@ impl Shard {
             self.signalled(conn, id, Ok(()));
             return self.spread_signal(volatile);
         }
-        if !self.hub.is_in(&volatile.conversation, conn.key.slot) {
+        let is_in = self.hub.is_in(&volatile.conversation, conn.key.slot);
+        let has_gone = self.hub.has_parted(&volatile.conversation, conn.key.slot);
+        if !is_in && (has_gone || self.context.beside.is_none()) {
             return self.signalled(conn, id, Err((Code::NotAMember, "")));
         }
         let fresh = if self.context.beside.is_some() { MEMBERS_FRESH } else { SIZE_FRESH };
         let since = self.now.as_millis().checked_sub(fresh.as_millis() as u64).map(Time::from_millis);
-        match self.hub.size(&volatile.conversation, since.unwrap_or_default()).cloned() {
+        // Who is not in the index and did not go may have come in without this node hearing of it: the store says.
+        match self.hub.size(&volatile.conversation, since.unwrap_or_default()).filter(|_| is_in).cloned() {
             Some(size) => {
                 let outcome = allowed(conn, &size);
                 self.signalled(conn, id, outcome);
@@ -121,10 +124,21 @@ impl Shard {
         }
         let Some(slot) = self.conns.find(key) else { return };
         let is_in = self.hub.is_in(&volatile.conversation, slot);
+        // Who was removed since it asked, or before the store heard of it, stays outside.
+        let may_be_in = self.context.beside.is_some() && !self.hub.has_parted(&volatile.conversation, slot);
         let mut outcome = Err((Code::NotAMember, ""));
         self.with_conn(slot, |shard, conn| {
-            if is_in {
-                outcome = sized.as_ref().map_err(|refusal| *refusal).and_then(|size| allowed(conn, size));
+            if is_in || may_be_in {
+                outcome = match &sized {
+                    Ok(size) if is_in || size.small => allowed(conn, size),
+                    // Of a large one nobody is named.
+                    Ok(_) => Err((Code::NotAMember, "")),
+                    Err(refusal) => Err(*refusal),
+                };
+            }
+            if outcome.is_ok() {
+                // The news of it was lost on the way here: from now on it hears the signals of others, too.
+                shard.hub.join(&volatile.conversation, slot);
             }
             shard.signalled(conn, id, outcome);
             shard.act(conn);

@@ -167,8 +167,8 @@ impl<'a> Reading<'a> {
                 break;
             }
             let id = embedded::conversation_id(id)?;
-            if let (Some(standing), Some((head, _))) = (self.standing(&id, user)?, self.head(&id)?) {
-                found.push(Membership { conversation: id, standing, head });
+            if let (Some(standing), Some((head, members))) = (self.standing(&id, user)?, self.head(&id)?) {
+                found.push(Membership { conversation: id, standing, head, members });
             }
         }
         Ok(found)

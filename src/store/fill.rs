@@ -10,7 +10,7 @@ use std::{
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, LEDGER_VERSION, Recalled, message_key, request_key},
+    machine::ledger::{Delta, Head, LEDGER_NEWEST, Recalled, message_key, request_key},
     record::{Body, Hash16, Position, Rules},
     settings::UserSettings,
 };
@@ -179,9 +179,9 @@ impl<'a> Filling<'a> {
     }
 
     fn partition(&mut self, it: &PartitionLine) -> Result<(), FillError> {
-        if it.ledger_version != LEDGER_VERSION {
+        if it.ledger_version > LEDGER_NEWEST {
             return Err(FillError::Line(format!(
-                "the rules of the export are those of ledger {}, this tidegate has {LEDGER_VERSION}; import it with the \
+                "the rules of the export are those of ledger {}, this tidegate knows them up to {LEDGER_NEWEST}; import it with the \
                  tidegate that wrote it",
                 it.ledger_version
             )));

@@ -279,6 +279,7 @@ impl Store for MemoryStore {
                 conversation: id.clone(),
                 standing: kept.standing(user)?,
                 head: kept.head.clone()?,
+                members: kept.members_in,
             })
         };
         let page = conversations.range::<ConversationId, _>(range).filter_map(membership);

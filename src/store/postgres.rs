@@ -16,11 +16,7 @@ mod session;
 mod trouble;
 mod weeks;
 
-use std::{
-    num::NonZeroU64,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
@@ -56,14 +52,14 @@ pub struct PostgresStore {
 }
 
 struct Core {
-    pool: Pool,
+    /// Apart from each other: what 15,000 people ask who come back at once must not stand before an archive.
+    owners: Pool,
+    readers: Pool,
     /// For one turn to the server.
     wait: Duration,
     weeks: Weeks,
     /// One drop of old weeks at a time.
     dropping: tokio::sync::Mutex<()>,
-    /// Why nothing is archived any more.
-    broken: OnceLock<String>,
 }
 
 impl PostgresStore {
@@ -91,32 +87,37 @@ impl PostgresStore {
 
     fn over(source: &Source, config: &config::Postgres) -> Result<Self, OpenError> {
         let core = Core {
-            pool: source.pool(config)?,
+            owners: source.pool(config, config.pool_max.div_ceil(2))?,
+            readers: source.pool(config, (config.pool_max / 2).max(1))?,
             wait: config.statement() + NETWORK,
             weeks: Weeks::default(),
             dropping: tokio::sync::Mutex::default(),
-            broken: OnceLock::new(),
         };
         Ok(Self { core: Arc::new(core) })
     }
 }
 
 impl Core {
-    async fn session(&self) -> Result<Session, Trouble> {
-        Session::take(&self.pool, self.wait).await
+    /// For what an owner waits for.
+    async fn owners(&self) -> Result<Session, Trouble> {
+        Session::take(&self.owners, self.wait).await
     }
 
-    fn sound(&self) -> Result<(), StoreError> {
-        self.broken.get().map_or(Ok(()), |why| Err(StoreError::Broken(why.clone())))
+    /// For what clients ask.
+    async fn readers(&self) -> Result<Session, Trouble> {
+        Session::take(&self.readers, self.wait).await
     }
 
-    /// The port's error; what is damaged stays so.
-    fn error(&self, trouble: Trouble) -> StoreError {
+    /// The port's error.
+    fn error(trouble: Trouble) -> StoreError {
         match trouble {
             Trouble::Away(why) | Trouble::Again(why) | Trouble::Taken(why) | Trouble::NoTable(why) => {
                 StoreError::Unavailable(why)
             }
-            Trouble::Damaged(why) => StoreError::Broken(self.broken.get_or_init(|| why).clone()),
+            Trouble::Damaged(why) => {
+                tracing::error!(why, "Postgres gave a row that makes no sense: see docs/postgres.md");
+                StoreError::Damaged(why)
+            }
             Trouble::Store(error) => error,
         }
     }
@@ -131,16 +132,16 @@ impl Core {
             match once().await {
                 Ok(done) => return Ok(done),
                 Err(Trouble::Again(_)) => {}
-                Err(trouble) => return Err(self.error(trouble)),
+                Err(trouble) => return Err(Self::error(trouble)),
             }
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        once().await.map_err(|trouble| self.error(trouble))
+        once().await.map_err(Self::error)
     }
 
     async fn archive_once(&self, partition: i32, fence: Fence, delta: &Delta) -> Result<(), Trouble> {
-        let mut session = self.session().await?;
+        let mut session = self.owners().await?;
         let done = owner::archive(&mut session, &self.weeks, partition, fence, delta).await;
         if done.as_ref().is_err_and(Trouble::was_answered) {
             session.roll_back().await;
@@ -161,7 +162,7 @@ impl Core {
     /// Best effort: what does not succeed now does the next time.
     async fn drop_forgotten(&self) -> Result<(), Trouble> {
         let Ok(_alone) = self.dropping.try_lock() else { return Ok(()) };
-        weeks::drop_forgotten(&mut self.session().await?).await
+        weeks::drop_forgotten(&mut self.owners().await?).await
     }
 }
 
@@ -175,16 +176,14 @@ fn number(partition: u32) -> Result<i32, StoreError> {
 impl Store for PostgresStore {
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
-        core.sound()?;
-        core.run(move || async move {
-            owner::take_over(&mut core.session().await?, partition, fence, topic).await
-        })
+        core.run(
+            move || async move { owner::take_over(&mut core.owners().await?, partition, fence, topic).await },
+        )
         .await
     }
 
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
-        core.sound()?;
         core.run(move || core.archive_once(partition, fence, delta)).await?;
         if core.weeks.may_drop(partition, delta.rules.keys_from) {
             let core = Arc::clone(&self.core);
@@ -200,15 +199,13 @@ impl Store for PostgresStore {
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
-        core.run(
-            move || async move { owner::load(&mut core.session().await?, partition, fence, needs).await },
-        )
-        .await
+        core.run(move || async move { owner::load(&mut core.owners().await?, partition, fence, needs).await })
+            .await
     }
 
     async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
-        core.run(move || async move { owner::scan(&mut core.session().await?, partition, fence, scan).await })
+        core.run(move || async move { owner::scan(&mut core.owners().await?, partition, fence, scan).await })
             .await
     }
 
@@ -220,7 +217,7 @@ impl Store for PostgresStore {
     ) -> Result<Vec<Membership>, StoreError> {
         let core = &*self.core;
         core.run(
-            move || async move { readers::memberships(&mut core.session().await?, user, after, limit).await },
+            move || async move { readers::memberships(&mut core.readers().await?, user, after, limit).await },
         )
         .await
     }
@@ -233,7 +230,7 @@ impl Store for PostgresStore {
     ) -> Result<Vec<(UserId, Member)>, StoreError> {
         let core = &*self.core;
         core.run(move || async move {
-            readers::members(&mut core.session().await?, conversation, after, limit).await
+            readers::members(&mut core.owners().await?, conversation, after, limit).await
         })
         .await
     }
@@ -244,7 +241,7 @@ impl Store for PostgresStore {
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { readers::summary(&mut core.session().await?, conversation, of).await })
+        core.run(move || async move { readers::summary(&mut core.readers().await?, conversation, of).await })
             .await
     }
 
@@ -253,17 +250,17 @@ impl Store for PostgresStore {
             return Ok(());
         }
         let core = &*self.core;
-        core.run(move || async move { marks::save_marks(&mut core.session().await?, changes).await }).await
+        core.run(move || async move { marks::save_marks(&mut core.readers().await?, changes).await }).await
     }
 
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { marks::wishes(&mut core.session().await?, user, now).await }).await
+        core.run(move || async move { marks::wishes(&mut core.readers().await?, user, now).await }).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { readers::page(&mut core.session().await?, conversation, query).await })
+        core.run(move || async move { readers::page(&mut core.readers().await?, conversation, query).await })
             .await
     }
 }
@@ -278,17 +275,17 @@ impl From<StoreError> for FloorError {
 impl Floors for PostgresStore {
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
         let core = &*self.core;
-        let once = move || async move { floors::reserve(&mut core.session().await?, key, size).await };
+        let once = move || async move { floors::reserve(&mut core.owners().await?, key, size).await };
         Ok(core.run(once).await?)
     }
 
     async fn epoch(&self) -> Result<u64, FloorError> {
         let core = &*self.core;
-        Ok(core.run(move || async move { floors::epoch(&mut core.session().await?).await }).await?)
+        Ok(core.run(move || async move { floors::epoch(&mut core.owners().await?).await }).await?)
     }
 
     async fn raise(&self) -> Result<u64, FloorError> {
         let core = &*self.core;
-        Ok(core.run(move || async move { floors::raise(&mut core.session().await?).await }).await?)
+        Ok(core.run(move || async move { floors::raise(&mut core.owners().await?).await }).await?)
     }
 }

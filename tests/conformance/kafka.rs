@@ -18,8 +18,8 @@ use rdkafka::{
 };
 use tidegate::{
     bus::{
-        AppendError, Bus, KafkaBus, NodeEvent, NodeFeed, Ownership, OwnershipEvent, ReadError, TopicState,
-        ensure_topics, topic_plans,
+        AppendError, Bus, EventSink, KafkaBus, KafkaEvents, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
+        ReadError, TopicState, ensure_topics, topic_plans,
     },
     config::Kafka,
     metrics,
@@ -29,13 +29,14 @@ use super::{
     bus::{SMALL, World, records, texts},
     node,
     services::service,
+    user,
 };
 
 /// As long as a client waits for its answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
-fn settings() -> Kafka {
+pub(super) fn settings() -> Kafka {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::SeqCst);
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
@@ -47,17 +48,18 @@ fn settings() -> Kafka {
         topic: format!("{name}.log"),
         node_topic: format!("{name}.node"),
         group: format!("{name}.owners"),
+        event_topic: String::new(),
         ..Kafka::default()
     }
 }
 
-async fn ensure(kafka: &Kafka) -> Vec<TopicState> {
+pub(super) async fn ensure(kafka: &Kafka) -> Vec<TopicState> {
     let plans = topic_plans(kafka, &["me".to_owned()]);
     let states = ensure_topics(kafka, &plans).await.unwrap();
     states.into_iter().map(|(_, state)| state).collect()
 }
 
-async fn open(kafka: &Kafka) -> KafkaBus {
+pub(super) async fn open(kafka: &Kafka) -> KafkaBus {
     KafkaBus::connect(kafka, ANSWER, &metrics::install().0).await.unwrap()
 }
 
@@ -128,6 +130,28 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
     let silent = Kafka { brokers: vec!["127.0.0.1:1".to_owned()], ..kafka };
     let refused = KafkaBus::connect(&silent, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.0.contains("kafka.brokers"), "{refused}");
+}
+
+#[tokio::test]
+async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_how() {
+    let kafka = settings();
+    let counted = metrics::install().0;
+    assert!(KafkaEvents::connect(&kafka, &counted).await.unwrap().is_none(), "it names none");
+    let kafka = Kafka { event_topic: format!("{}.events", kafka.topic), event_partitions: 2, ..kafka };
+    let refused = KafkaEvents::connect(&kafka, &counted).await.err().unwrap();
+    assert!(
+        refused.0.contains("tidegate topics ensure") && refused.0.contains("kafka.event_topic"),
+        "{refused}"
+    );
+    assert_eq!(ensure(&kafka).await, vec![TopicState::Made; 3]);
+    let more = Kafka { event_partitions: 3, ..kafka.clone() };
+    let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
+    assert!(how.contains("kafka.event_partitions says 3: set it to 2"), "{how}");
+    let sink = KafkaEvents::connect(&kafka, &counted).await.unwrap().unwrap();
+    let events = (0..200).map(|n| (user(["ann", "bob"][n % 2]), format!("{n}").into_bytes())).collect();
+    sink.publish(events).await.unwrap();
+    let huge = vec![(user("ann"), vec![b'x'; 4 << 20])];
+    assert!(matches!(sink.publish(huge).await, Err(AppendError::Rejected(_))));
 }
 
 #[tokio::test]

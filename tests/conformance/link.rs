@@ -12,10 +12,11 @@ use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
         Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink,
-        Secret, Session, Settings, Stray, TailQuery, Target, Word,
+        Secret, Session, Settings, Stray, Target, Word,
     },
     metrics,
     routes::NodeBoot,
+    trace::Query,
 };
 use tidegate_protocol::{Code, id::ConversationId, machine::ledger::Outcome};
 
@@ -92,8 +93,9 @@ suite! {
         answers_and_deliveries_keep_their_order_and_come_one_after_the_other
         each_target_is_told_delivered_or_not_here
         replaced_sessions_are_stopped_or_were_gone
-        tails_come_from_the_owner_only
+        who_asks_whether_all_is_archived_hears_it_when_the_end_says_so
         what_was_not_answered_may_be_asked_again
+        the_steps_of_a_trace_come_as_they_were_noted
         a_question_does_not_wait_behind_deliveries
         strays_arrive_as_they_were_given_in_order
         strays_and_deliveries_do_not_wait_for_each_other
@@ -174,17 +176,18 @@ async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
     assert_eq!(*world.end.stops.lock().unwrap(), sessions);
 }
 
-async fn tails_come_from_the_owner_only(world: &World) {
-    let query = |partition, limit| TailQuery {
-        partition,
-        user: user("ann"),
-        above: vec![(group("a"), 0), (group("b"), 1 << 40)],
-        limit,
-    };
-    let queries = vec![query(OWNED, 2), query(OWNED + 1, 2), query(OWNED, 0)];
-    let tails = world.link.tails(&world.there, queries.clone()).await.unwrap();
-    assert_eq!(tails, [Some(end::tail(&queries[0])), None, Some(end::tail(&queries[2]))]);
-    assert_eq!(*world.end.queries.lock().unwrap(), queries);
+async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &World) {
+    assert_eq!(world.link.settled(&world.there).await, Ok(()));
+    let gate = world.end.hold();
+    let link = Arc::clone(&world.link);
+    let there = world.there.clone();
+    let asked = tokio::spawn(async move { link.settled(&there).await });
+    while world.end.settles.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asked.is_finished());
+    gate.close();
+    assert_eq!(asked.await.unwrap(), Ok(()));
 }
 
 async fn what_was_not_answered_may_be_asked_again(world: &World) {
@@ -197,6 +200,17 @@ async fn what_was_not_answered_may_be_asked_again(world: &World) {
     assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<Word>>()));
     // S1: conns and requests are numbers of one run of one node, so its end is told which one asks.
     assert_eq!(*world.end.asks.lock().unwrap(), [(here(), asks)]);
+}
+
+async fn the_steps_of_a_trace_come_as_they_were_noted(world: &World) {
+    let queries = [
+        Query { msg: Some("m1".to_owned()), user: Some("ann".to_owned()), traces: Vec::new() },
+        Query { traces: vec![1, u128::MAX], ..Query::default() },
+    ];
+    for query in &queries {
+        assert_eq!(world.link.traces(&world.there, query.clone()).await, Ok(end::steps()));
+    }
+    assert_eq!(*world.end.looks.lock().unwrap(), queries);
 }
 
 async fn a_question_does_not_wait_behind_deliveries(world: &World) {
@@ -216,10 +230,11 @@ async fn a_question_does_not_wait_behind_deliveries(world: &World) {
 fn stray(n: u64) -> Stray {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
-    match n % 4 {
+    match n % 5 {
         0 => Stray::Talk { room, push: frame() },
         1 => Stray::Missed { room, count: n },
         2 => Stray::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() },
+        3 => Stray::FanOut { group: conversation, record: frame() },
         _ => Stray::Mark { conversation, user: user("ann"), seq: n, frame: frame() },
     }
 }
@@ -270,7 +285,6 @@ async fn an_empty_batch_does_nothing(world: &World) {
         assert_eq!(world.link.answers(to, Vec::new()).await, Ok(()));
         assert_eq!(world.link.deliver(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
-        assert_eq!(world.link.tails(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.answers_again(&here(), to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.strays(to, Vec::new()).await, Ok(()));
     }
@@ -282,6 +296,7 @@ async fn s5_a_run_that_is_over_takes_nothing(world: &World) {
     assert!(world.end.answers.lock().unwrap().is_empty());
     assert!(world.end.stops.lock().unwrap().is_empty());
     assert!(world.end.strays.lock().unwrap().is_empty());
+    assert!(world.end.looks.lock().unwrap().is_empty());
 }
 
 async fn takes_nothing(link: &dyn Link) {
@@ -290,11 +305,11 @@ async fn takes_nothing(link: &dyn Link) {
     let push = delivery("push", vec![Target::Conn(session(HERE))]);
     assert_eq!(link.deliver(&gone, vec![push]).await, Err(LinkError::NotHere));
     assert_eq!(link.stop_sessions(&gone, vec![session(HERE)]).await, Err(LinkError::NotHere));
-    let query = TailQuery { partition: OWNED, user: user("ann"), above: Vec::new(), limit: 1 };
-    assert_eq!(link.tails(&gone, vec![query]).await, Err(LinkError::NotHere));
+    assert_eq!(link.settled(&gone).await, Err(LinkError::NotHere));
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
     assert_eq!(link.strays(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
+    assert_eq!(link.traces(&gone, Query::default()).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]

@@ -36,8 +36,12 @@ macro_rules! suite {
 }
 
 mod bus;
+mod crashes;
 mod embedded;
+mod ids;
 mod kafka;
+mod kafka_doors;
+mod kafka_group;
 mod link;
 mod numbers;
 mod paging;

@@ -17,7 +17,8 @@ use tidegate::{
 use tidegate_protocol::{
     id::ConversationId,
     machine::ledger::{Delta, Loaded, Need, Outcome, message_key},
-    record::{Body, Rules},
+    record::{Body, RuleChange},
+    settings::UserSettings,
 };
 
 use super::{
@@ -278,7 +279,7 @@ async fn s20_a_key_that_moved_to_a_newer_week_counts_and_old_weeks_go_by_the_rul
     assert!(all.contains(&loaded[0]), "the newer");
     let weeks = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'keys'::regclass";
     assert_eq!(database.number(weeks).await, 2);
-    let rules = Body::Rules(Rules { keys_from: 2, ..Rules::default() });
+    let rules = Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() });
     owner.run(&[rules]).await;
     eventually("the old week is dropped", async || database.number(weeks).await == 1).await;
     assert_eq!(database.number("SELECT count(*) FROM key_weeks").await, 1);
@@ -296,7 +297,7 @@ async fn a_week_that_another_partition_still_needs_stays() {
     one.run(&[say("m1")]).await;
     two.run(&[message(&ConversationId::direct(&user("cid"), &user("dan")), "cid", "m1", 0, "text")]).await;
     age_keys(&database).await;
-    let forget = |keys_from| Body::Rules(Rules { keys_from, ..Rules::default() });
+    let forget = |keys_from| Body::Rules(RuleChange { keys_from, ..RuleChange::default() });
     one.run(&[forget(1)]).await;
     one.run(&[say("m2")]).await;
     let old = "SELECT count(*) FROM keys WHERE week = 0";
@@ -343,16 +344,44 @@ async fn tls_is_spoken_and_the_authority_is_checked() {
 }
 
 #[tokio::test]
-async fn a_value_that_cant_be_read_ends_all_archives() {
+async fn a_value_that_cant_be_read_fails_who_reads_it_and_nobody_else() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
     owner.run(&[say("m1")]).await;
     let (_, delta) = owner.apply(&[say("m2")]).await;
     database.execute("UPDATE messages SET record = 'x'").await;
-    assert!(matches!(store.page(&direct(), BACK).await, Err(StoreError::Broken(_))));
-    assert!(matches!(store.archive(0, owner.fence, &delta).await, Err(StoreError::Broken(_))));
-    assert!(matches!(store.take_over(0, Fence(2), TOPIC).await, Err(StoreError::Broken(_))));
+    assert!(matches!(store.page(&direct(), BACK).await, Err(StoreError::Damaged(_))));
+    assert_eq!(store.archive(0, owner.fence, &delta).await, Ok(()), "a reader's finding ends no archive");
+    assert!(store.take_over(0, Fence(2), TOPIC).await.is_ok(), "and no take-over");
+}
+
+#[tokio::test]
+async fn readers_who_have_all_their_connections_hold_up_no_archive() {
+    let database = Database::new().await;
+    let config = config::Postgres { pool_max: 2, connect_ms: 300, ..database.config() };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    owner.run(&[say("m1")]).await;
+    let (_, delta) = owner.apply(&[say("m2")]).await;
+    let mut other = database.client().await;
+    let lock = other.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE wishes IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let readers: Vec<_> = (0..3)
+        .map(|nth| {
+            let (store, user) = (Arc::clone(&store), user(&format!("u{nth}")));
+            tokio::spawn(async move { store.wishes(&user, UserSettings::default()).await })
+        })
+        .collect();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND wait_event_type = 'Lock' AND application_name = 'tidegate'";
+    eventually("a reader waits", async || database.number(waiting).await > 0).await;
+    assert_eq!(store.archive(0, owner.fence, &delta).await, Ok(()));
+    assert!(database.number(waiting).await > 0, "the readers still wait");
+    drop(lock);
+    for reader in readers {
+        reader.await.unwrap().ok();
+    }
 }
 
 #[tokio::test]

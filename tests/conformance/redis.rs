@@ -27,7 +27,7 @@ pub(crate) enum Version {
 /// A running server; ended, and its folder removed, when the test ends.
 pub(crate) struct Server {
     child: Mutex<Option<Child>>,
-    program: PathBuf,
+    version: Version,
     words: Vec<String>,
     pub(crate) port: u16,
     /// Where it wants TLS, if anywhere.
@@ -134,7 +134,7 @@ impl Server {
         );
         fs::write(&file, text).expect("a file");
         let file = file.display().to_string();
-        Self::start_in(folder, Version::V7, &[&file, "--sentinel"], None)
+        Self::start_in(folder, master.version, &[&file, "--sentinel"], None)
     }
 
     /// One with a certificate for 127.0.0.1, signed by the authority in `ca.pem` of its folder.
@@ -163,7 +163,7 @@ impl Server {
         for _ in 0..5 {
             let server = Self {
                 child: Mutex::default(),
-                program: program(version),
+                version,
                 words: words.iter().map(|word| (*word).to_owned()).collect(),
                 port: free_port(),
                 tls_port,
@@ -182,7 +182,7 @@ impl Server {
     /// Starts the process again, on what its folder holds. False if it ended at once.
     pub(crate) fn run(&self) -> bool {
         let log = fs::File::create(self.folder.join("log")).expect("a log file");
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(program(self.version));
         command.args(&self.words);
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.arg("--dir").arg(&self.folder).current_dir(&self.folder);
@@ -266,12 +266,14 @@ pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {
 }
 
 /// Three masters without replicas, each with a third of the slots.
-pub(crate) fn cluster() -> Vec<Server> {
+pub(crate) fn cluster(version: Version) -> Vec<Server> {
     let words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];
-    let servers: Vec<_> = (0..3).map(|_| Server::start_with(Version::V7, &words)).collect();
+    let servers: Vec<_> = (0..3).map(|_| Server::start_with(version, &words)).collect();
     for (at, server) in servers.iter().enumerate() {
-        let (first, last) = (at * 16_384 / 3, (at + 1) * 16_384 / 3 - 1);
-        let _: String = server.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        // One by one: 6.2 knows no ranges.
+        let slots: Vec<String> = (at * 16_384 / 3..(at + 1) * 16_384 / 3).map(|it| it.to_string()).collect();
+        let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+        let _: String = server.ask(&words.collect::<Vec<_>>());
         let _: String = server.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
         let _: String = server.ask(&["CLUSTER", "MEET", "127.0.0.1", &servers[0].port.to_string()]);
     }

@@ -70,6 +70,12 @@ async fn a_server_that_hangs_costs_a_deadline_and_then_nothing() {
     server.signal(Signal::CONT);
     let back = eventually(&routes).await;
     assert!(back < Duration::from_millis(1_500), "{back:?}");
+    // The lease hears that it is slow, as long as nobody knows more.
+    server.signal(Signal::STOP);
+    let late = routes.nodes().await;
+    server.signal(Signal::CONT);
+    assert!(matches!(late, Err(RoutesError::Late(_))), "{late:?}");
+    eventually(&routes).await;
     assert_eq!(lookup(&routes, "ann").await, Ok(1));
     assert!(routes.register(wish("ann", &a)).await.unwrap().token.epoch > before.epoch);
 }
@@ -91,6 +97,20 @@ async fn s33_scripts_that_are_gone_are_loaded_again() {
             let _: String = server.ask(&["SCRIPT", "FLUSH"]);
             assert_eq!(routes.remove(&rows).await.unwrap(), vec![true; 40]);
         }
+    }
+}
+
+#[tokio::test]
+async fn a_departure_stays_listed_until_it_is_removed_once_more() {
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        let (routes, a) = (routes(&server.patient()), node("a", 1));
+        let token = routes.register(wish("ann", &a)).await.unwrap().token;
+        let rows = [tidegate::routes::Route { user: user("ann"), device: device("phone"), token }];
+        assert_eq!(routes.remove(&rows).await, Ok(vec![true]));
+        assert_eq!(routes.rows_of(&a, None, 9).await.unwrap(), rows, "nobody has told it yet");
+        assert_eq!(routes.remove(&rows).await, Ok(vec![false]));
+        assert_eq!(routes.rows_of(&a, None, 9).await.unwrap(), []);
     }
 }
 
@@ -141,8 +161,24 @@ async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
 }
 
 #[tokio::test]
+async fn resp3_is_spoken_to_either_version() {
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        assert_eq!(lookup(&routes(&server.patient()), "ann").await, Ok(0));
+        let known: String = server.ask(&["INFO", "commandstats"]);
+        assert!(known.contains("cmdstat_hello:calls=1,"), "{version:?} was not asked for it: {known}");
+    }
+}
+
+#[tokio::test]
 async fn the_master_that_sentinels_name_is_used_and_followed() {
-    let (master, replica) = (Server::start(Version::V7), Server::start(Version::V7));
+    for version in [Version::V7, Version::V62] {
+        follows_sentinels_of(version).await;
+    }
+}
+
+async fn follows_sentinels_of(version: Version) {
+    let (master, replica) = (Server::start(version), Server::start(version));
     let port = master.port.to_string();
     let _: String = replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
     let sentinel = Server::sentinel(&master);

@@ -26,11 +26,13 @@ macro_rules! cases {
 
         #[tokio::test]
         async fn over_a_cluster() {
-            let world = on_a_cluster();
-            $(
-                $case(&world).await;
-                world.lose_everything().await;
-            )+
+            for version in [Version::V7, Version::V62] {
+                let world = on_a_cluster(version);
+                $(
+                    $case(&world).await;
+                    world.lose_everything().await;
+                )+
+            }
         }
     };
 }
@@ -67,7 +69,7 @@ fn row(name: &str, on: &str, token: &Token) -> Route {
     Route { user: user(name), device: device(on), token: token.clone() }
 }
 
-fn info(at: &NodeBoot) -> NodeInfo {
+pub(crate) fn info(at: &NodeBoot) -> NodeInfo {
     NodeInfo {
         boot: at.clone(),
         peer_address: "127.0.0.1:7801".to_owned(),
@@ -78,6 +80,8 @@ fn info(at: &NodeBoot) -> NodeInfo {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
+        about: tidegate::routes::About::default(),
+        rules: 1,
     }
 }
 

@@ -46,8 +46,8 @@ fn on_redis(version: Version) -> World {
     World { scratch, begun: Instant::now(), engine: Engine::Redis(vec![server]) }
 }
 
-fn on_a_cluster() -> World {
-    let servers = redis::cluster();
+fn on_a_cluster(version: Version) -> World {
+    let servers = redis::cluster(version);
     let scratch = Arc::new(RedisScratch::connect(&redis::cluster_config(&servers)).unwrap());
     World { scratch, begun: Instant::now(), engine: Engine::Redis(servers) }
 }
@@ -219,7 +219,13 @@ async fn keys_and_windows_count_apart(world: &World) {
 /// Chains and windows whose keys are in different slots.
 #[tokio::test]
 async fn over_a_cluster() {
-    let world = on_a_cluster();
+    for version in [Version::V7, Version::V62] {
+        over_a_cluster_of(version).await;
+    }
+}
+
+async fn over_a_cluster_of(version: Version) {
+    let world = on_a_cluster(version);
     s37_the_word_of_an_older_conn_changes_nothing(&world).await;
     s37_devices_have_chains_of_their_own(&world).await;
     keys_and_windows_count_apart(&world).await;

@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Loaded, Need, Outcome},
-    record::{Body, MemberAction, MemberChange, Position, Rules, SenderOrder},
+    record::{Body, MemberAction, MemberChange, Position, RuleChange, Rules, SenderOrder},
     settings::UserSettings,
 };
 
@@ -349,7 +349,7 @@ async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
     owner.run(&[say("m1"), say("m2")]).await;
     let offsets = async |owner: &Owner| offsets_of_keys(store, owner.fence, 0).await;
     assert_eq!(offsets(&owner).await, [0, 1]);
-    owner.run(&[Body::Rules(Rules { keys_from: 1, ..Rules::default() })]).await;
+    owner.run(&[Body::Rules(RuleChange { keys_from: 1, ..RuleChange::default() })]).await;
     assert!(offsets(&owner).await.contains(&1), "what the rules keep is kept");
     let next = Owner::take_over(store, 0, 2).await;
     assert_eq!(next.ledger.rules().keys_from, 1);

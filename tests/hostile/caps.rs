@@ -12,7 +12,7 @@ use tidegate_protocol::{Code, codec::Wire};
 use crate::{
     chat::{Chat, Pair},
     raw::{Raw, frame},
-    support::{Process, ask, command, eventually, fresh_data, hello},
+    support::{Process, ask, command, eventually, fresh_data, hello, http},
 };
 
 fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
@@ -29,6 +29,12 @@ fn a_full_node_refuses_with_a_code_and_takes_again_what_is_given_back() {
     let third = node.login(Wire::Tcp, "third", "d");
     let fourth = Raw::connect(node.address(), Wire::Tcp);
     eventually("four places are taken", || (node.conns() == 4).then_some(()));
+    let ready = || http::ask(node.addresses.admin, "GET", "/readyz?verbose", "");
+    let (status, said) = ready();
+    assert!(
+        status == 200 && said.contains(r#""state":"full""#),
+        "a rollout that waits for it goes on: {said}"
+    );
     for n in 1..=20 {
         let mut raw = Raw::connect(node.address(), Wire::JsonLine);
         raw.until_end().assert_closed(Wire::JsonLine, Code::Overloaded, "a full node");
@@ -39,6 +45,7 @@ fn a_full_node_refuses_with_a_code_and_takes_again_what_is_given_back() {
     let _fresh = [node.login(Wire::Tcp, "fresh", "a"), node.login(Wire::WsText, "fresh", "b")];
     assert_eq!(node.conns(), 4);
     chat.end();
+    eventually("it has room", || ready().1.contains(r#""state":"ready""#).then_some(()));
 }
 
 /// A client that says Hello before it hears the refusal has unread input on the node's side.

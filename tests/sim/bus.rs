@@ -49,6 +49,8 @@ struct Partition {
     owner: Option<u64>,
     /// Who gets it when the owner has let go.
     asked_back: bool,
+    /// Nobody can read it.
+    leaderless: bool,
 }
 
 #[derive(Default)]
@@ -100,6 +102,11 @@ impl SharedLog {
         self.0.changed.notify_waiters();
     }
 
+    /// A partition has no leader from here on.
+    pub(crate) fn lose_leader(&self, partition: usize) {
+        self.lock().partitions[partition].leaderless = true;
+    }
+
     /// A member that was put out hears of it, and comes back in.
     pub(crate) fn tell(&self, member: u64) {
         let mut state = self.lock();
@@ -111,6 +118,11 @@ impl SharedLog {
         state.share();
         drop(state);
         self.0.changed.notify_waiters();
+    }
+
+    /// What was appended to a partition.
+    pub(crate) fn records(&self, partition: usize) -> Vec<Bytes> {
+        self.lock().partitions[partition].records.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -159,6 +171,10 @@ impl NodeBus {
     }
 }
 
+fn no_leader() -> ReadError {
+    ReadError::Unavailable("the partition has no leader".to_owned())
+}
+
 #[async_trait]
 impl Bus for NodeBus {
     fn partitions(&self) -> u32 {
@@ -187,6 +203,9 @@ impl Bus for NodeBus {
             {
                 let state = self.log.lock();
                 let it = &state.partitions[partition as usize];
+                if it.leaderless {
+                    return Err(no_leader());
+                }
                 // One that was put out and has not heard of it reads on, as from a broker that knows no better.
                 let is_out = self.member().and_then(|me| state.members.get(&me)).is_some_and(|me| me.is_out);
                 if it.owner != self.member() && !is_out {
@@ -208,7 +227,9 @@ impl Bus for NodeBus {
     }
 
     async fn bounds(&self, partition: u32) -> Result<Bounds, ReadError> {
-        Ok(Self::bounds_of(&self.log.lock().partitions[partition as usize]))
+        let state = self.log.lock();
+        let it = &state.partitions[partition as usize];
+        if it.leaderless { Err(no_leader()) } else { Ok(Self::bounds_of(it)) }
     }
 
     async fn trim(&self, _: u32, _: u64) -> Result<(), ReadError> {

@@ -8,6 +8,8 @@
 mod bus;
 mod node;
 mod owners;
+mod rules;
+mod slow;
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
 
@@ -20,12 +22,12 @@ use tidegate::{
 use tidegate_protocol::{
     Code, Time,
     id::{ConversationId, DeviceId, MsgId, UserId},
-    machine::session::Answer,
+    machine::{ledger::LEDGER_NEWEST, session::Answer},
     record::{Body, MemberAction, MemberChange, Message, SenderOrder, body_hash},
 };
 use tokio::{task::LocalSet, time};
 
-use self::{bus::SharedLog, node::SimNode};
+use self::{bus::SharedLog, node::SimNode, slow::SlowStore};
 
 const PARTITIONS: usize = 3;
 const NODES: usize = 3;
@@ -40,15 +42,19 @@ const TRIES: u32 = 60;
 pub(crate) struct World {
     log: SharedLog,
     store: Arc<MemoryStore>,
+    /// The same, as the nodes see it.
+    slow: Arc<SlowStore>,
     routes: Arc<MemoryRoutes>,
     link: MemoryLink,
 }
 
 impl World {
     fn new() -> Self {
+        let store = Arc::new(MemoryStore::default());
         Self {
             log: SharedLog::new(PARTITIONS),
-            store: Arc::new(MemoryStore::default()),
+            slow: Arc::new(SlowStore::new(Arc::clone(&store))),
+            store,
             routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
             link: MemoryLink::default(),
         }
@@ -92,7 +98,7 @@ async fn story(seed: u64) {
     let world = Rc::new(World::new());
     let nodes: Rc<RefCell<Vec<Option<SimNode>>>> = Rc::default();
     for nth in 0..NODES {
-        let node = SimNode::start(&world, nth, 1, random.random());
+        let node = SimNode::start(&world, nth, 1, random.random(), random.random_range(1..=LEDGER_NEWEST));
         nodes.borrow_mut().push(Some(node));
     }
     make_group(&nodes).await;
@@ -272,8 +278,10 @@ async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>
             }
             // It is put out and does not hear of it; its next archive stands still in between.
             1 => {
-                let found = nodes.borrow()[nth].as_ref().map(|node| (node.hold_archive(), node.member()));
-                if let Some((gate, Some(member))) = found {
+                // One that has no seat yet has nothing to archive, and nobody would open its gate again.
+                let found =
+                    nodes.borrow()[nth].as_ref().and_then(|node| Some((node.member()?, node.hold_archive())));
+                if let Some((member, gate)) = found {
                     world.log.put_out(member);
                     pass(random.random_range(0..5_000)).await;
                     gate.open();
@@ -292,15 +300,22 @@ async fn break_things(world: Rc<World>, nodes: Rc<RefCell<Vec<Option<SimNode>>>>
         }
         if nodes.borrow()[nth].is_none() && random.random_ratio(3, 4) {
             boots[nth] += 1;
-            let node = SimNode::start(&world, nth, boots[nth], random.random());
+            // Of a newer version, or of the one before.
+            let known = random.random_range(1..=LEDGER_NEWEST);
+            let node = SimNode::start(&world, nth, boots[nth], random.random(), known);
             nodes.borrow_mut()[nth] = Some(node);
         }
     }
-    // In the end somebody is there, and nothing fails any more.
+    // In the end all are of the newest version, and nothing fails any more.
     for (nth, boot) in boots.iter_mut().enumerate() {
+        let older = nodes.borrow_mut()[nth].take_if(|node| node.rules().known < LEDGER_NEWEST);
+        if let Some(node) = older {
+            node.heal();
+            node.leave(&world).await;
+        }
         if nodes.borrow()[nth].is_none() {
             *boot += 1;
-            let node = SimNode::start(&world, nth, *boot, random.random());
+            let node = SimNode::start(&world, nth, *boot, random.random(), LEDGER_NEWEST);
             nodes.borrow_mut()[nth] = Some(node);
         }
         if let Some(node) = &nodes.borrow()[nth] {

@@ -1,6 +1,6 @@
 //! A node of the simulation: its way to the log, its owners and its receiving end, without shards and sockets.
 
-use std::{rc::Rc, sync::Arc};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
     bus::Bus,
@@ -15,6 +15,7 @@ use tidegate::{
         peer::Peer,
         reach::Reach,
         retention::{self, Keep},
+        rules,
         send::{self, Intake},
     },
     directory::Directory,
@@ -36,16 +37,21 @@ use super::{World, bus::NodeBus};
 /// Of a thousand calls.
 const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 
+/// For so long all nodes have agreed before the rules are switched.
+const SETTLE: Duration = Duration::from_secs(2);
+
 /// A running node; dropped, it ends as a crash does.
 pub(crate) struct SimNode {
     me: NodeBoot,
     admin: Admin,
     bus: Arc<NodeBus>,
     plans: Vec<Arc<FaultPlan>>,
+    end: Arc<FaultPlan>,
     leaving: CancellationToken,
     owners: Option<JoinHandle<()>>,
     tasks: [JoinHandle<()>; 2],
     ports: Arc<Ports>,
+    rules: rules::Settings,
 }
 
 /// A client's way through a node; the node may be gone meanwhile.
@@ -58,20 +64,22 @@ impl Way {
 }
 
 impl SimNode {
-    pub(crate) fn start(world: &Rc<World>, nth: usize, boot: u64, seed: u64) -> Self {
+    /// A node of a version that knows the ledger's rules up to `known`.
+    pub(crate) fn start(world: &Rc<World>, nth: usize, boot: u64, seed: u64, known: u32) -> Self {
         let me = NodeBoot { node: NodeId::new(&format!("n{nth}")).expect("it is sound"), boot };
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|of| FaultPlan::seeded(seed ^ of, RATES)).collect();
         let bus = world.log.node();
         let ports = Arc::new(Ports {
             me: me.clone(),
             bus: Arc::new(Faulty::<dyn Bus>::new(bus.clone(), Arc::clone(&plans[0]))),
-            store: Arc::new(Faulty::<dyn Store>::new(world.store.clone(), Arc::clone(&plans[1]))),
+            store: Arc::new(Faulty::<dyn Store>::new(world.slow.clone(), Arc::clone(&plans[1]))),
             routes: Arc::new(Faulty::<dyn Routes>::new(world.routes.clone(), Arc::clone(&plans[2]))),
             scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
             link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
             owned: Arc::default(),
             peers: Arc::default(),
             trace: Arc::default(),
+            events: Arc::default(),
         });
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
@@ -82,6 +90,8 @@ impl SimNode {
         let answered = Arc::new(Answered::default());
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
             .answering(answered.clone(), ports.clone());
+        let faulty_end = FaultPlan::none();
+        let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));
         let asked_by = pending.clone();
         let couriers = Couriers::new(&ports, metrics.clone());
@@ -96,22 +106,30 @@ impl SimNode {
         let leaving = CancellationToken::new();
         let retention = retention::Settings {
             node: Keep::parse("forever").expect("it is sound"),
-            every: std::time::Duration::from_secs(86_400),
-            keys: std::time::Duration::from_secs(86_400 * 30),
+            every: Duration::from_secs(86_400),
+            keys: Duration::from_secs(86_400 * 30),
             wall_ms: || 1,
         };
+        let rules = rules::Settings { known, settle: SETTLE, ..rules::Settings::default() };
         let reaching = Arc::clone(&ports);
         let owning = Owning {
             ports: Arc::clone(&ports),
             answered: Some(answered),
             logins: None,
             outbound: Box::new(move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)))),
-            settings: owner::Settings { small_group_max: 500, retention, panic_on_msg_id: String::new() },
+            settings: owner::Settings {
+                small_group_max: 500,
+                retention,
+                rules,
+                answers_first: Some(Duration::ZERO),
+                panic_on_msg_id: String::new(),
+            },
             metrics,
             leaving: leaving.clone(),
         };
         let owners = Some(tokio::spawn(hands::own_all(owning)));
-        Self { me, admin, bus, plans, leaving, owners, tasks: [append, asking], ports }
+        let (end, tasks) = (faulty_end, [append, asking]);
+        Self { me, admin, bus, plans, end, leaving, owners, tasks, ports, rules }
     }
 
     pub(crate) fn way(&self) -> Way {
@@ -131,6 +149,8 @@ impl SimNode {
             owns: owned.list(),
             stands: owned.standings(),
             asserting: false,
+            about: tidegate::routes::About::default(),
+            rules: self.rules.announced(),
         };
         NodeRow { info, beat: 1, lease: Lease::Live }
     }
@@ -148,6 +168,16 @@ impl SimNode {
 
     pub(crate) fn link_faults(&self) -> &FaultPlan {
         &self.plans[3]
+    }
+
+    /// The plan of faults of what it does for its peers.
+    pub(crate) fn end_faults(&self) -> &FaultPlan {
+        &self.end
+    }
+
+    /// What it knows and wants of the ledger's rules.
+    pub(crate) fn rules(&self) -> rules::Settings {
+        self.rules
     }
 
     /// The partitions that it owns.

@@ -1,9 +1,11 @@
 //! Stories: what people and their devices live through with a whole node, over real sockets and all four framings.
 
 mod acks;
+mod assign;
 mod chain;
 mod devices;
 mod drain;
+mod events;
 mod groups;
 mod leaving;
 mod login;

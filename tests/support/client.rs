@@ -219,6 +219,11 @@ impl Client {
         self.inbox.split_off(seen).into()
     }
 
+    /// Whether the connection is over, however it ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// Makes sure that everything is here that the node wrote before now.
     pub fn settle(&mut self) {
         assert!(matches!(self.ask(ask::ping()), Said::Pong(_)));

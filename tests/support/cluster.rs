@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::PathBuf,
     process::Command,
     sync::atomic::{AtomicU64, Ordering},
@@ -26,6 +27,8 @@ pub struct Cluster {
     nodes: Vec<Option<Process>>,
     folder: PathBuf,
     sets: Vec<String>,
+    /// What single nodes are set to besides.
+    own_sets: Vec<Vec<String>>,
     database: String,
 }
 
@@ -66,15 +69,22 @@ impl Cluster {
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),
             format!("kafka.node_topic={name}.node"),
+            format!("kafka.event_topic={name}.events"),
             format!("redis.urls=[{}]", text("redis7", "url")),
             format!("redis.prefix={name}"),
             format!("postgres.url=postgres://{user}@{postgres}/{name}"),
         ];
         let sets: Vec<String> = own.into_iter().chain(sets.iter().map(|set| (*set).to_owned())).collect();
-        let mut cluster = Self { nodes: Vec::new(), folder, sets, database: name };
+        let mut cluster =
+            Self { nodes: Vec::new(), folder, sets, own_sets: vec![Vec::new(); count], database: name };
         cluster.ensure_topics(count);
         cluster.nodes.resize_with(count, || None);
         cluster
+    }
+
+    /// Sets these for one node alone from its next start on, and nothing else that was set for it alone.
+    pub fn set_for(&mut self, nth: usize, sets: &[&str]) {
+        self.own_sets[nth] = sets.iter().map(|set| (*set).to_owned()).collect();
     }
 
     /// The key of all tokens.
@@ -101,13 +111,29 @@ impl Cluster {
         self.setting("kafka.topic=")
     }
 
+    /// The topic of events.
+    pub fn event_topic(&self) -> &str {
+        self.setting("kafka.event_topic=")
+    }
+
+    /// What its keys in Redis begin with.
+    pub fn name(&self) -> &str {
+        &self.database
+    }
+
     /// Where Kafka is.
     pub fn brokers(&self) -> &str {
         self.setting("kafka.brokers=").trim_matches(['[', ']'])
     }
 
+    /// For `postgres.url` of a node that reaches it by another address.
+    pub fn postgres_by(&self, address: SocketAddr) -> String {
+        let user = service("postgres")["user"].as_str().expect("services.json says it").to_owned();
+        format!("postgres.url=postgres://{user}@{address}/{}", self.database)
+    }
+
     fn setting(&self, key: &str) -> &str {
-        self.sets.iter().find_map(|set| set.strip_prefix(key)).expect("it is set")
+        self.sets.iter().rev().find_map(|set| set.strip_prefix(key)).expect("it is set")
     }
 
     /// One statement to the database of the nodes.
@@ -132,8 +158,13 @@ impl Cluster {
 
     /// Ends a node as an operator does; its exit code.
     pub fn stop(&mut self, nth: usize) -> Option<i32> {
+        self.node(nth).signal(Signal::TERM);
+        self.exit(nth)
+    }
+
+    /// Waits until a node has ended; its exit code.
+    pub fn exit(&mut self, nth: usize) -> Option<i32> {
         let mut node = self.nodes[nth].take().expect("it runs");
-        node.signal(Signal::TERM);
         node.exit().code()
     }
 
@@ -143,7 +174,8 @@ impl Cluster {
         fs::create_dir_all(&data).expect("a place for files");
         fs::copy(self.token_key(), data.join("token.key")).expect("a key");
         let id = format!("node.id=n{}", nth + 1);
-        let sets: Vec<&str> = self.sets.iter().map(String::as_str).chain([id.as_str()]).collect();
+        let all = self.sets.iter().chain([&id]).chain(&self.own_sets[nth]);
+        let sets: Vec<&str> = all.map(String::as_str).collect();
         self.nodes[nth] = Some(Process::start_on(&data, &sets));
     }
 
@@ -163,7 +195,7 @@ impl Cluster {
             let (client, connection) =
                 tokio_postgres::connect(&url(&self.database), NoTls).await.expect("Postgres is up");
             tokio::spawn(connection);
-            let lock = "BEGIN; LOCK TABLE partitions IN ACCESS EXCLUSIVE MODE";
+            let lock = "BEGIN; LOCK TABLE partitions IN EXCLUSIVE MODE";
             client.batch_execute(lock).await.expect("the tables are there");
             client
         });
@@ -203,7 +235,18 @@ impl Cluster {
 
     /// Deletes the topic of the log and makes it again, as nobody should.
     pub fn replace_log(&self) {
-        let (topic, brokers) = (format!("{}.log", self.database), service("kafka")["address"].clone());
+        self.replace_topic("log");
+    }
+
+    /// The same for any topic of this cluster: `log`, or `node.n1`.
+    pub fn replace_topic(&self, name: &str) {
+        self.delete_topic(name);
+        self.make_topic(name);
+    }
+
+    /// Deletes a topic of this cluster.
+    pub fn delete_topic(&self, name: &str) {
+        let (topic, brokers) = (format!("{}.{name}", self.database), service("kafka")["address"].clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let mut config = rdkafka::ClientConfig::new();
         config.set("bootstrap.servers", brokers.as_str().expect("services.json says it"));
@@ -211,6 +254,11 @@ impl Cluster {
         let options = AdminOptions::new();
         let deleted = runtime.block_on(admin.delete_topics(&[&topic], &options)).expect("Kafka answers");
         assert!(deleted[0].is_ok(), "{deleted:?}");
+    }
+
+    /// Makes one that was deleted.
+    pub fn make_topic(&self, name: &str) {
+        let topic = format!("{}.{name}", self.database);
         // The broker takes its time to delete one.
         eventually("the topic is made again", || {
             let said = self.try_ensure_topics(self.nodes.len()).ok()?;

@@ -12,6 +12,7 @@ use std::{
 use mio::{Events, net::TcpStream};
 use prost::Message as _;
 use tidegate::{
+    assign::Assigner,
     auth::{self, Verifier},
     budget::Admission,
     bus::{LocalBus, LocalBusConfig, TopicId},
@@ -24,7 +25,7 @@ use tidegate::{
     net::{sockopt, upgrade},
     ports::Ports,
     room::Rooms,
-    routes::{Leases, MemoryRoutes, NodeBoot},
+    routes::{About, Leases, MemoryRoutes, NodeBoot},
     scratch::{ClockNumbers, MemoryScratch},
     shard::{self, Caps, Context, Shard},
     store::MemoryStore,
@@ -177,6 +178,18 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
     let me = NodeBoot { node: NodeId::new("n1").expect("a good id"), boot: 1 };
     let (metrics, _) = metrics::install();
     let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::default());
+    let ports = Arc::new(Ports {
+        me: me.clone(),
+        bus: Arc::new(LocalBus::new(log)),
+        store: Arc::new(MemoryStore::default()),
+        routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
+        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+        link: Arc::new(LocalLink),
+        owned: Arc::default(),
+        peers: Arc::default(),
+        trace: Arc::default(),
+        events: Arc::default(),
+    });
     Context {
         index: 0,
         node: me.node.clone(),
@@ -191,20 +204,11 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
         linger: Duration::from_secs(1),
         upgrade: upgrade::Policy::default(),
         verifier: Arc::new(Verifier::hs256(KEY)),
+        assigner: Arc::new(Assigner::new(Arc::clone(&ports), About::default(), Duration::from_secs(10))),
         directory: Arc::default(),
         handles,
         intake,
-        ports: Arc::new(Ports {
-            me,
-            bus: Arc::new(LocalBus::new(log)),
-            store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-            link: Arc::new(LocalLink),
-            owned: Arc::default(),
-            peers: Arc::default(),
-            trace: Arc::default(),
-        }),
+        ports,
         rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| 1_763_712_000_000)))),
         beside: None,
         runtime,

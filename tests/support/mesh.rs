@@ -12,13 +12,15 @@ use std::{
 
 use tidegate::{
     accept::{Acceptor, Stopper},
+    assign::Assigner,
     auth::{self, Verifier},
     budget::Admission,
-    bus::{LocalBus, LocalBusConfig, TopicId},
+    bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
     chat::{
         admin::{Admin, Pending},
         beside::Beside,
         courier::Couriers,
+        crowd::Crowds,
         deliver::Outbound,
         hands::{self, Owning},
         login, owner,
@@ -26,7 +28,9 @@ use tidegate::{
         reach::Reach,
         recall::Recaller,
         retention::{self, Keep},
+        rules,
         send::{self, Intake},
+        spread::Spread,
     },
     config,
     directory::Directory,
@@ -37,10 +41,10 @@ use tidegate::{
     net::upgrade,
     ports::{Ports, Seen},
     room::Rooms,
-    routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
+    routes::{About, Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
     shard::{self, Caps, Context},
-    store::MemoryStore,
+    store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code, Time,
@@ -52,7 +56,7 @@ use tidegate_protocol::{
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use super::support::{Client, hello};
+use super::support::{Client, ask, hello};
 
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 const SHARDS: usize = 2;
@@ -76,6 +80,10 @@ pub struct MeshNode {
     pub routes: Arc<FaultPlan>,
     /// Faults of its link.
     pub link: Arc<FaultPlan>,
+    /// Faults of its bus.
+    pub bus: Arc<FaultPlan>,
+    /// Faults of its store.
+    pub store: Arc<FaultPlan>,
     /// The use-case of rooms.
     pub rooms: Arc<Rooms>,
     address: SocketAddr,
@@ -139,10 +147,31 @@ impl Mesh {
         }
     }
 
+    /// Ends the reading of a node's topic: what comes until it is read again goes to the feed that is handed out.
+    pub fn take_topic(&self, nth: usize) -> Box<dyn NodeFeed> {
+        self.runtime.block_on(self.bus.consume_node(&self.nodes[nth].me)).expect("memory is there")
+    }
+
+    /// Of the other nodes that one knows only these.
+    pub fn know_only(&self, nth: usize, others: &[usize]) {
+        let peers = &self.nodes[nth].ports.peers;
+        let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
+        let seen = peers.seen();
+        let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
+        peers.set(Seen { others: known, ..seen });
+    }
+
     /// A logged-in connection without a chain.
     pub fn login(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = Client::connect(self.nodes[nth].address, wire);
         client.login(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device));
+        client
+    }
+
+    /// A connection that has said hello and not heard an answer.
+    pub fn hello(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
+        let mut client = Client::connect(self.nodes[nth].address, wire);
+        client.say(ask::hello(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device)));
         client
     }
 
@@ -155,6 +184,33 @@ impl Mesh {
     /// Removes users from a group.
     pub fn kick(&self, id: &str, users: &[&str]) {
         self.change(id, MemberAction::Kick, users);
+    }
+
+    /// Takes users into a group.
+    pub fn join(&self, id: &str, users: &[&str]) {
+        self.change(id, MemberAction::Join, users);
+    }
+
+    /// The nodes that say that they have members of a conversation.
+    pub fn interested(&self, conversation: &str) -> Vec<String> {
+        let id = ConversationId::parse(conversation).expect("a good id");
+        let found = self.runtime.block_on(self.routes.interested(&[id])).expect("memory is there");
+        let mut names: Vec<String> = found.into_iter().flatten().map(|it| it.node.node.to_string()).collect();
+        names.sort();
+        names
+    }
+
+    /// The nodes at which devices of a user are, by the routes.
+    pub fn places(&self, user: &str) -> Vec<String> {
+        let user = UserId::new(user).expect("a good id");
+        let found = self.runtime.block_on(self.routes.lookup(&[user])).expect("memory is there");
+        found.into_iter().flatten().map(|(_, token)| token.at.node.to_string()).collect()
+    }
+
+    /// Everything in the routes is gone, as when Redis was emptied, and the nodes have heard of it.
+    pub fn lose_routes(&self) {
+        self.routes.lose_everything();
+        self.introduce(false, 1);
     }
 
     fn change(&self, id: &str, action: MemberAction, users: &[&str]) {
@@ -174,18 +230,20 @@ impl Mesh {
     fn node_of(&self, nth: usize, numbers: &Arc<dyn Numbers>) -> MeshNode {
         let _runtime = self.runtime.enter();
         let me = NodeBoot { node: NodeId::new(&format!("n{}", nth + 1)).expect("a good id"), boot: 1 };
-        let (routes, link) = (FaultPlan::none(), FaultPlan::none());
+        let [routes, link, bus, store] = [(); 4].map(|()| FaultPlan::none());
         let ports = Arc::new(Ports {
             me: me.clone(),
-            bus: self.bus.clone(),
-            store: self.store.clone(),
+            bus: Arc::new(Faulty::<dyn Bus>::new(self.bus.clone(), Arc::clone(&bus))),
+            store: Arc::new(Faulty::<dyn Store>::new(self.store.clone(), Arc::clone(&store))),
             routes: Arc::new(Faulty::<dyn Routes>::new(self.routes.clone(), Arc::clone(&routes))),
             scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
             link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             owned: Arc::default(),
             peers: Arc::default(),
             trace: Arc::default(),
+            events: Arc::default(),
         });
+        ports.owned.ahead().allow();
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
@@ -199,24 +257,61 @@ impl Mesh {
             Arc::clone(&pending),
             metrics.clone(),
         );
-        self.link.add(me.clone(), Arc::new(end));
-        let (plain_me, shards) = (me.clone(), Arc::clone(&handles));
+        let (plain_me, shards, users) = (me.clone(), Arc::clone(&handles), Arc::clone(&directory));
         let plain = move || {
             let (directory, pending) = (Arc::clone(&directory), Arc::clone(&pending));
             Outbound::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
         };
+        let feed = self.runtime.block_on(ports.bus.consume_node(&me)).expect("a topic");
+        let crowds = Crowds::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
+        let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&ports));
+        self.link.add(me.clone(), Arc::new(end));
         tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
-        tokio::spawn(login::answer_all(outlets.logins, Arc::clone(&ports), plain.clone()));
+        tokio::spawn(login::answer_all(
+            outlets.logins,
+            Arc::clone(&ports),
+            Arc::clone(&crowds),
+            plain.clone(),
+        ));
         if nth == 0 {
-            let (reaching, couriers) = (Arc::clone(&ports), Couriers::new(&ports, metrics.clone()));
-            let outbound = move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)));
-            tokio::spawn(hands::own_all(owning(Arc::clone(&ports), Box::new(outbound), metrics)));
+            self.own(&ports, crowds, plain, metrics);
         }
         let rooms = Arc::clone(&context.rooms);
         let (list, mut threads) = run_shards(&context);
         let (address, stopper, door) = open_door(list.clone(), context.metrics.clone());
         threads.push(door);
-        MeshNode { me, routes, link, rooms, address, ports, admin, handles: list, stopper, threads }
+        MeshNode {
+            me,
+            routes,
+            link,
+            bus,
+            store,
+            rooms,
+            address,
+            ports,
+            admin,
+            handles: list,
+            stopper,
+            threads,
+        }
+    }
+
+    fn own(
+        &self,
+        ports: &Arc<Ports>,
+        crowds: Arc<Crowds>,
+        plain: impl Fn() -> Outbound + Send + Sync + 'static,
+        metrics: metrics::Metrics,
+    ) {
+        let (reaching, couriers) = (Arc::clone(ports), Couriers::new(ports, metrics.clone()));
+        let strays = StrayLanes::new(Arc::clone(&ports.link), self.runtime.handle().clone(), metrics.clone());
+        let spread = Spread::start(ports, crowds, strays, metrics.clone());
+        let outbound = move || {
+            plain()
+                .with_reach(Reach::start(&reaching, Arc::clone(&couriers)))
+                .with_spread(Arc::clone(&spread))
+        };
+        tokio::spawn(hands::own_all(owning(Arc::clone(ports), Box::new(outbound), metrics)));
     }
 
     fn context(
@@ -234,6 +329,8 @@ impl Mesh {
             Arc::clone(ports),
             Arc::clone(&directory),
             Arc::clone(&lanes),
+            // The routes lose nothing here.
+            drop,
         ));
         runtime.spawn(Arc::clone(&rooms).keep());
         Context {
@@ -250,6 +347,7 @@ impl Mesh {
             linger: Duration::from_secs(1),
             upgrade: upgrade::Policy::default(),
             verifier: Arc::new(Verifier::hs256(KEY)),
+            assigner: Arc::new(Assigner::new(Arc::clone(ports), About::default(), Duration::from_secs(10))),
             directory,
             handles: ShardHandles::default(),
             intake: Arc::clone(intake),
@@ -294,12 +392,23 @@ fn owning(
         keys: Duration::from_secs(86_400 * 30),
         wall_ms: || 1,
     };
-    let settings = owner::Settings { small_group_max: SMALL, retention, panic_on_msg_id: String::new() };
+    let settings = owner::Settings {
+        small_group_max: SMALL,
+        retention,
+        rules: rules::Settings::default(),
+        answers_first: Some(Duration::ZERO),
+        panic_on_msg_id: String::new(),
+    };
     let leaving = CancellationToken::new();
     Owning { ports, answered: None, logins: None, outbound, settings, metrics, leaving }
 }
 
 impl MeshNode {
+    /// Connections that its shards have.
+    pub fn conns(&self) -> usize {
+        self.handles.iter().map(ShardHandle::conns).sum()
+    }
+
     fn info(&self) -> NodeInfo {
         NodeInfo {
             boot: self.me.clone(),
@@ -311,6 +420,8 @@ impl MeshNode {
             owns: Vec::new(),
             stands: Vec::new(),
             asserting: false,
+            about: About::default(),
+            rules: 1,
         }
     }
 }

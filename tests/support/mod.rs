@@ -4,23 +4,29 @@
 mod client;
 mod cluster;
 mod frames;
-mod http;
+pub mod http;
+mod kafka;
 mod link;
 mod node;
 mod postgres;
 mod process;
 #[path = "services.rs"]
-mod services;
+pub mod services;
+mod way;
 
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use self::services::service;
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
     client::Client,
     cluster::Cluster,
     frames::{Asked, Said, ask, code, hello, send, text_of},
+    kafka::OwnKafka,
     link::{Incoming, Link},
     node::TestNode,
     postgres::OwnPostgres,
     process::{Process, command, fresh_data},
+    way::Way,
 };
 
 use std::time::{Duration, Instant};

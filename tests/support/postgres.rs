@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::unix::{fs::chown, process::CommandExt as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -24,6 +24,14 @@ pub struct OwnPostgres {
 impl OwnPostgres {
     /// Starts an empty one.
     pub fn start() -> Self {
+        let mut own = Self::place();
+        let words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username=tidegate"];
+        own.run(own.command("initdb").args(words).arg("--pgdata").arg(own.folder.join("data")));
+        own.go();
+        own
+    }
+
+    fn place() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("tidegate-postgres-{}-{count}", std::process::id()));
@@ -34,11 +42,75 @@ impl OwnPostgres {
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = free.local_addr().expect("it is bound").port();
         drop(free);
-        let mut own = Self { folder, port, child: None };
-        let words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username=tidegate"];
-        own.run(own.command("initdb").args(words).arg("--pgdata").arg(own.folder.join("data")));
-        own.go();
-        own
+        Self { folder, port, child: None }
+    }
+
+    /// A server of its own that follows this one by streaming replication.
+    pub fn standby(&self) -> Self {
+        let mut copy = Self::place();
+        let words = ["--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf"];
+        let port = format!("--port={}", self.port);
+        let place = ["--host=127.0.0.1", port.as_str(), "--username=tidegate"];
+        let mut backup = copy.command("pg_basebackup");
+        copy.run(backup.args(words).args(place).arg("--pgdata").arg(copy.folder.join("data")));
+        copy.go();
+        let streams = "SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming'";
+        eventually("it follows", || (copy.number(streams) == 1).then_some(()));
+        copy
+    }
+
+    /// A standby hears nothing more from the server that it follows, and lags from here on.
+    pub fn hear_no_more(&self) {
+        self.execute("ALTER SYSTEM SET primary_conninfo = ''");
+        self.execute("SELECT pg_reload_conf()");
+        let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
+        eventually("it hears nothing", || (self.number(receivers) == 0).then_some(()));
+    }
+
+    /// A standby becomes the one that takes writes.
+    pub fn promote(&self) {
+        self.execute("SELECT pg_promote(true, 60)");
+        eventually("it takes writes", || {
+            (self.number("SELECT pg_is_in_recovery()::int::bigint") == 0).then_some(())
+        });
+    }
+
+    /// It ends as a crash does, and does not come back.
+    pub fn crash(&mut self) {
+        self.end(Signal::QUIT);
+    }
+
+    /// For `postgres.url`: this one or another, whichever takes writes.
+    pub fn url_with(&self, other: &Self) -> String {
+        format!("postgres://tidegate@127.0.0.1:{},127.0.0.1:{}/postgres", self.port, other.port)
+    }
+
+    /// One number from it.
+    pub fn number(&self, sql: &str) -> i64 {
+        self.with(async |client| {
+            client.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error}")).get(0)
+        })
+    }
+
+    fn execute(&self, sql: &str) {
+        self.with(async |client| {
+            client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        });
+    }
+
+    fn with<T>(&self, ask: impl AsyncFnOnce(&tokio_postgres::Client) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (client, connection) =
+                tokio_postgres::connect(&self.url(), NoTls).await.expect("Postgres is up");
+            tokio::spawn(connection);
+            ask(&client).await
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
     /// For `postgres.url`.

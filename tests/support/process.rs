@@ -173,6 +173,11 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("a running node")
     }
 
+    /// What the port for probes says, if there is one.
+    pub fn probe(&self, method: &str, path: &str) -> Option<(u16, String)> {
+        Some(http::ask(self.addresses.monitor?, method, path, ""))
+    }
+
     /// What the admin port says.
     pub fn http(&self, method: &str, path: &str, body: &str) -> String {
         http::ask(self.addresses.admin, method, path, body).1

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// What `services.json` says of a server. Without the servers a test fails and says how to get them: it is not skipped.
 pub(crate) fn service(name: &str) -> Value {
-    let file = file();
+    let file = list();
     let how = "the tests need real servers: run `cargo xtask services up` (and `cargo xtask services down` when done)";
     let text = fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}; {how}", file.display()));
     let said: Value =
@@ -16,7 +16,7 @@ pub(crate) fn service(name: &str) -> Value {
 }
 
 /// Beside the folder that this program was built in, as cargo puts it: `target/debug/deps/program`.
-fn file() -> PathBuf {
+pub(crate) fn list() -> PathBuf {
     let program = env::current_exe().expect("a test knows its program");
     let folder = program.ancestors().find(|folder| folder.join("services").is_dir());
     let target = folder.or_else(|| program.ancestors().nth(3)).expect("a program lies in a folder");

@@ -70,6 +70,27 @@ fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> a
     })
 }
 
+/// Restarts three nodes one after the other, so many times, under so many clients.
+pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[String]) -> anyhow::Result<()> {
+    let apart = shell.apart(SERVERS, ONE_BROKER);
+    services::down(&apart)?;
+    services::with(&apart, || {
+        let list = apart.target.join(SERVERS).join("services.json").display().to_string();
+        let (restarts, clients) = (restarts.to_string(), clients.to_string());
+        let mut words = vec!["--cluster", &list, "--rolling", &restarts, "--clients", &clients];
+        words.extend(more.iter().map(String::as_str));
+        chaos(&apart, &words)
+    })
+}
+
+/// The step of `cargo xtask test`: each node once.
+pub(crate) fn rolling_short(shell: &Shell) -> anyhow::Result<()> {
+    rolling(shell, 3, ROLLING_SHORT, &[])
+}
+
+/// Clients of the short form.
+const ROLLING_SHORT: usize = 1_500;
+
 /// The library of Debian's `faketime` for programs with threads.
 fn faketime(shell: &Shell) -> anyhow::Result<PathBuf> {
     tools::ensure_program(shell, "faketime", "faketime")?;

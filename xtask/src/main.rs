@@ -5,6 +5,8 @@ mod chaos;
 mod counts;
 mod docs;
 mod fuzz;
+mod manifests;
+mod rehearse;
 mod server;
 mod services;
 mod shell;
@@ -64,6 +66,12 @@ enum Command {
         /// Only drain a node with 10,000 clients under load.
         #[arg(long, conflicts_with_all = ["seconds", "short"])]
         drain: bool,
+        /// Only restart three nodes one after the other, this many times, under 15,000 clients.
+        #[arg(long, value_name = "RESTARTS", conflicts_with_all = ["seconds", "short", "drain", "cluster", "seed"])]
+        rolling: Option<usize>,
+        /// Clients of that.
+        #[arg(long, default_value_t = 15_000, requires = "rolling")]
+        clients: usize,
         /// How long things break.
         #[arg(long, default_value_t = 120)]
         seconds: u64,
@@ -73,6 +81,12 @@ enum Command {
         /// Passed on to `tidegate chaos`.
         #[arg(last = true)]
         args: Vec<String>,
+    },
+    /// A rollout without a cluster: real processes and clients, by every number of the rendered manifests.
+    Rehearse {
+        /// The folder of k8s/ that is rendered.
+        #[arg(default_value = "base")]
+        folder: String,
     },
     /// Real servers for tests and for trying out: Kafka, Redis 7 and 6.2, Postgres, private to this target folder.
     Services {
@@ -122,6 +136,9 @@ fn run(command: Command) -> anyhow::Result<()> {
             words.extend(args.iter().map(String::as_str));
             shell.cargo(&words)
         }
+        Command::Chaos { rolling: Some(restarts), clients, args, .. } => {
+            chaos::rolling(&shell, restarts, clients, &args)
+        }
         Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
         Command::Chaos { cluster: true, short: true, seed, args, .. } => {
             chaos::cluster_again(&shell, seed, &args)
@@ -131,6 +148,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
         Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),
+        Command::Rehearse { folder } => rehearse::run(&shell, &folder),
         Command::Services { what: Services::Up } => services::up(&shell),
         Command::Services { what: Services::Down } => services::down(&shell),
         Command::Services { what: Services::Status } => match services::status(&shell) {

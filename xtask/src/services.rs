@@ -3,6 +3,7 @@
 //! Each listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do not meet.
 //! `target/services/services.json` says where they are: that file is what tests read.
 
+mod certificate;
 mod kafka;
 mod postgres;
 mod process;
@@ -21,6 +22,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use self::process::Process;
+pub(crate) use self::process::free_port;
 use crate::shell::Shell;
 
 const KAFKA: Service =
@@ -33,7 +35,7 @@ const POSTGRES: Service =
 /// What `services.json` calls them, in the order in which they start; a shell says which of them it wants.
 const SERVICES: &[(&str, Service)] = &[
     ("kafka", KAFKA),
-    // Brokers beside the first, which is their controller.
+    // Brokers beside the first: together they vote for their controller.
     ("kafka2", Service { start: kafka::join, ..KAFKA }),
     ("kafka3", Service { start: kafka::join, ..KAFKA }),
     ("redis7", REDIS),

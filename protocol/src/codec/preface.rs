@@ -11,7 +11,7 @@ pub enum Preface {
     ProxyV1,
     /// A PROXY header in binary form; the protocol is told after it.
     ProxyV2,
-    /// An HTTP request that may upgrade to WebSocket.
+    /// An HTTP request that may upgrade to WebSocket, or asks where to connect.
     Http,
     /// Protobuf frames with their length, after `TG/1` and a newline.
     Tcp,
@@ -21,11 +21,13 @@ pub enum Preface {
 
 impl Preface {
     /// All of them, with the bytes by which they are known. No one begins like another.
-    pub const ALL: [(&'static [u8], Self); 6] = [
+    pub const ALL: [(&'static [u8], Self); 7] = [
         (b"\x16\x03", Self::Tls),
         (b"PROXY ", Self::ProxyV1),
         (b"\r\n\r\n\0\r\nQUIT\n", Self::ProxyV2),
         (b"GET ", Self::Http),
+        // Of a browser, before it asks where to connect.
+        (b"OPTIONS ", Self::Http),
         (b"TG/1\n", Self::Tcp),
         (b"{", Self::JsonLines),
     ];

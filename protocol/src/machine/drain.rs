@@ -133,6 +133,8 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Drain {
     settings: Settings,
+    /// What the other nodes take of a second, when that is known.
+    accepted: Option<u32>,
     phase: Phase,
     /// When it began; the deadline counts from here.
     begun: Time,
@@ -150,6 +152,7 @@ impl Drain {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
+            accepted: None,
             phase: Phase::Starting,
             begun: Time::ZERO,
             signalled: false,
@@ -175,6 +178,11 @@ impl Drain {
         if self.phase == Phase::Starting {
             self.phase = Phase::Ready;
         }
+    }
+
+    /// The other nodes take so many clients a second from this one; none = not known. Counts until the slots are given.
+    pub fn handle_others(&mut self, accept: Option<u32>) {
+        self.accepted = accept;
     }
 
     /// An operator asks for a drain. Says whether this began one.
@@ -240,7 +248,8 @@ impl Drain {
         }
         if self.phase == Phase::Cordoned && now >= self.notice_at() {
             let left = self.rush_at().since(now);
-            let plan = self.settings.fit(seen.conns, left);
+            let max_rate = self.accepted.map_or(self.settings.max_rate, |it| it.min(self.settings.max_rate));
+            let plan = Settings { max_rate, ..self.settings }.fit(seen.conns, left);
             self.phase = Phase::Noticing;
             out.push(Step::Notice(Pace { start: now, window: plan.window, handover: plan.handover }, plan));
             return;

@@ -48,16 +48,23 @@ pub use self::rows::{
 };
 use crate::{
     id::{ConversationId, UserId},
-    record::{Body, Position, Record, Rules},
+    record::{Body, Position, Record, RuleChange, Rules},
 };
 
-/// The version of this function; [`Rules`] that name another stop it.
-pub const LEDGER_VERSION: u32 = 1;
+/// The newest version of this function; it knows all from 1 on, and a record that asks for a later one stops it.
+///
+/// | version | what it brought |
+/// |---|---|
+/// | 1 | all of the above |
+/// | 2 | a `Rules` record that names no dedup window leaves it as it is; under version 1 it sets it to 0 |
+pub const LEDGER_NEWEST: u32 = 2;
 
 /// The state of one partition.
 #[derive(Debug)]
 pub struct Ledger {
     rules: Rules,
+    /// The newest version that it takes.
+    newest: u32,
     /// The next offset.
     next: u64,
     /// What the store is known to hold.
@@ -75,12 +82,18 @@ impl Ledger {
     pub fn resume(position: Position, rules: Rules, seed: u64) -> Self {
         Self {
             rules,
+            newest: LEDGER_NEWEST,
             next: position.offset,
             archived: position,
             taken: VecDeque::new(),
             cache: Cache::new(position.offset, seed),
             mutation: None,
         }
+    }
+
+    /// Acts as a ledger that knows no version above `newest`, for tests of nodes of two versions.
+    pub fn know_up_to(&mut self, newest: u32) {
+        self.newest = newest.min(LEDGER_NEWEST);
     }
 
     /// Breaks a rule, for tests of the tests.
@@ -197,6 +210,7 @@ impl Ledger {
     }
 
     fn begin(&mut self, offset: u64) -> Result<(), Stop> {
+        self.knows(self.rules.ledger_version)?;
         if offset < self.next || offset == u64::MAX {
             return Err(Stop::OutOfOrder { next: self.next, got: offset });
         }
@@ -204,12 +218,23 @@ impl Ledger {
         Ok(())
     }
 
-    fn set_rules(&mut self, offset: u64, rules: &Rules) -> Result<Outcome, Stop> {
-        if rules.ledger_version != LEDGER_VERSION {
-            return Err(Stop::UnknownRules(rules.ledger_version));
-        }
-        let keys_from = rules.keys_from.clamp(self.rules.keys_from, offset.max(self.rules.keys_from));
-        self.rules = Rules { keys_from, ..*rules };
+    /// Whether rules of that version can be followed; a new owner asks before it starts.
+    ///
+    /// # Errors
+    /// [`Stop::UnknownRules`]: the partition is for a node that knows them.
+    pub fn knows(&self, version: u32) -> Result<(), Stop> {
+        if version > self.newest { Err(Stop::UnknownRules(version)) } else { Ok(()) }
+    }
+
+    fn set_rules(&mut self, offset: u64, change: &RuleChange) -> Result<Outcome, Stop> {
+        let before = self.rules;
+        let ledger_version = before.ledger_version.max(change.ledger_version);
+        self.knows(ledger_version)?;
+        // A version-1 reader can't tell a window of 0 from none.
+        let stays = ledger_version >= 2 && self.mutation != Some(Mutation::RulesReplaced);
+        let dedup_window = change.dedup_window.unwrap_or(if stays { before.dedup_window } else { 0 });
+        let keys_from = change.keys_from.min(offset).max(before.keys_from);
+        self.rules = Rules { ledger_version, dedup_window, keys_from };
         Ok(Outcome::Noted)
     }
 

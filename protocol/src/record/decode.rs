@@ -5,7 +5,7 @@ use prost::Message as _;
 
 use super::{
     Body, CONTENT_BYTES_MAX, MemberAction, MemberChange, Message, Origin, Prune, RECORD_VERSION, Recall,
-    Record, Role, Rules, SETTING_BYTES_MAX, SETTINGS_MAX, SenderOrder, USERS_MAX,
+    Record, Role, RuleChange, SETTING_BYTES_MAX, SETTINGS_MAX, SenderOrder, USERS_MAX,
 };
 use crate::{
     id::{ConversationId, ConversationKind, DeviceId, IdError, MsgId, NodeId, UserId},
@@ -194,9 +194,13 @@ fn role(number: i32) -> Result<Option<Role>, RecordError> {
     }
 }
 
-fn rules(it: &pb::RulesRecord) -> Result<Rules, RecordError> {
+fn rules(it: &pb::RulesRecord) -> Result<RuleChange, RecordError> {
     if it.ledger_version == 0 {
         return Err(RecordError::Missing("ledger_version"));
     }
-    Ok(Rules { ledger_version: it.ledger_version, dedup_window: it.dedup_window, keys_from: it.keys_from })
+    Ok(RuleChange {
+        ledger_version: it.ledger_version,
+        dedup_window: it.dedup_window,
+        keys_from: it.keys_from,
+    })
 }

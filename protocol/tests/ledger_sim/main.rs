@@ -35,6 +35,7 @@ fn add(total: &mut Seen, seen: Seen) {
     total.zombies_stopped += seen.zombies_stopped;
     total.replaced += seen.replaced;
     total.renamed += seen.renamed;
+    total.given_up += seen.given_up;
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn whoever_owns_the_partition_says_what_the_replay_says() {
     println!("{total:?}");
     if whole {
         let Seen { accepted, duplicates, conflicts, broken, void, refused, refused_before, .. } = total;
-        let Seen { evicted, zombies_stopped, replaced, renamed, .. } = total;
+        let Seen { evicted, zombies_stopped, replaced, renamed, given_up, .. } = total;
         let met = [
             accepted,
             duplicates,
@@ -69,6 +70,7 @@ fn whoever_owns_the_partition_says_what_the_replay_says() {
             zombies_stopped,
             replaced,
             renamed,
+            given_up,
         ];
         assert!(met.iter().all(|count| *count > 100), "the simulation hardly meets some case: {total:?}");
     }

@@ -61,8 +61,15 @@ impl Model {
                 None => refused(Code::NotFound),
             },
             Body::Rules(it) => {
-                let keys_from = self.rules.keys_from.max(it.keys_from.min(offset));
-                self.rules = Rules { keys_from, ..*it };
+                if it.ledger_version > self.rules.ledger_version {
+                    self.rules.ledger_version = it.ledger_version;
+                }
+                match it.dedup_window {
+                    Some(window) => self.rules.dedup_window = window,
+                    None if self.rules.ledger_version == 1 => self.rules.dedup_window = 0,
+                    None => {}
+                }
+                self.rules.keys_from = self.rules.keys_from.max(it.keys_from.min(offset));
                 Outcome::Noted
             }
         }

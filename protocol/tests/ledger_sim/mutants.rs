@@ -41,4 +41,6 @@ mutants! {
     a_position_reset_silently_when_the_log_was_replaced_is_caught Fault::LogReplacedIgnored;
     rows_unpinned_before_their_archive_is_done_are_caught Fault::UnpinnedTooEarly;
     a_store_that_drops_keys_by_itself_is_caught Fault::StoreDropsKeys;
+    a_rules_record_that_undoes_another_is_caught Fault::Ledger(Mutation::RulesReplaced);
+    an_older_node_that_passes_over_rules_it_does_not_know_is_caught Fault::UnknownRulesIgnored;
 }

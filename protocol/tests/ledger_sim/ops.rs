@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tidegate_protocol::{
     id::{ConversationId, MsgId, UserId},
-    record::{Body, MemberAction, MemberChange, Prune, Recall, Role, Rules},
+    machine::ledger::LEDGER_NEWEST,
+    record::{Body, MemberAction, MemberChange, Prune, Recall, Role, RuleChange},
 };
 
 use crate::rng::Rng;
@@ -103,9 +104,9 @@ pub(crate) fn random(rng: &mut Rng, past: &[MemberChange], length: usize) -> Bod
             by: if rng.percent(30) { None } else { Some(user(name(rng, &USERS))) },
         }),
         17 => Body::Prune(Prune { conversation: conversation(rng, USERS[0]), up_to: rng.below(6) as u64 }),
-        _ => Body::Rules(Rules {
-            ledger_version: 1,
-            dedup_window: [0, 4, 12, 1_000][rng.below(4)],
+        _ => Body::Rules(RuleChange {
+            ledger_version: if rng.percent(20) { LEDGER_NEWEST } else { 1 },
+            dedup_window: [None, None, Some(0), Some(4), Some(12), Some(1_000)][rng.below(6)],
             keys_from: if rng.percent(30) { length.saturating_sub(40 + rng.below(40)) as u64 } else { 0 },
         }),
     }

@@ -39,6 +39,8 @@ pub(crate) enum Fault {
     UnpinnedTooEarly,
     /// The store drops old keys by itself, not when the rules say so.
     StoreDropsKeys,
+    /// A node of an earlier version passes over the rules that it does not know, and goes on.
+    UnknownRulesIgnored,
 }
 
 impl Fault {
@@ -105,6 +107,8 @@ pub(crate) struct Owner {
     delta: Option<Delta>,
     seen: BTreeSet<Need>,
     pub(crate) stopped: bool,
+    /// It met rules that it does not know.
+    pub(crate) given_up: bool,
     pub(crate) evicted: usize,
 }
 
@@ -115,6 +119,7 @@ impl Owner {
         log: &Log,
         store: &mut Store,
         fault: Fault,
+        newest: u32,
         rng: &mut Rng,
     ) -> Option<Self> {
         store.now.fence = fence;
@@ -126,7 +131,13 @@ impl Owner {
             position = Position::START;
             store.now.position = position;
         }
-        let mut ledger = Ledger::resume(position, store.now.rules, rng.next());
+        let ignores = fault == Fault::UnknownRulesIgnored;
+        let mut rules = store.now.rules;
+        if ignores {
+            rules.ledger_version = rules.ledger_version.min(newest);
+        }
+        let mut ledger = Ledger::resume(position, rules, rng.next());
+        ledger.know_up_to(newest);
         if let Fault::Ledger(mutation) = fault {
             ledger.mutate(mutation);
         }
@@ -150,6 +161,7 @@ impl Owner {
             delta: None,
             seen: BTreeSet::new(),
             stopped: false,
+            given_up: false,
             evicted: 0,
         })
     }
@@ -263,11 +275,17 @@ impl Owner {
             }
             let (bytes, record) = &log.entries[offset as usize];
             match record {
-                None => self.ledger.skip(offset).map_err(|stop| stop.to_string())?,
+                None => match self.ledger.skip(offset) {
+                    Err(Stop::UnknownRules(_)) => (self.stopped, self.given_up) = (true, true),
+                    other => other.map_err(|stop| stop.to_string())?,
+                },
                 Some(record) => match self.apply(offset, record, store)? {
                     Some(outcome) => answers.push(Answer { topic: self.topic, offset, outcome }),
                     None => break,
                 },
+            }
+            if self.stopped {
+                break;
             }
             self.end = Position::behind(offset, bytes);
         }
@@ -278,6 +296,17 @@ impl Owner {
         match self.ledger.apply(offset, record) {
             Ok(outcome) => return Ok(Some(outcome)),
             Err(Stop::Missing) => {}
+            Err(Stop::UnknownRules(_)) if self.fault == Fault::UnknownRulesIgnored => {
+                return self
+                    .ledger
+                    .skip(offset)
+                    .map(|()| Some(Outcome::Noted))
+                    .map_err(|stop| stop.to_string());
+            }
+            Err(Stop::UnknownRules(_)) => {
+                (self.stopped, self.given_up) = (true, true);
+                return Ok(None);
+            }
             Err(stop) => return Err(stop.to_string()),
         }
         let mut needs = BTreeSet::new();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tidegate_protocol::{
     Code,
     id::{DeviceId, MsgId, NodeId},
-    machine::ledger::{Delta, Outcome},
+    machine::ledger::{Delta, LEDGER_NEWEST, Outcome},
     record::{Body, MemberChange, Message, Origin, Record},
 };
 
@@ -34,6 +34,7 @@ pub(crate) struct Seen {
     pub(crate) zombies_stopped: usize,
     pub(crate) replaced: usize,
     pub(crate) renamed: usize,
+    pub(crate) given_up: usize,
 }
 
 pub(crate) struct World {
@@ -287,8 +288,11 @@ impl World {
             let gone = self.owners.remove(gone);
             self.seen.evicted += gone.evicted;
             self.seen.zombies_stopped += usize::from(gone.stopped);
+            self.seen.given_up += usize::from(gone.given_up);
         }
-        match Owner::take_over(self.fence, &self.log, &mut self.store, self.fault, &mut self.rng) {
+        // In the end every node runs the newest version.
+        let newest = if !self.calm && self.rng.percent(30) { 1 } else { LEDGER_NEWEST };
+        match Owner::take_over(self.fence, &self.log, &mut self.store, self.fault, newest, &mut self.rng) {
             Some(owner) => self.owners.push(owner),
             None if self.log.topic > 0 => self.seen.replaced += 1,
             None => return Err("LOG_REPLACED, but it was not".to_owned()),

@@ -86,6 +86,25 @@ fn a_drain_goes_through_its_phases() {
 }
 
 #[test]
+fn clients_leave_no_faster_than_the_others_take_them() {
+    let plan = |accept: Option<u32>| {
+        let mut drain = begun(DEFAULTS);
+        drain.handle_others(accept);
+        let steps = look(&mut drain, 5_000, clients(6_000));
+        let [Step::Notice(_, plan)] = &steps[..] else { panic!("{steps:?}") };
+        (plan.rate, plan.window, plan.raised)
+    };
+    // 6,000 over the spread of 30 s.
+    for accept in [None, Some(10_000), Some(200)] {
+        assert_eq!(plan(accept), (200, ms(30_000), false), "{accept:?}");
+    }
+    let (rate, window, raised) = plan(Some(190));
+    assert!(rate == 190 && window > ms(31_500) && !raised, "{rate} {window:?}");
+    let (rate, _, raised) = plan(Some(10));
+    assert!(raised && rate > 100, "the deadline is above it, and it is said: {rate}");
+}
+
+#[test]
 fn an_idle_node_ends_at_once() {
     let mut drain = begun(DEFAULTS);
     assert_eq!(look(&mut drain, 0, Snapshot::default()), [Step::Flush]);

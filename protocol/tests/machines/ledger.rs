@@ -8,3 +8,4 @@ mod rules;
 #[allow(dead_code)]
 #[path = "../ledger_sim/store.rs"]
 pub(crate) mod store;
+mod switch;

@@ -2,6 +2,7 @@
 //!
 //! | room | what it tests |
 //! |---|---|
+//! | `assign` | which nodes clients are sent to |
 //! | `chain` | the nextId chain |
 //! | `drain` | how a node leaves |
 //! | `ledger` | the ledger on one owner; several owners are simulated in `tests/ledger_sim` |
@@ -10,6 +11,7 @@
 //! | `window` | pushes not yet acked |
 #![allow(clippy::unwrap_used)]
 
+mod assign;
 mod chain;
 mod drain;
 mod ledger;

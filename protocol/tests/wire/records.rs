@@ -9,7 +9,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{message_key, request_key},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, Rules,
+        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, RuleChange,
         SenderOrder, body_hash,
     },
     trace::TraceContext,
@@ -95,8 +95,16 @@ fn bodies() -> Vec<(&'static str, Body)> {
         ("a recall", recall(place("d:ann:bob"), 7, Some(user("ann")))),
         ("a recall by the admin API", recall(place("g:tea"), 1, None)),
         ("a prune", Body::Prune(Prune { conversation: place("g:tea"), up_to: 1_000 })),
-        ("rules", Body::Rules(Rules { ledger_version: 1, dedup_window: 1_000_000, keys_from: 1 << 40 })),
-        ("rules that forget nothing", Body::Rules(Rules::default())),
+        (
+            "rules",
+            Body::Rules(RuleChange { ledger_version: 1, dedup_window: Some(1_000_000), keys_from: 1 << 40 }),
+        ),
+        ("rules that forget nothing", Body::Rules(RuleChange::default())),
+        ("a switch", Body::Rules(RuleChange { ledger_version: 2, ..RuleChange::default() })),
+        (
+            "rules that name no window",
+            Body::Rules(RuleChange { dedup_window: Some(0), ..RuleChange::default() }),
+        ),
     ]
 }
 

@@ -105,12 +105,14 @@ pub(super) fn member(kafka: &Kafka) -> Result<ClientConfig, KafkaRefusal> {
     never_commit(&mut config);
     config.set("partition.assignment.strategy", "cooperative-sticky");
     config.set("session.timeout.ms", kafka.session_ms.to_string());
-    // A planned take-over waits for a heartbeat of each node.
-    config.set("heartbeat.interval.ms", (kafka.session_ms / 10).clamp(100, 500).to_string());
+    // A planned take-over waits for a heartbeat of each node, twice where a partition moves from one that stays.
+    config.set("heartbeat.interval.ms", (kafka.session_ms / 30).clamp(100, 200).to_string());
     config.set("max.poll.interval.ms", (kafka.revoke_ms * 2 + kafka.session_ms).max(60_000).to_string());
     config.set("allow.auto.create.topics", "false").set("auto.offset.reset", "latest");
     config.set("statistics.interval.ms", "0");
     config.set("queued.max.messages.kbytes", "1").set("fetch.message.max.bytes", "1024");
+    // A line for each of its partitions and each of their states stood before what the group has to say.
+    config.remove("debug");
     Ok(config)
 }
 

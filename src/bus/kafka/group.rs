@@ -34,8 +34,15 @@ type Client = BaseConsumer<Context<Arc<Member>>>;
 /// Between two looks at what the owner and Kafka want.
 const TICK: Duration = Duration::from_millis(20);
 
+/// Events of the library taken at each look, at most.
+const EVENTS: usize = 256;
+
+/// How long an owner goes on that is asked for a partition. Kafka gives it away at the next join of all members, and the library lets
+/// a second pass between two joins of one: given up at once, the partition would be nobody's for most of that.
+const KEEP: Duration = Duration::from_millis(700);
+
 /// How often the thread of the library is woken: oftener than it is to send a heartbeat (`client::member`).
-const WAKE: Duration = Duration::from_millis(100);
+const WAKE: Duration = Duration::from_millis(40);
 
 /// What the thread, the library's calls and the owner share.
 pub(super) struct Member {
@@ -55,6 +62,8 @@ struct State {
     asked: BTreeSet<u32>,
     /// What Kafka waits for to be given back, and until when.
     giving: Option<(Vec<u32>, Instant)>,
+    /// The owner is not asked for that before.
+    keep_until: Option<Instant>,
     leaving: bool,
     /// Nobody listens any more: give everything back at once.
     over: bool,
@@ -130,6 +139,20 @@ impl Member {
         }
     }
 
+    /// Asks the owner for what is to be given back, once it is time.
+    fn ask_in_time(&self) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let due = |until: Instant| state.leaving || state.over || Instant::now() >= until;
+        if !state.keep_until.is_some_and(due) {
+            return;
+        }
+        state.keep_until = None;
+        if let Some((partitions, _)) = state.giving.clone() {
+            self.ask(state, &partitions);
+        }
+    }
+
     /// What can be given back now: the owner is done, or its time is over, or Kafka has given them away.
     fn ready_to_give(&self, lost: bool) -> Option<Vec<u32>> {
         let mut guard = self.lock();
@@ -138,10 +161,13 @@ impl Member {
         let late = lost || state.over || Instant::now() > until;
         if late {
             self.lose(state, &partitions);
-        } else if partitions.iter().any(|partition| state.owned.contains(partition)) {
+        } else if state.keep_until.is_some()
+            || partitions.iter().any(|partition| state.owned.contains(partition))
+        {
             return None;
         }
-        state.giving = None;
+        (state.giving, state.keep_until) = (None, None);
+        tracing::debug!(?partitions, late, "partitions are given back");
         Some(partitions)
     }
 
@@ -159,6 +185,7 @@ impl ConsumerContext for Context<Arc<Member>> {
     fn rebalance(&self, client: &Client, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
         let member = &self.role;
         let partitions: Vec<u32> = list.elements().iter().map(|one| one.partition().max(0) as u32).collect();
+        tracing::debug!(?what, ?partitions, "the group of owners changes");
         let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             member.assigned(&partitions);
             take(client, member, &partitions)
@@ -170,9 +197,11 @@ impl ConsumerContext for Context<Arc<Member>> {
                 drop(state);
                 give(client, member, &partitions)
             } else {
-                member.ask(&mut state, &partitions);
-                // The thread gives them back; until then Kafka waits.
-                state.giving = Some((partitions, Instant::now() + member.revoke_within));
+                // The thread asks for them, and gives them back; until then Kafka waits.
+                let now = Instant::now();
+                let waits = !state.leaving && !partitions.is_empty();
+                state.keep_until = Some(if waits { now + KEEP } else { now });
+                state.giving = Some((partitions, now + KEEP + member.revoke_within));
                 Ok(())
             }
         };
@@ -229,9 +258,12 @@ pub(super) fn join(
 fn run(client: Client, member: &Member) {
     let (mut unsubscribed, mut woken) = (false, Instant::now());
     loop {
-        // Records of the moment before a partition was paused: somebody else reads them.
-        if let Some(Err(error)) = client.poll(Duration::ZERO) {
-            tracing::debug!(%error, "the group of owners");
+        // One poll is one event, whatever it is, so one alone would have the group wait for the lines of a log.
+        for _ in 0..EVENTS {
+            // Records of the moment before a partition was paused: somebody else reads them.
+            if let Some(Err(error)) = client.poll(Duration::ZERO) {
+                tracing::debug!(%error, "the group of owners");
+            }
         }
         thread::park_timeout(TICK);
         if woken.elapsed() >= WAKE {
@@ -239,6 +271,7 @@ fn run(client: Client, member: &Member) {
             client.assignment().ok();
             woken = Instant::now();
         }
+        member.ask_in_time();
         if let Some(partitions) = member.ready_to_give(client.assignment_lost())
             && let Err(error) = give(&client, member, &partitions)
         {
@@ -253,6 +286,7 @@ fn run(client: Client, member: &Member) {
             break;
         }
         if leaving && !unsubscribed {
+            tracing::debug!("leaving the group of owners");
             client.unsubscribe();
             unsubscribed = true;
         }
@@ -262,7 +296,9 @@ fn run(client: Client, member: &Member) {
     }
     member.lock().over = true;
     // Leaves the group, and waits for that.
+    tracing::debug!("nothing is owned any more: the member of the group ends");
     drop(client);
+    tracing::debug!("left the group of owners");
 }
 
 struct KafkaOwnership(Arc<Member>);

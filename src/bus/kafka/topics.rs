@@ -33,7 +33,22 @@ pub struct TopicPlan {
     pub replication: u32,
     /// What is set for it, with Kafka's names.
     pub settings: Vec<(&'static str, String)>,
-    nodes: bool,
+    what: Plan,
+}
+
+impl TopicPlan {
+    /// Whether it is one of a node, which may live on another Kafka than the log.
+    pub fn is_node(&self) -> bool {
+        self.what == Plan::Node
+    }
+}
+
+/// What a topic is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    Log,
+    Node,
+    Events,
 }
 
 /// What was found or done.
@@ -63,17 +78,23 @@ pub fn topic_plans(kafka: &Kafka, nodes: &[String]) -> Vec<TopicPlan> {
             ("max.message.bytes", size.clone()),
         ]
     };
-    let plan = |name: String, partitions, settings, nodes| TopicPlan {
+    let plan = |name: String, partitions, settings, what| TopicPlan {
         name,
         partitions,
         replication: kafka.replication,
         settings,
-        nodes,
+        what,
     };
     let log = settings(kafka.retention_ms, kafka.retention_bytes);
-    let mut plans = vec![plan(kafka.topic.clone(), kafka.partitions, log, false)];
+    let mut plans = vec![plan(kafka.topic.clone(), kafka.partitions, log, Plan::Log)];
     for node in nodes {
-        plans.push(plan(kafka.topic_of(node), 1, settings(kafka.node_retention_ms, 0), true));
+        plans.push(plan(kafka.topic_of(node), 1, settings(kafka.node_retention_ms, 0), Plan::Node));
+    }
+    if !kafka.event_topic.is_empty() {
+        let mut settings = settings(kafka.event_retention_ms, 0);
+        // Events are small, whatever a record of the log may be.
+        settings.retain(|(name, _)| *name != "max.message.bytes");
+        plans.push(plan(kafka.event_topic.clone(), kafka.event_partitions, settings, Plan::Events));
     }
     plans
 }
@@ -88,7 +109,7 @@ pub async fn ensure_topics(
 ) -> Result<Vec<(String, TopicState)>, KafkaRefusal> {
     let mut states = Vec::new();
     for plan in plans {
-        let cluster = if plan.nodes { Cluster::Nodes } else { Cluster::Log };
+        let cluster = if plan.what == Plan::Node { Cluster::Nodes } else { Cluster::Log };
         let mut config = client::common(kafka, cluster)?;
         config.set("statistics.interval.ms", "0").remove("debug");
         states.push((plan.name.clone(), ensure(&config, plan).await?));
@@ -126,7 +147,14 @@ async fn compare(
 ) -> Result<TopicState, KafkaRefusal> {
     let (found, copies) = shape(admin, &plan.name).await?;
     if found != plan.partitions as usize {
-        return Ok(TopicState::Differs(wrong_count(&plan.name, found, plan.partitions)));
+        return Ok(TopicState::Differs(match plan.what {
+            Plan::Log | Plan::Node => wrong_count(&plan.name, found, plan.partitions),
+            Plan::Events => format!(
+                "{} has {found} partitions, kafka.event_partitions says {}: set it to {found}, or change the topic with \
+                 kafka-topics.sh --alter --topic {} --partitions N",
+                plan.name, plan.partitions, plan.name
+            ),
+        }));
     }
     if copies != plan.replication as usize {
         return Ok(TopicState::Differs(format!(
@@ -210,7 +238,7 @@ mod tests {
         let kafka = Kafka { retention_bytes: 1 << 30, ..Kafka::default() };
         let plans = topic_plans(&kafka, &["n1".to_owned()]);
         let names: Vec<_> = plans.iter().map(|plan| (plan.name.as_str(), plan.partitions)).collect();
-        assert_eq!(names, [("tidegate.log", 64), ("tidegate.node.n1", 1)]);
+        assert_eq!(names, [("tidegate.log", 64), ("tidegate.node.n1", 1), ("tidegate.events", 8)]);
         let setting = |at: usize, name| {
             let found = plans[at].settings.iter().find(|(setting, _)| *setting == name);
             found.map(|(_, value)| value.as_str()).unwrap_or_default()
@@ -218,5 +246,8 @@ mod tests {
         assert_eq!((setting(0, "retention.ms"), setting(1, "retention.ms")), ("604800000", "600000"));
         assert_eq!((setting(0, "retention.bytes"), setting(1, "retention.bytes")), ("1073741824", "-1"));
         assert_eq!((setting(0, "min.insync.replicas"), plans[0].replication), ("2", 3));
+        assert_eq!((setting(2, "retention.ms"), setting(2, "max.message.bytes")), ("604800000", ""));
+        let none = Kafka { event_topic: String::new(), ..kafka };
+        assert_eq!(topic_plans(&none, &[]).len(), 1, "events go to no topic");
     }
 }

@@ -42,6 +42,7 @@ fn ports() -> Ports {
         owned: Arc::default(),
         peers: Arc::default(),
         trace: Arc::default(),
+        events: Arc::default(),
     }
 }
 

@@ -12,7 +12,7 @@ use tidegate_protocol::{
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    link::{Ask, Link, Stray, Tail, TailQuery, Word},
+    link::{Ask, Link, Stray, Word},
     metrics,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
@@ -54,8 +54,8 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        Ok(Vec::new())
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        Ok(())
     }
 
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
@@ -101,8 +101,8 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        Ok(Vec::new())
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        Ok(())
     }
 
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
@@ -141,6 +141,7 @@ fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Cou
         owned: Arc::default(),
         peers: Arc::default(),
         trace: Arc::default(),
+        events: Arc::default(),
     };
     Couriers::new(&Arc::new(ports), metrics::install().0)
 }
@@ -238,4 +239,16 @@ async fn a_lane_that_ended_for_want_of_traffic_begins_again() {
     couriers.answers(&there, vec![answer(2)]);
     settle().await;
     assert_eq!(*end.requests.lock().unwrap(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_that_are_over_leave_no_lanes_behind() {
+    let runs: Vec<NodeBoot> = (1..=50).map(|boot| NodeBoot { boot, ..node("there") }).collect();
+    let ends: Vec<_> = runs.iter().map(|run| (run.clone(), Arc::new(End::default()))).collect();
+    let couriers = couriers(&ends, memory_routes());
+    for run in &runs {
+        couriers.answers(run, vec![answer(1)]);
+        time::sleep(IDLE * 2).await;
+    }
+    assert_eq!(couriers.lanes.lock().unwrap().keys().collect::<Vec<_>>(), [&runs[49]]);
 }

@@ -34,7 +34,7 @@ impl Drop for Held<'_> {
 fn comers(items: &[Item]) -> Vec<ConversationId> {
     let group = |item: &Item| match item {
         Item::Join(group, _) => Some(group.clone()),
-        Item::Push(_) | Item::Part(..) | Item::Behind(_) => None,
+        Item::Push(_) | Item::Part(..) | Item::Keep(..) | Item::Behind(_) => None,
     };
     items.iter().filter_map(group).collect()
 }

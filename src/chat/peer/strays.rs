@@ -14,6 +14,7 @@ use tidegate_protocol::{
 
 use super::Peer;
 use crate::{
+    chat::crowd::Source,
     directory::ShardSet,
     link::Stray,
     mail::{Audience, Delivery, Item, Mail, Volatile},
@@ -22,8 +23,11 @@ use crate::{
 /// Rooms whose losses are remembered; those of others are only counted.
 const MISSED_MAX: usize = 4_096;
 
-/// What the shards had no room for, and were not told of yet.
-pub(super) type Missed = Mutex<HashMap<(usize, ConversationId), u64>>;
+/// What the shards had no room for, and were not told of yet; apart from that what nobody has counted.
+pub(super) type Missed = Mutex<HashMap<(usize, ConversationId, Counted), u64>>;
+
+/// Whether it is known how much it is.
+type Counted = bool;
 
 impl Peer {
     /// Hands them to the shards that have somebody they are for, in order; nobody here → dropped.
@@ -44,6 +48,11 @@ impl Peer {
                         .for_each(|shard| self.note_missed(shard, &room, count));
                 }
                 Stray::Signal { conversation, users, frame } => self.signal(conversation, users, &frame),
+                Stray::FanOut { record, .. } => {
+                    if let Some(crowds) = &self.crowds {
+                        crowds.records(Source::Peer, [record]);
+                    }
+                }
                 Stray::Mark { conversation, user, seq, frame } => {
                     let to = self.directory.user(&user);
                     add(&mut items, to, mark(conversation, user, seq, &frame));
@@ -109,7 +118,7 @@ impl Peer {
 
     fn note_missed(&self, shard: usize, room: &ConversationId, count: u64) {
         let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (shard, room.clone());
+        let key = (shard, room.clone(), count > 0);
         if missed.len() < MISSED_MAX || missed.contains_key(&key) {
             *missed.entry(key).or_default() += count;
         }
@@ -118,7 +127,7 @@ impl Peer {
     /// Has the shards tell what was lost; one that can't hear it now is told with the next strays.
     fn tell_missed(&self) {
         let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        missed.retain(|(shard, room), count| {
+        missed.retain(|(shard, room, _), count| {
             self.handle(*shard).is_some_and(|it| !it.try_post(Mail::Missed(room.clone(), *count)))
         });
     }

@@ -92,6 +92,7 @@ async fn what_a_push_says_of_members_moves_the_indexes_in_order() {
             Item::Join(..) => "join",
             Item::Push(_) => "push",
             Item::Part(..) => "part",
+            Item::Keep(..) => "keep",
             Item::Behind(_) => "behind",
         })
         .collect();
@@ -199,7 +200,14 @@ async fn strays_never_wait_for_a_shard_and_what_a_room_loses_there_is_told_once_
     while let Some(mail) = mailbox.take() {
         assert!(matches!(mail, Mail::ShedMemory));
     }
+    // Beside that some that nobody counted: one word is no part of the other.
+    peer.may_lack(vec![ConversationId::parse("r:hall").unwrap()]);
+    let mut told = [mailbox.take(), mailbox.take()].map(|mail| match mail {
+        Some(Mail::Missed(_, count)) => count,
+        _ => panic!("a word"),
+    });
+    told.sort_unstable();
+    assert_eq!(told, [0, 4]);
     peer.strays(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
-    assert!(matches!(mailbox.take(), Some(Mail::Missed(_, 4))));
     assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
 }

@@ -18,6 +18,9 @@ use crate::{
 const DAY: u64 = 24 * HOUR_MS;
 const NOW: u64 = 1_000 * DAY;
 
+/// That in which the owner of the world looks through the keys.
+const KEYS_ROUND: u64 = 1;
+
 /// A partition with its owner.
 struct World {
     bus: LocalBus,
@@ -78,11 +81,19 @@ impl World {
 
     /// One round of an owner whose clock says `NOW`; what it appended.
     async fn round(&mut self, round: u64, node: Keep) -> Vec<Body> {
-        let rules = self.ledger.rules();
+        let rules = watch::channel(self.ledger.rules()).1;
         let settings = settings(node, || NOW);
         let (bus, store) = (&self.bus, &self.store);
-        let mut sweeper =
-            Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, metrics: None };
+        let mut sweeper = Sweeper {
+            partition: 0,
+            fence: Fence(1),
+            bus,
+            store,
+            settings,
+            rules,
+            keys_from: 0,
+            metrics: None,
+        };
         sweeper.round(round).await.unwrap();
         self.own().await
     }
@@ -196,14 +207,32 @@ async fn s22_a_key_lives_for_eight_days_and_then_goes() {
     for (number, age) in (0..).zip([10 * DAY, 9 * DAY, 7 * DAY, 9 * DAY, DAY]) {
         world.append(NOW - age, message(&direct(), number)).await;
     }
-    let appended = world.round(0, Keep::Forever).await;
+    let appended = world.round(KEYS_ROUND, Keep::Forever).await;
     // Record 3 is old, too, but younger ones lie before it: a clock that was set back takes no key early.
-    assert_eq!(appended, [Body::Rules(Rules { keys_from: 2, ..Rules::default() })]);
+    assert_eq!(
+        appended,
+        [Body::Rules(RuleChange { dedup_window: Some(0), keys_from: 2, ..RuleChange::default() })]
+    );
     let scan = Scan::Keys { from: 0, after: None, limit: 100 };
     assert_eq!(world.store.scan(0, Fence(1), &scan).await.unwrap().rows.len(), 3);
-    assert_eq!(world.round(0, Keep::Forever).await, [], "once is enough");
-    assert_eq!(world.round(1, Keep::Forever).await, []);
+    assert_eq!(world.round(KEYS_ROUND, Keep::Forever).await, [], "once is enough");
     assert_eq!(world.seqs(&direct()).await.len(), 5, "the messages stay");
+}
+
+#[tokio::test]
+async fn keys_are_looked_through_once_a_day_in_a_round_that_each_owner_draws() {
+    let world = World::new().await;
+    let due = |fence: u128| -> Vec<u64> {
+        let (bus, store, settings) = (&world.bus, &world.store, settings(Keep::Forever, || NOW));
+        let (fence, rules) = (Fence(fence), watch::channel(Rules::default()).1);
+        let it = Sweeper { partition: 0, fence, bus, store, settings, rules, keys_from: 0, metrics: None };
+        (0..3 * 1_440).filter(|round| it.keys_are_due(*round)).collect()
+    };
+    assert_eq!(due(1), [KEYS_ROUND, KEYS_ROUND + 1_440, KEYS_ROUND + 2 * 1_440]);
+    // 64 partitions that are taken over together, and again in an hour.
+    let fences = (0..64).map(|_| rand::random::<u128>());
+    let soon = fences.filter(|fence| due(*fence).first() < Some(&60)).count();
+    assert!(soon < 20, "{soon} of 64 within an hour");
 }
 
 #[tokio::test]
@@ -214,7 +243,9 @@ async fn long_retention_is_looked_at_less_often_and_a_former_owner_stops() {
     let world = World::new().await;
     world.store.take_over(0, Fence(2), TopicId(1)).await.unwrap();
     let settings = Settings { every: Duration::from_millis(1), ..settings(Keep::Days(1), || NOW) };
-    let rules = Rules::default();
+    let rules = watch::channel(Rules::default()).1;
     let (bus, store) = (&world.bus, &world.store);
-    Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, metrics: None }.run().await;
+    Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, keys_from: 0, metrics: None }
+        .run()
+        .await;
 }

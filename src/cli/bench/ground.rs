@@ -67,6 +67,7 @@ impl Ground {
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),
             format!("kafka.node_topic={name}.node"),
+            format!("kafka.event_topic={name}.events"),
             format!("redis.urls=[{}]", entry("redis7", "url")?),
             format!("redis.prefix={name}"),
             format!("postgres.url=postgres://{user}@{address}/{name}"),

@@ -4,6 +4,7 @@ mod chat;
 mod cluster;
 mod echo;
 mod fanout;
+mod groups;
 mod idle;
 mod kafka;
 mod login;
@@ -63,6 +64,10 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
         Scenario::Cluster { services, senders, partitions } => {
             let load = (*senders, *partitions);
             cluster::run(launcher, args, &services.services, load, out).context("cluster")
+        }
+        Scenario::Groups { services, members, online } => {
+            let load = groups::Load { services: &services.services, members: *members, online: *online };
+            groups::run(launcher, args, &load, out).context("groups")
         }
         Scenario::Kafka { services, conns, in_flight, seconds, partitions } => {
             let (conns, in_flight, seconds, partitions) = (*conns, *in_flight, *seconds, *partitions);

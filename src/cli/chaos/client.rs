@@ -50,6 +50,9 @@ const LEAVES: u32 = 30;
 /// old connection stays: then both nodes have the same ids.
 const HOPS: u32 = 15;
 
+/// The request by which a client joins its room, after its `hello`.
+const JOIN: u64 = 2;
+
 /// How long the old connection stays.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -81,6 +84,8 @@ struct Client {
 /// What lives as long as a connection.
 struct Session {
     number: u64,
+    /// Of the node.
+    nth: usize,
     link: Link,
     ticks: u64,
     requests: u64,
@@ -151,8 +156,8 @@ impl Client {
     async fn login(&mut self) -> anyhow::Result<Session> {
         self.connects += 1;
         let me = self.me();
-        let door = self.world.doors[self.connects % self.world.doors.len()];
-        let mut link = Link::connect(door, me.wire).await?;
+        let nth = self.connects % self.world.doors.len();
+        let mut link = Link::connect(self.world.doors[nth], me.wire).await?;
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
@@ -165,13 +170,10 @@ impl Client {
         }
         let number = self.world.next_session();
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
-        let inside = !self.world.is_cluster();
-        if inside {
-            let room = self.me().room.clone();
-            link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Join(pb::Join { room })) }]).await?;
-        }
-        let (acks, desk) = (BTreeMap::new(), Desk::default());
-        Ok(Session { number, link, ticks: 0, requests: 2, acks, heard: 0, inside, desk, hops: false })
+        let room = self.me().room.clone();
+        link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        let (acks, desk, inside) = (BTreeMap::new(), Desk::default(), true);
+        Ok(Session { number, nth, link, ticks: 0, requests: JOIN, acks, heard: 0, inside, desk, hops: false })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -354,6 +356,10 @@ impl Client {
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
             }
             Say::Error(error) => self.refused(session, frame.id, &error),
+            Say::Done(_) if frame.id == JOIN => {
+                let (conv, node) = (format!("r:{}", self.me().room), World::node(session.nth));
+                self.say(Event::Joined { session: session.number, conv: &conv, node: &node });
+            }
             Say::Behind(behind) => {
                 // Where the hole begins is not said: everything before `max_seq` counts as told.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);

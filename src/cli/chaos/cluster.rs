@@ -25,13 +25,16 @@ use super::{
 use crate::{
     auth,
     bus::{ensure_topics, topic_plans},
-    checker::History,
+    checker::{Event, History},
     config::Config,
     store::PostgresStore,
 };
 
 /// How many nodes.
 const NODES: usize = 3;
+
+/// Of the log.
+pub(super) const PARTITIONS: usize = 6;
 
 /// Where the link of a node may listen: below what the system gives to outgoing connections, so that the port is free when
 /// the node comes back.
@@ -50,6 +53,8 @@ pub(super) struct Node {
     /// It goes through these.
     pub(super) redis: Proxy,
     pub(super) postgres: Proxy,
+    /// One to each broker.
+    pub(super) kafka: Vec<Proxy>,
     log: PathBuf,
     /// Where in the log its present run begins.
     since: usize,
@@ -85,7 +90,8 @@ pub(super) async fn drive(
 ) -> anyhow::Result<(History, [u64; 3])> {
     let mut rng = StdRng::seed_from_u64(seed);
     let clock = args.faketime.clone().map(Clock);
-    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, clock, &mut rng)).await?;
+    let mut cluster =
+        Box::pin(Cluster::start(&binary(args)?, list, directory, (clock, SETS), &mut rng)).await?;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
     let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
@@ -111,11 +117,12 @@ pub(super) async fn drive(
 }
 
 impl Cluster {
-    async fn start(
+    /// Starts servers' databases, topics and nodes with these further settings.
+    pub(super) async fn start(
         binary: &Path,
         list: &Path,
         directory: &Path,
-        clock: Option<Clock>,
+        (clock, more): (Option<Clock>, &[&str]),
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let servers = Servers::read(list)?;
@@ -133,18 +140,19 @@ impl Cluster {
             format!("link.secret_file={}", secret.display()),
             format!("kafka.brokers=[{}]", servers.brokers()),
             format!("kafka.replication={}", servers.kafka.len()),
-            "kafka.partitions=6".to_owned(),
+            format!("kafka.partitions={PARTITIONS}"),
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),
             format!("kafka.node_topic={name}.node"),
+            format!("kafka.event_topic={name}.events"),
             format!("redis.prefix={name}"),
             format!("postgres.url=postgres://{}@{}/{name}", servers.user, servers.postgres.address),
         ]
         .into_iter()
-        .chain(SETS.iter().map(|set| (*set).to_owned()))
+        .chain(more.iter().map(|set| (*set).to_owned()))
         .collect();
         let key = auth::create_key(&key)?;
-        let names: Vec<String> = (1..=NODES).map(|nth| format!("n{nth}")).collect();
+        let names: Vec<String> = (0..NODES).map(World::node).collect();
         let kafka = Config::load(None, &sets)?.kafka;
         ensure_topics(&kafka, &topic_plans(&kafka, &names)).await?;
         let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, clock, sets, key };
@@ -166,24 +174,58 @@ impl Cluster {
         let link = Proxy::start(([127, 0, 0, 1], port).into()).await?;
         let redis = Proxy::start(self.servers.redis.address).await?;
         let postgres = Proxy::start(self.servers.postgres.address).await?;
+        let mut kafka = Vec::new();
+        for broker in &self.servers.kafka {
+            let way = broker.ways.get(self.nodes.len()).context("no way to a broker is left")?;
+            let proxy = Proxy::start_at(way.advertised, way.listens).await;
+            kafka.push(proxy.with_context(|| format!("{} is to be a proxy's", way.advertised))?);
+        }
+        let brokers: Vec<String> = kafka.iter().map(|proxy| proxy.address.to_string()).collect();
         let own = [
             format!("node.id={id}"),
             format!("link.listen=127.0.0.1:{port}"),
             format!("link.advertise={}", link.address),
+            format!("kafka.brokers=[{}]", brokers.join(",")),
             format!("redis.urls=[redis://{}]", redis.address),
             format!("postgres.url=postgres://{}@{}/{database}", self.servers.user, postgres.address),
         ];
         let sets = [self.sets.as_slice(), &own].concat();
         let process = Process::start_by(binary, &data, &sets, self.clock.clone()).await?;
         let door = Proxy::start(process.client).await?;
-        Ok(Node { process, door, link, redis, postgres, log: data.join("node.log"), since: 0 })
+        Ok(Node { process, door, link, redis, postgres, kafka, log: data.join("node.log"), since: 0 })
+    }
+
+    /// The settings that all nodes share.
+    pub(super) fn sets(&self) -> &[String] {
+        &self.sets
+    }
+
+    /// The key of tokens.
+    pub(super) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// By which version of the rules the log is read where that is the oldest.
+    pub(super) async fn oldest_rules(&self) -> anyhow::Result<u64> {
+        let url = Config::load(None, &self.sets)?.postgres.url;
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+        let connection = tokio::spawn(connection);
+        let oldest = client.query_one("SELECT min(ledger_version)::bigint FROM partitions", &[]).await;
+        connection.abort();
+        Ok(oldest?.try_get::<_, i64>(0)?.cast_unsigned())
+    }
+
+    /// Starts a node again that has ended, for clients that need no door.
+    pub(super) async fn revive_plainly(&mut self, nth: usize) -> anyhow::Result<()> {
+        let node = &mut self.nodes[nth];
+        node.since = usize::try_from(fs::metadata(&node.log)?.len())?;
+        node.process.restart().await
     }
 
     /// Starts a node again that has ended.
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
+        self.revive_plainly(nth).await?;
         let node = &mut self.nodes[nth];
-        node.since = usize::try_from(fs::metadata(&node.log)?.len())?;
-        node.process.restart().await?;
         node.door.set_target(node.process.client);
         world.admin.set_address(nth, node.process.admin);
         Ok(())
@@ -198,24 +240,26 @@ impl Cluster {
                 bail!("n{} ended by itself: {status}; see {}", nth + 1, node.log.display());
             }
             self.retired += 1;
+            world.recorder.add(Event::Down { node: &World::node(nth) });
             self.come_back(world, nth).await?;
         }
         Ok(())
     }
 
-    /// Ends a node, as planned or as a crash does; one that was retired just before ends with that.
-    pub(super) async fn end(&mut self, nth: usize, gently: bool) -> anyhow::Result<()> {
+    /// Ends a node, as planned or as a crash does; one that was retired just before ends with that. Whether it could pass
+    /// on what it had.
+    pub(super) async fn end(&mut self, nth: usize, gently: bool) -> anyhow::Result<bool> {
         let node = &mut self.nodes[nth];
         let ended = if gently { node.process.stop().await } else { node.process.kill().await };
         if ended.is_err() && node.is_retired()? {
             self.retired += 1;
-            return Ok(());
+            return Ok(false);
         }
-        ended
+        ended.map(|()| gently)
     }
 
     /// Ends all nodes, this way or that: what was acked is in the store.
-    async fn stop(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
+    pub(super) async fn stop(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
         for nth in 0..self.nodes.len() {
             self.end(nth, rng.random()).await?;
             self.nodes[nth].process.check_log()?;

@@ -39,10 +39,10 @@ const LOGIN: Duration = Duration::from_secs(20);
 const CROSSED: Duration = Duration::from_secs(1);
 
 /// The time over which the pace is judged: shorter than that, a client that was not scheduled looks like a storm.
-const PACE_OVER: Duration = Duration::from_secs(5);
+pub(super) const PACE_OVER: Duration = Duration::from_secs(5);
 
 /// How much faster than planned the clients may be closed.
-const PACE_MAX: f64 = 1.2;
+pub(super) const PACE_MAX: f64 = 1.2;
 
 /// What all clients share.
 struct Shared {
@@ -206,7 +206,7 @@ fn ends(seen: &[Seen], signalled: Instant) -> Vec<Duration> {
 }
 
 /// The most of these within any time so long.
-fn busiest(ends: &[Duration], over: Duration) -> usize {
+pub(super) fn busiest(ends: &[Duration], over: Duration) -> usize {
     let (mut from, mut most) = (0, 0);
     for (at, end) in ends.iter().enumerate() {
         while *end - ends[from] >= over {

@@ -96,6 +96,17 @@ impl Process {
         Ok(())
     }
 
+    /// From its next start on it is that program.
+    pub(super) fn run_as(&mut self, binary: &Path) {
+        self.binary = binary.to_owned();
+    }
+
+    /// From its next start on a setting has that value, or its default.
+    pub(super) fn set(&mut self, key: &str, value: Option<&str>) {
+        self.sets.retain(|set| set.split_once('=').is_none_or(|(other, _)| other != key));
+        self.sets.extend(value.map(|value| format!("{key}={value}")));
+    }
+
     /// Puts its wall clock so many seconds before or behind the right time; it sees that within a second.
     pub(super) fn set_clock(&self, seconds: i64) -> anyhow::Result<()> {
         let draft = self.data.join("clock-fault.new");
@@ -150,6 +161,11 @@ impl Process {
             bail!("the node stopped with {status}; see {}", self.data.join("node.log").display());
         }
         Ok(())
+    }
+
+    /// Waits for the end that it was told of.
+    pub(super) async fn exit(&mut self) -> anyhow::Result<ExitStatus> {
+        Ok(self.child.wait().await?)
     }
 
     /// SIGTERM, and how the drain ended.

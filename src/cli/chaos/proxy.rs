@@ -71,7 +71,15 @@ impl Proxy {
     /// # Errors
     /// Those of the socket.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_at(([127, 0, 0, 1], 0).into(), target).await
+    }
+
+    /// The same at that address.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub async fn start_at(address: SocketAddr, target: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let shared =
             Arc::new(Shared { target: Mutex::new(target), links: Mutex::default(), next: AtomicU64::new(0) });

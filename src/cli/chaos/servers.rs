@@ -38,9 +38,19 @@ pub(super) struct Server {
     folder: PathBuf,
     /// Where its process is written down for whoever ends it at last.
     record: PathBuf,
+    /// Of a broker, one for each node.
+    #[serde(default)]
+    pub(super) ways: Vec<Way>,
     /// Since we started it again.
     #[serde(skip)]
     child: Option<Child>,
+}
+
+/// Where a broker listens as well, and where it says that it does: a proxy is to stand there.
+#[derive(Deserialize)]
+pub(super) struct Way {
+    pub(super) listens: SocketAddr,
+    pub(super) advertised: SocketAddr,
 }
 
 /// All of them.
@@ -72,6 +82,23 @@ impl Servers {
     pub(super) fn brokers(&self) -> String {
         let addresses: Vec<String> = self.kafka.iter().map(|broker| broker.address.to_string()).collect();
         addresses.join(",")
+    }
+
+    /// The broker that is the active controller, by what all have written down of their last vote.
+    pub(super) fn controller(&self) -> anyhow::Result<usize> {
+        let mut newest = None;
+        for broker in &self.kafka {
+            let file = broker.file("data/__cluster_metadata-0/quorum-state");
+            let said: Value =
+                serde_json::from_slice(&fs::read(&file)?).with_context(|| file.display().to_string())?;
+            // While they vote there is none, which is written as -1.
+            if let (Some(epoch), Some(id)) = (said["leaderEpoch"].as_u64(), said["leaderId"].as_u64()) {
+                newest = newest.max(Some((epoch, id)));
+            }
+        }
+        let (_, id) = newest.context("the brokers have no controller")?;
+        // Their ids count from 1.
+        Ok(usize::try_from(id)?.saturating_sub(1) % self.kafka.len())
     }
 
     /// Starts a broker again, and waits until it answers.

@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    slice,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,7 @@ use super::{
     proxy::{Mode, Proxy},
     world::World,
 };
+use crate::checker::Event;
 
 /// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,17 +41,21 @@ enum Fault {
     PostgresCut,
     PostgresHang,
     /// Kafka: a broker stands still, is killed -9, is shut down, so that its leaders move; two of three are killed, so that
-    /// there are not enough copies.
+    /// there is no controller, or shut down, so that there are not enough copies; the active controller stands still or is
+    /// killed, so that another one is elected; all are hung for some nodes.
     KafkaStop,
     KafkaKill,
     KafkaLeave,
     KafkaTwo,
-    /// The network: between clients and a node, between nodes.
+    KafkaController,
+    KafkaHang,
+    /// The network: between clients and a node, between nodes, between nodes and one kind of server.
     Clients,
     Peers,
+    Ways,
 }
 
-const ALL: [Fault; 19] = [
+const ALL: [Fault; 22] = [
     Fault::Kill,
     Fault::Leave,
     Fault::Stop,
@@ -67,8 +73,11 @@ const ALL: [Fault; 19] = [
     Fault::KafkaKill,
     Fault::KafkaLeave,
     Fault::KafkaTwo,
+    Fault::KafkaController,
+    Fault::KafkaHang,
     Fault::Clients,
     Fault::Peers,
+    Fault::Ways,
 ];
 
 impl Fault {
@@ -91,8 +100,21 @@ impl Fault {
             Self::KafkaKill => "kafka-kill",
             Self::KafkaLeave => "kafka-leave",
             Self::KafkaTwo => "kafka-two",
+            Self::KafkaController => "kafka-controller",
+            Self::KafkaHang => "kafka-hang",
             Self::Clients => "clients",
             Self::Peers => "peers",
+            Self::Ways => "ways",
+        }
+    }
+
+    /// With the node that it is about, where it is about one.
+    fn full_name(self, nth: usize) -> String {
+        match self {
+            Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock | Self::Clients => {
+                format!("{}:{}", self.name(), World::node(nth))
+            }
+            _ => self.name().to_owned(),
         }
     }
 
@@ -100,7 +122,7 @@ impl Fault {
     fn column(self) -> usize {
         match self {
             Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock => 0,
-            Self::Clients | Self::Peers => 2,
+            Self::Clients | Self::Peers | Self::Ways => 2,
             _ => 1,
         }
     }
@@ -108,7 +130,7 @@ impl Fault {
     fn can_strike(self, cluster: &Cluster) -> bool {
         match self {
             Self::Clock => cluster.clock.is_some(),
-            Self::KafkaLeave | Self::KafkaTwo => cluster.servers.kafka.len() > 2,
+            Self::KafkaLeave | Self::KafkaTwo | Self::KafkaController => cluster.servers.kafka.len() > 2,
             _ => true,
         }
     }
@@ -154,10 +176,12 @@ pub(super) async fn run(
         }
         let Some(fault) = left.pop() else { continue };
         let began = Instant::now();
-        tell(world, true, fault.name());
-        strike(fault, Pace { long }, world, cluster, rng).await.with_context(|| fault.name())?;
-        tell(world, false, fault.name());
-        eprintln!("chaos: {} for {} ms", fault.name(), began.elapsed().as_millis());
+        let nth = rng.random_range(0..cluster.nodes.len());
+        let name = fault.full_name(nth);
+        tell(world, true, &name);
+        strike((fault, nth), Pace { long }, world, cluster, rng).await.with_context(|| name.clone())?;
+        tell(world, false, &name);
+        eprintln!("chaos: {name} for {} ms", began.elapsed().as_millis());
         counts[fault.column()] += 1;
     }
     // A node that stood still hears only now that it is not wanted.
@@ -167,16 +191,17 @@ pub(super) async fn run(
 }
 
 async fn strike(
-    fault: Fault,
+    (fault, nth): (Fault, usize),
     pace: Pace,
     world: &World,
     cluster: &mut Cluster,
     rng: &mut StdRng,
 ) -> anyhow::Result<()> {
-    let nth = rng.random_range(0..cluster.nodes.len());
     match fault {
         Fault::Kill | Fault::Leave => {
-            cluster.end(nth, fault == Fault::Leave).await?;
+            if !cluster.end(nth, fault == Fault::Leave).await? {
+                world.recorder.add(Event::Down { node: &World::node(nth) });
+            }
             pace.wait(rng, 0..3_000).await;
             cluster.come_back(world, nth).await?;
         }
@@ -195,12 +220,17 @@ async fn strike(
             cluster.nodes[nth].process.set_clock(0)?;
         }
         Fault::RedisFlush | Fault::RedisKill | Fault::RedisBack => redis(fault, pace, cluster, rng).await?,
-        Fault::RedisHang => hang(cluster, pace, rng, 0.7, |node| &node.redis).await,
+        Fault::RedisHang => hang(cluster, pace, rng, 0.7, |node| slice::from_ref(&node.redis)).await,
         Fault::PostgresStop | Fault::PostgresCrash | Fault::PostgresCut => {
             postgres(fault, pace, cluster, rng).await?;
         }
-        Fault::PostgresHang => hang(cluster, pace, rng, 0.4, |node| &node.postgres).await,
-        Fault::KafkaStop | Fault::KafkaKill | Fault::KafkaLeave | Fault::KafkaTwo => {
+        Fault::PostgresHang => hang(cluster, pace, rng, 0.4, |node| slice::from_ref(&node.postgres)).await,
+        Fault::KafkaHang => hang(cluster, pace, rng, 0.4, |node| &node.kafka).await,
+        Fault::KafkaStop
+        | Fault::KafkaKill
+        | Fault::KafkaLeave
+        | Fault::KafkaTwo
+        | Fault::KafkaController => {
             kafka(fault, pace, cluster, rng).await?;
         }
         Fault::Clients => {
@@ -212,9 +242,26 @@ async fn strike(
             let spoil = spoil(rng);
             spoiled(&links, spoil, pace, rng).await;
         }
+        Fault::Ways => {
+            let (server, way) = SERVERS[rng.random_range(0..SERVERS.len())];
+            let ways: Vec<&Proxy> = cluster.nodes.iter().flat_map(way).collect();
+            let spoil = spoil(rng);
+            eprintln!("chaos: {} on the ways to {server}", spoil.name);
+            spoiled(&ways, spoil, pace, rng).await;
+        }
     }
     Ok(())
 }
+
+/// The proxies on one of a node's ways.
+type Way = fn(&Node) -> &[Proxy];
+
+/// The ways of a node to each kind of server.
+const SERVERS: [(&str, Way); 3] = [
+    ("kafka", |node| &node.kafka),
+    ("redis", |node| slice::from_ref(&node.redis)),
+    ("postgres", |node| slice::from_ref(&node.postgres)),
+];
 
 /// Seconds by which a clock jumps at most: tokens are good for longer.
 const CLOCK_STEP_MAX: i64 = 3_600;
@@ -249,42 +296,53 @@ async fn postgres(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut Std
 
 async fn kafka(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
     let servers = &mut cluster.servers;
-    let nth = rng.random_range(0..servers.kafka.len());
-    // The controller of the brokers, the first, has to see it where their roles are to change.
-    let other = 1 + nth % servers.kafka.len().saturating_sub(1).max(1);
+    let mut nth = rng.random_range(0..servers.kafka.len());
+    let mut kills = fault == Fault::KafkaKill;
+    if fault == Fault::KafkaController {
+        (nth, kills) = (servers.controller()?, rng.random());
+        eprintln!(
+            "chaos: broker {} is the controller, and is to {}",
+            nth + 1,
+            if kills { "die" } else { "stand still" }
+        );
+    }
     match fault {
-        Fault::KafkaStop => {
-            servers.kafka[nth].signal(Signal::STOP)?;
-            pace.wait(rng, 1_000..8_000).await;
-            servers.kafka[nth].signal(Signal::CONT)?;
-        }
         Fault::KafkaLeave => {
-            servers.kafka[other].end(Signal::TERM).await?;
+            servers.kafka[nth].end(Signal::TERM).await?;
             pace.wait(rng, 0..4_000).await;
-            servers.begin_kafka(other).await?;
+            servers.begin_kafka(nth).await?;
         }
         Fault::KafkaTwo => {
-            for broker in &mut servers.kafka[1..] {
-                broker.end(Signal::KILL).await?;
+            let two: Vec<usize> = (0..servers.kafka.len()).filter(|other| *other != nth).collect();
+            // Who is shut down is out of step before it ends, while two of them can still vote for that.
+            let signal = if rng.random() { Signal::TERM } else { Signal::KILL };
+            for nth in &two {
+                servers.kafka[*nth].end(signal).await?;
             }
-            // It takes the controller 9 s to believe it.
             pace.wait(rng, 11_000..20_000).await;
-            for nth in 1..servers.kafka.len() {
+            for nth in two {
                 servers.begin_kafka(nth).await?;
             }
         }
-        _ => {
+        _ if kills => {
             servers.kafka[nth].end(Signal::KILL).await?;
             pace.wait(rng, 0..2_000).await;
             servers.begin_kafka(nth).await?;
+        }
+        _ => {
+            servers.kafka[nth].signal(Signal::STOP)?;
+            // It takes the others 2 s to vote.
+            let least = if fault == Fault::KafkaController { 3_000 } else { 1_000 };
+            pace.wait(rng, least..8_000).await;
+            servers.kafka[nth].signal(Signal::CONT)?;
         }
     }
     Ok(())
 }
 
 /// For some of the nodes a server says nothing for a while.
-async fn hang(cluster: &Cluster, pace: Pace, rng: &mut StdRng, share: f64, way: impl Fn(&Node) -> &Proxy) {
-    let chosen: Vec<&Proxy> = cluster.nodes.iter().filter(|_| rng.random_bool(share)).map(way).collect();
+async fn hang(cluster: &Cluster, pace: Pace, rng: &mut StdRng, share: f64, way: Way) {
+    let chosen: Vec<&Proxy> = cluster.nodes.iter().filter(|_| rng.random_bool(share)).flat_map(way).collect();
     let until = Instant::now() + pace.time(rng, 300..6_000);
     while Instant::now() < until {
         // New connections meet the same.

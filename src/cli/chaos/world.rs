@@ -130,7 +130,12 @@ impl World {
         Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
     }
 
-    /// Whether there are several nodes: then pushes may be lost on the way without a word, and there are no rooms, which end at a node.
+    /// The name of a node.
+    pub(super) fn node(nth: usize) -> String {
+        format!("n{}", nth + 1)
+    }
+
+    /// Whether there are several nodes: then pushes of conversations may be lost on the way without a word.
     pub(super) fn is_cluster(&self) -> bool {
         self.doors.len() > 1
     }

@@ -22,6 +22,8 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
+use super::seat::Known;
+
 /// Largest message taken or sent, of many calls or of one; a lane gathers far less into one.
 pub(super) const MESSAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
 
@@ -52,8 +54,8 @@ pub(super) fn receive<T: Send + 'static>(from: mpsc::Receiver<T>) -> impl Stream
 
 /// Called for each lane that a peer opens.
 pub(super) trait Lanes: Send + Sync + 'static {
-    /// Takes the lane and serves it elsewhere.
-    fn open(&self, asked: Streaming<pb::ExchangeRequest>) -> Said;
+    /// Takes the lane, of a connection whose caller is known or not, and serves it elsewhere.
+    fn open(&self, asked: Streaming<pb::ExchangeRequest>, known: Known) -> Said;
 }
 
 /// `LinkService` over [`Lanes`], for tonic's server.
@@ -94,7 +96,8 @@ impl<L: Lanes> StreamingService<pb::ExchangeRequest> for LinkServer<L> {
     type Future = Boxed<Result<Response<Said>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<pb::ExchangeRequest>>) -> Self::Future {
-        let said = self.0.open(request.into_inner());
+        let known = request.extensions().get::<Known>().cloned().unwrap_or_default();
+        let said = self.0.open(request.into_inner(), known);
         Box::pin(async move { Ok(Response::new(said)) })
     }
 }

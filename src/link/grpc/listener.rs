@@ -18,6 +18,8 @@ use super::{
     glue::{self, Lanes, LinkServer, MESSAGE_BYTES_MAX, Said},
     handshake,
     peer::{CONNECTION_WINDOW, LANE_WINDOW},
+    seat::{CONNECTIONS_MAX, Known, Seated},
+    traces,
     wire::{self, Malformed},
 };
 use crate::{
@@ -89,6 +91,16 @@ impl Listener {
         let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
         let host = Host { me, end, settings: Arc::new(settings), metrics, stop: stopped.clone(), strangers };
         tokio::spawn(async move {
+            let (seats, metrics) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), host.metrics.clone());
+            let handshake = host.settings.handshake;
+            let incoming = incoming.filter_map(move |came| {
+                let seat = |stream| Seated::take(stream, &seats, handshake, &metrics);
+                let seated = came.map(seat).transpose();
+                if seated.is_none() {
+                    metrics.link_refused.increment(1);
+                }
+                std::future::ready(seated)
+            });
             let service = LinkServer(Arc::new(host));
             let served = server.serve_with_incoming_shutdown(service, incoming, until(stopped)).await;
             if let Err(error) = served {
@@ -117,13 +129,13 @@ async fn until(mut stopped: watch::Receiver<bool>) {
 }
 
 impl Lanes for Host {
-    fn open(&self, asked: Asked) -> Said {
+    fn open(&self, asked: Asked, known: Known) -> Said {
         let (answers, said) = mpsc::channel(REPLIES_WAITING);
         let host = self.clone();
         tokio::spawn(async move {
             let stopped = until(host.stop.clone());
             let status = tokio::select! {
-                status = host.serve(asked, &answers) => status,
+                status = host.serve(asked, &answers, &known) => status,
                 () = stopped => Status::unavailable("the peer is leaving"),
             };
             // Whoever reads no replies hears no reason.
@@ -135,7 +147,7 @@ impl Lanes for Host {
 
 impl Host {
     /// Serves a lane to its end.
-    async fn serve(&self, mut asked: Asked, answers: &Answers) -> Status {
+    async fn serve(&self, mut asked: Asked, answers: &Answers, known: &Known) -> Status {
         let peer = match self.greet(&mut asked, answers).await {
             Ok(peer) => peer,
             Err(status) => {
@@ -144,6 +156,7 @@ impl Host {
                 return status;
             }
         };
+        known.set();
         tracing::debug!(peer = %peer.node, boot = peer.boot, "a peer opened a lane");
         match self.answer(&peer, &mut asked, answers).await {
             Ok(()) => Status::ok("the caller has closed the lane"),
@@ -219,9 +232,9 @@ impl Host {
                 let sessions = wire::all(sent.sessions, wire::session)?;
                 Reply::Stopped(pb::LinkStopped { now: end.stop_sessions(me, sessions).await? })
             }
-            Call::Tails(sent) => {
-                let tails = end.tails(me, wire::all(sent.queries, wire::query)?).await?;
-                Reply::Tails(pb::LinkTails { tails: tails.into_iter().map(wire::put_tail).collect() })
+            Call::Settle(_) => {
+                end.settled(me).await?;
+                Reply::Taken(pb::LinkReady {})
             }
             Call::Asks(sent) => {
                 let words = end.answers_again(peer, me, wire::all(sent.asks, wire::ask)?).await?;
@@ -230,6 +243,9 @@ impl Host {
             Call::Strays(sent) => {
                 end.strays(me, strays_of(sent)).await?;
                 Reply::Taken(pb::LinkReady {})
+            }
+            Call::Traces(sent) => {
+                Reply::Steps(traces::put_steps(end.traces(me, traces::query(sent)?).await?))
             }
         })
     }
@@ -263,7 +279,7 @@ fn failure(error: LinkError) -> Reply {
     Reply::Failure(pb::LinkFailure { in_doubt, why })
 }
 
-/// Replies are small or, like tails, come one by one; a frame never grows past what is taken.
+/// Replies are small or, like steps, come one by one; a frame never grows past what is taken.
 async fn say(answers: &Answers, replies: Vec<pb::LinkReply>) -> Result<(), Status> {
     if replies.is_empty() {
         return Ok(());

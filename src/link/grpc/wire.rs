@@ -10,7 +10,7 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use crate::link::{Answer, Ask, AskKey, Delivery, Landing, Session, Stray, Tail, TailQuery, Target, Word};
+use crate::link::{Answer, Ask, AskKey, Delivery, Landing, Session, Stray, Target, Word};
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
 const TRACEPARENT_MAX: usize = 128;
@@ -128,41 +128,6 @@ pub(super) fn landings(sent: pb::LinkLanding) -> Vec<Landing> {
     sent.delivered.into_iter().map(landing).collect()
 }
 
-fn put_heads(heads: Vec<(ConversationId, u64)>) -> Vec<pb::LinkHead> {
-    let put = |(id, seq): (ConversationId, u64)| pb::LinkHead { conversation: id.to_string(), seq };
-    heads.into_iter().map(put).collect()
-}
-
-fn head(sent: pb::LinkHead) -> Read<(ConversationId, u64)> {
-    Ok((conversation(&sent.conversation)?, sent.seq))
-}
-
-pub(super) fn put_query(query: TailQuery) -> pb::LinkTailQuery {
-    let TailQuery { partition, user, above, limit } = query;
-    let limit = u64::try_from(limit).unwrap_or(u64::MAX);
-    pb::LinkTailQuery { partition, user: user.to_string(), above: put_heads(above), limit }
-}
-
-pub(super) fn query(sent: pb::LinkTailQuery) -> Read<TailQuery> {
-    let limit = usize::try_from(sent.limit).unwrap_or(usize::MAX);
-    let (user, above) = (user(&sent.user)?, all(sent.above, head)?);
-    Ok(TailQuery { partition: sent.partition, user, above, limit })
-}
-
-pub(super) fn put_tail(tail: Option<Tail>) -> pb::LinkTail {
-    let Some(Tail { complete_to, heads, messages, joined }) = tail else { return pb::LinkTail::default() };
-    let joined = joined.iter().map(ToString::to_string).collect();
-    pb::LinkTail { owner: true, complete_to, heads: put_heads(heads), messages, joined }
-}
-
-pub(super) fn tail(sent: pb::LinkTail) -> Read<Option<Tail>> {
-    if !sent.owner {
-        return Ok(None);
-    }
-    let (heads, joined) = (all(sent.heads, head)?, all(sent.joined, |id| conversation(&id))?);
-    Ok(Some(Tail { complete_to: sent.complete_to, heads, messages: sent.messages, joined }))
-}
-
 pub(super) fn put_ask(ask: Ask) -> pb::LinkAsk {
     let Ask { partition, offset, conn, request, key } = ask;
     let bytes = |of: fn(&AskKey) -> &Hash16| -> bytes::Bytes {
@@ -216,6 +181,7 @@ pub(super) fn put_stray(stray: Stray) -> pb::LinkStray {
         Stray::Mark { conversation, user, seq, frame } => {
             (conversation, StrayBody::Mark(pb::LinkMark { frame, user: user.to_string(), seq }))
         }
+        Stray::FanOut { group, record } => (group, StrayBody::FanOut(record)),
     };
     pb::LinkStray { conversation: conversation.to_string(), body: Some(body) }
 }
@@ -231,5 +197,6 @@ pub(super) fn stray(sent: pb::LinkStray) -> Read<Stray> {
         StrayBody::Mark(pb::LinkMark { frame, user: whose, seq }) => {
             Stray::Mark { conversation: place, user: user(&whose)?, seq, frame }
         }
+        StrayBody::FanOut(record) => Stray::FanOut { group: place, record },
     })
 }

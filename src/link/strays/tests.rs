@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::{
-    link::{Answer, Ask, Delivery, Landing, Session, Tail, TailQuery, Word},
+    link::{Answer, Ask, Delivery, Landing, Session, Word},
     metrics,
 };
 
@@ -46,8 +46,8 @@ impl Link for End {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn tails(&self, _: &NodeBoot, _: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        Ok(Vec::new())
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        Ok(())
     }
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())
@@ -165,4 +165,23 @@ async fn a_lane_that_ended_for_want_of_traffic_begins_again() {
     lanes.send(&there, talk("2"));
     settle().await;
     assert_eq!(*end.strays.lock().unwrap(), [talk("1"), talk("2")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_over_is_forgotten_and_one_that_lives_is_still_owed_what_it_missed() {
+    let end = Arc::new(End { refuses: true.into(), ..End::default() });
+    let (lanes, there) = lanes(&end);
+    let over = NodeBoot { boot: 6, ..there.clone() };
+    for run in [&over, &there] {
+        lanes.send(run, talk("lost"));
+    }
+    lanes.forget_ended(|_| false);
+    assert_eq!(lanes.lanes.lock().unwrap().len(), 2, "what is under way goes on");
+    time::sleep(IDLE * 3).await;
+    lanes.forget_ended(|run| *run == there);
+    assert_eq!(lanes.lanes.lock().unwrap().keys().collect::<Vec<_>>(), [&there]);
+    end.refuses.store(false, Ordering::SeqCst);
+    lanes.send(&there, talk("new"));
+    settle().await;
+    assert_eq!(*end.strays.lock().unwrap(), [Stray::Missed { room: hall(), count: 1 }, talk("new")]);
 }

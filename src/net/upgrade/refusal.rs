@@ -42,6 +42,9 @@ pub(super) enum Why {
     Key,
     Origin,
     SubProtocol,
+    AssignMethod,
+    AssignQuery,
+    Bearer,
 }
 
 const OFFER: &str =
@@ -82,6 +85,17 @@ impl Why {
                 (431, "The request has more than 64 headers.", "Send fewer headers; no cookies are needed.")
             }
             Self::Method => (405, "A WebSocket upgrade is a GET request.", OFFER),
+            Self::AssignMethod => (405, "Only GET is answered here.", "Ask by GET."),
+            Self::AssignQuery => (
+                400,
+                "A parameter of the query can't be used.",
+                "transport is tcp or ws, count is 1 to 16, zone matches [A-Za-z0-9_.-]{1,64}.",
+            ),
+            Self::Bearer => (
+                400,
+                "The Authorization header is no bearer token.",
+                "Send `Authorization: Bearer TOKEN` with the token of Hello.",
+            ),
             Self::TokenInUrl => (
                 400,
                 "A token must not be in the URL, where proxies and logs keep it.",
@@ -123,7 +137,7 @@ impl Why {
             Self::NotAnUpgrade | Self::WebSocketVersion => {
                 "Connection: upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
             }
-            Self::Method => "Connection: close\r\nAllow: GET\r\n",
+            Self::Method | Self::AssignMethod => "Connection: close\r\nAllow: GET\r\n",
             _ => "Connection: close\r\n",
         }
     }

@@ -279,3 +279,36 @@ fn tungstenite_accepts_the_answer() {
     assert_eq!(socket.read().expect("a message"), Message::text("早"));
     server.join().expect("the server is well");
 }
+
+fn asked(request: &str) -> AssignAsked {
+    match try_upgrade(request) {
+        Ok(Progress::Assign(asked)) => asked,
+        other => panic!("{request}{other:?}"),
+    }
+}
+
+#[test]
+fn a_client_asks_where_to_connect_with_its_token_in_a_header() {
+    let get = |query: &str, more: &str| format!("GET /v1/assign{query} HTTP/1.1\r\nHost: h\r\n{more}\r\n");
+    let plain = asked(&get("", "authorization: bearer  a.b.c \r\n"));
+    assert_eq!((&*plain.token, plain.transport, &*plain.zone, plain.count), ("a.b.c", None, "", 3));
+    assert!(!format!("{plain:?}").contains("a.b.c"), "tokens stay out of logs");
+    let full = asked(&get("?transport=ws&zone=eu-1&count=16&new=1", "Authorization: Bearer t\r\n"));
+    assert_eq!((full.transport, &*full.zone, full.count), (Some(Transport::Ws), "eu-1", 16));
+    assert_eq!(asked(&get("", "")).token, "", "it is refused like any bad token");
+    let page = asked(&get("", "Origin: https://chat.example.org\r\n"));
+    assert_eq!(page.origin.as_deref(), Some("https://chat.example.org"));
+    assert!(asked(&get("", "").replace("GET", "OPTIONS")).preflight);
+    for (request, status) in [
+        (get("?token=t", ""), 400),
+        (get("?transport=mqtt", ""), 400),
+        (get("?count=17", ""), 400),
+        (get("?zone=a%20b", ""), 400),
+        (get("", "Authorization: Basic YTpi\r\n"), 400),
+        (get("", "Origin: https://evil.example\r\n"), 403),
+        (get("", "").replace("GET", "POST"), 405),
+        (get("x", ""), 426),
+    ] {
+        assert_eq!(refused(&request).status, status, "{request}");
+    }
+}

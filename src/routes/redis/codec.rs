@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
 use super::{Interest, NodeBoot, NodeInfo, Route, Token};
-use crate::routes::{NodeState, Standing};
+use crate::routes::{About, NodeState, Standing};
 
 /// A run of a node as `Display` writes it: `node/boot`, the boot in hex.
 pub(super) fn run(text: &str) -> Option<NodeBoot> {
@@ -67,6 +67,15 @@ struct Info {
     stands: Vec<[u64; 5]>,
     #[serde(default)]
     asserting: bool,
+    #[serde(default)]
+    about: About,
+    #[serde(default = "first_rules")]
+    rules: u32,
+}
+
+/// Those of a node that does not know that there are others.
+fn first_rules() -> u32 {
+    1
 }
 
 pub(super) fn info_text(info: &NodeInfo) -> String {
@@ -84,6 +93,8 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
         owns: info.owns.clone(),
         stands: info.stands.iter().map(numbers).collect(),
         asserting: info.asserting,
+        about: info.about.clone(),
+        rules: info.rules,
     };
     serde_json::to_string(&info).unwrap_or_default()
 }
@@ -107,6 +118,8 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         owns: info.owns,
         stands: info.stands.into_iter().filter_map(standing).collect(),
         asserting: info.asserting,
+        about: info.about,
+        rules: info.rules,
     })
 }
 
@@ -159,11 +172,16 @@ mod tests {
                 owns: vec![partition],
                 stands: vec![Standing { partition, position, end, behind_ms, behind_bytes }],
                 asserting: partition % 2 == 0,
+                about: About { share: Some(7), zone: "z".into(), ..About::default() },
+                rules: 1 + partition % 3,
             };
             prop_assert_eq!(info(&boot, &info_text(&said)), Some(said.clone()));
             // An earlier version does not say how far it is.
             let earlier = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[4]}"#;
-            prop_assert_eq!(info(&boot, earlier).map(|it| (it.owns, it.stands)), Some((vec![4], Vec::new())));
+            let read = info(&boot, earlier).map(|it| (it.owns, it.stands, it.about));
+            prop_assert_eq!(read, Some((vec![4], Vec::new(), About::default())));
+            let later = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[],"about":{"zone":"z","moon":1}}"#;
+            prop_assert_eq!(info(&boot, later).map(|it| it.about.zone), Some("z".to_owned()));
         }
 
         #[test]

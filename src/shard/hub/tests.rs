@@ -186,3 +186,28 @@ fn a_push_for_many_who_are_named_goes_out_in_slices_and_what_follows_it_waits() 
     let elsewhere = Delivery { conversation: group("y"), ..named(1, 2_500) };
     assert!(hub.push_named(elsewhere).is_some());
 }
+
+#[test]
+fn who_was_removed_is_remembered_until_it_is_taken_in_again_or_goes_and_of_the_last_groups_only() {
+    let (mut hub, g) = (hub(), group("g"));
+    let user = UserId::new("ann").unwrap();
+    hub.add_user(&user, 3);
+    assert!(hub.join(&g, 3));
+    hub.leave(&g, 3);
+    assert!(!hub.has_parted(&g, 3), "who leaves a room by its own wish may come back");
+    hub.part(&g, 3);
+    assert!(hub.has_parted(&g, 3) && !hub.has_parted(&g, 4), "also where the index did not have it");
+    assert!(hub.join(&g, 3));
+    hub.part(&g, 3);
+    assert!(hub.has_parted(&g, 3) && !hub.is_in(&g, 3));
+    hub.join(&g, 3);
+    assert!(!hub.has_parted(&g, 3));
+    hub.part(&g, 3);
+    (1..PARTED_MAX).for_each(|n| hub.part(&group(&format!("g{n}")), 3));
+    hub.part(&group("g1"), 3);
+    assert!(hub.has_parted(&g, 3), "one that was there takes no further place");
+    hub.part(&group("more"), 3);
+    assert!(!hub.has_parted(&g, 3) && hub.has_parted(&group("g1"), 3));
+    hub.remove(&user, 3);
+    assert!(!hub.has_parted(&group("g1"), 3), "the place is another's from now on");
+}

@@ -192,7 +192,7 @@ fn a_record_that_was_not_decided_and_rules_of_another_ledger_are_refused_with_th
     assert!(filling.stage(log(9)).is_ok());
     let why = filling.stage(log(10)).unwrap_err().to_string();
     assert!(why.contains("start the node on its data once more"), "{why}");
-    let rules = Rules { ledger_version: LEDGER_VERSION + 1, ..Rules::default() };
+    let rules = Rules { ledger_version: LEDGER_NEWEST + 1, ..Rules::default() };
     let newer = Entry::Partition(PartitionLine::new(0, Position::START, rules));
     let why = filling.stage(newer).unwrap_err().to_string();
     assert!(why.contains("import it with the tidegate that wrote it"), "{why}");

@@ -77,8 +77,8 @@ impl Source {
         Ok(Self { config, tls: settings.tls.then(|| tls(&settings.tls_ca_file)).transpose()? })
     }
 
-    /// The connections that calls share.
-    pub(super) fn pool(&self, settings: &config::Postgres) -> Result<Pool, OpenError> {
+    /// At most `size` connections that calls share.
+    pub(super) fn pool(&self, settings: &config::Postgres, size: usize) -> Result<Pool, OpenError> {
         let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match &self.tls {
             Some(tls) => Manager::from_config(self.config.clone(), tls.clone(), fast),
@@ -90,7 +90,7 @@ impl Source {
         });
         let pool = Pool::builder(manager)
             .config(PoolConfig {
-                max_size: settings.pool_max,
+                max_size: size,
                 timeouts: Timeouts { wait, create: wait, recycle: wait },
                 queue_mode: QueueMode::Lifo,
             })

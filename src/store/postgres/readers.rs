@@ -26,7 +26,7 @@ macro_rules! standing {
 }
 
 const MEMBERSHIPS: &str = concat!(
-    "SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, ",
+    "SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
     standing!(),
     " FROM memberships u
     CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
@@ -89,8 +89,8 @@ pub(super) async fn memberships(
     let found = session.read(&[call(MEMBERSHIPS, &[&user, &after, &most])]).await?;
     let rows = found.iter().flatten().map(|row| {
         let mut reader = Reader::new(row);
-        let (conversation, head) = (reader.conversation()?, reader.head()?);
-        Ok(Membership { conversation, standing: reader.standing()?, head })
+        let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
+        Ok(Membership { conversation, standing: reader.standing()?, head, members })
     });
     rows.collect()
 }

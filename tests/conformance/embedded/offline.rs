@@ -9,7 +9,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     Code,
-    record::{MemberAction, Prune, Recall, Rules},
+    record::{MemberAction, Prune, Recall, RuleChange},
     settings::{Retention, UserSettings},
 };
 
@@ -318,7 +318,7 @@ async fn what_retention_and_the_rules_take_goes_from_the_disk_and_retries_stay_h
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2", "m3", "m4"], 0).await;
     let prune = Body::Prune(Prune { conversation: direct(), up_to: 3 });
-    small.tell(&[prune, Body::Rules(Rules { keys_from: 2, ..Rules::default() })]).await;
+    small.tell(&[prune, Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() })]).await;
     assert_eq!(small.seqs().await, [4]);
     let all = Scan::Keys { from: 0, after: None, limit: 100 };
     let (store, fence) = (Arc::clone(&small.store), small.fence);

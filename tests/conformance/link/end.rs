@@ -7,13 +7,14 @@ use std::sync::{
 
 use async_trait::async_trait;
 use tidegate::{
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Tail, TailQuery, Target, Word},
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Target, Word},
     routes::NodeBoot,
+    trace::{Event, Facts, Query, Step},
 };
 use tidegate_protocol::machine::ledger::Outcome;
 use tokio::sync::Semaphore;
 
-use crate::{group, user};
+use crate::user;
 
 /// The epoch of conns that are here.
 pub(super) const HERE: u64 = 7;
@@ -25,10 +26,13 @@ pub(super) struct End {
     pub(super) answers: Mutex<Vec<Answer>>,
     pub(super) deliveries: Mutex<Vec<Delivery>>,
     pub(super) stops: Mutex<Vec<Session>>,
-    pub(super) queries: Mutex<Vec<TailQuery>>,
+    /// How often somebody asked whether all is archived that was told.
+    pub(super) settles: AtomicUsize,
     pub(super) strays: Mutex<Vec<Stray>>,
     /// Who asked what again.
     pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
+    /// What was asked about traces.
+    pub(super) looks: Mutex<Vec<Query>>,
     /// What the next deliveries fail with.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// While there, deliveries wait for it to be closed.
@@ -40,16 +44,6 @@ pub(super) struct End {
     pub(super) at_once: AtomicUsize,
 }
 
-/// The tail of the owned partition.
-pub(super) fn tail(query: &TailQuery) -> Tail {
-    Tail {
-        complete_to: 41,
-        heads: query.above.iter().map(|(id, seq)| (id.clone(), seq + 1)).collect(),
-        messages: (0..query.limit).map(|n| format!("push {n}").into()).collect(),
-        joined: vec![group("new")],
-    }
-}
-
 /// The word on a record, by its offset.
 pub(super) fn word(offset: u64) -> Word {
     match offset % 4 {
@@ -58,6 +52,13 @@ pub(super) fn word(offset: u64) -> Word {
         2 => Word::Forgotten,
         _ => Word::NotOwner,
     }
+}
+
+/// The steps of a trace.
+pub(super) fn steps() -> Vec<Event> {
+    let facts = Facts { msg: "m1", conversation: "d:ann:bob", seq: 7, user: "ann", device: "phone" };
+    let first = Event::new(u128::MAX - 1, 5, Step::Received, facts, "attempt 0");
+    vec![first, Event::new(u128::MAX - 1, 6, Step::NotAppended, Facts::default(), "")]
 }
 
 fn landing(target: &Target) -> Landing {
@@ -117,10 +118,13 @@ impl Link for End {
         Ok(stopped)
     }
 
-    async fn tails(&self, _: &NodeBoot, queries: Vec<TailQuery>) -> Result<Vec<Option<Tail>>, LinkError> {
-        let tails = queries.iter().map(|query| (query.partition == OWNED).then(|| tail(query))).collect();
-        self.queries.lock().unwrap().extend(queries);
-        Ok(tails)
+    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+        self.settles.fetch_add(1, Ordering::SeqCst);
+        let gate = self.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            drop(gate.acquire().await);
+        }
+        Ok(())
     }
 
     async fn answers_again(
@@ -138,5 +142,10 @@ impl Link for End {
         tokio::task::yield_now().await;
         self.strays.lock().unwrap().extend(strays);
         Ok(())
+    }
+
+    async fn traces(&self, _: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        self.looks.lock().unwrap().push(query);
+        Ok(steps())
     }
 }

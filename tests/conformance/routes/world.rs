@@ -56,8 +56,8 @@ pub(super) fn on_redis(version: Version) -> World {
     World { routes: Mutex::new(Arc::new(routes)), engine: Engine::Redis(vec![server]) }
 }
 
-pub(super) fn on_a_cluster() -> World {
-    let servers = redis::cluster();
+pub(super) fn on_a_cluster(version: Version) -> World {
+    let servers = redis::cluster(version);
     let routes = RedisRoutes::connect(&redis::cluster_config(&servers), LEASES).unwrap();
     World { routes: Mutex::new(Arc::new(routes)), engine: Engine::Redis(servers) }
 }
@@ -111,8 +111,12 @@ impl World {
         assert_eq!(self.tokens(name).await.as_slice(), std::slice::from_ref(token));
     }
 
+    /// Removes the row, and once more where it was there: as when its departure was told.
     pub(super) async fn remove(&self, row: &Route) -> bool {
-        self.port().remove(std::slice::from_ref(row)).await.unwrap() == [true]
+        let rows = std::slice::from_ref(row);
+        let gone = self.port().remove(rows).await.unwrap() == [true];
+        assert!(!gone || self.port().remove(rows).await.unwrap() == [false], "deleted once");
+        gone
     }
 
     pub(super) async fn renew(&self, at: &NodeBoot) -> Result<u64, RoutesError> {

@@ -1,5 +1,5 @@
-//! Brokers of Apache Kafka in KRaft mode, of the jars that Maven Central has: one that is its own controller, and those that
-//! join it.
+//! Brokers of Apache Kafka in KRaft mode, of the jars that Maven Central has: one that is its own controller, or three that
+//! vote for theirs.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::{
-    Start,
+    Start, certificate,
     process::{self, Process},
 };
 use crate::{
@@ -37,6 +37,7 @@ const JVM: [&str; 5] = [
 
 pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
     tools::ensure_program(shell, "java", "default-jre-headless")?;
+    tools::ensure_program(shell, "openssl", "openssl")?;
     let folder = shell.target.join("tools").join(format!("kafka-{VERSION}"));
     let stamp = folder.join("tidegate-packages");
     let (pom, jars) = (pom(), folder.join("jars"));
@@ -75,41 +76,72 @@ fn pom() -> String {
     )
 }
 
-/// Where the first broker says what others have to know who join it: the port of the controller, the id of the cluster.
+/// Where the first broker says what all have to know: the ports of the controllers, the id of the cluster.
 const CLUSTER: &str = "cluster.json";
+
+/// Where each broker says its port.
+const BROKER: &str = "broker.json";
 
 /// The first broker.
 pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
-    let controller = process::free_port()?;
+    let mut controllers = Vec::new();
+    while controllers.len() < shell.wanted.iter().filter(|name| name.starts_with("kafka")).count() {
+        let port = process::free_port()?;
+        if port != start.port && !controllers.contains(&port) {
+            controllers.push(port);
+        }
+    }
     let mut id = [0; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
     let id = base64(id);
-    fs::write(start.folder.join(CLUSTER), json!({"controller": controller, "id": id}).to_string())?;
-    begin(shell, start, &id, controller)
+    fs::write(start.folder.join(CLUSTER), json!({"controllers": controllers, "id": id}).to_string())?;
+    begin(start, &id, controllers)
 }
 
 /// A broker more.
-pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
-    let said = fs::read(start.beside("kafka").join(CLUSTER)).context("there is no first broker")?;
-    let said: Value = serde_json::from_slice(&said)?;
-    let controller = said["controller"].as_u64().context("no port")?.try_into()?;
-    begin(shell, start, said["id"].as_str().context("no id")?, controller)
+pub(super) fn join(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
+    let (id, controllers) = cluster(start)?;
+    begin(start, &id, controllers)
 }
 
-fn begin(shell: &Shell, start: &Start<'_>, cluster: &str, controller: u16) -> anyhow::Result<Process> {
+/// The id of the cluster, and the ports of its controllers.
+fn cluster(start: &Start<'_>) -> anyhow::Result<(String, Vec<u16>)> {
+    let said = fs::read(start.beside("kafka").join(CLUSTER)).context("there is no first broker")?;
+    let said: Value = serde_json::from_slice(&said)?;
+    let id = said["id"].as_str().context("no id")?.to_owned();
+    Ok((id, serde_json::from_value(said["controllers"].clone())?))
+}
+
+/// From 1, as the folder is called.
+fn number(start: &Start<'_>) -> usize {
     let name = start.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let broker = Broker {
-        id: name.trim_start_matches("kafka").parse().unwrap_or(1),
-        of: shell.wanted.iter().filter(|name| name.starts_with("kafka")).count(),
-        port: start.port,
-        controller,
-        data: start.folder.join("data"),
-    };
+    name.trim_start_matches("kafka").parse().unwrap_or(1)
+}
+
+fn begin(start: &Start<'_>, cluster: &str, controllers: Vec<u16>) -> anyhow::Result<Process> {
+    let doors = if controllers.len() == 1 { Some(Doors::new()?) } else { None };
+    let ways = (1..=WAYS).map(|_| Way::new()).collect::<anyhow::Result<Vec<_>>>()?;
+    let said_ways: Vec<Value> = ways.iter().map(Way::said).collect();
+    let said = json!({"port": start.port, "doors": doors.as_ref().map(Doors::said), "ways": said_ways});
+    fs::write(start.folder.join(BROKER), said.to_string())?;
+    if doors.is_some() {
+        certificate::make(start.folder, None)?;
+        let store = ["key.pem", "cert.pem"].map(|name| fs::read_to_string(start.folder.join(name)));
+        let [key, certificate] = store;
+        fs::write(start.folder.join("store.pem"), key? + &certificate?)?;
+        fs::write(start.folder.join("password"), PASSWORD)?;
+    }
+    let folder = start.folder.to_owned();
+    let broker = Broker { id: number(start), port: start.port, controllers, doors, ways, folder };
     let settings = start.folder.join("server.properties");
     fs::write(&settings, broker.properties())?;
     let mut format = java(start.program);
     format.args(["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config"]);
-    shell::output(format.arg(&settings))?;
+    format.arg(&settings);
+    if broker.doors.is_some() {
+        format.arg("--add-scram").arg(format!("SCRAM-SHA-512=[name={USER},password={PASSWORD}]"));
+    }
+    shell::output(&mut format)?;
     let mut broker = java(start.program);
     broker.arg("kafka.Kafka").arg(&settings).current_dir(start.folder);
     Process::start(&mut broker, &start.log())
@@ -121,36 +153,112 @@ fn java(jars: &Path) -> Command {
     command
 }
 
+/// Who is let in by the guarded doors.
+const USER: &str = "tidegate";
+const PASSWORD: &str = "tidal-secret";
+
+/// Ports for whom the broker is to know: by a password, by a certificate, by a password over TLS.
+struct Doors {
+    sasl: u16,
+    tls: u16,
+    both: u16,
+}
+
+impl Doors {
+    fn new() -> anyhow::Result<Self> {
+        let (sasl, tls, both) = (process::free_port()?, process::free_port()?, process::free_port()?);
+        Ok(Self { sasl, tls, both })
+    }
+
+    fn said(&self) -> Value {
+        let Self { sasl, tls, both } = self;
+        json!({"sasl": sasl, "tls": tls, "both": both})
+    }
+
+    /// The listeners, as the settings want them.
+    fn listeners(&self) -> String {
+        let Self { sasl, tls, both } = self;
+        format!(",SASL://127.0.0.1:{sasl},TLS://127.0.0.1:{tls},BOTH://127.0.0.1:{both}")
+    }
+
+    fn properties(&self, folder: &Path) -> String {
+        let login = "org.apache.kafka.common.security";
+        let [store, trusted] = ["store.pem", "ca.pem"].map(|name| folder.join(name).display().to_string());
+        format!(
+            "listener.name.sasl.sasl.enabled.mechanisms=PLAIN
+listener.name.sasl.plain.sasl.jaas.config={login}.plain.PlainLoginModule required user_{USER}=\"{PASSWORD}\";
+listener.name.both.sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.both.scram-sha-512.sasl.jaas.config={login}.scram.ScramLoginModule required;
+listener.name.tls.ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={store}
+ssl.truststore.type=PEM
+ssl.truststore.location={trusted}
+"
+        )
+    }
+}
+
+/// Nodes of a cluster that is broken, each of which gets a way of its own.
+const WAYS: usize = 3;
+
+/// A port known by the name of another, where a proxy may stand: brokers tell clients where to go on, so a proxy before the open
+/// door would be left behind at once.
+struct Way {
+    listens: u16,
+    advertised: u16,
+}
+
+impl Way {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self { listens: process::free_port()?, advertised: process::free_port()? })
+    }
+
+    fn said(&self) -> Value {
+        let [listens, advertised] = [self.listens, self.advertised].map(|port| format!("127.0.0.1:{port}"));
+        json!({"listens": listens, "advertised": advertised})
+    }
+}
+
 /// One of the brokers.
 struct Broker {
-    /// The first one is the controller of all.
+    /// From 1.
     id: usize,
-    /// How many brokers there are.
-    of: usize,
     port: u16,
-    controller: u16,
-    data: PathBuf,
+    /// Of all brokers: each has a vote.
+    controllers: Vec<u16>,
+    /// Guarded ones beside the open one; of the tests' broker.
+    doors: Option<Doors>,
+    ways: Vec<Way>,
+    folder: PathBuf,
 }
 
 impl Broker {
     /// Topics are made on purpose only; groups form at once; little is preallocated.
     fn properties(&self) -> String {
-        let Self { id, of, port, controller, data } = self;
-        let (roles, more) = match id {
-            1 => ("broker,controller", format!(",CONTROLLER://127.0.0.1:{controller}")),
-            _ => ("broker", String::new()),
+        let Self { id, port, controllers, doors, ways, folder } = self;
+        let ways = |text: fn(usize, &Way) -> String| -> String {
+            (1..).zip(ways).map(|(nth, way)| text(nth, way)).collect()
         };
+        let listen = ways(|nth, way| format!(",WAY{nth}://127.0.0.1:{}", way.listens));
+        let advertise = ways(|nth, way| format!(",WAY{nth}://127.0.0.1:{}", way.advertised));
+        let plain = ways(|nth, _| format!(",WAY{nth}:PLAINTEXT"));
+        let guarded = doors.as_ref().map(Doors::listeners).unwrap_or_default();
+        let security = doors.as_ref().map(|doors| doors.properties(folder)).unwrap_or_default();
+        let (of, controller) = (controllers.len(), controllers[id - 1]);
+        let voters = (1..).zip(controllers).map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
+        let voters = voters.collect::<Vec<_>>().join(",");
         // Of three, two must have what is confirmed.
-        let in_step = if *of > 2 { 2 } else { 1 };
+        let in_step = if of > 2 { 2 } else { 1 };
         format!(
-            "process.roles={roles}
+            "process.roles=broker,controller
 node.id={id}
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port}{more}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{guarded}{listen}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{guarded}{advertise}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL,BOTH:SASL_SSL{plain}
+{security}log.dirs={}
 auto.create.topics.enable=false
 default.replication.factor={of}
 min.insync.replicas={in_step}
@@ -168,7 +276,7 @@ log.cleaner.dedupe.buffer.size=8388608
 num.network.threads=2
 num.io.threads=4
 ",
-            data.display()
+            folder.join("data").display()
         )
     }
 }
@@ -182,9 +290,38 @@ fn base64(bytes: [u8; 16]) -> String {
     (0..22).map(|at| char::from(ALPHABET[digit(at) & 63])).collect()
 }
 
-/// Asks which versions of requests it knows, as every client does first: it answers when it is ready.
+/// Whether it is ready. Of several the first can't be without a second, as no controller is elected: it has to listen to the
+/// others, and the last one is ready when all are.
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
-    let mut socket = TcpStream::connect(("127.0.0.1", start.port))?;
+    let (_, controllers) = cluster(start)?;
+    let (id, last) = (number(start), controllers.len());
+    if id < last {
+        TcpStream::connect(("127.0.0.1", controllers[id - 1]))?;
+    } else {
+        let name = |id: usize| if id == 1 { "kafka".to_owned() } else { format!("kafka{id}") };
+        for id in 1..=last {
+            let said: Value = serde_json::from_slice(&fs::read(start.beside(&name(id)).join(BROKER))?)?;
+            let port = said["port"].as_u64().context("no port")?.try_into()?;
+            knows_versions(port).with_context(|| name(id))?;
+        }
+    }
+    let said: Value = serde_json::from_slice(&fs::read(start.folder.join(BROKER))?)?;
+    let door = |name: &str| said["doors"][name].as_u64().map(|port| format!("127.0.0.1:{port}"));
+    Ok(json!({
+        "version": VERSION,
+        "jars": start.program,
+        "sasl": door("sasl"),
+        "tls": door("tls"),
+        "both": door("both"),
+        "ways": said["ways"],
+        "user": USER,
+        "files": start.folder,
+    }))
+}
+
+/// Asks which versions of requests it knows, as every client does first: it answers when it is ready.
+fn knows_versions(port: u16) -> anyhow::Result<()> {
+    let mut socket = TcpStream::connect(("127.0.0.1", port))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     // Length, api 18, version 0, number 1, no name.
     socket.write_all(&[0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xff])?;
@@ -193,7 +330,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     if answer[4..] != [0, 0, 0, 1, 0, 0] {
         bail!("it answers {answer:?} to the question for its versions");
     }
-    Ok(json!({"version": VERSION, "jars": start.program}))
+    Ok(())
 }
 
 #[cfg(test)]

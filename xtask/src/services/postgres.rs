@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use super::{Start, process::Process};
+use super::{Start, certificate, process::Process};
 use crate::{
     shell::{self, Shell},
     tools,
@@ -82,7 +82,7 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let mut create = command(start, "initdb")?;
     create.args(["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", NAME]);
     shell::output(create.arg("--pgdata").arg(&data))?;
-    certify(start)?;
+    certificate::make(start.folder, user()?)?;
     let mut server = command(start, "postgres")?;
     let port = start.port.to_string();
     let settings = [
@@ -97,27 +97,6 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     server.arg("-D").arg(&data).args(["-p", &port]);
     server.args(settings.iter().flat_map(|setting| ["-c", setting]));
     Process::start(&mut server, &start.log())
-}
-
-/// A certificate for 127.0.0.1, signed by an authority of its own.
-fn certify(start: &Start<'_>) -> anyhow::Result<()> {
-    let openssl = |words: &str| -> anyhow::Result<()> {
-        let mut command = Command::new("openssl");
-        if let Some((user, group)) = user()? {
-            command.uid(user).gid(group);
-        }
-        command.current_dir(start.folder).args(words.split(' '));
-        shell::output(&mut command)
-            .context("openssl is missing? get the package `openssl` of your system")?;
-        Ok(())
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 30 -subj /CN=ca"))?;
-    openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=postgres"))?;
-    fs::write(start.folder.join("names"), "subjectAltName=IP:127.0.0.1\n")?;
-    openssl(
-        "x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile names -out cert.pem",
-    )
 }
 
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {

@@ -102,7 +102,7 @@ fn started(pid: u32) -> Option<u64> {
 const PORTS: Range<u16> = 10_000..20_000;
 
 /// A port of the loopback address that nobody listens on now.
-pub(super) fn free_port() -> anyhow::Result<u16> {
+pub(crate) fn free_port() -> anyhow::Result<u16> {
     // Others who look for one at the same time begin elsewhere.
     let first = RandomState::new().hash_one(std::process::id()) % u64::from(PORTS.end - PORTS.start);
     let first = PORTS.start + u16::try_from(first)?;

@@ -19,4 +19,6 @@ pub enum Mutation {
     WindowByTime,
     /// A key from the future, by the node's clock, does not count.
     ClockDecides,
+    /// A `Rules` record sets the window back that it does not name.
+    RulesReplaced,
 }

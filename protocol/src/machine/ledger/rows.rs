@@ -267,7 +267,10 @@ pub enum Stop {
         got: u64,
     },
     /// Rules of a ledger that this node does not know: give the partition up.
-    #[error("ledger version {0} is not known here")]
+    #[error(
+        "RULES_UNKNOWN: it is under version {0} of the ledger's rules, which this tidegate does not know; run the version \
+         that the other nodes run"
+    )]
     UnknownRules(u32),
     /// The store is at a position that this owner did not put it at: it is not the owner any more (or the store was
     /// rolled back). Stop and answer nothing.

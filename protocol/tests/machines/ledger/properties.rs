@@ -15,10 +15,10 @@ use proptest::{
 };
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
-    machine::ledger::Ledger,
+    machine::ledger::{LEDGER_NEWEST, Ledger},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, Rules,
-        SenderOrder, body_hash,
+        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, RuleChange,
+        Rules, SenderOrder, body_hash,
     },
 };
 
@@ -96,14 +96,16 @@ fn change() -> impl Strategy<Value = Body> {
     )
 }
 
-fn body() -> impl Strategy<Value = Body> {
+pub(super) fn body() -> impl Strategy<Value = Body> {
     let recall = (conversation(&CONVERSATIONS), 0..6u64, prop::option::of(user()))
         .prop_map(|(conversation, seq, by)| Body::Recall(Recall { conversation, seq, by }));
     let prune = (conversation(&CONVERSATIONS), 0..5u64)
         .prop_map(|(conversation, up_to)| Body::Prune(Prune { conversation, up_to }));
-    let rules = (prop::sample::select(&[0, 3, 9][..]), 0..20u64).prop_map(|(dedup_window, keys_from)| {
-        Body::Rules(Rules { ledger_version: 1, dedup_window, keys_from })
-    });
+    let windows = prop::option::of(prop::sample::select(&[0, 3, 9][..]));
+    let rules =
+        (1..=LEDGER_NEWEST, windows, 0..20u64).prop_map(|(ledger_version, dedup_window, keys_from)| {
+            Body::Rules(RuleChange { ledger_version, dedup_window, keys_from })
+        });
     prop_oneof![20 => message(), 6 => change(), 2 => recall, 1 => prune, 1 => rules]
 }
 
@@ -211,7 +213,7 @@ fn history(ops: &[Op]) {
     assert_eq!(run.store.now.recalled, run.model.recalled);
 }
 
-fn check<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
+pub(super) fn check<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
     let seed = std::env::var("TIDEGATE_PROP_SEED").map_or_else(
         |_| foldhash::quality::RandomState::default().hash_one(0),
         |text| text.parse().expect("a seed is a number"),
@@ -258,7 +260,7 @@ fn a_record_with_bytes_changed_decodes_or_fails_without_harm() {
             let mut needs = BTreeSet::new();
             ledger.needs(&record, &mut needs);
             ledger.load(Position::START, needs.into_iter().map(store::absent)).unwrap();
-            let unknown = matches!(&record.body, Body::Rules(rules) if rules.ledger_version != 1);
+            let unknown = matches!(&record.body, Body::Rules(rules) if rules.ledger_version > LEDGER_NEWEST);
             assert_eq!(ledger.apply(u64::MAX - 1, &record).is_err(), unknown);
         }
     });

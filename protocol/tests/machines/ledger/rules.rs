@@ -9,13 +9,14 @@ use tidegate_protocol::{
     machine::ledger::{Device, Ledger, Loaded, Need, Outcome, Stop},
     record::{
         Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, RecordError,
-        Role, Rules, SenderOrder, body_hash,
+        Role, RuleChange, Rules, SenderOrder, body_hash,
     },
 };
 
 use super::store;
 
 mod refusals;
+mod switch;
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
@@ -164,7 +165,7 @@ fn a_retry_in_a_new_epoch_takes_its_number_so_that_the_chain_goes_on() {
 #[test]
 fn a_first_attempt_is_compared_with_the_window_and_a_retry_with_everything() {
     let mut it = Partition::new();
-    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 2, keys_from: 0 }));
+    it.put(Body::Rules(RuleChange { dedup_window: Some(2), ..RuleChange::default() }));
     it.say(message("d:ann:bob", "ann", "m1"));
     it.say(message("d:ann:bob", "ann", "m2"));
     assert!(matches!(it.say(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, .. }));
@@ -179,21 +180,12 @@ fn only_a_record_makes_the_ledger_forget() {
     let mut it = Partition::new();
     it.say(message("d:ann:bob", "ann", "m1"));
     it.say(message("d:ann:bob", "ann", "m2"));
-    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 0, keys_from: 1 }));
+    it.put(Body::Rules(RuleChange { keys_from: 1, ..RuleChange::default() }));
     let retry = |id: &str| Message { attempt: 1, ..message("d:ann:bob", "ann", id) };
     assert!(matches!(it.say(retry("m2")), Outcome::Duplicate { seq: 2, .. }));
     assert_eq!(seq(it.say(retry("m1"))), 3);
-    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 0, keys_from: 0 }));
+    it.put(Body::Rules(RuleChange::default()));
     assert_eq!(it.ledger.rules().keys_from, 1, "what is forgotten does not come back");
-}
-
-#[test]
-fn rules_of_another_ledger_stop_the_partition_where_it_is() {
-    let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
-    let newer = record(Body::Rules(Rules { ledger_version: 2, dedup_window: 0, keys_from: 0 }));
-    assert_eq!(it.ledger.apply(1, &newer), Err(Stop::UnknownRules(2)));
-    assert_eq!(it.ledger.next_offset(), 1);
 }
 
 #[test]
@@ -408,7 +400,7 @@ fn rows_of_a_store_that_is_somewhere_else_are_not_taken() {
 #[test]
 fn a_first_attempt_needs_no_read_when_memory_has_the_window() {
     let mut it = Partition::new();
-    it.put(Body::Rules(Rules { ledger_version: 1, dedup_window: 3, keys_from: 0 }));
+    it.put(Body::Rules(RuleChange { dedup_window: Some(3), ..RuleChange::default() }));
     it.say(message("d:ann:bob", "ann", "m1"));
     let mut needs = BTreeSet::new();
     it.ledger.needs(&record(Body::Message(message("d:ann:bob", "ann", "m2"))), &mut needs);

@@ -54,12 +54,19 @@ pub(super) fn run(
         Some(_) => (Vec::new(), Vec::new()),
         None => in_turns(args.rounds, || left.ask(&full), || ask(&full))?,
     };
-    let half = rate.unwrap_or_else(|| median(&each(&ours, Outcome::rate)) / 2.0);
-    let (raw_order, to) =
-        (order(To::Absent(1), Some(half)), if args.raw_twice { To::Absent(1) } else { To::Partner });
-    let our_order = order(to, Some(half));
-    let (raw_half, our_half) =
-        in_turns(args.rounds.min(HALF_ROUNDS), || left.ask(&raw_order), || ask(&our_order))?;
+    // A message to somebody who is there is also pushed and acked by the receiver: a load of its own, so half of it is too.
+    let to = if args.raw_twice { To::Absent(1) } else { To::Partner };
+    let rounds = args.rounds.min(HALF_ROUNDS);
+    let unless_given = if rate.is_some() { 0 } else { rounds };
+    // Fewer at a time: more pushes than wait for one person at once are left out, and told as `behind`.
+    let few =
+        Order::Chat(Chat { senders: 0..conns, to, in_flight: (in_flight / 8).max(1), rate: None, until });
+    let talk = several(unless_given, &few, &mut ask)?;
+    let half = rate.unwrap_or_else(|| median(&each(&talk, Outcome::rate)) / 2.0);
+    let (raw_order, our_order) = (order(To::Absent(1), Some(half)), order(to, Some(half)));
+    let (raw_half, our_half) = in_turns(rounds, || left.ask(&raw_order), || ask(&our_order))?;
+    let over = rate.map_or_else(|| median(&each(&ours, Outcome::rate)) / 2.0, |_| half);
+    let over = (over, several(unless_given, &order(to, Some(over)), &mut ask)?);
     drop((left, right));
 
     let title = format!("Durable chat, {conns} connections with {in_flight} in flight, {} B, TCP", args.size);
@@ -68,6 +75,9 @@ pub(super) fn run(
         flat_out(&mut section, rival(args), &ours, &raw);
     }
     half_load(&mut section, rival(args), half, &our_half, &raw_half);
+    if rate.is_none() {
+        to_people(&mut section, &talk, &over);
+    }
     section.one(&format!("fdatasync after an append of {PROBE_BYTES} B, p50"), sync_us, "µs", None);
     load(&mut section, if rate.is_none() { &ours } else { &our_half });
     section.rounds("server busy at half load", each(&our_half, Outcome::server_busy), "%", None);
@@ -83,6 +93,24 @@ pub(super) fn run(
     }
     out(section);
     Ok(())
+}
+
+fn several(
+    count: usize,
+    order: &Order,
+    mut ask: impl FnMut(&Order) -> Result<Outcome>,
+) -> Result<Vec<Outcome>> {
+    (0..count).map(|_| ask(order)).collect()
+}
+
+/// What a node does for people who are there, and how it takes half of what it does for nobody.
+fn to_people(section: &mut Section, talk: &[Outcome], (rate, over): &(f64, Vec<Outcome>)) {
+    section.rounds("send, ack, push and its ack, flat out", each(talk, Outcome::rate), "/s", None);
+    section.rounds("server CPU per message of that", each(talk, Outcome::cpu_us), "µs", None);
+    let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
+    section.rounds(&name, ms(over, |o| o.p50_us), "ms", None);
+    section.rounds("the same, p99", ms(over, |o| o.p99_us), "ms", None);
+    section.rounds("server busy then", each(over, Outcome::server_busy), "%", None);
 }
 
 fn flat_out(section: &mut Section, us: &str, ours: &[Outcome], raw: &[Outcome]) {

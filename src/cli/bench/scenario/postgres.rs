@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::Ledger,
-    record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
+    record::{Body, Message, Origin, Position, Record, RuleChange, SenderOrder, body_hash},
 };
 
 /// Content of a message.
@@ -96,7 +96,10 @@ impl Owner {
         ensure!(taken.position == Position::START, "the database is not empty: give an empty one with --url");
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
         // As a cluster has it: first attempts are not looked up. Nothing is to be known of a log that begins.
-        ledger.apply(0, &record(0, Body::Rules(Rules { dedup_window: WINDOW, ..Rules::default() }))?)?;
+        ledger.apply(
+            0,
+            &record(0, Body::Rules(RuleChange { dedup_window: Some(WINDOW), ..RuleChange::default() }))?,
+        )?;
         ledger.keys_complete_from(0);
         Ok(Self { store: Arc::clone(store), partition, fence, ledger, random: u64::from(partition) + 1 })
     }

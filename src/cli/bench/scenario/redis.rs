@@ -19,6 +19,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
+    collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
@@ -129,6 +130,8 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
+        about: crate::routes::About::default(),
+        rules: 1,
     };
     routes.renew(&info).await?;
     for user in users {
@@ -245,26 +248,47 @@ fn hanging<T>(proxy: &Proxy, work: impl FnOnce() -> T) -> T {
 }
 
 /// What Redis has done so far.
-struct Work {
-    commands: f64,
+pub(super) struct Work {
+    pub(super) commands: f64,
     reads: f64,
 }
 
 impl Work {
-    fn read(redis: SocketAddr) -> Result<Self> {
-        let mut stream = TcpStream::connect(redis)?;
-        stream.write_all(b"INFO stats\r\n")?;
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        reader.read_line(&mut line)?;
-        let Some(length) = line.trim().strip_prefix('$') else { bail!("INFO: {line}") };
-        let mut text = vec![0; length.parse()?];
-        reader.read_exact(&mut text)?;
-        let text = String::from_utf8_lossy(&text);
+    pub(super) fn read(redis: SocketAddr) -> Result<Self> {
+        let text = info(redis, "stats")?;
         let field = |name: &str| -> Result<f64> {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             Ok(value.with_context(|| format!("INFO has no {name}"))?.trim().parse()?)
         };
         Ok(Self { commands: field("total_commands_processed")?, reads: field("total_reads_processed")? })
     }
+}
+
+/// A part of what the server says of itself.
+fn info(redis: SocketAddr, part: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(redis)?;
+    stream.write_all(format!("INFO {part}\r\n").as_bytes())?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let Some(length) = line.trim().strip_prefix('$') else { bail!("INFO: {line}") };
+    let mut text = vec![0; length.parse()?];
+    reader.read_exact(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// How often each command was called so far, by clients and by scripts; but for what asks this.
+pub(super) fn calls(redis: SocketAddr) -> Result<BTreeMap<String, f64>> {
+    let mut calls = BTreeMap::new();
+    for line in info(redis, "commandstats")?.lines() {
+        let Some((name, stats)) = line.strip_prefix("cmdstat_").and_then(|line| line.split_once(":calls="))
+        else {
+            continue;
+        };
+        if name != "info" {
+            let count = stats.split(',').next().unwrap_or_default();
+            calls.insert(name.to_owned(), count.parse().with_context(|| format!("INFO: {line}"))?);
+        }
+    }
+    Ok(calls)
 }

@@ -1,0 +1,88 @@
+//! A switch of the rules in the middle of a log: whoever has the partition when, the answers are those of one replay.
+
+use std::collections::BTreeSet;
+
+use proptest::{collection::vec, prelude::*};
+use tidegate_protocol::{
+    id::NodeId,
+    machine::ledger::{LEDGER_NEWEST, Ledger, Outcome, Stop},
+    record::{Body, Origin, Position, Record, RuleChange},
+};
+
+use super::{
+    properties::{body, check},
+    store,
+};
+
+fn record(body: Body) -> Record {
+    let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 2, request: 3 };
+    Record { origin, received_at: 1_000, body, trace: None }
+}
+
+/// An owner that begins where the store is, and its answers up to `end` or to the rules that stop it.
+fn own(newest: u32, log: &[Record], end: usize, archive_every: usize, store: &mut store::Store) -> Run {
+    let mut run = Run { answers: Vec::new(), stop: None };
+    let mut ledger = Ledger::resume(store.now.position, store.now.rules, 7);
+    ledger.know_up_to(newest);
+    let from = usize::try_from(store.now.position.offset).unwrap();
+    for (nth, record) in log.iter().enumerate().take(end).skip(from) {
+        let mut needs = BTreeSet::new();
+        ledger.needs(record, &mut needs);
+        ledger.load(store.now.position, store.now.read(&needs)).unwrap();
+        match ledger.apply(nth as u64, record) {
+            Ok(outcome) => run.answers.push((nth, outcome)),
+            Err(stop) => {
+                run.stop = Some(stop);
+                break;
+            }
+        }
+        if nth % archive_every == 0 {
+            let to = Position::behind(nth as u64, &record.encode());
+            let delta = ledger.take_delta(to).unwrap();
+            assert_ne!(store.commit(0, &delta).unwrap(), store::Commit::Refused);
+            ledger.archived(to).unwrap();
+        }
+    }
+    run
+}
+
+struct Run {
+    answers: Vec<(usize, Outcome)>,
+    stop: Option<Stop>,
+}
+
+#[test]
+fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
+    let bodies = || vec(body().prop_filter("one switch", |it| !matches!(it, Body::Rules(_))), 1..60);
+    let windows = prop::option::of(prop::sample::select(&[0, 3, 9][..]));
+    let strategy = (bodies(), bodies(), windows, 1..9usize, any::<prop::sample::Index>());
+    check(300, strategy, |(before, after, dedup_window, archive_every, handed_over)| {
+        // A window that only the later version keeps when keys are forgotten.
+        let window = Body::Rules(RuleChange { dedup_window, ..RuleChange::default() });
+        let switch = Body::Rules(RuleChange { ledger_version: LEDGER_NEWEST, ..RuleChange::default() });
+        let forget = Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() });
+        let at = before.len() + 1;
+        let bodies = [window].into_iter().chain(before).chain([switch, forget]).chain(after);
+        let log: Vec<Record> = bodies.map(record).collect();
+
+        let mut one = store::Store::new(true, true);
+        let replay = own(LEDGER_NEWEST, &log, log.len(), log.len(), &mut one);
+        assert_eq!(replay.stop, None);
+
+        let mut store = store::Store::new(true, true);
+        let end = handed_over.index(log.len() + 1);
+        let older = own(1, &log, end, archive_every, &mut store);
+        assert_eq!(older.stop, (end > at).then_some(Stop::UnknownRules(LEDGER_NEWEST)));
+        assert_eq!(older.answers.len(), end.min(at), "up to the switch it is as good as any");
+        let newer = own(LEDGER_NEWEST, &log, log.len(), archive_every, &mut store);
+        // What the older one had not archived is decided again.
+        for (nth, outcome) in older.answers.iter().chain(&newer.answers) {
+            assert_eq!(*outcome, replay.answers[*nth].1, "record {nth}");
+        }
+        // One that comes back late has nothing to say any more, for it can't begin.
+        if store.now.rules.ledger_version > 1 {
+            let late = own(1, &log, log.len(), archive_every, &mut store);
+            assert!(late.answers.is_empty());
+        }
+    });
+}

@@ -1,0 +1,24 @@
+//! The port for probes and metrics: what an orchestrator asks from outside the loopback address, and nothing that changes the node.
+
+use axum::{Router, http::StatusCode, routing::get};
+use tokio::net::TcpListener;
+
+use super::{Api, Problem};
+use tidegate_protocol::Code;
+
+/// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the runtime ends.
+///
+/// # Errors
+/// Fails when the listener does.
+pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
+    let not_here = || async { Problem(Code::NotFound, "not on this port; see docs/http.md".into()) };
+    let router = Router::new()
+        .route("/healthz", get(super::healthz))
+        .route("/livez", get(super::livez))
+        .route("/readyz", get(super::readyz))
+        .route("/metrics", get(super::metrics))
+        .fallback(not_here)
+        .method_not_allowed_fallback(|| async { StatusCode::METHOD_NOT_ALLOWED })
+        .with_state(api);
+    axum::serve(listener, router).await
+}

@@ -1,0 +1,156 @@
+//! The self-test of live rooms: what may be lost there, how it is to be told, and what may never be.
+
+use super::*;
+
+/// Ann is at n1; Bob, at n2, hears her in a room. The third message is lost, which is told; long after the last but one comes
+/// the last.
+fn hall() -> Tape {
+    let mut tape = Tape::default();
+    for (nth, (user, session)) in [ANN, BOB].into_iter().enumerate() {
+        tape.add(Event::Open { user, device: "p", session });
+        let node = ["n1", "n2"][nth];
+        tape.add(Event::Joined { session, conv: "r:r", node });
+    }
+    for seq in 1..=5 {
+        let cid = format!("t{seq}");
+        tape.send(ANN, "r:r", &cid, false);
+        tape.ok(&cid, 100 + seq);
+        if seq != 3 {
+            let (body, conv) = (body_of(&cid), "r:r");
+            let (user, session) = BOB;
+            let (cid, via) = (Some(cid.as_str()), Via::Push);
+            tape.add(Event::Recv { user, device: "p", session, conv, seq: 100 + seq, cid, body, via });
+        }
+        if seq == 3 {
+            tape.add(Event::Shed { session: 2, conv: "r:r", count: 1 });
+        }
+    }
+    let last = tape.at(is_push("t5", Via::Push));
+    tape.0[last].at += 60_000 * MS;
+    tape
+}
+
+fn is_shed(event: &Event<String>) -> bool {
+    matches!(event, Event::Shed { .. })
+}
+
+/// Something happens so many ms after the third message was accepted.
+fn later(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: u64, event: Event<&str>) {
+    let at = it[tape.at(is_ok("t3"))].at + ms * MS;
+    let place = it.iter().rposition(|it| it.at <= at).map_or(0, |place| place + 1);
+    it.insert(place, Stamped { at, event: event.map(str::to_owned) });
+}
+
+/// A fault that lasts from the one to the other.
+fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, (from, to): (u64, u64), fault: &str) {
+    later(tape, it, from, Event::Nemesis { on: true, fault });
+    later(tape, it, to, Event::Nemesis { on: false, fault });
+}
+
+#[test]
+fn what_is_lost_in_a_room_is_told_and_counted() {
+    let tape = hall();
+    let report = check(&tape.history(), Budget::default());
+    assert!(report.is_clean(), "{:#?}", report.violations);
+    assert_eq!((report.talks, report.shed, report.talks_lost, report.talks_uncounted), (5, 1, 0, 0));
+    let shed = tape.at(is_shed);
+    assert_eq!(tape.with(|it| drop(it.remove(shed))), ["shed-untold"]);
+    // Before it knew that it was in, nothing was due.
+    let late = tape.with(|it| {
+        it.remove(shed);
+        let joined = it.remove(tape.at(|event| matches!(event, Event::Joined { session: 2, .. })));
+        it.insert(tape.at(is_ok("t3")), joined);
+    });
+    assert!(late.is_empty(), "{late:?}");
+}
+
+#[test]
+fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
+    let tape = hall();
+    let untold = |change: &dyn Fn(&mut Vec<Stamped<String>>)| {
+        tape.with(|it| {
+            it.remove(tape.at(is_shed));
+            change(it);
+        })
+    };
+    let down = |node: &'static str, ms| {
+        untold(&move |it: &mut Vec<Stamped<String>>| later(&hall(), it, ms, Event::Down { node }))
+    };
+    assert!(down("n1", 500).is_empty());
+    assert_eq!(down("n1", 3_000), ["shed-untold"], "by then it had passed it on, or told of it");
+    assert_eq!(down("n2", 500), ["shed-untold"], "that was not the speaker's");
+    // Unless something was in the way: then the word may have waited at the node that died.
+    let after = |name: &'static str| {
+        untold(&move |it: &mut Vec<Stamped<String>>| {
+            fault(&hall(), it, (1, 4_000), name);
+            later(&hall(), it, 9_000, Event::Down { node: "n1" });
+        })
+    };
+    assert!(after("peers").is_empty());
+    assert!(after("stop:n2").is_empty());
+    assert_eq!(after("stop:n3"), ["shed-untold"], "it was none of the two");
+    assert_eq!(after("postgres-stop"), ["shed-untold"]);
+    // In the same node nothing is on the way.
+    let same = untold(&|it: &mut Vec<Stamped<String>>| {
+        later(&hall(), it, 500, Event::Down { node: "n1" });
+        for event in it.iter_mut() {
+            if let Event::Joined { node, .. } = &mut event.event {
+                *node = "n1".into();
+            }
+        }
+    });
+    assert_eq!(same, ["shed-untold"]);
+}
+
+#[test]
+fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
+    let tape = hall();
+    let told = |ms, broken: Option<(u64, u64)>| {
+        tape.with(|it| {
+            it.remove(tape.at(is_shed));
+            if let Some(times) = broken {
+                fault(&tape, it, times, "redis-flush");
+            }
+            later(&tape, it, ms, Event::Shed { session: 2, conv: "r:r", count: 0 });
+        })
+    };
+    assert!(told(1_500, None).is_empty());
+    assert_eq!(told(2_500, None), ["shed-untold"]);
+    assert!(told(8_500, Some((1, 1_000))).is_empty(), "after a fault it takes longer");
+    assert_eq!(told(9_500, Some((1, 1_000))), ["shed-untold"]);
+    assert_eq!(told(9_500, Some((20_000, 21_000))), ["shed-untold"], "that came when all had been said");
+}
+
+#[test]
+fn a_room_gives_no_number_twice_and_keeps_the_order_of_each_speaker() {
+    let tape = hall();
+    let twice = tape.with(|it| {
+        for event in it {
+            if let Event::SendOk { cid, seq, .. } | Event::Recv { cid: Some(cid), seq, .. } = &mut event.event
+                && cid == "t4"
+            {
+                *seq = 102;
+            }
+        }
+    });
+    assert_eq!(twice, ["number-twice"]);
+    let (second, fourth) = (tape.at(is_push("t2", Via::Push)), tape.at(is_push("t4", Via::Push)));
+    let turned = tape.with(|it| {
+        let moved = it.remove(second);
+        it.insert(fourth, moved);
+    });
+    assert_eq!(turned, ["room-order"]);
+    let copied = tape.with(|it| {
+        let copy = it[fourth].clone();
+        it.insert(fourth + 1, copy);
+    });
+    assert_eq!(copied, ["room-copy"]);
+    // What was sent again is fanned out again, under another number.
+    let again = tape.with(|it| {
+        let copy = it[fourth].clone();
+        it.insert(fourth + 1, copy);
+        let again = it[tape.at(|event| matches!(event, Event::SendInv { cid, .. } if cid == "t4"))].clone();
+        it.insert(tape.at(is_ok("t4")), again);
+    });
+    assert!(again.is_empty(), "{again:?}");
+}

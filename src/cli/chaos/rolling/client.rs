@@ -1,0 +1,418 @@
+//! A client of a rolling restart: writes to its neighbour one message after the other, hears those of the other neighbour,
+//! and goes where the nodes send it.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use tidegate_protocol::{
+    Code,
+    codec::Wire,
+    content::{Body as Text, Content},
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant as At, sleep, sleep_until, timeout},
+};
+
+use super::super::link::Link;
+use crate::{
+    auth,
+    cli::assign::{Assigned, host_port},
+};
+
+/// How long a login may take.
+const LOGIN: Duration = Duration::from_secs(20);
+/// A send without an answer is sent again after so long, under its id.
+const AGAIN: Duration = Duration::from_secs(8);
+/// What is missing is asked for this often.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// Between two tries to log in.
+const TRY_EVERY: Duration = Duration::from_millis(200);
+/// Messages asked for at once.
+const PAGE: u32 = 100;
+/// The id of that question.
+const PULL: u64 = 1;
+/// Of so many clients one is deaf: it stays until it is closed, as old clients do.
+const DEAF: usize = 10;
+
+/// What all clients share.
+pub(super) struct Shared {
+    pub(super) key: Vec<u8>,
+    pub(super) clients: usize,
+    /// Between two messages of one client.
+    pub(super) pace: Duration,
+    /// Client ports of the nodes that run.
+    pub(super) doors: Mutex<Vec<SocketAddr>>,
+    /// Nothing new is sent any more.
+    pub(super) quiet: AtomicBool,
+    /// By client, the last number that was acked.
+    pub(super) acked: Vec<AtomicU64>,
+    /// By client, up to where it has everything that was sent to it.
+    pub(super) got: Vec<AtomicU64>,
+    pub(super) noted: Mutex<Noted>,
+    /// By client, whether it is logged in.
+    pub(super) online: Vec<AtomicBool>,
+    pub(super) began: Instant,
+}
+
+/// What the clients saw.
+#[derive(Default)]
+pub(super) struct Noted {
+    /// When each login was done that followed a `goAway` or a close, since the beginning.
+    pub(super) arrivals: Vec<Duration>,
+    /// The longest time without a connection: of those that come over as they are told, and of deaf ones.
+    pub(super) pause: [Duration; 2],
+    /// Moves with both connections open, and logins after a connection was over.
+    pub(super) moves: [u64; 2],
+    /// The longest time from a send to its ack.
+    pub(super) slowest: Duration,
+    /// Pushes that were there before.
+    pub(super) repeated: u64,
+    /// What must not be, in words.
+    pub(super) broken: Vec<String>,
+}
+
+impl Shared {
+    pub(super) fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn doors(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn breaks(&self, what: String) {
+        self.noted().broken.push(what);
+    }
+}
+
+pub(super) fn name(index: usize) -> String {
+    format!("u{index}")
+}
+
+/// The conversation of two users.
+pub(super) fn conversation(a: &str, b: &str) -> String {
+    if a < b { format!("d:{a}:{b}") } else { format!("d:{b}:{a}") }
+}
+
+/// The message under way: only when it is acked comes the next, so its number is its seq.
+struct Flight {
+    number: u64,
+    attempt: u32,
+    since: Instant,
+    /// When it goes again, if no answer comes.
+    due: At,
+}
+
+struct Client {
+    shared: Arc<Shared>,
+    index: usize,
+    peer: String,
+    incoming: String,
+    flight: Option<Flight>,
+    next: At,
+    got: u64,
+    /// Seqs beyond a hole.
+    beyond: BTreeMap<u64, ()>,
+    asked: Option<Instant>,
+    pull: bool,
+    /// Since when there is no connection.
+    away: Option<Instant>,
+}
+
+/// The way to the node that it is sent to, if it is under way.
+type Moving = JoinSet<anyhow::Result<Link>>;
+
+/// Logs in, and lives until it is dropped.
+pub(super) async fn run(shared: Arc<Shared>, index: usize) {
+    let (clients, pace) = (shared.clients, shared.pace);
+    let [peer, from] = [(index + 1) % clients, (index + clients - 1) % clients].map(name);
+    let next = At::now() + pace.mul_f64(index as f64 / clients as f64);
+    let incoming = conversation(&from, &name(index));
+    let mut client = Client {
+        shared,
+        index,
+        peer,
+        incoming,
+        flight: None,
+        next,
+        got: 0,
+        beyond: BTreeMap::new(),
+        asked: None,
+        pull: true,
+        away: None,
+    };
+    let mut link = client.come_in().await;
+    loop {
+        link = match Box::pin(client.talk(link)).await {
+            Ok(there) => there,
+            Err(why) => {
+                tracing::debug!(index, %why, "a connection ended");
+                client.away.get_or_insert_with(Instant::now);
+                client.shared.online[index].store(false, Ordering::Release);
+                client.come_in().await
+            }
+        };
+    }
+}
+
+impl Client {
+    fn is_deaf(&self) -> bool {
+        self.index % DEAF == DEAF - 1
+    }
+
+    /// Asks where to go until it is logged in there.
+    async fn come_in(&mut self) -> Link {
+        loop {
+            if let Ok(link) = self.try_to_come_in().await {
+                self.arrived(1);
+                return link;
+            }
+            sleep(TRY_EVERY).await;
+        }
+    }
+
+    async fn try_to_come_in(&self) -> anyhow::Result<Link> {
+        let mut doors: Vec<String> = self.shared.doors().iter().map(ToString::to_string).collect();
+        let turn = rand::random_range(0..doors.len().max(1));
+        doors.rotate_left(turn);
+        let token = token(&self.shared, self.index);
+        let assigned = Assigned::ask(&doors, &token, "").await?;
+        let addresses = assigned.addresses.into_iter().map(|place| place.address).collect();
+        log_in(Arc::clone(&self.shared), self.index, addresses).await
+    }
+
+    /// A login is done.
+    fn arrived(&mut self, how: usize) {
+        let shared = Arc::clone(&self.shared);
+        let is_first = !shared.online[self.index].swap(true, Ordering::AcqRel) && self.away.is_none();
+        let mut noted = shared.noted();
+        if let Some(away) = self.away.take() {
+            let pause = &mut noted.pause[usize::from(self.is_deaf())];
+            *pause = (*pause).max(away.elapsed());
+        }
+        if !is_first {
+            noted.arrivals.push(shared.began.elapsed());
+            noted.moves[how] += 1;
+        }
+        drop(noted);
+        (self.pull, self.asked) = (true, None);
+        if let Some(flight) = &mut self.flight {
+            flight.due = At::now();
+        }
+    }
+
+    /// Until the connection is over, or the next one stands.
+    async fn talk(&mut self, mut link: Link) -> anyhow::Result<Link> {
+        let mut moving = Moving::new();
+        loop {
+            self.speak(&mut link).await?;
+            let wake = self.flight.as_ref().map_or(self.next, |flight| flight.due);
+            let wake = wake.min(At::now() + ASK_EVERY);
+            tokio::select! {
+                frame = link.next() => {
+                    let Some(body) = self.hear(frame, &mut link).await? else { continue };
+                    match body {
+                        Say::GoAway(away) if !self.is_deaf() && !away.alternates.is_empty() => {
+                            moving = self.set_out(away);
+                        }
+                        Say::Close(close) => return self.closed(&close, moving).await,
+                        _ => {}
+                    }
+                }
+                there = arrival(&mut moving) => {
+                    if let Ok(there) = there {
+                        self.arrived(0);
+                        return Ok(there);
+                    }
+                }
+                () = sleep_until(wake) => {}
+            }
+        }
+    }
+
+    fn set_out(&self, away: pb::GoAway) -> Moving {
+        let mut moving = Moving::new();
+        let wait = u64::from(away.after_ms) + rand::random_range(0..=u64::from(away.window_ms) / 2);
+        let (shared, index) = (Arc::clone(&self.shared), self.index);
+        moving.spawn(async move {
+            sleep(Duration::from_millis(wait)).await;
+            log_in(shared, index, away.alternates).await
+        });
+        moving
+    }
+
+    /// Closed: at best because the new connection has taken over.
+    async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<Link> {
+        self.away = Some(Instant::now());
+        if close.code == u32::from(Code::Replaced.number()) {
+            if !moving.is_empty()
+                && let Ok(there) = arrival(&mut moving).await
+            {
+                self.arrived(0);
+                return Ok(there);
+            }
+        } else if moving.is_empty() {
+            sleep(Duration::from_millis(close.after_ms.into())).await;
+        }
+        bail!("closed: {}", close.name)
+    }
+
+    /// Sends what is due, and asks for what is missing.
+    async fn speak(&mut self, link: &mut Link) -> anyhow::Result<()> {
+        let mut frames = Vec::new();
+        let now = At::now();
+        if self.flight.is_none() && now >= self.next && !self.shared.quiet.load(Ordering::Acquire) {
+            self.next = (self.next + self.shared.pace).max(now);
+            let number = self.shared.acked[self.index].load(Ordering::Acquire) + 1;
+            self.flight = Some(Flight { number, attempt: 0, since: Instant::now(), due: now });
+        }
+        if let Some(flight) = self.flight.as_mut().filter(|flight| flight.due <= now) {
+            flight.due = now + AGAIN;
+            let send = pb::Send {
+                to_user: self.peer.clone(),
+                msg_id: format!("{}-{}", self.index, flight.number),
+                attempt: flight.attempt,
+                content: Some(Content::text(flight.number.to_string())),
+                ..Default::default()
+            };
+            flight.attempt += 1;
+            frames.push(pb::ClientFrame { id: 10 + flight.number, body: Some(Ask::Send(send)) });
+        }
+        let sender = (self.index + self.shared.clients - 1) % self.shared.clients;
+        let lacks = self.got < self.shared.acked[sender].load(Ordering::Acquire);
+        let may_ask = self.asked.is_none_or(|then| then.elapsed() >= ASK_EVERY);
+        let quiet = self.shared.quiet.load(Ordering::Acquire);
+        if may_ask && (self.pull || !self.beyond.is_empty() || (quiet && lacks)) {
+            (self.pull, self.asked) = (false, Some(Instant::now()));
+            let (conversation, direction) = (self.incoming.clone(), pb::Direction::Forward.into());
+            let pull =
+                pb::Pull { conversation, cursor: self.got, limit: PAGE, direction, ..Default::default() };
+            frames.push(pb::ClientFrame { id: PULL, body: Some(Ask::Pull(pull)) });
+        }
+        link.send(&frames).await
+    }
+
+    /// What is left of a frame for the connection to act on.
+    async fn hear(
+        &mut self,
+        frame: anyhow::Result<pb::ServerFrame>,
+        link: &mut Link,
+    ) -> anyhow::Result<Option<Say>> {
+        let frame = frame.inspect_err(|_| self.away = Some(Instant::now()))?;
+        match frame.body {
+            Some(Say::SendAck(ack)) => self.acked(&ack),
+            Some(Say::Error(error)) if frame.id > 10 => self.refused(&error),
+            Some(Say::Push(push)) => {
+                self.take(&push);
+                let ack = pb::Ack { conversation: push.conversation, seq: push.seq };
+                link.send(&[pb::ClientFrame { id: 0, body: Some(Ask::Ack(ack)) }]).await?;
+            }
+            Some(Say::Page(page)) => {
+                self.pull |= page.messages.len() >= PAGE as usize;
+                page.messages.iter().for_each(|push| self.take(push));
+                if self.pull {
+                    self.asked = None;
+                }
+            }
+            Some(Say::Behind(_)) => self.pull = true,
+            Some(Say::Ping(_)) => {
+                link.send(&[pb::ClientFrame { id: frame.id, body: Some(Ask::Pong(pb::Pong::default())) }])
+                    .await?;
+            }
+            body => return Ok(body),
+        }
+        Ok(None)
+    }
+
+    fn acked(&mut self, ack: &pb::SendAck) {
+        let Some(flight) = self.flight.take_if(|it| ack.msg_id == format!("{}-{}", self.index, it.number))
+        else {
+            return;
+        };
+        self.shared.acked[self.index].store(flight.number, Ordering::Release);
+        let mut noted = self.shared.noted();
+        noted.slowest = noted.slowest.max(flight.since.elapsed());
+        drop(noted);
+        if ack.seq != flight.number {
+            self.shared.breaks(format!("{} is acked with seq {}", ack.msg_id, ack.seq));
+        }
+    }
+
+    fn refused(&mut self, error: &pb::Error) {
+        if !error.temporary && error.code != u32::from(Code::Unknown.number()) {
+            self.shared.breaks(format!("{}: a send is refused for good: {}", name(self.index), error.name));
+        }
+        if let Some(flight) = &mut self.flight {
+            flight.due = At::now() + Duration::from_millis(error.retry_after_ms.clamp(50, 2_000).into());
+        }
+    }
+
+    /// A message from the other side: the n-th says n.
+    fn take(&mut self, push: &pb::Push) {
+        if push.conversation != self.incoming {
+            return;
+        }
+        let said = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
+            Some(Text::Text(text)) => text.parse().unwrap_or(0),
+            _ => 0,
+        };
+        if said != push.seq {
+            self.shared.breaks(format!("{}: seq {} says {said}", self.incoming, push.seq));
+        }
+        if push.seq <= self.got || self.beyond.insert(push.seq, ()).is_some() {
+            self.shared.noted().repeated += 1;
+            return;
+        }
+        while self.beyond.remove(&(self.got + 1)).is_some() {
+            self.got += 1;
+        }
+        self.shared.got[self.index].store(self.got, Ordering::Release);
+    }
+}
+
+/// The new connection; waits for ever while there is none under way.
+async fn arrival(moving: &mut Moving) -> anyhow::Result<Link> {
+    match moving.join_next().await {
+        Some(there) => there.context("the way was given up")?,
+        None => std::future::pending().await,
+    }
+}
+
+fn token(shared: &Shared, index: usize) -> String {
+    auth::sign(&shared.key, &name(index), None, Duration::from_secs(86_400))
+}
+
+/// Logs in at the first of these that takes it.
+async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<Link> {
+    let mut why = anyhow::anyhow!("no node takes newcomers");
+    for address in &addresses {
+        let there = timeout(LOGIN, Box::pin(log_in_at(&shared, index, address))).await;
+        match there.context("the login takes too long").and_then(|it| it) {
+            Ok(link) => return Ok(link),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<Link> {
+    let wire = Wire::ALL[index % Wire::ALL.len()];
+    let mut link = Link::connect(host_port(address)?.parse()?, wire).await?;
+    let hello =
+        pb::Hello { version: 1, token: token(shared, index), device: "dev".into(), ..Default::default() };
+    link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Hello(hello)) }]).await?;
+    match link.next().await?.body {
+        Some(Say::Welcome(_)) => Ok(link),
+        other => bail!("no welcome: {other:?}"),
+    }
+}

@@ -1,0 +1,145 @@
+//! An event in the form of CloudEvents 1.0, structured mode: one JSON text, the same on Kafka, over HTTP and in `tail`.
+
+use serde::Serialize;
+
+use super::{Event, What};
+use crate::routes::Token;
+
+/// The attributes of CloudEvents, and the data.
+#[derive(Serialize)]
+struct Cloud<'a> {
+    specversion: &'static str,
+    id: String,
+    source: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    subject: &'a str,
+    time: String,
+    datacontenttype: &'static str,
+    /// The extension by which partitions are chosen.
+    partitionkey: &'a str,
+    data: Data<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Data<'a> {
+    Presence {
+        user: &'a str,
+        device: &'a str,
+        #[serde(flatten)]
+        token: Owner<'a>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        replaced: Option<Owner<'a>>,
+    },
+    Read {
+        user: &'a str,
+        conversation: &'a str,
+        seq: u64,
+    },
+    Order {
+        user: &'a str,
+        device: &'a str,
+        #[serde(flatten)]
+        token: Owner<'a>,
+        expected: &'a str,
+    },
+}
+
+/// A route token.
+#[derive(Serialize)]
+struct Owner<'a> {
+    node: &'a str,
+    boot: String,
+    epoch: u64,
+}
+
+impl<'a> Owner<'a> {
+    fn of(token: &'a Token) -> Self {
+        Self { node: token.at.node.as_str(), boot: format!("{:x}", token.at.boot), epoch: token.epoch }
+    }
+}
+
+pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
+    let (kind, id, data) = match &event.what {
+        What::Online(route, replaced) => (
+            "tidegate.online",
+            format!("online/{}", route.token),
+            Data::Presence {
+                user: route.user.as_str(),
+                device: route.device.as_str(),
+                token: Owner::of(&route.token),
+                replaced: replaced.as_ref().map(Owner::of),
+            },
+        ),
+        What::Offline(route) => (
+            "tidegate.offline",
+            format!("offline/{}", route.token),
+            Data::Presence {
+                user: route.user.as_str(),
+                device: route.device.as_str(),
+                token: Owner::of(&route.token),
+                replaced: None,
+            },
+        ),
+        What::Read(user, conversation, seq) => (
+            "tidegate.read",
+            format!("read/{conversation}/{user}/{seq}"),
+            Data::Read { user: user.as_str(), conversation: conversation.as_str(), seq: *seq },
+        ),
+        What::OrderBlocked(route, expected) => (
+            "tidegate.order-blocked",
+            format!("order-blocked/{}/{expected}", route.token),
+            Data::Order {
+                user: route.user.as_str(),
+                device: route.device.as_str(),
+                token: Owner::of(&route.token),
+                expected: expected.as_str(),
+            },
+        ),
+    };
+    let user = event.user().as_str();
+    let cloud = Cloud {
+        specversion: "1.0",
+        id,
+        source,
+        kind,
+        subject: user,
+        time: rfc3339(event.at_ms),
+        datacontenttype: "application/json",
+        partitionkey: user,
+        data,
+    };
+    // Strings and numbers only: nothing here can be no JSON.
+    serde_json::to_vec(&cloud).unwrap_or_default()
+}
+
+/// A time in ms since 1970, as RFC 3339 has it, in UTC.
+fn rfc3339(ms: u64) -> String {
+    let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
+    // Howard Hinnant's civil_from_days, for days after 1970.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let (hour, minute) = (of_day / 3_600_000, of_day / 60_000 % 60);
+    let (second, milli) = (of_day / 1_000 % 60, of_day % 1_000);
+    let year = era * 400 + year + later;
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(rfc3339(1_763_712_000_123), "2025-11-21T08:00:00.123Z");
+        assert_eq!(rfc3339(4_102_444_799_999), "2099-12-31T23:59:59.999Z");
+    }
+}

@@ -1,0 +1,73 @@
+//! Traces as messages of `link.proto`, and back.
+
+use bytes::Bytes;
+use tidegate_protocol::{
+    id::{MsgId, UserId},
+    pb,
+};
+
+use super::wire::Malformed;
+use crate::trace::{Event, FOUND_TRACES, Facts, Query, Step};
+
+fn put_id(id: u128) -> Bytes {
+    Bytes::copy_from_slice(&id.to_be_bytes())
+}
+
+fn id(sent: &[u8]) -> Option<u128> {
+    sent.try_into().ok().map(u128::from_be_bytes)
+}
+
+pub(super) fn put_query(query: Query) -> pb::LinkTraceQuery {
+    pb::LinkTraceQuery {
+        msg: query.msg.unwrap_or_default(),
+        user: query.user.unwrap_or_default(),
+        traces: query.traces.into_iter().map(put_id).collect(),
+    }
+}
+
+pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<Query, Malformed> {
+    let named = |name: String| (!name.is_empty()).then_some(name);
+    let (msg, user) = (named(sent.msg), named(sent.user));
+    if msg.as_deref().is_some_and(|msg| MsgId::new(msg).is_err()) {
+        return Err(Malformed("message id"));
+    }
+    if user.as_deref().is_some_and(|user| UserId::new(user).is_err()) {
+        return Err(Malformed("user id"));
+    }
+    if sent.traces.len() > FOUND_TRACES {
+        return Err(Malformed("question for so many traces"));
+    }
+    let traces =
+        sent.traces.iter().map(|sent| id(sent).ok_or(Malformed("trace"))).collect::<Result<_, _>>()?;
+    Ok(Query { msg, user, traces })
+}
+
+pub(super) fn put_steps(steps: Vec<Event>) -> pb::LinkSteps {
+    let put = |event: Event| pb::LinkStep {
+        trace: put_id(event.id()),
+        time_us: event.time_us,
+        step: event.step.word().to_owned(),
+        msg: event.msg.into(),
+        conversation: event.conversation.into(),
+        seq: event.seq,
+        user: event.user.into(),
+        device: event.device.into(),
+        note: event.note.into(),
+    };
+    pb::LinkSteps { steps: steps.into_iter().map(put).collect() }
+}
+
+/// One that can't be read, of a newer version, say, is left out.
+pub(super) fn steps(sent: pb::LinkSteps) -> Vec<Event> {
+    let read = |sent: pb::LinkStep| {
+        let facts = Facts {
+            msg: &sent.msg,
+            conversation: &sent.conversation,
+            seq: sent.seq,
+            user: &sent.user,
+            device: &sent.device,
+        };
+        Some(Event::new(id(&sent.trace)?, sent.time_us, Step::named(&sent.step)?, facts, &sent.note))
+    };
+    sent.steps.into_iter().filter_map(read).collect()
+}

@@ -1,0 +1,71 @@
+//! Which node this is, where nobody says so: an id on lease, the first of `node.ids` that no live node has.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use tidegate_protocol::id::NodeId;
+
+use super::ports::leases;
+use crate::{
+    config::Config,
+    routes::{NodeBoot, RedisRoutes},
+};
+
+/// How long a free id is waited for: a node that died holds its own until its lease is over.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// An id that is this node's, and not announced yet.
+pub(super) struct Claim {
+    routes: RedisRoutes,
+    claimant: u64,
+}
+
+/// The settings with the id that the node has, and the claim to it where it is leased.
+///
+/// # Errors
+/// All ids are held, or Redis does not say.
+pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Claim>)> {
+    let mut config = config.clone();
+    if config.node.ids == 0 {
+        return Ok((config, None));
+    }
+    let ids = (0..config.node.ids).map(|nth| NodeId::new(&format!("{}-{nth}", config.node.id)));
+    let ids: Vec<NodeId> = ids.collect::<Result<_, _>>()?;
+    let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant: rand::random() };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let why = match claim.routes.claim_id(&ids, claim.claimant).await {
+            Ok(Some(id)) => {
+                tracing::info!(%id, "this node has leased an id");
+                config.node.id = id.to_string();
+                return Ok((config, Some(claim)));
+            }
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        if Instant::now() > deadline {
+            match why {
+                Some(error) => return Err(error).context("redis.urls: an id could not be leased (node.ids)"),
+                None => bail!(
+                    "all {} ids are held by nodes that live: raise node.ids above the number of nodes, by one for each that a \
+                     rollout starts before another ends",
+                    config.node.ids
+                ),
+            }
+        }
+        tracing::info!(?why, "no id is free yet");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+impl Claim {
+    /// The node has announced itself.
+    pub(super) async fn settle(&self, me: &NodeBoot) {
+        if let Err(error) = self.routes.settle_id(me, self.claimant).await {
+            tracing::debug!(%error, "a claim to an id was left to end by itself");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Messages that are told before they are archived (ADR 16): who reads the store then waits for what anybody was told.
+
+use std::time::{Duration, Instant};
+
+use tidegate::fault::{Fault, Gate};
+use tidegate_protocol::codec::Wire;
+
+use super::{Said, ask, eventually, mesh, text_of};
+use crate::support::Client;
+
+/// The next push, acked, so that it comes once.
+fn heard(client: &mut Client, text: &str) {
+    let push = client.expect_push();
+    assert_eq!(text_of(&push), text);
+    client.ack(&push.conversation, push.seq);
+}
+
+/// Nothing comes for a moment in which what is not held would have come long ago.
+fn nothing_comes(client: &mut Client) {
+    client.listen(Duration::from_millis(200));
+    assert!(client.inbox.is_empty(), "{:?}", client.inbox);
+}
+
+#[test]
+fn a_message_is_acked_and_pushed_before_it_is_archived_and_whoever_reads_waits_for_that() {
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut readers: Vec<Client> =
+        (0..2).map(|n| mesh.login(n, Wire::Tcp, "bob", &format!("device-{n}"))).collect();
+    assert_eq!(ann.text("bob", "m1", "before"), 1);
+    readers.iter_mut().for_each(|bob| heard(bob, "before"));
+    let gate = Gate::new();
+    mesh.node(0).store.plan("archive", Fault::Hold(gate.clone()));
+    assert_eq!(ann.text("bob", "m2", "ahead"), 2);
+    readers.iter_mut().for_each(|bob| heard(bob, "ahead"));
+    eventually("it is being archived", || (gate.reached() == 1).then_some(()));
+    let asked: Vec<u64> = readers.iter_mut().map(|bob| bob.say(ask::after("d:ann:bob", 1, 10))).collect();
+    readers.iter_mut().for_each(nothing_comes);
+    gate.open();
+    for (bob, id) in readers.iter_mut().zip(asked) {
+        let said = bob.reply(id);
+        let Said::Page(page) = said else { panic!("no page: {said:?}") };
+        assert_eq!(page.messages.iter().map(text_of).collect::<Vec<_>>(), ["ahead"]);
+        assert_eq!(page.complete_to, 2);
+    }
+}
+
+#[test]
+fn who_logs_in_and_syncs_sees_what_was_told_before() {
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    assert_eq!(ann.text("bob", "m1", "before"), 1);
+    let gate = Gate::new();
+    mesh.node(0).store.plan("archive", Fault::Hold(gate.clone()));
+    assert_eq!(ann.text("bob", "m2", "ahead"), 2);
+    eventually("it is being archived", || (gate.reached() == 1).then_some(()));
+    // Nobody pushed it to this one: the login came later.
+    let late = std::thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let mut late = mesh.login(1, Wire::WsText, "bob", "phone");
+            late.state("d:ann:bob")
+        });
+        eventually("it asks", || (mesh.node(1).link.calls("settled") > 0).then_some(()));
+        gate.open();
+        late.join().unwrap()
+    });
+    assert_eq!((late.max_seq, late.unread), (2, 2));
+}
+
+#[test]
+fn a_change_of_members_is_told_when_it_is_archived_and_what_waits_before_it_too() {
+    let (mesh, _) = mesh(2);
+    let group = mesh.group("team", &["ann", "bob"]);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
+    let gate = Gate::new();
+    mesh.node(0).store.plan("archive", Fault::Hold(gate.clone()));
+    assert_eq!(ann.text(&group, "m1", "ahead"), 2);
+    heard(&mut bob, "ahead");
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| mesh.join("team", &["carl"]));
+        eventually("it is being archived", || (gate.reached() == 1).then_some(()));
+        nothing_comes(&mut bob);
+        gate.open();
+        change.join().unwrap();
+    });
+    assert!(bob.expect_push().event.is_some());
+    assert_eq!(bob.page(ask::after(&group, 0, 10)).messages.len(), 3);
+}
+
+#[test]
+fn an_owner_that_does_not_say_what_it_archived_holds_readers_up_for_a_second_and_then_for_a_moment() {
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
+    assert_eq!(ann.text("bob", "m1", "hi"), 1);
+    bob.expect_push();
+    let gate = Gate::new();
+    (0..6).for_each(|_| mesh.node(1).link.plan("settled", Fault::Hold(gate.clone())));
+    let began = Instant::now();
+    assert_eq!(bob.page(ask::after("d:ann:bob", 0, 10)).messages.len(), 1);
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    let began = Instant::now();
+    (0..5).for_each(|_| assert_eq!(bob.page(ask::after("d:ann:bob", 0, 10)).messages.len(), 1));
+    assert!(began.elapsed() < Duration::from_secs(5), "not a second for each: {:?}", began.elapsed());
+    gate.open();
+}
+
+#[test]
+fn many_readers_share_the_calls_to_an_owner() {
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut readers: Vec<Client> =
+        (0..40).map(|n| mesh.login(1, Wire::Tcp, "bob", &format!("device-{n}"))).collect();
+    assert_eq!(ann.text("bob", "m1", "hi"), 1);
+    readers.iter_mut().for_each(|bob| drop(bob.expect_push()));
+    let (gate, before) = (Gate::new(), mesh.node(1).link.calls("settled"));
+    mesh.node(1).link.plan("settled", Fault::Hold(gate.clone()));
+    let asked: Vec<u64> = readers.iter_mut().map(|bob| bob.say(ask::after("d:ann:bob", 0, 10))).collect();
+    eventually("the first asks", || (gate.reached() == 1).then_some(()));
+    gate.open();
+    for (bob, id) in readers.iter_mut().zip(asked) {
+        assert!(matches!(bob.reply(id), Said::Page(_)));
+    }
+    let calls = mesh.node(1).link.calls("settled") - before;
+    assert!((2..=20).contains(&calls), "{calls} calls for 40 readers");
+}

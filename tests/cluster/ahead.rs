@@ -1,0 +1,73 @@
+//! Messages that are told before Postgres has them (ADR 16), over real services.
+
+use tidegate_protocol::{codec::Wire, pb};
+
+use super::{history, send_until_acked};
+use crate::support::{Cluster, Said, ask, eventually, send, text_of};
+
+/// Messages are told before they are archived from the first one on.
+const FIRST: &[&str] = &["log.answer=decided", "log.archive_first_ms=0"];
+
+/// The node whose owner has records that are not archived, once it has told of so many.
+fn behind(cluster: &Cluster, records: u64) -> usize {
+    eventually("an owner tells how far it is behind", || {
+        let said: serde_json::Value =
+            serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
+        let nodes = said["nodes"].as_array().expect("a list").clone();
+        let is_it = |node: &serde_json::Value| {
+            node["stands"].as_array().expect("a list").iter().any(|it| it["behindRecords"] == records)
+        };
+        let found = nodes.iter().find(|node| is_it(node))?["node"].as_str().expect("a name").to_owned();
+        (0..2).find(|nth| found == format!("n{}", nth + 1))
+    })
+}
+
+#[test]
+fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() {
+    let mut cluster = Cluster::start(2, FIRST);
+    cluster.all_shared();
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    assert_eq!(ann.text("bob", "m1", "m1"), 1);
+    assert_eq!(text_of(&bob.expect_push()), "m1");
+    let archived = || cluster.number("SELECT count(*) FROM messages");
+    eventually("it is archived", || (archived() == 1).then_some(()));
+    let held = cluster.hold_archive();
+    for n in 2..6 {
+        let id = format!("m{n}");
+        assert_eq!(ann.text("bob", &id, &id), n, "Kafka has it, and that is enough");
+        assert_eq!(text_of(&bob.expect_push()), id);
+    }
+    assert_eq!(archived(), 1);
+    let owner = behind(&cluster, 4);
+    cluster.kill(owner);
+    drop(held);
+    let mut there = cluster.login(1 - owner, Wire::Tcp, if owner == 0 { "ann" } else { "bob" });
+    let (user, peer) = if owner == 0 { (&mut there, "bob") } else { (&mut ann, "bob") };
+    let (seq, _) = send_until_acked(user, peer, "m6");
+    assert_eq!(seq, 6, "none was lost, none is there twice");
+    let texts: Vec<(u64, String)> = (1..7).map(|n| (n, format!("m{n}"))).collect();
+    assert_eq!(history(user, "d:ann:bob"), texts);
+    for n in 2..6 {
+        let id = format!("m{n}");
+        let again = user.send(pb::Send { attempt: 1, ..send(peer, &id, &id) });
+        assert_eq!((again.seq, again.duplicate), (n, true));
+    }
+}
+
+#[test]
+fn a_reader_on_another_node_waits_for_the_archive_of_what_was_told() {
+    let cluster = Cluster::start(2, FIRST);
+    cluster.all_shared();
+    cluster.all_linked();
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    assert_eq!(ann.text("bob", "m1", "m1"), 1);
+    bob.expect_push();
+    let held = cluster.hold_archive();
+    assert_eq!(ann.text("bob", "m2", "m2"), 2);
+    bob.expect_push();
+    let asked = bob.say(ask::after("d:ann:bob", 1, 10));
+    drop(held);
+    let Said::Page(page) = bob.reply(asked) else { panic!("no page") };
+    assert_eq!(page.messages.iter().map(text_of).collect::<Vec<_>>(), ["m2"]);
+    assert_eq!(page.complete_to, 2);
+}

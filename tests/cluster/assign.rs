@@ -1,0 +1,123 @@
+//! Clients ask any node where to go, and log in there: they spread, nodes that leave are named no more, and Redis may be
+//! away.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+};
+
+use serde_json::{Value, json};
+use tidegate::cli::chaos::proxy::{Mode, Proxy};
+use tidegate_protocol::codec::Wire;
+
+use crate::support::{Client, Cluster, PATIENCE, eventually, hello, http, service};
+
+/// What a node answers to a user who asks: the names and addresses in order, and whether that may be old.
+fn ask(cluster: &Cluster, nth: usize, user: &str) -> (Vec<(String, SocketAddr)>, bool) {
+    let node = cluster.node(nth);
+    let mut stream = TcpStream::connect(node.address()).expect("a node");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    let request =
+        format!("GET /v1/assign HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n", node.token(user));
+    stream.write_all(request.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
+    let said: Value = serde_json::from_str(body).expect("JSON");
+    let text = |it: &Value, key: &str| it[key].as_str().expect("text").to_owned();
+    let places = said["addresses"].as_array().expect("a list");
+    let place = |it: &Value| (text(it, "node"), text(it, "address").parse().expect("an address"));
+    (places.iter().map(place).collect(), said["stale"] == true)
+}
+
+/// Who is named, by name.
+pub(crate) fn names(cluster: &Cluster, nth: usize, user: &str) -> Vec<String> {
+    let mut names: Vec<String> = ask(cluster, nth, user).0.into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn three_nodes_share_who_asks_and_one_that_leaves_is_named_no_more() {
+    let cluster = Cluster::start(3, &["drain.lb_delay_ms=20000", "drain.deadline_ms=60000"]);
+    let all = ["n1", "n2", "n3"].map(str::to_owned);
+    for nth in 0..3 {
+        eventually("each node knows all", || (names(&cluster, nth, "ann") == all).then_some(()));
+    }
+    let mut clients = Vec::new();
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for number in 0..240 {
+        let user = format!("user-{number}");
+        let (name, address) = ask(&cluster, number % 3, &user).0.remove(0);
+        let mut client = Client::connect(address, Wire::Tcp);
+        client.login(hello(&cluster.node(0).token(&user), "phone"));
+        *counts.entry(name).or_default() += 1;
+        clients.push(client);
+    }
+    // 80 each; three and a half times the deviation of a fair draw.
+    for (nth, name) in all.iter().enumerate() {
+        assert_eq!(
+            cluster.node(nth).metric("logins_total"),
+            f64::from(counts[name]),
+            "the address is that of {name}"
+        );
+    }
+    assert!(counts.len() == 3 && counts.values().all(|count| (54..=106).contains(count)), "{counts:?}");
+
+    cluster.node(1).http("POST", "/v1/drain", "");
+    for nth in [0, 2] {
+        let rest = ["n1", "n3"].map(str::to_owned);
+        eventually("it leaves the answers of the others", || {
+            (names(&cluster, nth, "ann") == rest).then_some(())
+        });
+    }
+    // Cordoned, it closes nobody.
+    clients.iter_mut().take(20).for_each(Client::settle);
+    cluster.node(1).http("DELETE", "/v1/drain", "");
+    eventually("it is back", || (names(&cluster, 0, "ann") == all).then_some(()));
+}
+
+#[test]
+fn with_redis_away_the_answers_are_those_of_the_last_look_and_say_so() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let redis = service("redis7")["address"].as_str().and_then(|it| it.parse().ok()).expect("an address");
+    let proxy = runtime.block_on(Proxy::start(redis)).expect("a proxy");
+    let cluster = Cluster::start(2, &[&format!("redis.urls=[redis://{}]", proxy.address)]);
+    let all = ["n1", "n2"].map(str::to_owned);
+    eventually("both are known", || (names(&cluster, 0, "ann") == all).then_some(()));
+    assert!(!ask(&cluster, 0, "ann").1);
+    let nobody =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it has one");
+    proxy.set_target(nobody);
+    proxy.set(Mode::Reset, || true);
+    eventually("it says that it is old", || ask(&cluster, 0, "ann").1.then_some(()));
+    assert_eq!(names(&cluster, 0, "ann"), all);
+    proxy.set_target(redis);
+    eventually("it is fresh again", || (!ask(&cluster, 0, "ann").1).then_some(()));
+}
+
+#[test]
+fn a_node_that_is_short_of_memory_is_named_last_and_stays_ready_for_who_is_there() {
+    let mut cluster = Cluster::prepare(2, &[]);
+    // Less than any process has.
+    cluster.set_for(1, &["limits.memory_bytes=1048576"]);
+    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.all_owned();
+    let all = ["n1", "n2"].map(str::to_owned);
+    eventually("both are known", || (names(&cluster, 0, "ann") == all).then_some(()));
+    eventually("n2 is short of memory", || {
+        let mut users = (0..40).map(|number| format!("user-{number}"));
+        users.all(|user| ask(&cluster, 0, &user).0[0].0 == "n1").then_some(())
+    });
+    let admin = cluster.node(1).addresses.admin;
+    let (status, said) = http::ask(admin, "GET", "/readyz?verbose", "");
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((status, &said["state"], &said["memory"]), (200, &json!("full"), &json!("full")), "{said}");
+    // Where clients would go from n1 there is nobody to go to.
+    let nodes: Value = serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
+    let n2 = nodes["nodes"].as_array().into_iter().flatten().find(|node| node["node"] == "n2");
+    assert_eq!(n2.map(|node| &node["accepts"]), Some(&json!(0)), "{nodes}");
+}

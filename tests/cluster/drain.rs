@@ -1,0 +1,137 @@
+//! A node leaves a cluster: its clients are told where to go, come over with both connections open, and nobody is gone.
+
+use std::{
+    fs::{self, File},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::{
+    assign::names,
+    support::{Client, Cluster, Said, eventually, hello, text_of},
+};
+
+/// Small enough for a test, long enough to be seen.
+const SLOW: [&str; 3] = ["drain.lb_delay_ms=300", "drain.spread_ms=4000", "drain.deadline_ms=20000"];
+
+/// What a client is told of the drain.
+fn told(client: &mut Client) -> pb::GoAway {
+    match client.take("goAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
+        Some(Said::GoAway(away)) => away,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn online(cluster: &Cluster, nth: usize, user: &str) -> bool {
+    let said = cluster.node(nth).http("GET", &format!("/v1/users/{user}/presence"), "");
+    serde_json::from_str::<Value>(&said).expect("JSON")["online"] == true
+}
+
+/// Waits until that node would send clients to exactly these.
+fn sends_to(cluster: &Cluster, nth: usize, nodes: &[&str]) {
+    eventually("it knows who takes clients", || (names(cluster, nth, "ann") == nodes).then_some(()));
+}
+
+#[test]
+fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
+    let mut cluster = Cluster::start(3, &SLOW);
+    (0..3).for_each(|nth| sends_to(&cluster, nth, &["n1", "n2", "n3"]));
+    let names: Vec<String> = (0..40).map(|n| format!("user-{n}")).collect();
+    let mut clients: Vec<Client> =
+        names.iter().enumerate().map(|(n, name)| cluster.login(0, Wire::ALL[n % 4], name)).collect();
+    assert_eq!(clients[0].text("user-1", "m1", "before"), 1);
+    assert_eq!(text_of(&clients[1].expect_push()), "before");
+    clients[1].ack("d:user-0:user-1", 1);
+    let began = Instant::now();
+    cluster.node(0).http("POST", "/v1/drain", "");
+    let others = [cluster.node(1).address().to_string(), cluster.node(2).address().to_string()];
+    let (mut firsts, mut moved) = (Vec::new(), Vec::new());
+    for (n, client) in clients.iter_mut().enumerate() {
+        let away = told(client);
+        let stream = matches!(Wire::ALL[n % 4], Wire::Tcp | Wire::JsonLine);
+        let scheme = if stream { "tcp://" } else { "ws://" };
+        let mut alternates: Vec<&str> =
+            away.alternates.iter().map(|it| it.strip_prefix(scheme).expect("its own transport")).collect();
+        firsts.push(alternates[0].to_owned());
+        // Every second one comes over; the others are deaf.
+        if n % 2 == 0 {
+            let mut there = Client::connect(alternates[0].parse().expect("an address"), Wire::ALL[n % 4]);
+            there.login(hello(&cluster.node(1).token(&names[n]), "phone"));
+            let code = client.expect_close();
+            // A test that was late finds it closed at the end of its slot.
+            let late = began.elapsed()
+                >= Duration::from_millis(u64::from(away.after_ms) + u64::from(away.window_ms));
+            assert!(code == Code::Replaced || (code == Code::Draining && late), "{code:?}");
+            assert!(online(&cluster, 1, &names[n]));
+            moved.push(there);
+        }
+        alternates.sort_unstable();
+        let mut all: Vec<&str> = others.iter().map(String::as_str).collect();
+        all.sort_unstable();
+        assert_eq!(alternates, all, "the two that stay");
+    }
+    for (n, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 2 == 1) {
+        assert_eq!(client.expect_close(), Code::Draining, "user-{n} is closed at the end of its slot");
+    }
+    assert!(others.iter().all(|other| firsts.contains(other)), "both are somebody's first: {firsts:?}");
+    assert_eq!(cluster.stop(0), Some(0), "the first signal only makes a drain final");
+    for (n, name) in names.iter().enumerate() {
+        assert_eq!(online(&cluster, 1, name), n % 2 == 0, "{name}");
+    }
+    eventually("what it owned is owned by the others", || {
+        let owned: f64 = [1, 2].map(|nth| cluster.node(nth).metric("partitions_owned")).iter().sum();
+        (owned == 4.0).then_some(())
+    });
+    assert_eq!(moved[0].text("user-2", "m2", "after"), 1);
+    assert_eq!(text_of(&moved[1].expect_push()), "after");
+}
+
+#[test]
+fn a_node_that_leaves_as_well_is_no_alternate() {
+    let cluster = Cluster::start(3, &SLOW);
+    sends_to(&cluster, 0, &["n1", "n2", "n3"]);
+    let mut phone = cluster.login(0, Wire::Tcp, "ann");
+    let _other = cluster.login(1, Wire::Tcp, "bob");
+    cluster.node(1).http("POST", "/v1/drain", "");
+    sends_to(&cluster, 0, &["n1", "n3"]);
+    cluster.node(0).http("POST", "/v1/drain", "");
+    assert_eq!(told(&mut phone).alternates, [format!("tcp://{}", cluster.node(2).address())]);
+}
+
+#[test]
+fn tail_moves_to_another_node_and_shows_everything_once() {
+    let cluster = Cluster::start(2, &SLOW);
+    sends_to(&cluster, 0, &["n1", "n2"]);
+    let data = cluster.node(0).data().to_owned();
+    let (out, err) = (data.join("tail.out"), data.join("tail.err"));
+    let mut tail = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["tail", "--user", "bob", "--count", "3", "--server", &cluster.node(0).address().to_string()])
+        .arg("--data")
+        .arg(&data)
+        .stdout(File::create(&out).expect("a file"))
+        .stderr(File::create(&err).expect("a file"))
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let said = || fs::read_to_string(&err).unwrap_or_default();
+    eventually("it listens", || said().contains("listening as bob on n1").then_some(()));
+    let mut ann = cluster.login(1, Wire::Tcp, "ann");
+    ann.text("bob", "m1", "one");
+    let shown = || fs::read_to_string(&out).unwrap_or_default();
+    eventually("it is shown", || shown().contains("one").then_some(()));
+    let began = Instant::now();
+    cluster.node(0).http("POST", "/v1/drain", "");
+    eventually("it moves", || said().contains("listening as bob on n2").then_some(()));
+    assert!(said().contains("n1: it leaves; moved"), "{}", said());
+    assert!(began.elapsed() < Duration::from_secs(4), "at its slot, not when it is cut");
+    ann.text("bob", "m2", "two");
+    ann.text("bob", "m3", "three");
+    let status = eventually("it has seen three", || tail.try_wait().expect("a child"));
+    assert!(status.success());
+    let lines = shown();
+    let texts: Vec<&str> = ["one", "two", "three"].into_iter().filter(|it| lines.contains(it)).collect();
+    assert_eq!((texts.len(), lines.lines().count()), (3, 3), "{lines}");
+}

@@ -1,0 +1,220 @@
+//! Events of a cluster on their topic: who came and went, whichever node tells it and however a node ends.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    ClientConfig, Message as _, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer as _},
+    message::Headers as _,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tidegate_protocol::{Code, codec::Wire};
+
+use crate::support::{Client, Cluster, Said, ask, eventually};
+
+/// Somebody else's consumer of the topic: every event, by its id, as often as it came.
+pub(crate) struct Listener {
+    consumer: BaseConsumer,
+    events: BTreeMap<String, Vec<Value>>,
+    partitions: HashMap<String, i32>,
+}
+
+impl Listener {
+    pub(crate) fn start(cluster: &Cluster) -> Self {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", cluster.brokers()).set("group.id", "nobody");
+        let consumer: BaseConsumer = config.create().expect("a consumer");
+        let mut all = TopicPartitionList::new();
+        for partition in 0..8 {
+            all.add_partition_offset(cluster.event_topic(), partition, Offset::Beginning)
+                .expect("a partition");
+        }
+        consumer.assign(&all).expect("an assignment");
+        Self { consumer, events: BTreeMap::new(), partitions: HashMap::new() }
+    }
+
+    /// Takes what is there; checks that each is a CloudEvent, that one id says one thing, and that a user has one partition.
+    pub(crate) fn take(&mut self, patience: Duration) {
+        while let Some(record) = self.consumer.poll(patience) {
+            let record = record.expect("a record");
+            let header = record.headers().map(|it| it.get(0)).expect("a header");
+            assert_eq!(header.key, "content-type");
+            assert_eq!(header.value, Some(&b"application/cloudevents+json; charset=UTF-8"[..]));
+            let event: Value = serde_json::from_slice(record.payload().expect("a value")).expect("JSON");
+            let text =
+                |name: &str| event[name].as_str().unwrap_or_else(|| panic!("{name} of {event}")).to_owned();
+            assert_eq!(text("specversion"), "1.0");
+            assert!(text("source").starts_with("/tidegate/cluster_"), "{event}");
+            assert!(text("type").starts_with("tidegate."), "{event}");
+            let time = text("time");
+            assert!(time.len() == 24 && time.starts_with("20") && time.ends_with('Z'), "{event}");
+            assert_eq!(record.key(), Some(text("partitionkey").as_bytes()));
+            assert_eq!(text("subject"), text("partitionkey"));
+            let partition = self.partitions.entry(text("subject")).or_insert(record.partition());
+            assert_eq!(*partition, record.partition(), "{event}");
+            let same = self.events.entry(text("id")).or_default();
+            assert!(same.iter().all(|it| it["data"] == event["data"] && it["source"] == event["source"]));
+            same.push(event);
+        }
+    }
+
+    /// Events of that kind and user, after dedup by id.
+    fn of(&mut self, kind: &str, user: &str) -> Vec<Value> {
+        self.take(Duration::from_millis(50));
+        let all = self.events.values().filter_map(|same| same.first());
+        all.filter(|it| it["type"] == kind && it["subject"] == user).cloned().collect()
+    }
+
+    pub(crate) fn online(&mut self, user: &str) -> Value {
+        eventually(&format!("{user} came"), || self.of("tidegate.online", user).pop())
+    }
+
+    pub(crate) fn offlines(&mut self, user: &str) -> usize {
+        self.of("tidegate.offline", user).len()
+    }
+
+    /// Waits until each of them has left once; within 15 s of `began`, by when presence is right (DESIGN 7).
+    fn all_left(&mut self, users: &[String], began: Instant) {
+        while let Some(user) = users.iter().find(|user| self.offlines(user) != 1) {
+            assert!(began.elapsed() < Duration::from_secs(15), "nobody says that {user} left");
+            self.take(Duration::from_millis(100));
+        }
+    }
+}
+
+/// `tidegate tail --events` of one node.
+struct Tail {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Tail {
+    fn start(cluster: &Cluster, nth: usize) -> Self {
+        let admin = cluster.node(nth).addresses.admin.to_string();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["tail", "--events", "--kept", "--admin", &admin])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let (said, mut out) = (Arc::new(Mutex::new(String::new())), child.stdout.take().expect("a pipe"));
+        let heard = Arc::clone(&said);
+        thread::spawn(move || {
+            let mut buffer = [0; 4_096];
+            while let Ok(count @ 1..) = std::io::Read::read(&mut out, &mut buffer) {
+                heard.lock().expect("nobody panicked").push_str(&String::from_utf8_lossy(&buffer[..count]));
+            }
+        });
+        Self { child, said }
+    }
+
+    fn hears(&self, what: &str) {
+        eventually(&format!("tail prints {what}"), || {
+            self.said.lock().expect("nobody panicked").contains(what).then_some(())
+        });
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[test]
+fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is_not() {
+    let mut cluster = Cluster::start(3, &[]);
+    let mut listener = Listener::start(&cluster);
+    let tail = Tail::start(&cluster, 1);
+    let mut users: Vec<Client> =
+        (0..30).map(|n| cluster.login(0, Wire::ALL[n % 4], &format!("user-{n}"))).collect();
+    let mut bob = cluster.login(1, Wire::Tcp, "bob");
+    let came = listener.online("user-7");
+    let boot = came["data"]["boot"].as_str().expect("text").to_owned();
+    assert_eq!((&came["data"]["node"], &came["data"]["device"]), (&json!("n1"), &json!("phone")));
+    // What bob reads is told as well, and by a node that lives.
+    users[7].text("bob", "m1", "a secret");
+    bob.expect_push();
+    assert!(matches!(bob.ask(ask::read("d:bob:user-7", 1)), Said::Done(_)));
+    tail.hears("read/d:bob:user-7/bob/1");
+    eventually("the mark is on the topic", || listener.of("tidegate.read", "bob").pop());
+    // She moves before the crash, he after it.
+    let _moved = cluster.login(2, Wire::Tcp, "user-3");
+    // He left, his row was deleted, and n1 dies before that was told.
+    let earlier = came["data"]["epoch"].as_u64().expect("a number") - 1_000_000;
+    let place = format!("zed!phone!{earlier}");
+    let rows = format!("{{}}:rows:{{n1/{boot}}}");
+    let _: i64 = cluster.redis(&["ZADD", &rows, "0", &place]);
+    let began = Instant::now();
+    cluster.kill(0);
+    let _again = cluster.login(1, Wire::Tcp, "user-4");
+    let stayed = ["user-3", "user-4"];
+    let left: Vec<String> =
+        (0..30).map(|n| format!("user-{n}")).filter(|user| !stayed.contains(&user.as_str())).collect();
+    listener.all_left(&left, began);
+    eventually("what n1 had not told is told", || (listener.offlines("zed") == 1).then_some(()));
+    eventually("nothing is left of n1", || {
+        let left: i64 = cluster.redis(&["ZCARD", &rows]);
+        (left == 0).then_some(())
+    });
+    listener.take(Duration::from_secs(1));
+    for user in stayed.into_iter().chain(["bob"]) {
+        assert_eq!(listener.offlines(user), 0, "{user} is there");
+    }
+    assert_eq!(listener.offlines("user-7"), 1);
+    let all = format!("{:?}", listener.events);
+    assert!(!all.contains("secret"), "no event has what was said");
+}
+
+#[test]
+fn a_drain_tells_of_those_who_left_for_good_and_not_of_those_who_moved() {
+    let mut cluster = Cluster::start(2, &[]);
+    cluster.all_linked();
+    let mut listener = Listener::start(&cluster);
+    let mut clients: Vec<(String, Client)> =
+        ["ann", "bob", "cat"].map(|user| (user.to_owned(), cluster.login(0, Wire::Tcp, user))).into();
+    for (user, _) in &clients {
+        listener.online(user);
+    }
+    cluster.node(0).signal(Signal::TERM);
+    for (_, client) in &mut clients {
+        assert_eq!(client.expect_close(), Code::Draining);
+    }
+    let _moved: Vec<Client> = ["ann", "bob"].map(|user| cluster.login(1, Wire::Tcp, user)).into();
+    clients.clear();
+    assert_eq!(cluster.exit(0), Some(0));
+    eventually("cat left", || (listener.offlines("cat") == 1).then_some(()));
+    listener.take(Duration::from_secs(1));
+    assert_eq!(["ann", "bob", "cat"].map(|user| listener.offlines(user)), [0, 0, 1]);
+    eventually("nothing is left of n1", || {
+        let left: Vec<String> = cluster.redis(&["KEYS", "{}:rows:*n1*"]);
+        left.is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_node_that_was_frozen_and_swept_ends_and_tells_no_departure_twice() {
+    let mut cluster = Cluster::start(2, &[]);
+    let mut listener = Listener::start(&cluster);
+    let _ann = cluster.login(0, Wire::Tcp, "ann");
+    let _bob = cluster.login(0, Wire::Tcp, "bob");
+    listener.online("bob");
+    let began = Instant::now();
+    cluster.node(0).signal(Signal::STOP);
+    listener.all_left(&["ann".to_owned()], began);
+    let _back = cluster.login(1, Wire::Tcp, "bob");
+    cluster.node(0).signal(Signal::CONT);
+    assert!(cluster.exit(0) != Some(0), "its run is over");
+    let _later = cluster.login(1, Wire::Tcp, "ann");
+    eventually("ann is back", || (listener.of("tidegate.online", "ann").len() == 2).then_some(()));
+    listener.take(Duration::from_secs(1));
+    // Bob was swept or had moved by then, as it fell out.
+    assert!((listener.offlines("ann"), listener.offlines("bob") <= 1) == (1, true), "{:?}", listener.events);
+}

@@ -1,0 +1,62 @@
+//! Nodes without names of their own lease them: no two have one, and that of a dead node is free when its lease is over.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tidegate_protocol::codec::Wire;
+
+use crate::{
+    send_until_acked,
+    support::{Cluster, eventually, text_of},
+};
+
+/// What a node is called.
+fn id(cluster: &Cluster, nth: usize) -> String {
+    let said: Value = serde_json::from_str(&cluster.node(nth).http("GET", "/healthz", "")).expect("JSON");
+    said["node"].as_str().expect("a name").to_owned()
+}
+
+/// The live nodes, by name, as that one sees them.
+fn live(cluster: &Cluster, nth: usize) -> Vec<String> {
+    let said: Value = serde_json::from_str(&cluster.node(nth).http("GET", "/v1/nodes", "")).expect("JSON");
+    let nodes = said["nodes"].as_array().expect("a list").iter().filter(|node| node["lease"] == "live");
+    let mut names: Vec<String> =
+        nodes.map(|node| node["node"].as_str().expect("a name").to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn two_nodes_lease_ids_and_that_of_a_dead_one_is_leased_again_when_its_lease_is_over() {
+    let mut cluster = Cluster::prepare(4, &["node.ids=3"]);
+    (0..4).for_each(|nth| cluster.set_for(nth, &["node.id=pod"]));
+    cluster.restart(0);
+    assert_eq!(id(&cluster, 0), "pod-0");
+    cluster.restart(1);
+    assert_eq!(id(&cluster, 1), "pod-1");
+    let (mut ann, mut bob) = (cluster.login(1, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    assert_eq!(send_until_acked(&mut ann, "bob", "m1").0, 1);
+    assert_eq!(text_of(&bob.expect_push()), "m1");
+    let crash = Instant::now();
+    cluster.kill(0);
+    // Its lease lives, so the next one gets another.
+    cluster.restart(2);
+    assert_eq!(id(&cluster, 2), "pod-2");
+    assert!(crash.elapsed() < Duration::from_secs(7), "the lease of the dead node may be over: {crash:?}");
+    // From here on there is none but that of the dead node.
+    eventually("some of the lease is over", || (crash.elapsed() > Duration::from_secs(5)).then_some(()));
+    cluster.restart(3);
+    assert_eq!(id(&cluster, 3), "pod-0");
+    // Renewed 3 s before the crash at most.
+    assert!(crash.elapsed() > Duration::from_secs(7), "{:?}", crash.elapsed());
+    eventually("three live", || (live(&cluster, 3) == ["pod-0", "pod-1", "pod-2"]).then_some(()));
+    // A node with a leased id is a node like others.
+    cluster.all_owned();
+    let mut cat = cluster.login(3, Wire::Tcp, "cat");
+    assert_eq!(send_until_acked(&mut cat, "bob", "m1").0, 1);
+    bob.ack("d:ann:bob", 1);
+    assert_eq!(text_of(&bob.expect_push()), "m1");
+    assert_eq!(cluster.stop(1), Some(0));
+    cluster.restart(1);
+    assert_eq!(id(&cluster, 1), "pod-1", "who left in order leaves its id at once");
+}

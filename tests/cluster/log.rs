@@ -1,0 +1,126 @@
+//! A log that lost records: by its end, or by its beginning.
+
+use std::collections::BTreeMap;
+
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+    producer::{FutureProducer, FutureRecord},
+};
+use tidegate::chat::send::partition_of;
+use tidegate_protocol::{
+    Code,
+    codec::Wire,
+    id::{ConversationId, UserId},
+};
+
+use super::{Cluster, ask, eventually, history, send, send_until_acked};
+
+const USERS: usize = 24;
+
+/// Which conversations are in which partition.
+fn conversations() -> BTreeMap<u32, Vec<usize>> {
+    let mut found: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for n in 0..USERS {
+        let user = |name: &str| UserId::new(&format!("{name}-{n}")).expect("it is sound");
+        let id = ConversationId::direct(&user("peer"), &user("user"));
+        found.entry(partition_of(&id, 4)).or_default().push(n);
+    }
+    found
+}
+
+struct Kafka {
+    config: ClientConfig,
+    topic: String,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Kafka {
+    fn of(cluster: &Cluster) -> Self {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", cluster.brokers());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Self { config, topic: cluster.topic().to_owned(), runtime: runtime.expect("a runtime") }
+    }
+
+    /// Deletes all that the partition has.
+    fn delete_all(&self, partition: u32) {
+        let admin: AdminClient<DefaultClientContext> = self.config.create().expect("Kafka is up");
+        let mut upto = TopicPartitionList::new();
+        upto.add_partition_offset(&self.topic, partition.cast_signed(), Offset::End).expect("a list");
+        let deleted = self.runtime.block_on(admin.delete_records(&upto, &AdminOptions::new()));
+        let deleted = deleted.expect("Kafka answers");
+        deleted.elements().iter().for_each(|it| it.error().expect("it is deleted"));
+    }
+
+    /// A record that nobody archives as long as no node runs.
+    fn append(&self, partition: u32) {
+        let producer: FutureProducer = self.config.create().expect("Kafka is up");
+        let record =
+            FutureRecord::<(), _>::to(&self.topic).partition(partition.cast_signed()).payload(&b"?"[..]);
+        let sent = self.runtime.block_on(producer.send(record, std::time::Duration::from_secs(10)));
+        sent.expect("Kafka takes it");
+    }
+}
+
+#[test]
+fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_others_go_on() {
+    let mut cluster = Cluster::start(1, &["timing.reply_ms=1500"]);
+    let conversations = conversations();
+    assert_eq!(conversations.len(), 4, "one for each partition at least: {conversations:?}");
+    let login = |n: usize, cluster: &Cluster| cluster.login(0, Wire::Tcp, &format!("user-{n}"));
+    for n in 0..USERS {
+        let mut client = login(n, &cluster);
+        for nth in 1..=3 {
+            assert_eq!(client.text(&format!("peer-{n}"), &format!("m{nth}"), &format!("m{nth}")), nth);
+        }
+    }
+    cluster.kill(0);
+    let kafka = Kafka::of(&cluster);
+    // Partition 0 loses what is archived, and nothing else; 1 a record that is not, too.
+    kafka.delete_all(0);
+    kafka.append(1);
+    kafka.delete_all(1);
+    // The logs of 2 and 3 end before what is archived of them: by one record, and by some.
+    for (partition, missing) in [(2, 1), (3, 4)] {
+        let end = "log_offset = log_offset + ";
+        cluster.execute(&format!("UPDATE partitions SET {end}{missing} WHERE partition = {partition}"));
+    }
+    let stands = |cluster: &Cluster| {
+        let offset = |partition| format!("SELECT log_offset FROM partitions WHERE partition = {partition}");
+        ([1, 2, 3].map(|it| cluster.number(&offset(it))), cluster.number("SELECT count(*) FROM messages"))
+    };
+    let before = stands(&cluster);
+    for run in 0..2_i64 {
+        cluster.restart(0);
+        eventually("what can't go on is given up, and what can goes on", || {
+            let node = cluster.node(0);
+            (node.said().matches("LOG_REPLACED").count() >= 3).then_some(())
+        });
+        cluster.node(0).metric_becomes("partitions_owned", 1.0);
+        let said = cluster.node(0).said();
+        // What was sent to them meanwhile has made 2 as long as what is archived of it, and another log all the same.
+        let end = if run == 0 { "ends at" } else { "is not the one that was archived" };
+        for (partition, why) in [(1, "were deleted before they were archived"), (2, end), (3, "ends at")] {
+            let of = format!("partition={partition}");
+            let line = said.lines().find(|line| line.contains("LOG_REPLACED") && line.contains(&of));
+            assert!(line.is_some_and(|line| line.contains(why)), "{partition}, {why}: {said}");
+        }
+        // Nothing is reset, by whichever run.
+        assert_eq!(stands(&cluster), (before.0, before.1 + run * conversations[&0].len() as i64));
+        for n in &conversations[&0] {
+            let nth = run.cast_unsigned() + 4;
+            let mut client = login(*n, &cluster);
+            assert_eq!(send_until_acked(&mut client, &format!("peer-{n}"), &format!("m{nth}")).0, nth);
+        }
+        for partition in 1..4 {
+            let n = conversations[&partition][0];
+            let mut client = login(n, &cluster);
+            let refused = client.refused(ask::send(send(&format!("peer-{n}"), "m4", "m4")));
+            assert!(matches!(refused, Code::Unknown | Code::BusUnavailable), "{partition}: {refused:?}");
+            assert_eq!(history(&mut client, &format!("d:peer-{n}:user-{n}")).len(), 3);
+        }
+        cluster.kill(0);
+    }
+}

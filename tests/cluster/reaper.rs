@@ -1,0 +1,87 @@
+//! Life after a crash: who was on a dead node is elsewhere at once or offline soon, and a node that only stood still ends.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tidegate_protocol::codec::Wire;
+
+use crate::{
+    send_until_acked,
+    support::{Client, Cluster, eventually, text_of},
+};
+
+/// Of these users, those who are online as that node sees it.
+fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<String> {
+    let said = cluster.node(nth).http("POST", "/v1/presence", &json!({"users": users}).to_string());
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    let all = said["users"].as_array().unwrap_or_else(|| panic!("{said}"));
+    let on = all.iter().filter(|it| it["online"] == true);
+    on.map(|it| it["user"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// Looks on until so much time is over since then.
+fn pass(since: Instant, seconds: u64) {
+    let end = since + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        let next = end.min(Instant::now() + Duration::from_secs(5));
+        eventually("time passes", || (Instant::now() >= next).then_some(()));
+    }
+}
+
+#[test]
+fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_within_15_s() {
+    let mut cluster = Cluster::start(3, &[]);
+    let names: Vec<String> = (0..24).map(|n| format!("user-{n}")).collect();
+    let mut clients: Vec<Client> =
+        names.iter().enumerate().map(|(n, name)| cluster.login(n % 2, Wire::Tcp, name)).collect();
+    assert_eq!(online(&cluster, 2, &names), names);
+    let crash = Instant::now();
+    cluster.node(1).signal(Signal::STOP);
+    cluster.kill(0);
+    // Half of each node's users come back on the third: at once, whatever the lease of the dead says.
+    let back: Vec<String> = names.iter().filter(|name| name.len() == 6).cloned().collect();
+    let mut there: Vec<Client> = thread::scope(|scope| {
+        let cluster = &cluster;
+        let logins: Vec<_> =
+            back.iter().map(|name| scope.spawn(move || cluster.login(2, Wire::WsText, name))).collect();
+        logins.into_iter().map(|login| login.join().expect("it is let in")).collect()
+    });
+    assert!(crash.elapsed() < Duration::from_secs(5), "{:?}", crash.elapsed());
+    pass(crash, 8);
+    let mut sorted = back.clone();
+    sorted.sort();
+    eventually("the others are offline", || {
+        let mut now = online(&cluster, 2, &names);
+        now.sort();
+        (now == sorted).then_some(())
+    });
+    assert!(crash.elapsed() < Duration::from_secs(15), "{:?}", crash.elapsed());
+
+    // Both dead runs are retired, and their rows go, but for those of who came back.
+    pass(crash, 17);
+    let node = cluster.node(2);
+    eventually("the dead are swept", || (node.metric("routes_reaped_total") >= 14.0).then_some(()));
+    eventually("one node is left", || {
+        let said: Value = serde_json::from_str(&node.http("GET", "/v1/nodes", "")).ok()?;
+        (said["nodes"].as_array()?.len() == 1).then_some(())
+    });
+    assert_eq!(online(&cluster, 2, &names).len(), back.len());
+
+    // The one that stood still wakes, finds its lease lost, and closes; its clients hear so, or are cut.
+    cluster.node(1).signal(Signal::CONT);
+    let code = cluster.exit(1);
+    assert!(code.is_some_and(|code| code != 0), "it does not end as if all were well: {code:?}");
+    for (n, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 2 == 1) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while client.pump(deadline) {}
+        assert!(client.has_ended(), "user-{n} still has a connection");
+    }
+    assert_eq!(online(&cluster, 2, &names).len(), back.len(), "it took nobody along");
+    // Its partitions are on their way back, which a send may meet.
+    assert_eq!(send_until_acked(&mut there[0], &back[1], "m1").0, 1);
+    assert_eq!(text_of(&there[1].expect_push()), "m1");
+}

@@ -1,0 +1,107 @@
+//! Nodes of two versions: when the ledger's rules are switched, and an older node that comes back too late.
+
+use std::time::{Duration, Instant};
+
+use tidegate_protocol::codec::Wire;
+
+use super::{Client, Cluster, eventually, history, send_until_acked};
+
+const USERS: usize = 8;
+
+/// By then nodes that agree have switched: they have to agree for 5 s, and look every second.
+const SETTLED: Duration = Duration::from_secs(8);
+
+/// Somebody who logs in to one of the nodes for each of many conversations, and says the next things there.
+fn say(cluster: &Cluster, nodes: &[usize], nths: std::ops::RangeInclusive<u64>) {
+    for n in 0..USERS {
+        let mut client = cluster.login(nodes[n % nodes.len()], Wire::Tcp, &format!("user-{n}"));
+        for nth in nths.clone() {
+            assert_eq!(send_until_acked(&mut client, &format!("peer-{n}"), &format!("m{nth}")).0, nth);
+        }
+    }
+}
+
+/// So many times as often as each node renews its lease.
+fn renewals(cluster: &Cluster, count: u64) {
+    let beat = || {
+        let said: serde_json::Value =
+            serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
+        let nodes = said["nodes"].as_array().expect("a list").clone();
+        nodes.iter().find(|node| node["self"] == true).and_then(|node| node["beat"].as_u64()).expect("a beat")
+    };
+    for _ in 0..count {
+        let before = beat();
+        eventually("the lease is renewed", || (beat() > before).then_some(()));
+    }
+}
+
+/// For longer than they must have agreed.
+fn settle() {
+    let begun = Instant::now();
+    eventually("time passes", || (begun.elapsed() >= SETTLED).then_some(()));
+}
+
+fn under(cluster: &Cluster, version: u32) -> i64 {
+    cluster.number(&format!("SELECT count(*) FROM partitions WHERE ledger_version = {version}"))
+}
+
+#[test]
+fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_comes_back_owns_nothing() {
+    let mut cluster = Cluster::prepare(3, &["log.rules_settle_ms=5000"]);
+    cluster.set_for(2, &["fault.rules_max=1"]);
+    (0..3).for_each(|nth| cluster.restart(nth));
+    cluster.all_owned();
+    cluster.all_linked();
+    say(&cluster, &[0, 1, 2], 1..=2);
+    settle();
+    assert_eq!(under(&cluster, 1), 4, "a live node does not know the next rules");
+
+    assert_eq!(cluster.stop(2), Some(0));
+    cluster.set_for(2, &[]);
+    cluster.restart(2);
+    settle();
+    eventually("all partitions are switched", || (under(&cluster, 2) == 4).then_some(()));
+    say(&cluster, &[0, 1, 2], 3..=4);
+
+    // Somebody puts the former version back.
+    assert_eq!(cluster.stop(1), Some(0));
+    cluster.set_for(1, &["fault.rules_max=1"]);
+    cluster.restart(1);
+    cluster.node(1).metric_becomes("ledger_rules_unknown", 2.0);
+    cluster.all_owned();
+    let complaints = || cluster.node(1).said().matches("RULES_UNKNOWN").count();
+    let before = complaints();
+    assert!(before > 0);
+    // Its clients are served, and it takes nothing again.
+    say(&cluster, &[0, 1, 2], 5..=6);
+    renewals(&cluster, 2);
+    assert_eq!(cluster.node(1).metric("partitions_owned"), 0.0);
+    assert_eq!(complaints(), before, "it gave up once");
+    for n in 0..USERS {
+        let mut client: Client = cluster.login(1, Wire::Tcp, &format!("user-{n}"));
+        let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
+        assert_eq!(history(&mut client, &format!("d:peer-{n}:user-{n}")), expected);
+    }
+}
+
+#[test]
+fn one_node_whose_operator_waits_holds_the_rules_of_all_back() {
+    let mut cluster = Cluster::prepare(2, &["log.rules_settle_ms=5000"]);
+    cluster.set_for(1, &["log.rules=1"]);
+    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.all_owned();
+    cluster.all_linked();
+    settle();
+    assert_eq!(under(&cluster, 1), 4);
+    assert_eq!(cluster.stop(1), Some(0));
+    cluster.set_for(1, &[]);
+    cluster.restart(1);
+    settle();
+    eventually("all partitions are switched", || (under(&cluster, 2) == 4).then_some(()));
+    // It knows them, and may wait as long as it likes: there is no way back, and none is needed.
+    assert_eq!(cluster.stop(1), Some(0));
+    cluster.set_for(1, &["log.rules=1"]);
+    cluster.restart(1);
+    cluster.all_shared();
+    say(&cluster, &[0, 1], 1..=1);
+}

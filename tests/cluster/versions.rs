@@ -1,0 +1,53 @@
+//! Versions N and N+1 side by side, under load: an upgrade with the rules held, all the way back, and the upgrade for good.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::{fresh_data, services};
+
+/// This program as its former version would be: it knows no newer rules, and says that it is another version.
+fn older(folder: &Path) -> PathBuf {
+    let file = folder.join("tidegate-older");
+    let program = env!("CARGO_BIN_EXE_tidegate");
+    let script =
+        format!("#!/bin/sh\nexec {program} \"$@\" --set fault.rules_max=1 --set assign.version=older\n");
+    fs::write(&file, script).expect("a file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("a program");
+    file
+}
+
+#[test]
+fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_held_and_when_they_are_switched()
+ {
+    let folder = fresh_data();
+    fs::create_dir_all(&folder).expect("a place for files");
+    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["chaos", "--rolling", "9", "--clients", "60", "--rate", "60"])
+        .arg("--cluster")
+        .arg(services::list())
+        .arg("--binary")
+        .arg(older(&folder))
+        .args(["--next", env!("CARGO_BIN_EXE_tidegate")])
+        .output()
+        .expect("the binary runs");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    // It fails when anything was lost, doubled or reordered.
+    assert!(output.status.success(), "{said}");
+    for wanted in [
+        "9 restarts: ",
+        "; back as tidegate (0.1.0, rules 1)",
+        "; back as tidegate-older (older, rules 1)",
+        "tidegate (0.1.0, rules 1) beside tidegate-older (older, rules 1)",
+        "; back as tidegate (0.1.0, rules 2)",
+        "tidegate (0.1.0, rules 2) beside tidegate-older (older, rules 1)",
+        "the rules went from 1 to 2 under load",
+    ] {
+        assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
+    }
+    fs::remove_dir_all(&folder).ok();
+}

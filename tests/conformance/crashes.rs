@@ -1,0 +1,120 @@
+//! Crash after crash over a real Redis: whatever dead nodes left is swept by two reapers at once, and nothing leaks.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate::{
+    bus::{LocalBus, LocalBusConfig, TopicId},
+    link::LocalLink,
+    member::reap,
+    metrics,
+    ports::Ports,
+    routes::{About, Lease, Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes, Token},
+    scratch::MemoryScratch,
+    store::MemoryStore,
+};
+use tidegate_protocol::Time;
+
+use super::{
+    device, group, node,
+    redis::{Server, Version},
+    user,
+};
+
+const CRASHES: u64 = 200;
+/// Users of each node that crashes.
+const USERS: usize = 6;
+
+fn info(boot: &NodeBoot) -> NodeInfo {
+    NodeInfo {
+        boot: boot.clone(),
+        peer_address: String::new(),
+        client_addresses: Vec::new(),
+        state: NodeState::Ready,
+        conns: 0,
+        capacity: 10,
+        owns: Vec::new(),
+        stands: Vec::new(),
+        asserting: false,
+        about: About::default(),
+        rules: 1,
+    }
+}
+
+async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {
+    let wish =
+        Registration { user: user(name), device: device("phone"), at: at.clone(), above: 0, only_if: None };
+    routes.register(wish).await.expect("a route").token
+}
+
+/// Of a node that has nothing but the routes.
+fn ports(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Ports> {
+    let log = LocalBusConfig {
+        partitions: 1,
+        topic: TopicId(1),
+        max_records: 16,
+        max_bytes: 1 << 16,
+        node_max_records: 16,
+        node_max_bytes: 1 << 16,
+    };
+    Arc::new(Ports {
+        me: me.clone(),
+        bus: Arc::new(LocalBus::new(log)),
+        store: Arc::new(MemoryStore::default()),
+        routes: routes.clone(),
+        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+        link: Arc::new(LocalLink),
+        owned: Arc::default(),
+        peers: Arc::default(),
+        trace: Arc::default(),
+        events: Arc::default(),
+    })
+}
+
+#[tokio::test]
+async fn two_hundred_crashes_in_a_row_leave_no_row_behind() {
+    let server = Server::start(Version::V7);
+    let routes = Arc::new(RedisRoutes::connect(&server.patient(), Leases::default()).expect("it is up"));
+    let (counted, _) = metrics::install();
+    let stays = node("stays", 1);
+    let room = group("all");
+    let mut came_back = Vec::new();
+    for boot in 1..=CRASHES {
+        let crashes = node("crashes", boot);
+        for run in [&stays, &crashes] {
+            routes.renew(&info(run)).await.expect("a lease");
+        }
+        routes.declare(&crashes, &[(room.clone(), boot)]).await.expect("an interest");
+        for nth in 0..USERS {
+            login(&routes, &format!("u{boot}-{nth}"), &crashes).await;
+        }
+        // Its lease runs out; one of its users is elsewhere before anybody sweeps.
+        server.age(Duration::from_secs(11));
+        routes.renew(&info(&stays)).await.expect("a lease");
+        came_back.push((format!("u{boot}-0"), login(&routes, &format!("u{boot}-0"), &stays).await));
+        let reaper = || reap(ports(&stays, &routes), vec![crashes.clone()], counted.clone());
+        tokio::join!(reaper(), reaper());
+    }
+    let rows = routes.nodes().await.expect("it answers");
+    let left: Vec<String> = rows.iter().map(|row| row.info.boot.to_string()).collect();
+    assert_eq!((left, rows[0].lease), (vec![stays.to_string()], Lease::Live));
+    assert_eq!(routes.interested(&[room]).await.expect("it answers"), [vec![]]);
+    for (name, token) in &came_back {
+        let found = routes.lookup(&[user(name)]).await.expect("it answers");
+        assert_eq!(found, [vec![(device("phone"), token.clone())]], "{name}");
+    }
+    for boot in 1..=CRASHES {
+        let gone: Vec<_> = (1..USERS).map(|nth| user(&format!("u{boot}-{nth}"))).collect();
+        let found = routes.lookup(&gone).await.expect("it answers");
+        assert!(found.iter().all(Vec::is_empty), "{boot}: {found:?}");
+        let rows = routes.rows_of(&node("crashes", boot), None, 100).await.expect("it answers");
+        assert!(rows.is_empty(), "{boot}: {rows:?}");
+    }
+    // What deleted rows leave is forgotten by itself; nothing else is in there.
+    server.age(Duration::from_secs(61));
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    let leaked: Vec<&String> =
+        keys.iter().filter(|key| key.contains("rows:") && key.contains("crashes")).collect();
+    assert!(leaked.is_empty(), "{leaked:?}");
+    let routes_left = keys.iter().filter(|key| key.contains("route:")).count();
+    assert_eq!(routes_left, came_back.len(), "a key for each user who is there");
+}

@@ -1,0 +1,101 @@
+//! Brokers that want to know who comes, by a password or a certificate: the settings that satisfy them, and those that don't.
+//!
+//! TLS and SCRAM are of a build with `--features kafka-tls`; the step `tests` of `cargo xtask test` has it.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use tidegate::{
+    bus::{TopicState, ensure_topics, topic_plans},
+    config::Kafka,
+};
+
+use super::{
+    bus::{World, records, texts},
+    kafka::{ensure, open, settings},
+    node,
+    services::service,
+};
+
+/// Settings for one of the guarded doors.
+fn at(door: &str, security: &str) -> Kafka {
+    let address = service("kafka")[door].as_str().expect("a door").to_owned();
+    Kafka { brokers: vec![address], security: security.to_owned(), ..settings() }
+}
+
+/// A file that belongs to the broker.
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(service("kafka")["files"].as_str().expect("a folder")).join(name)
+}
+
+fn named(kafka: Kafka, mechanism: &str) -> Kafka {
+    let user = service("kafka")["user"].as_str().expect("a user").to_owned();
+    Kafka {
+        sasl_mechanism: mechanism.to_owned(),
+        sasl_username: user,
+        sasl_password_file: file("password"),
+        ..kafka
+    }
+}
+
+/// Topics are made, what is appended is read, and a group forms: each kind of client has come through.
+async fn is_let_in(kafka: &Kafka) {
+    assert_eq!(ensure(kafka).await, [TopicState::Made, TopicState::Made]);
+    let world = World { bus: Arc::new(open(kafka).await), me: node("me", 1) };
+    let _mine = world.own_all().await;
+    world.bus.append(0, records(&["a"])).await.unwrap();
+    let read = world.bus.read(0, 0, 10, 1 << 20).await.unwrap();
+    assert_eq!(texts(&read), [(0, "a".to_owned())]);
+}
+
+async fn is_refused(kafka: &Kafka) {
+    let plans = topic_plans(kafka, &[]);
+    assert!(ensure_topics(kafka, &plans).await.is_err());
+}
+
+/// The password of nobody, in a file that goes with the test.
+struct Wrong(PathBuf);
+
+impl Wrong {
+    fn new(name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        fs::write(&path, "nobodys\n").unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Wrong {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+#[tokio::test]
+async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
+    let kafka = named(at("sasl", "sasl_plaintext"), "PLAIN");
+    is_let_in(&kafka).await;
+    let wrong = Wrong::new("plain");
+    let mistaken = Kafka { sasl_password_file: wrong.0.clone(), ..kafka.clone() };
+    let nobody = Kafka { brokers: kafka.brokers, ..settings() };
+    // The library tries again until its time is up.
+    tokio::join!(is_refused(&mistaken), is_refused(&nobody));
+}
+
+#[cfg(feature = "kafka-tls")]
+#[tokio::test]
+async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
+    let nobody = Kafka { ca_file: file("ca.pem"), ..at("tls", "ssl") };
+    let kafka = Kafka { cert_file: file("cert.pem"), key_file: file("key.pem"), ..nobody.clone() };
+    is_let_in(&kafka).await;
+    // By the authorities of the system the broker's is nobody's.
+    let distrustful = Kafka { ca_file: PathBuf::new(), ..kafka };
+    tokio::join!(is_refused(&nobody), is_refused(&distrustful));
+}
+
+#[cfg(feature = "kafka-tls")]
+#[tokio::test]
+async fn a_password_goes_by_scram_over_tls() {
+    let kafka = named(Kafka { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512");
+    is_let_in(&kafka).await;
+    let wrong = Wrong::new("scram");
+    is_refused(&Kafka { sasl_password_file: wrong.0.clone(), ..kafka }).await;
+}

@@ -1,0 +1,120 @@
+//! A store whose archives take their time: a statement that is too long is broken off, as by a server.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tidegate::{
+    bus::TopicId,
+    store::{
+        Fence, Membership, MemoryStore, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
+        Summary, TakenOver,
+    },
+};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Loaded, Member, Need},
+    settings::UserSettings,
+};
+
+/// The longest statement (`postgres.statement_ms`).
+const STATEMENT: Duration = Duration::from_secs(5);
+
+/// A store in memory, as quick as it is told.
+pub(crate) struct SlowStore {
+    inner: Arc<MemoryStore>,
+    /// What a member or a row costs.
+    row_us: AtomicU64,
+    broken_off: AtomicU64,
+}
+
+impl SlowStore {
+    pub(crate) fn new(inner: Arc<MemoryStore>) -> Self {
+        Self { inner, row_us: AtomicU64::new(0), broken_off: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn set_row_us(&self, us: u64) {
+        self.row_us.store(us, Ordering::SeqCst);
+    }
+
+    /// How many archives were.
+    pub(crate) fn broken_off(&self) -> u64 {
+        self.broken_off.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl Store for SlowStore {
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        let rows = (delta.rows.len() + delta.members.len()) as u64;
+        let takes = Duration::from_micros(rows * self.row_us.load(Ordering::SeqCst));
+        if !takes.is_zero() {
+            super::pass(takes.min(STATEMENT).as_millis() as u64).await;
+        }
+        if takes > STATEMENT {
+            self.broken_off.fetch_add(1, Ordering::SeqCst);
+            return Err(StoreError::Unavailable("canceling statement due to statement timeout".to_owned()));
+        }
+        self.inner.archive(partition, fence, delta).await
+    }
+
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        self.inner.take_over(partition, fence, topic).await
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        self.inner.load(partition, fence, needs).await
+    }
+
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        self.inner.scan(partition, fence, scan).await
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        self.inner.memberships(user, after, limit).await
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        self.inner.members(conversation, after, limit).await
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        self.inner.summary(conversation, of).await
+    }
+
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
+        self.inner.save_marks(changes).await
+    }
+
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.inner.wishes(user, now).await
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        self.inner.page(conversation, query).await
+    }
+}

@@ -1,0 +1,116 @@
+//! A broker of a test's own, that can stand still.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer as _},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::services::service;
+
+/// How long it may take to start, which is long on a machine that has much to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A broker that is its own controller; gone with the test.
+pub struct OwnKafka {
+    folder: PathBuf,
+    address: SocketAddr,
+    child: Child,
+}
+
+impl OwnKafka {
+    /// Starts an empty one, of the programs of the tests' broker, and waits until it answers.
+    pub fn start() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}-{count}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a place for files");
+        let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+        let [port, controller] = held.each_ref().map(|it| it.local_addr().expect("it is bound").port());
+        drop(held);
+        let settings = folder.join("server.properties");
+        let data = folder.join("data");
+        fs::write(&settings, properties(port, controller, &data.display().to_string())).expect("a file");
+        let format =
+            ["kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config"];
+        let formatted = java().args(format).arg(&settings).output().expect("java runs");
+        assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
+        let log = fs::File::create(folder.join("log")).expect("a file");
+        let mut broker = java();
+        broker.arg("kafka.Kafka").arg(&settings).current_dir(&folder);
+        broker.stdin(Stdio::null()).stdout(log.try_clone().expect("a file")).stderr(log);
+        let child = broker.spawn().expect("java runs");
+        let own = Self { folder, address: SocketAddr::from(([127, 0, 0, 1], port)), child };
+        own.wait();
+        own
+    }
+
+    /// For `kafka.brokers`.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// It stands still, or goes on.
+    pub fn stand_still(&self, still: bool) {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
+    }
+
+    fn wait(&self) {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.address.to_string()).set("group.id", "nobody");
+        let consumer: BaseConsumer = config.create().expect("a consumer");
+        // Waits for it meanwhile.
+        let answered = consumer.fetch_metadata(None, PATIENCE);
+        let log = || fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        assert!(answered.is_ok(), "the broker does not answer: {}", log());
+    }
+}
+
+impl Drop for OwnKafka {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+fn java() -> Command {
+    let jars = service("kafka")["jars"].as_str().expect("services.json says it").to_owned();
+    let mut command = Command::new("java");
+    let small = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+    command.args(small).arg("-cp").arg(format!("{jars}/*"));
+    command
+}
+
+fn properties(port: u16, controller: u16, data: &str) -> String {
+    format!(
+        "process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+log.index.size.max.bytes=1048576
+log.cleaner.dedupe.buffer.size=8388608
+num.network.threads=2
+num.io.threads=2
+"
+    )
+}

@@ -1,0 +1,57 @@
+//! A way to a server that a test can close: a proxy that lets through, hangs, or turns away.
+
+use std::net::{SocketAddr, TcpListener};
+
+use tidegate::cli::chaos::proxy::{Mode, Proxy};
+use tokio::runtime::Runtime;
+
+use super::service;
+
+/// A proxy before a server; what goes through it is told by [`Self::address`].
+pub struct Way {
+    proxy: Proxy,
+    target: SocketAddr,
+    /// Takes connections and never says anything.
+    silent: TcpListener,
+    _runtime: Runtime,
+}
+
+impl Way {
+    /// To that address.
+    pub fn to(target: SocketAddr) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let proxy = runtime.block_on(Proxy::start(target)).expect("a proxy");
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self { proxy, target, silent, _runtime: runtime }
+    }
+
+    /// To a server of `services.json`.
+    pub fn to_service(name: &str) -> Self {
+        Self::to(service(name)["address"].as_str().and_then(|it| it.parse().ok()).expect("an address"))
+    }
+
+    /// Where to connect instead.
+    pub fn address(&self) -> SocketAddr {
+        self.proxy.address
+    }
+
+    /// Nothing passes any more, and new connections hear nothing.
+    pub fn hang(&self) {
+        self.proxy.set_target(self.silent.local_addr().expect("it is bound"));
+        self.proxy.set(Mode::Freeze, || true);
+    }
+
+    /// All connections are reset, and new ones turned away.
+    pub fn close(&self) {
+        let nobody = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port");
+        self.proxy.set_target(nobody);
+        self.proxy.set(Mode::Reset, || true);
+    }
+
+    /// New connections pass; those that hang are reset.
+    pub fn open(&self) {
+        self.proxy.set_target(self.target);
+        self.proxy.set(Mode::Reset, || true);
+    }
+}

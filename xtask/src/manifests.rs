@@ -1,0 +1,150 @@
+//! The step `manifests`: renders what `k8s/` has, validates it strictly, and holds it against the binary and its pages.
+//!
+//! Every check is tried on planted faults as well, each of which has to be found: a check that can't fail is none.
+
+mod agree;
+mod monitoring;
+mod plants;
+pub(crate) mod render;
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use self::render::Settings;
+use crate::{shell, shell::Shell, tools};
+
+/// What is rendered: folders of `k8s/`.
+const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deployment"];
+
+/// The oldest version of Kubernetes that README names, and the newest that the validator knows.
+const KUBERNETES: &[&str] = &["1.30", "1.37"];
+
+/// What the manifests are held against.
+pub(crate) struct Facts {
+    /// Settings as `section.key`.
+    keys: BTreeSet<String>,
+    /// Names that the environment may have.
+    names: BTreeSet<String>,
+    /// Paths of the port that probes ask.
+    paths: BTreeSet<String>,
+    /// User and group of the image.
+    user: String,
+    /// The page that says what is made by hand.
+    page: String,
+    /// What `tidegate drain-plan` grants a node that is as full as the settings allow, in seconds.
+    grace: u64,
+}
+
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
+    let scratch = shell.scratch("manifests")?;
+    lint(shell, &scratch)?;
+    for name in ALL {
+        let documents = &render::render(shell, &format!("k8s/{name}"))?;
+        validate(shell, documents, &scratch.join(format!("{}.yaml", name.replace('/', "-"))))?;
+        let facts = Facts::gather(shell, documents, &scratch)?;
+        let problems = agree::problems(documents, &facts);
+        if !problems.is_empty() {
+            bail!("k8s/{name} does not fit the binary:\n  {}", problems.join("\n  "));
+        }
+        let planted = plants::all_found(documents, &facts)? + monitoring::check(shell, documents, &scratch)?;
+        println!(
+            "k8s/{name}: {} objects agree with the binary; {planted} planted faults found",
+            documents.len()
+        );
+    }
+    Ok(())
+}
+
+/// The Dockerfile; and the linter, by a file that it has to refuse.
+fn lint(shell: &Shell, scratch: &Path) -> anyhow::Result<()> {
+    let hadolint = tools::hadolint(shell)?;
+    let words = ["--no-color", "--failure-threshold", "info"];
+    shell::run(shell.command(&hadolint).args(words).arg("Dockerfile"))?;
+    let bad = scratch.join("Dockerfile.bad");
+    fs::write(&bad, "FROM debian\nRUN cd /tmp && sudo apt-get install curl\n")?;
+    if shell::output(shell.command(&hadolint).args(words).arg(&bad)).is_ok() {
+        bail!("hadolint finds nothing wrong with {}", bad.display());
+    }
+    Ok(())
+}
+
+/// Every object by the schema of its kind; a field that the kind does not have is an error.
+fn validate(shell: &Shell, documents: &[Value], file: &Path) -> anyhow::Result<()> {
+    // JSON is YAML.
+    let own = documents.iter().filter(|it| !monitoring::is_foreign(it)).map(Value::to_string);
+    fs::write(file, own.collect::<Vec<String>>().join("\n---\n"))?;
+    let validator = tools::kubernetes(shell)?.join("bin/kubernetes-validate");
+    for version in KUBERNETES {
+        let words = ["--strict", "--quiet", "-k", version];
+        shell::run(shell.command(&validator).args(words).arg(file))?;
+    }
+    Ok(())
+}
+
+impl Facts {
+    fn gather(shell: &Shell, documents: &[Value], scratch: &Path) -> anyhow::Result<Self> {
+        let read = |path: &str| fs::read_to_string(shell.root.join(path)).with_context(|| path.to_owned());
+        // Both pages are generated, and tests/docs.rs says whether they are current.
+        let rows = read("docs/config.md")?;
+        let columns = |at: usize| {
+            let cells = rows.lines().filter_map(move |line| line.split(" | ").nth(at));
+            let named = cells.filter_map(|cell| cell.split('`').nth(1).map(str::to_owned));
+            named.collect::<BTreeSet<String>>()
+        };
+        let mut names = columns(4);
+        names.extend(["TIDEGATE_CONFIG", "TIDEGATE_DATA", "TIDEGATE_LOG"].map(str::to_owned));
+        let routes = read("src/api/monitor.rs")?;
+        let paths =
+            routes.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
+        let image = read("Dockerfile")?;
+        let user =
+            image.lines().find_map(|line| line.strip_prefix("USER ")).context("no USER in Dockerfile")?;
+        Ok(Self {
+            keys: columns(0),
+            names,
+            paths: paths.map(str::to_owned).collect(),
+            user: user.to_owned(),
+            page: read("k8s/README.md")?,
+            grace: granted(shell, documents, scratch)?,
+        })
+    }
+}
+
+/// The settings of the pods go through the binary, which says what it would grant a drain of as many as it takes.
+///
+/// # Errors
+/// What the binary has against them.
+pub(crate) fn granted(shell: &Shell, documents: &[Value], scratch: &Path) -> anyhow::Result<u64> {
+    let settings = Settings::of(documents)?;
+    let set = workload(documents).context("there is no StatefulSet or Deployment")?;
+    let node = &set["spec"]["template"]["spec"]["containers"][0];
+    let environment = render::environment(node, "tidegate-0", &|text| text.to_owned())?;
+    let file = scratch.join("tidegate.toml");
+    fs::write(&file, &settings.text)?;
+    let full = settings.value("limits.conns_max").context("limits.conns_max is not set")?;
+    let ask = |words: &[&str]| {
+        let mut command = shell.command(shell.release("tidegate"));
+        command.args(words).arg("--config").arg(&file);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.env_remove("TIDEGATE_CONFIG");
+        shell::output(&mut command).context("the binary is built by `cargo xtask test build`")
+    };
+    let (plan, _) = ask(&["drain-plan", "--conns", &full])?;
+    let grace = plan.lines().find_map(|line| line.trim().strip_prefix("grace")?.split_whitespace().next());
+    let grace: Option<u64> = grace.and_then(|word| word.parse().ok());
+    let grace = grace.with_context(|| format!("no grace in {plan}"))?;
+    ask(&["config", "check", "--grace", &grace.to_string()])?;
+    Ok(grace)
+}
+
+/// What has the pods.
+pub(crate) fn workload(documents: &[Value]) -> Option<&Value> {
+    documents.iter().find(|it| it["kind"] == "StatefulSet" || it["kind"] == "Deployment")
+}
+
+/// The first object of that kind and name.
+pub(crate) fn object<'a>(documents: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
+    documents.iter().find(|it| it["kind"] == kind && it["metadata"]["name"] == name)
+}

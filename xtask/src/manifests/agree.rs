@@ -1,0 +1,331 @@
+//! What a schema does not see: names, ports, files and times in the manifests that belong together, or to the binary.
+
+use serde_json::Value;
+
+use super::{Facts, render::Settings, workload};
+
+/// Kinds that are there, whatever else is.
+const KINDS: &[&str] = &["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"];
+
+/// What is wrong, each as a sentence.
+struct Found(Vec<String>);
+
+impl Found {
+    fn need(&mut self, ok: bool, problem: impl FnOnce() -> String) {
+        if !ok {
+            self.0.push(problem());
+        }
+    }
+}
+
+/// All that is wrong.
+pub(super) fn problems(documents: &[Value], facts: &Facts) -> Vec<String> {
+    let mut found = Found(Vec::new());
+    for kind in KINDS {
+        found.need(documents.iter().any(|it| it["kind"] == *kind), || format!("there is no {kind}"));
+    }
+    let (Some(set), Ok(settings)) = (workload(documents), Settings::of(documents)) else {
+        found.0.push("there is no StatefulSet or Deployment, or no tidegate.toml".into());
+        return found.0;
+    };
+    let look = Look { documents, set, spec: &set["spec"]["template"]["spec"], settings: &settings, facts };
+    let scaled = look.of_kind("HorizontalPodAutoscaler").next().is_some();
+    found.need(scaled == look.is_cluster(), || "nodes of a cluster are scaled, and no others".into());
+    look.names(&mut found);
+    look.ports(&mut found);
+    look.services(&mut found);
+    look.selectors(&mut found);
+    look.probes(&mut found);
+    look.times(&mut found);
+    look.files(&mut found);
+    look.security(&mut found);
+    found.0
+}
+
+struct Look<'a> {
+    documents: &'a [Value],
+    set: &'a Value,
+    spec: &'a Value,
+    settings: &'a Settings,
+    facts: &'a Facts,
+}
+
+impl<'a> Look<'a> {
+    fn node(&self) -> &'a Value {
+        &self.spec["containers"][0]
+    }
+
+    fn containers(&self) -> impl Iterator<Item = &'a Value> {
+        let lists = [&self.spec["containers"], &self.spec["initContainers"]];
+        lists.into_iter().filter_map(Value::as_array).flatten()
+    }
+
+    fn of_kind(&self, kind: &'static str) -> impl Iterator<Item = &'a Value> {
+        self.documents.iter().filter(move |it| it["kind"] == kind)
+    }
+
+    /// The number of a named port of the node.
+    fn port(&self, name: &Value) -> Option<u64> {
+        let mut ports = self.node()["ports"].as_array().into_iter().flatten();
+        ports.find(|port| port["name"] == *name)?["containerPort"].as_u64()
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.settings.value("node.profile").as_deref() == Some("cluster")
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        self.settings.value(key).and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    /// Settings and variables are those of the binary.
+    fn names(&self, found: &mut Found) {
+        for key in self.settings.keys() {
+            found.need(self.facts.keys.contains(&key), || format!("tidegate.toml: {key} is no setting"));
+        }
+        for container in self.containers() {
+            for entry in container["env"].as_array().into_iter().flatten() {
+                let name = entry["name"].as_str().unwrap_or_default();
+                let mut others = container["env"].as_array().into_iter().flatten();
+                let helps = others
+                    .any(|it| it["value"].as_str().is_some_and(|it| it.contains(&format!("$({name})"))));
+                found.need(self.facts.names.contains(name) || helps, || {
+                    format!("{}: {name} is no variable that the binary reads", container["name"])
+                });
+            }
+        }
+        self.ids(found);
+        let replicas = &self.set["spec"]["replicas"];
+        found.need(if self.is_cluster() { replicas.is_null() } else { replicas == 1 }, || {
+            format!("{replicas} replicas: of a cluster that is the autoscaler's to say, and without one there is one node")
+        });
+    }
+
+    /// Each node has an id of its own: that of its pod where it stays, else one on lease, of more than there are pods.
+    fn ids(&self, found: &mut Found) {
+        let id = &self.variable("TIDEGATE__NODE__ID")["valueFrom"]["fieldRef"]["fieldPath"];
+        if !self.is_deployment() {
+            found.need(id == "metadata.name", || "a node's id is not the name of its pod".into());
+            found.need(self.number("node.ids") == 0, || "nodes with names of their own lease none".into());
+            return;
+        }
+        found.need(id.is_null(), || "the pods of a Deployment have names that nobody has again".into());
+        let grace = &self.spec["terminationGracePeriodSeconds"];
+        found.need(self.set["spec"]["minReadySeconds"].as_u64() >= grace.as_u64(), || {
+            format!("minReadySeconds is below {grace}: a rollout has the next node leave before the last one is gone")
+        });
+        let surge = self.set["spec"]["strategy"]["rollingUpdate"]["maxSurge"].as_u64().unwrap_or(0);
+        for scaler in self.of_kind("HorizontalPodAutoscaler") {
+            let (pods, ids) = (scaler["spec"]["maxReplicas"].as_u64().unwrap_or(0), self.number("node.ids"));
+            // All of them may have died a moment ago, and hold their ids until their leases are over.
+            found.need(ids >= 2 * pods && surge == 1 && ids > pods + surge, || {
+                format!("{ids} ids (node.ids) for up to {pods} pods and {surge} more in a rollout")
+            });
+        }
+    }
+
+    fn is_deployment(&self) -> bool {
+        self.set["kind"] == "Deployment"
+    }
+
+    fn variable(&self, name: &str) -> &'a Value {
+        let mut entries = self.node()["env"].as_array().into_iter().flatten();
+        entries.find(|entry| entry["name"] == name).unwrap_or(&Value::Null)
+    }
+
+    /// The ports of the pod are those that the settings listen on.
+    fn ports(&self, found: &mut Found) {
+        let listened = [("client", "listen.client"), ("link", "link.listen"), ("monitor", "listen.monitor")];
+        for (name, key) in listened {
+            let default = if key == "link.listen" { "127.0.0.1:7802" } else { "" };
+            let address = self.settings.value(key).unwrap_or_else(|| default.to_owned());
+            let listens = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u64>().ok());
+            let port = self.port(&Value::from(name));
+            found.need(port.is_some() && port == listens, || {
+                format!("the port {name} of the pod is {port:?}, {key} is {address:?}")
+            });
+        }
+        let advertised = self.variable("TIDEGATE__LINK__ADVERTISE")["value"].as_str().unwrap_or_default();
+        let service = self.set["spec"]["serviceName"].as_str().unwrap_or_default();
+        let port = self.port(&Value::from("link")).unwrap_or(0);
+        let right = match self.is_deployment() {
+            true => format!("$(POD_IP):{port}"),
+            false => format!("$(TIDEGATE__NODE__ID).{service}:{port}"),
+        };
+        found.need(advertised == right, || {
+            format!("TIDEGATE__LINK__ADVERTISE is {advertised}, peers find it at {right}")
+        });
+    }
+
+    fn services(&self, found: &mut Found) {
+        let headless = &self.set["spec"]["serviceName"];
+        let mut offered = Vec::new();
+        for service in self.of_kind("Service") {
+            let name = &service["metadata"]["name"];
+            for port in service["spec"]["ports"].as_array().into_iter().flatten() {
+                let target = self.port(&port["targetPort"]);
+                found.need(target.is_some() && target == port["port"].as_u64(), || {
+                    format!("the Service {name} leads from {} to {target:?}", port["port"])
+                });
+                offered.push((name == headless, port["targetPort"].as_str().unwrap_or_default()));
+            }
+            if name == headless {
+                let spec = &service["spec"];
+                found.need(spec["clusterIP"] == "None" && spec["publishNotReadyAddresses"] == true, || {
+                    "peers do not find a node that starts or leaves: the Service between them has to be headless \
+                     and name those that are not ready"
+                        .into()
+                });
+            }
+        }
+        let mut wanted = vec![(false, "client"), (true, "link"), (false, "monitor")];
+        // Without a name for each pod nobody asks for it.
+        wanted.retain(|(between, _)| !(*between && self.is_deployment()));
+        for wanted in wanted {
+            found.need(offered.contains(&wanted), || format!("no Service leads to {}", wanted.1));
+        }
+    }
+
+    /// What selects pods selects these, and what names them names them right.
+    fn selectors(&self, found: &mut Found) {
+        let labels = &self.set["spec"]["template"]["metadata"]["labels"];
+        let spread = self.spec["topologySpreadConstraints"].as_array().into_iter().flatten();
+        let selectors = (self.of_kind("Service").map(|it| (it, &it["spec"]["selector"])))
+            .chain(self.of_kind("PodDisruptionBudget").map(|it| (it, &it["spec"]["selector"]["matchLabels"])))
+            .chain(self.of_kind("NetworkPolicy").map(|it| (it, &it["spec"]["podSelector"]["matchLabels"])))
+            .chain(self.of_kind("PodMonitor").map(|it| (it, &it["spec"]["selector"]["matchLabels"])))
+            .chain(std::iter::once((self.set, &self.set["spec"]["selector"]["matchLabels"])))
+            .chain(spread.clone().map(|it| (self.set, &it["labelSelector"]["matchLabels"])));
+        for (of, selector) in selectors {
+            let wanted = selector.as_object().filter(|wanted| !wanted.is_empty());
+            let all = wanted.is_some_and(|wanted| wanted.iter().all(|(key, value)| labels[key] == *value));
+            found.need(all, || format!("{} {} does not select the pods", of["kind"], of["metadata"]["name"]));
+        }
+        let keys: Vec<_> = spread.map(|it| it["topologyKey"].as_str().unwrap_or_default()).collect();
+        found.need(keys == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"], || {
+            format!("pods are spread over {keys:?}, not over zones and machines")
+        });
+        for policy in self.of_kind("NetworkPolicy") {
+            for rule in policy["spec"]["ingress"].as_array().into_iter().flatten() {
+                for port in rule["ports"].as_array().into_iter().flatten() {
+                    found.need(self.port(&port["port"]).is_some(), || {
+                        format!("the NetworkPolicy lets {} in, which is no port", port["port"])
+                    });
+                }
+            }
+        }
+        for scaler in self.of_kind("HorizontalPodAutoscaler") {
+            let target = &scaler["spec"]["scaleTargetRef"];
+            let right = ["apiVersion", "kind"].iter().all(|key| target[key] == self.set[key]);
+            found.need(right && target["name"] == self.set["metadata"]["name"], || {
+                format!("the autoscaler scales {target}")
+            });
+        }
+    }
+
+    fn probes(&self, found: &mut Found) {
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            let get = &self.node()[probe]["httpGet"];
+            found.need(get["port"] == "monitor", || format!("{probe} asks the port {}", get["port"]));
+            let path = get["path"].as_str().unwrap_or_default();
+            found.need(self.facts.paths.contains(path), || {
+                format!("{probe} asks for {path:?}, which listen.monitor does not have")
+            });
+            let of_drain = probe != "livenessProbe";
+            found.need((path == "/readyz") == of_drain, || {
+                format!("{probe} asks for {path}: /readyz is 503 in a drain, which must not end the pod")
+            });
+        }
+    }
+
+    /// What has to be over before something else happens.
+    fn times(&self, found: &mut Found) {
+        let whole = |value: &Value| value.as_u64().unwrap_or(0);
+        let readiness = &self.node()["readinessProbe"];
+        let seen = (whole(&readiness["periodSeconds"]) * whole(&readiness["failureThreshold"])) * 1_000;
+        let delay = self.number("drain.lb_delay_ms");
+        found.need(seen > 0 && seen < delay, || {
+            format!("readinessProbe takes {seen} ms to see a drain, drain.lb_delay_ms is {delay}")
+        });
+        let before = whole(&self.node()["lifecycle"]["preStop"]["sleep"]["seconds"]);
+        let (given, needed) = (whole(&self.spec["terminationGracePeriodSeconds"]), before + self.facts.grace);
+        found.need(given >= needed, || {
+            format!(
+                "terminationGracePeriodSeconds is {given}; preStop ({before} s) and what drain-plan prints ({} s) need {needed}",
+                self.facts.grace
+            )
+        });
+        let full = self.number("limits.conns_max");
+        for scaler in self.of_kind("HorizontalPodAutoscaler") {
+            let metric = &scaler["spec"]["metrics"][0]["pods"];
+            found.need(metric["metric"]["name"] == "tidegate_connections", || {
+                format!("the autoscaler goes by {}, not by connections", metric["metric"]["name"])
+            });
+            let each = metric["target"]["averageValue"].as_str().and_then(|text| text.parse::<u64>().ok());
+            let (each, least) = (each.unwrap_or(0), whole(&scaler["spec"]["minReplicas"]));
+            found.need(least > 1 && each > 0 && each * least <= full * (least - 1), || {
+                format!("{least} nodes with {each} connections each: without one of them the others are over {full}")
+            });
+        }
+    }
+
+    /// Files that the settings name are mounted, and k8s/README.md says how to make them.
+    fn files(&self, found: &mut Found) {
+        let keys = self.settings.keys();
+        let named = keys.iter().filter(|key| key.ends_with("_file"));
+        let mut mounts = self.node()["volumeMounts"].as_array().into_iter().flatten();
+        let mount = mounts.find(|mount| mount["name"] == "keys");
+        let folder = mount.and_then(|mount| mount["mountPath"].as_str()).unwrap_or_default();
+        let shared = keys.iter().any(|key| key == "auth.key_file");
+        found.need(shared || !self.is_cluster(), || "the nodes share no token key".into());
+        for key in named {
+            let path = self.settings.value(key).unwrap_or_default();
+            let file = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
+            let made = file.is_some_and(|file| self.facts.page.contains(&format!("--from-file={file}")));
+            found.need(made, || format!("{key} is {path}: k8s/README.md makes no such file in {folder}"));
+        }
+        for container in self.containers() {
+            let config = container["env"].as_array().into_iter().flatten();
+            let config =
+                config.filter(|entry| entry["name"] == "TIDEGATE_CONFIG").map(|entry| &entry["value"]);
+            let mut mounts = container["volumeMounts"].as_array().into_iter().flatten();
+            let folder =
+                mounts.find(|mount| mount["name"] == "config").and_then(|it| it["mountPath"].as_str());
+            let right = format!("{}/tidegate.toml", folder.unwrap_or_default());
+            found.need(config.eq([&Value::from(right.as_str())]), || {
+                format!("{}: the settings are at {right}, TIDEGATE_CONFIG says else", container["name"])
+            });
+        }
+    }
+
+    fn security(&self, found: &mut Found) {
+        let pod = &self.spec["securityContext"];
+        let user = format!("{}:{}", pod["runAsUser"], pod["runAsGroup"]);
+        found.need(pod["runAsNonRoot"] == true && user == self.facts.user, || {
+            format!("the pod runs as {user}, the image as {}", self.facts.user)
+        });
+        found
+            .need(pod["fsGroup"] == pod["runAsGroup"], || "the node could not read its keys: fsGroup".into());
+        found.need(pod["seccompProfile"]["type"] == "RuntimeDefault", || "no seccomp profile".into());
+        for container in self.containers() {
+            let own = &container["securityContext"];
+            let closed = own["readOnlyRootFilesystem"] == true
+                && own["allowPrivilegeEscalation"] == false
+                && own["capabilities"]["drop"][0] == "ALL";
+            found.need(closed, || format!("{} may do more than it needs", container["name"]));
+            found.need(!container["resources"]["limits"]["memory"].is_null(), || {
+                format!("{} has no memory limit", container["name"])
+            });
+        }
+        let tokens = self.of_kind("ServiceAccount").chain([self.spec]);
+        for of in tokens {
+            found.need(of["automountServiceAccountToken"] == false, || {
+                "a pod gets a token of Kubernetes".into()
+            });
+        }
+        let used = &self.spec["serviceAccountName"];
+        found.need(self.of_kind("ServiceAccount").any(|it| it["metadata"]["name"] == *used), || {
+            format!("there is no ServiceAccount {used}")
+        });
+    }
+}

@@ -1,0 +1,365 @@
+//! People who talk through a rollout: JSON lines, a new connection whenever one is closed, and a count of everything.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{BufRead as _, BufReader, ErrorKind, Write as _},
+    net::TcpStream,
+    process::Command,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use super::{Endpoints, plan::Place};
+use crate::shell;
+
+/// Between two messages of one person.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Between two tries of what did not work.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long one thing may be tried for: far longer than a node takes to leave.
+const PATIENCE: Duration = Duration::from_secs(60);
+const READ: Duration = Duration::from_millis(200);
+
+/// Pairs of people, one of whom writes and one hears.
+pub(super) struct Talk {
+    over: Arc<AtomicBool>,
+    /// Nobody waits for them any more.
+    alone: Arc<AtomicBool>,
+    pairs: Vec<(Ending<Said>, Ending<Got>)>,
+}
+
+/// What somebody has when it is over.
+type Ending<T> = JoinHandle<anyhow::Result<T>>;
+
+/// What a writer was promised.
+struct Said {
+    /// The number of each message, by the seq of its ack.
+    acked: BTreeMap<u64, u64>,
+    /// The longest wait for an ack, and when it began, from the first message on.
+    longest: (Duration, Duration),
+    logins: usize,
+}
+
+/// What the other one has: the number of each message, by seq.
+struct Got {
+    heard: BTreeMap<u64, u64>,
+    logins: usize,
+}
+
+impl Talk {
+    /// Has them log in wherever a Service would send them.
+    pub(super) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
+        let [over, alone] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let mut talk = Self { over: Arc::clone(&over), alone: Arc::clone(&alone), pairs: Vec::new() };
+        // Of this run alone: conversations begin with seq 1.
+        let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_millis();
+        for nth in 0..pairs {
+            let person = |role: &str| -> anyhow::Result<Person> {
+                let user = format!("{role}{nth}-{run}");
+                let mut token = Command::new(&place.program);
+                token.args(["token", &user, "--data"]).arg(&place.keys);
+                let token = shell::output(&mut token)?.0.trim().to_owned();
+                let (endpoints, alone) = (Arc::clone(endpoints), Arc::clone(&alone));
+                Ok(Person { user, token, endpoints, alone, first: nth, logins: 0 })
+            };
+            let (writer, hearer) = (person("w")?, person("h")?);
+            let last = Arc::new(AtomicUsize::new(usize::MAX));
+            let conversation = format!("d:{}:{}", hearer.user, writer.user);
+            let (to, told, over) = (hearer.user.clone(), Arc::clone(&last), Arc::clone(&over));
+            let write = thread::spawn(move || {
+                let said = write(writer, &to, &over);
+                let count =
+                    said.as_ref().map_or(0, |said| said.acked.last_key_value().map_or(0, |(seq, _)| *seq));
+                told.store(usize::try_from(count).unwrap_or(0), Ordering::SeqCst);
+                said
+            });
+            talk.pairs.push((write, thread::spawn(move || hear(hearer, &conversation, &last))));
+        }
+        Ok(talk)
+    }
+
+    /// Has them end without a word: something else went wrong.
+    pub(super) fn abandon(self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.alone.store(true, Ordering::SeqCst);
+    }
+
+    /// Has them end, and says how it went.
+    ///
+    /// # Errors
+    /// Somebody lacks something, has it twice or in another order.
+    pub(super) fn end(self) -> anyhow::Result<String> {
+        self.over.store(true, Ordering::SeqCst);
+        let (mut messages, mut logins, mut longest) = (0, 0, (Duration::ZERO, Duration::ZERO));
+        for (write, hear) in self.pairs {
+            let said = write.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
+            let got = hear.join().map_err(|_| anyhow::anyhow!("a hearer panicked"))?;
+            let (said, got) = (said?, got?);
+            judge(&said.acked, &got.heard)?;
+            messages += said.acked.len();
+            logins += said.logins + got.logins;
+            longest = longest.max(said.longest);
+        }
+        if messages == 0 {
+            bail!("nobody said anything");
+        }
+        Ok(format!(
+            "{messages} messages acked, each heard once and in order; {logins} logins; longest wait for an ack {:.1} s, from {:.1} s on",
+            longest.0.as_secs_f64(),
+            longest.1.as_secs_f64()
+        ))
+    }
+}
+
+/// Everything that was acked was heard, at its seq; nothing else was, and the order is that of the writer.
+fn judge(acked: &BTreeMap<u64, u64>, heard: &BTreeMap<u64, u64>) -> anyhow::Result<()> {
+    for (seq, number) in acked {
+        match heard.get(seq) {
+            Some(got) if got == number => {}
+            Some(got) => bail!("seq {seq} was acked for message {number} and heard as {got}"),
+            None => bail!("message {number} was acked with seq {seq} and never heard"),
+        }
+    }
+    if let Some((seq, number)) = heard.iter().find(|(seq, _)| !acked.contains_key(seq)) {
+        bail!("message {number} was heard with seq {seq}, which was never acked");
+    }
+    if !acked.values().zip(1..).all(|(number, nth)| *number == nth) {
+        bail!("the seqs are not in the order of the messages: {acked:?}");
+    }
+    Ok(())
+}
+
+/// Says 1, 2, 3 and so on, each until it is acked.
+fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Said> {
+    let mut conn = me.login()?;
+    let mut said = Said { acked: BTreeMap::new(), longest: Default::default(), logins: 0 };
+    let first = Instant::now();
+    for number in 1.. {
+        if over.load(Ordering::SeqCst) {
+            break;
+        }
+        let began = Instant::now();
+        let mut attempt = 0;
+        let seq = loop {
+            if began.elapsed() > PATIENCE {
+                bail!("{}: message {number} was not acked in {PATIENCE:?}", me.user);
+            }
+            match conn.send(number, attempt, to) {
+                Ok(Some(seq)) => break seq,
+                Ok(None) => thread::sleep(AGAIN),
+                Err(_) => conn = me.login()?,
+            }
+            attempt += 1;
+        };
+        if said.acked.insert(seq, number).is_some() {
+            bail!("{}: seq {seq} was given twice", me.user);
+        }
+        said.longest = said.longest.max((began.elapsed(), began - first));
+        thread::sleep(PAUSE);
+    }
+    said.logins = me.logins;
+    Ok(said)
+}
+
+/// Hears until it has everything up to `last`, which is known when the writer has ended.
+fn hear(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Result<Got> {
+    let mut conn = me.login()?;
+    let mut heard: BTreeMap<u64, u64> = BTreeMap::new();
+    let (mut waited, mut pulled) = (None::<Instant>, Instant::now());
+    loop {
+        let whole = heard.keys().zip(1..).take_while(|(seq, nth)| **seq == *nth).count();
+        let wanted = last.load(Ordering::SeqCst);
+        if wanted <= whole {
+            return Ok(Got { heard, logins: me.logins });
+        }
+        if wanted != usize::MAX && waited.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            bail!("{}: {whole} of {wanted} messages came", me.user);
+        }
+        // A hole, or the end: ask for it, now and then.
+        let behind = wanted != usize::MAX || heard.len() > whole;
+        let mut step = || -> anyhow::Result<()> {
+            if behind && pulled.elapsed() > READ {
+                pulled = Instant::now();
+                conn.pull(conversation, whole as u64)?;
+            }
+            let Some(frame) = conn.next()? else { return Ok(()) };
+            let pushes = frame["page"]["messages"].as_array().into_iter().flatten().chain(frame.get("push"));
+            for push in pushes {
+                let (seq, number) = numbers(push)?;
+                if let Some(before) = heard.insert(seq, number)
+                    && before != number
+                {
+                    bail!("seq {seq} was heard as {before} and as {number}");
+                }
+                conn.ack(conversation, seq)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = step() {
+            if !error.is::<Lost>() {
+                return Err(error);
+            }
+            conn = me.login()?;
+            // What was said meanwhile.
+            conn.pull(conversation, whole as u64).ok();
+        }
+    }
+}
+
+fn numbers(push: &Value) -> anyhow::Result<(u64, u64)> {
+    let number = push["msgId"].as_str().and_then(|id| id.strip_prefix('m')?.parse().ok());
+    Ok((push["seq"].as_u64().context("a push without seq")?, number.context("a push without msgId")?))
+}
+
+/// Somebody who comes back.
+struct Person {
+    user: String,
+    token: String,
+    endpoints: Endpoints,
+    alone: Arc<AtomicBool>,
+    first: usize,
+    logins: usize,
+}
+
+/// A connection that is over; any node may have the next.
+#[derive(Debug)]
+struct Lost(String);
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the connection is over: {}", self.0)
+    }
+}
+
+impl std::error::Error for Lost {}
+
+struct Conn {
+    reader: BufReader<TcpStream>,
+    line: Vec<u8>,
+}
+
+impl Person {
+    /// A new connection to whichever node a Service names.
+    fn login(&mut self) -> anyhow::Result<Conn> {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE && !self.alone.load(Ordering::SeqCst) {
+            let ports = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(port) = ports.get((self.first + self.logins) % ports.len().max(1)) {
+                self.logins += 1;
+                if let Ok(conn) = Conn::open(*port, &self.token) {
+                    return Ok(conn);
+                }
+            }
+            thread::sleep(AGAIN);
+        }
+        bail!("{} could not log in for {PATIENCE:?}", self.user)
+    }
+}
+
+impl Conn {
+    fn open(port: u16, token: &str) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(READ))?;
+        let mut conn = Self { reader: BufReader::new(stream), line: Vec::new() };
+        conn.say(&json!({"id": 1, "hello": {"version": 1, "token": token, "device": "d"}}))?;
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if let Some(frame) = conn.next()?
+                && frame["welcome"].is_object()
+            {
+                return Ok(conn);
+            }
+        }
+        bail!(Lost("no welcome".to_owned()))
+    }
+
+    fn say(&mut self, frame: &Value) -> anyhow::Result<()> {
+        let line = format!("{frame}\n");
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(|error| Lost(error.to_string()))?;
+        Ok(())
+    }
+
+    /// The next frame; none when nothing comes for a moment.
+    fn next(&mut self) -> anyhow::Result<Option<Value>> {
+        match self.reader.read_until(b'\n', &mut self.line) {
+            Ok(0) => bail!(Lost("closed".to_owned())),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ok(None);
+            }
+            Err(error) => bail!(Lost(error.to_string())),
+        }
+        if !self.line.ends_with(b"\n") {
+            bail!(Lost("closed within a frame".to_owned()));
+        }
+        if self.line.trim_ascii().is_empty() {
+            self.line.clear();
+            return Ok(None);
+        }
+        let frame: Value = serde_json::from_slice(&self.line).context("a frame is no JSON")?;
+        self.line.clear();
+        if frame["close"].is_object() {
+            bail!(Lost(frame["close"].to_string()));
+        }
+        Ok(Some(frame))
+    }
+
+    /// The seq of the message; none when it is to be tried again.
+    fn send(&mut self, number: u64, attempt: u32, to: &str) -> anyhow::Result<Option<u64>> {
+        let id = number * 1_000 + u64::from(attempt);
+        let content = json!({"text": number.to_string()});
+        let msg_id = format!("m{number}");
+        let send = json!({"toUser": to, "msgId": msg_id, "attempt": attempt, "content": content});
+        self.say(&json!({"id": id, "send": send}))?;
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            match self.next()? {
+                Some(frame) if frame["id"] == id => return Ok(frame["sendAck"]["seq"].as_u64()),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn pull(&mut self, conversation: &str, from: u64) -> anyhow::Result<()> {
+        let direction = "DIRECTION_FORWARD";
+        let pull =
+            json!({"conversation": conversation, "cursor": from, "limit": 200, "direction": direction});
+        self.say(&json!({"id": 2, "pull": pull}))
+    }
+
+    fn ack(&mut self, conversation: &str, seq: u64) -> anyhow::Result<()> {
+        self.say(&json!({"ack": {"conversation": conversation, "seq": seq}}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_doubled_or_out_of_order_is_found() {
+        let of = |pairs: &[(u64, u64)]| pairs.iter().copied().collect::<BTreeMap<u64, u64>>();
+        let acked = of(&[(1, 1), (2, 2), (3, 3)]);
+        assert!(judge(&acked, &acked).is_ok());
+        for (heard, what) in [
+            (of(&[(1, 1), (3, 3)]), "never heard"),
+            (of(&[(1, 1), (2, 3), (3, 2)]), "heard as 3"),
+            (of(&[(1, 1), (2, 2), (3, 3), (4, 3)]), "never acked"),
+        ] {
+            let said = judge(&acked, &heard).expect_err("it is wrong").to_string();
+            assert!(said.contains(what), "{said}");
+        }
+        let turned = of(&[(1, 2), (2, 1)]);
+        assert!(judge(&turned, &turned).is_err(), "another order than the writer's");
+    }
+}
