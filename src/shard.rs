@@ -52,6 +52,9 @@ const FAN_BUDGET: usize = 1_024;
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
+/// A shard that comes so late to a tick was kept from running.
+const STOOD_STILL: Duration = Duration::from_secs(1);
+
 const WAKER: Token = Token(usize::MAX);
 
 /// One shard; lives on its thread.
@@ -84,6 +87,8 @@ pub struct Shard {
     frames_in: u64,
     now: Time,
     next_tick: Time,
+    /// Since when it catches up on what came while it stood still.
+    late_since: Option<Time>,
     stopping: bool,
     /// The drain, while there is one.
     leaving: Option<Leaving>,
@@ -126,6 +131,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,
+        late_since: None,
         stopping: false,
         leaving: None,
     };
@@ -213,10 +219,23 @@ impl Shard {
         // 6. What is volatile, where nothing else waits.
         self.tell_signals();
         // 7. Deadlines.
-        if self.now >= self.next_tick {
+        if self.now >= self.next_tick && self.has_caught_up(events) {
             self.next_tick = self.now + TICK;
             self.sweep();
         }
+    }
+
+    /// Whether what came while this shard stood still was read: who was heard of is not silent. One that has too much to do
+    /// all the time waits for that no longer than it stood.
+    fn has_caught_up(&mut self, events: &Events) -> bool {
+        if self.now >= self.next_tick + STOOD_STILL {
+            let since = *self.late_since.get_or_insert(self.now);
+            if events.iter().count() >= events.capacity() && self.now < since + STOOD_STILL {
+                return false;
+            }
+        }
+        self.late_since = None;
+        true
     }
 
     fn sleep_time(&self) -> Duration {

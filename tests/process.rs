@@ -10,7 +10,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Client, Process, Said, ask, command, eventually, fresh_data, send};
+use support::{Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, send};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -29,7 +29,7 @@ fn a_signal_tells_the_clients_and_ends_with_success() {
         let mut node = Process::start(&[]);
         let mut clients: Vec<Client> =
             (0..40).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "d")).collect();
-        let began = Instant::now();
+        let began = Stopwatch::start();
         node.signal(signal);
         for client in &mut clients {
             assert_eq!(client.expect_close(), Code::Draining);
@@ -47,7 +47,7 @@ fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
     let mut node = Process::start(&[]);
     let _silent: Vec<Client> = (0..5).map(|n| node.login(Wire::Tcp, &format!("user-{n}"), "d")).collect();
     let _unknown = Client::connect(node.address(), Wire::JsonLine);
-    let began = Instant::now();
+    let began = Stopwatch::start();
     node.signal(Signal::TERM);
     assert_eq!(node.exit().code(), Some(0), "{}", node.said());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -90,7 +90,8 @@ fn a_second_signal_ends_a_slow_drain() {
     }
     let status = node.exit();
     assert_eq!(status.code(), Some(4), "{}", node.said());
-    assert!(again.elapsed() < Duration::from_secs(4), "{:?}", again.elapsed());
+    // One a second, they would have taken half a minute.
+    assert!(again.elapsed() < Duration::from_secs(15), "{:?}", again.elapsed());
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 mod lone;
 
 use lone::{Lone, push, push_to};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use support::{Client, Said, ask, hello, text_of};
 
 use futures_util::FutureExt as _;
@@ -259,4 +259,24 @@ fn routes_are_named_in_slices_and_who_lost_its_route_is_closed_as_replaced() {
     stays.say(ask::ping());
     lone.turn(0);
     assert!(matches!(stays.take("a pong", |_| true).body, Some(Said::Pong(_))));
+}
+
+#[test]
+fn who_was_heard_while_the_shard_stood_still_is_not_taken_for_silent() {
+    let mut lone = Lone::new(1, |_, _| {});
+    let mut clients: Vec<Client> = (0..12).map(|n| login(&mut lone, 0, &format!("user-{n}"), &[])).collect();
+    lone.hear_at_once(4);
+    let mut silent = clients.split_off(11);
+    let asked: Vec<u64> = clients.iter_mut().map(|client| client.say(ask::ping())).collect();
+    lone.now = lone.now + Duration::from_secs(3_600);
+    (0..6).for_each(|_| lone.turn(0));
+    for (client, id) in clients.iter_mut().zip(asked) {
+        assert!(matches!(client.reply(id), Said::Pong(_)));
+    }
+    assert_eq!(silent[0].expect_close(), Code::HeartbeatMissed);
+    for client in &mut clients {
+        let id = client.say(ask::ping());
+        (0..3).for_each(|_| lone.turn(0));
+        assert!(matches!(client.reply(id), Said::Pong(_)));
+    }
 }

@@ -118,6 +118,11 @@ impl View {
         self.last.clone()
     }
 
+    /// Whether some run may be dead soon: the others are to know as soon as it is.
+    pub(super) fn is_waiting_for_one(&self, now: Instant) -> bool {
+        self.known.values().any(|it| it.row.lease != Lease::Retired && now - it.moved >= STILL_MIN)
+    }
+
     /// The nodes as the routes list them: what to tell, and which runs are to be swept.
     pub(super) fn looked(&mut self, rows: Vec<NodeRow>, now: Instant) -> (Seen, Vec<NodeBoot>) {
         self.doubt_until = self.doubt_until.filter(|until| now < *until);
@@ -254,12 +259,14 @@ mod tests {
         assert!(dead.is_empty() && seen.others.is_empty());
         now += STILL_MIN - Duration::from_millis(1);
         assert!(view.looked(lapsed(), now).1.is_empty());
+        assert!(!view.is_waiting_for_one(now));
         // It beats: it is alive, the clock of the routes had made a step.
         assert!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1.is_empty());
         now += STILL_MIN - Duration::from_millis(1);
         assert!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1.is_empty());
         now += Duration::from_millis(1);
         assert_eq!(view.looked(vec![row(&b, 8, Lease::Lapsed)], now).1, std::slice::from_ref(&b));
+        assert!(view.is_waiting_for_one(now));
         assert!(view.looked(vec![row(&b, 8, Lease::Live)], now).1.is_empty(), "its lease lives");
         let own = row(&run("a", 1), 1, Lease::Lapsed);
         assert!(view.looked(vec![own.clone()], now + LEASE).1.is_empty());

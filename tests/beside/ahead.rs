@@ -118,6 +118,8 @@ fn many_readers_share_the_calls_to_an_owner() {
     mesh.node(1).link.plan("settled", Fault::Hold(gate.clone()));
     let asked: Vec<u64> = readers.iter_mut().map(|bob| bob.say(ask::after("d:ann:bob", 0, 10))).collect();
     eventually("the first asks", || (gate.reached() == 1).then_some(()));
+    // The others ask meanwhile, too.
+    nothing_comes(&mut readers[0]);
     gate.open();
     for (bob, id) in readers.iter_mut().zip(asked) {
         assert!(matches!(bob.reply(id), Said::Page(_)));

@@ -10,7 +10,7 @@ use std::{
 use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
-use crate::support::{Client, Cluster, Said, eventually, services::service, text_of};
+use crate::support::{Client, Cluster, PATIENCE, Said, eventually, services::service, text_of};
 
 /// More than a change of members may name, and more than are read at a time.
 const MEMBERS: usize = 2_000;
@@ -34,9 +34,11 @@ fn monitor() -> TcpStream {
     let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
     stream.write_all(b"MONITOR\r\n").expect("it takes a command");
-    stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket takes options");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
     let mut ok = [0; 5];
     stream.read_exact(&mut ok).expect("it answers");
+    // From here on silence is the end of what there is.
+    stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket takes options");
     stream
 }
 

@@ -2,6 +2,7 @@
 //! `docs/OPERATIONS.md` each.
 
 use std::{
+    net::SocketAddr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -17,7 +18,8 @@ use crate::{
     rebalance::Until,
     send_until_acked,
     support::{
-        Client, Cluster, OwnKafka, OwnPostgres, Process, Said, Way, ask, eventually, hello, send, text_of,
+        Client, Cluster, OwnKafka, OwnPostgres, Process, Said, Way, ask, eventually, free_port, hello, send,
+        text_of,
     },
 };
 
@@ -99,7 +101,7 @@ fn what_redis_had_is_put_back_by_the_nodes_and_nobody_is_missed_meanwhile() {
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     says(&mut ann, &mut bob, ("ann", "bob"), 1);
     let empty =
-        "for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do redis.call('DEL', key) end return 1";
+        "for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do redis.call('DEL', key) end return 1";
     let _: i64 = cluster.redis(&["EVAL", empty, "0", "{}"]);
     for nth in 0..2 {
         let node = cluster.node(nth);
@@ -130,7 +132,8 @@ fn with_kafka_away_sends_are_unknown_then_refused_history_and_rooms_go_on_and_no
     assert_eq!(ann.refused(ask::send(send("bob", "m2", "m2"))), Code::Unknown);
     let began = Instant::now();
     assert_eq!(ann.refused(ask::send(send("bob", "m3", "m3"))), Code::BusUnavailable);
-    assert!(began.elapsed() < Duration::from_secs(2), "at once: {:?}", began.elapsed());
+    // Who waits for Kafka waits until timing.reply_ms.
+    assert!(began.elapsed() < Duration::from_secs(5), "at once: {:?}", began.elapsed());
     assert!(cluster.node(0).metric("kafka_appends_unknown_total") >= 1.0);
     assert_eq!(history(&mut bob, "d:ann:bob"), [(1, "m1".to_owned())]);
     let number = ann.text("r:hall", "w1", "still here");
@@ -223,7 +226,7 @@ fn while_the_topic_of_events_is_gone_users_notice_nothing_and_each_departure_is_
 
 #[test]
 fn with_the_way_to_a_node_hanging_its_users_get_by_pulls_what_is_pushed_again_afterwards() {
-    let listen = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
+    let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let way = Way::to(listen);
     let mut cluster = Cluster::prepare(2, &[]);
     cluster.set_for(1, &[&format!("link.listen={listen}"), &format!("link.advertise={}", way.address())]);

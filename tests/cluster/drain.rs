@@ -122,11 +122,10 @@ fn tail_moves_to_another_node_and_shows_everything_once() {
     ann.text("bob", "m1", "one");
     let shown = || fs::read_to_string(&out).unwrap_or_default();
     eventually("it is shown", || shown().contains("one").then_some(()));
-    let began = Instant::now();
     cluster.node(0).http("POST", "/v1/drain", "");
+    // At its slot, which is soon: it would be cut after 15 s, and say something else.
     eventually("it moves", || said().contains("listening as bob on n2").then_some(()));
     assert!(said().contains("n1: it leaves; moved"), "{}", said());
-    assert!(began.elapsed() < Duration::from_secs(4), "at its slot, not when it is cut");
     ann.text("bob", "m2", "two");
     ann.text("bob", "m3", "three");
     let status = eventually("it has seen three", || tail.try_wait().expect("a child"));

@@ -142,6 +142,8 @@ fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is
     // What bob reads is told as well, and by a node that lives.
     users[7].text("bob", "m1", "a secret");
     bob.expect_push();
+    // Unacked, it would end his connection after 20 s.
+    bob.ack("d:bob:user-7", 1);
     assert!(matches!(bob.ask(ask::read("d:bob:user-7", 1)), Said::Done(_)));
     tail.hears("read/d:bob:user-7/bob/1");
     eventually("the mark is on the topic", || listener.of("tidegate.read", "bob").pop());

@@ -37,16 +37,21 @@ fn two_nodes_lease_ids_and_that_of_a_dead_one_is_leased_again_when_its_lease_is_
     let (mut ann, mut bob) = (cluster.login(1, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(send_until_acked(&mut ann, "bob", "m1").0, 1);
     assert_eq!(text_of(&bob.expect_push()), "m1");
+    // Unacked, it would come again, and end his connection after 20 s.
+    bob.ack("d:ann:bob", 1);
     let crash = Instant::now();
     cluster.kill(0);
-    // Its lease lives, so the next one gets another.
+    // Its lease lives, so the next one gets another; but where this took so long that the lease may be over.
     cluster.restart(2);
-    assert_eq!(id(&cluster, 2), "pod-2");
-    assert!(crash.elapsed() < Duration::from_secs(7), "the lease of the dead node may be over: {crash:?}");
+    let next = id(&cluster, 2);
+    let is_late = crash.elapsed() >= Duration::from_secs(7);
+    assert!(next == "pod-2" || is_late, "{next} after {:?}", crash.elapsed());
     // From here on there is none but that of the dead node.
     eventually("some of the lease is over", || (crash.elapsed() > Duration::from_secs(5)).then_some(()));
     cluster.restart(3);
-    assert_eq!(id(&cluster, 3), "pod-0");
+    let mut both = [next, id(&cluster, 3)];
+    both.sort();
+    assert_eq!(both, ["pod-0", "pod-2"]);
     // Renewed 3 s before the crash at most.
     assert!(crash.elapsed() > Duration::from_secs(7), "{:?}", crash.elapsed());
     eventually("three live", || (live(&cluster, 3) == ["pod-0", "pod-1", "pod-2"]).then_some(()));
@@ -54,8 +59,8 @@ fn two_nodes_lease_ids_and_that_of_a_dead_one_is_leased_again_when_its_lease_is_
     cluster.all_owned();
     let mut cat = cluster.login(3, Wire::Tcp, "cat");
     assert_eq!(send_until_acked(&mut cat, "bob", "m1").0, 1);
-    bob.ack("d:ann:bob", 1);
-    assert_eq!(text_of(&bob.expect_push()), "m1");
+    let push = bob.expect_push();
+    assert_eq!((push.conversation.as_str(), text_of(&push)), ("d:bob:cat", "m1"));
     assert_eq!(cluster.stop(1), Some(0));
     cluster.restart(1);
     assert_eq!(id(&cluster, 1), "pod-1", "who left in order leaves its id at once");

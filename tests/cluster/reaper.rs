@@ -50,7 +50,8 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
             back.iter().map(|name| scope.spawn(move || cluster.login(2, Wire::WsText, name))).collect();
         logins.into_iter().map(|login| login.join().expect("it is let in")).collect()
     });
-    assert!(crash.elapsed() < Duration::from_secs(5), "{:?}", crash.elapsed());
+    // No lease is over by then: it was renewed 3 s before the crash at most, for 10 s.
+    assert!(crash.elapsed() < Duration::from_secs(7), "{:?}", crash.elapsed());
     pass(crash, 8);
     let mut sorted = back.clone();
     sorted.sort();

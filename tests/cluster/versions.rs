@@ -15,7 +15,11 @@ fn older(folder: &Path) -> PathBuf {
     let program = env!("CARGO_BIN_EXE_tidegate");
     let script =
         format!("#!/bin/sh\nexec {program} \"$@\" --set fault.rules_max=1 --set assign.version=older\n");
-    fs::write(&file, script).expect("a file");
+    // Copied by another program: a child that another test forks while this one writes could keep the file from being run.
+    let draft = folder.join("draft");
+    fs::write(&draft, script).expect("a file");
+    let copied = Command::new("cp").arg(&draft).arg(&file).status().expect("`cp` is everywhere");
+    assert!(copied.success(), "{copied}");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("a program");
     file
 }

@@ -54,6 +54,8 @@ mod routes;
 mod scratch;
 #[path = "../support/services.rs"]
 mod services;
+#[path = "../support/stopwatch.rs"]
+mod stopwatch;
 mod store;
 mod unread;
 

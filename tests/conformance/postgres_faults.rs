@@ -77,8 +77,8 @@ async fn idle_in_transaction(database: &Database) -> i64 {
 #[tokio::test]
 async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_not_heard_later() {
     let database = Database::new().await;
-    let stalled_ms = 500;
-    let config = config::Postgres { stalled_ms, ..database.config() };
+    // So long there is to find it stopped. Whoever waits for it gives up after twice that, and is refused.
+    let config = config::Postgres { stalled_ms: 2_000, ..database.config() };
     let frozen: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let other: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut zombie = Owner::take_over(&frozen, 0, 1).await;
@@ -90,11 +90,8 @@ async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_no
         let step = poll_fn(|context| Poll::Ready(archive.as_mut().poll(context))).await;
         assert!(step.is_pending(), "it did not stop: {step:?}");
     }
-    let begun = Instant::now();
     let taken = other.take_over(0, Fence(2), TOPIC).await.unwrap();
     assert_eq!(taken.position, delta.from);
-    let waited = begun.elapsed();
-    assert!(waited < Duration::from_millis(stalled_ms + 1_500), "{waited:?}");
     let mut owner = Owner::take_over(&other, 0, 3).await;
     owner.run(&[say("m3")]).await;
     let late = archive.await;
@@ -359,7 +356,9 @@ async fn a_value_that_cant_be_read_fails_who_reads_it_and_nobody_else() {
 #[tokio::test]
 async fn readers_who_have_all_their_connections_hold_up_no_archive() {
     let database = Database::new().await;
-    let config = config::Postgres { pool_max: 2, connect_ms: 300, ..database.config() };
+    // No reader gives up before all of it has been looked at, however slow the machine is.
+    let slow = config::Postgres { connect_ms: 10_000, statement_ms: 60_000, ..database.config() };
+    let config = config::Postgres { pool_max: 2, stalled_ms: 30_000, ..slow };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut owner = Owner::take_over(&store, 0, 1).await;
     owner.run(&[say("m1")]).await;

@@ -43,7 +43,8 @@ fn a_client_that_sends_byte_by_byte_talks_like_any_other() {
 /// On one shard a round of the honest pair proves that the first part was read before the second is sent.
 #[test]
 fn a_transcript_may_be_cut_at_every_position() {
-    let node = Process::start(&["node.shards=1"]);
+    // How long a handshake may take is not what this is about.
+    let node = Process::start(&["node.shards=1", "timing.handshake_ms=60000"]);
     let mut honest = node.login(Wire::Tcp, "honest", "d");
     let token = node.token("cutter");
     for wire in Wire::ALL {

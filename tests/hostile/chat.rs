@@ -6,12 +6,12 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Process, ask, text_of};
+use crate::support::{Client, Process, Stopwatch, ask, text_of};
 
 /// The longest that one message and its answer may take; generous, because the tests share two cores.
 const SLOWEST: Duration = Duration::from_secs(3);
@@ -56,6 +56,7 @@ pub(crate) struct Pair {
     alice: Client,
     bob: Client,
     rounds: usize,
+    watch: Stopwatch,
 }
 
 impl Pair {
@@ -64,17 +65,17 @@ impl Pair {
         let name = format!("honest-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let alice = node.login(Wire::JsonLine, &format!("{name}-alice"), "phone");
         let bob = node.login(Wire::WsBinary, &format!("{name}-bob"), "laptop");
-        Self { name, alice, bob, rounds: 0 }
+        Self { name, alice, bob, rounds: 0, watch: Stopwatch::start() }
     }
 
     /// A message and its answer.
     pub(crate) fn round(&mut self) {
-        let began = Instant::now();
+        let began = self.watch.elapsed();
         self.rounds += 1;
         let (ping, pong) = (format!("ping-{}", self.rounds), format!("pong-{}", self.rounds));
         exchange(&mut self.alice, &mut self.bob, &format!("{}-bob", self.name), &ping);
         exchange(&mut self.bob, &mut self.alice, &format!("{}-alice", self.name), &pong);
-        let took = began.elapsed();
+        let took = self.watch.elapsed().saturating_sub(began);
         assert!(took < SLOWEST, "round {} took {took:?}", self.rounds);
     }
 }

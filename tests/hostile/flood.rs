@@ -88,7 +88,7 @@ fn many_flooders_at_once_stay_within_their_caps() {
 
 #[test]
 fn a_flooder_that_reads_at_last_is_told_why() {
-    let node = Process::start(&[]);
+    let node = Process::start(&["timing.linger_ms=5000"]);
     let chat = Chat::begin(&node);
     for wire in [Wire::WsText, Wire::WsBinary, Wire::Tcp, Wire::JsonLine] {
         let mut raw = logged_in(&node, wire, "flooder");

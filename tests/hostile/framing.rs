@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 use crate::{
     chat::Chat,
     raw::{Raw, fragment, frame, preface, ws_frame},
-    support::{Process, Said, ask, hello},
+    support::{PATIENCE, Process, Said, ask, hello},
 };
 
 /// A connection that said Hello and has its Welcome.
@@ -87,7 +87,7 @@ fn a_fragmented_message_that_is_never_ended_ends_in_time() {
     let mut raw = live(&node, Wire::WsText, "fragments");
     raw.send(&fragment(false, Opcode::Text, b"{\"id\":")).expect("the node reads");
     let alive = ws_frame(Opcode::Pong, b"");
-    raw.repeat_until_answered(&alive, Duration::from_millis(20), Duration::from_secs(3));
+    raw.repeat_until_answered(&alive, Duration::from_millis(20), PATIENCE);
     raw.until_end().assert_closed(Wire::WsText, Code::FrameTimeout, "fragments without an end");
     chat.end();
 }

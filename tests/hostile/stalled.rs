@@ -4,7 +4,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{Client, Process, Said, ask, text_of};
 
-const MEMBERS: usize = 200;
+const MEMBERS: usize = 120;
 const STALLED: usize = 20;
 /// More than the kernel and the outbox keep for a client that does not read.
 const MESSAGES: usize = 120;

@@ -59,7 +59,7 @@ fn every_client_hears_its_slot_and_is_closed_at_its_end() {
         assert_eq!(clients[nth].expect_close(), Code::Draining);
         let closed = began.elapsed();
         assert!(closed + ROUNDING >= slot, "closed after {closed:?}, its slot ends after {slot:?}");
-        assert!(closed < slot + Duration::from_secs(3), "closed after {closed:?} only, not {slot:?}");
+        assert!(closed < slot + PATIENCE, "closed after {closed:?} only, not {slot:?}");
     }
     assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
 }
@@ -228,7 +228,7 @@ fn an_aborted_drain_leaves_a_node_as_it_was() {
 
 #[test]
 fn a_cordoned_node_still_takes_newcomers() {
-    let node = TestNode::start(|config| config.drain.lb_delay_ms = 1_000);
+    let node = TestNode::start(|config| config.drain.lb_delay_ms = 4_000);
     let mut early = node.login(Wire::WsText, "early", "phone");
     node.drainer().signal();
     eventually("cordoned", || (readyz(&node) == (503, "cordoned".into())).then_some(()));
@@ -249,5 +249,6 @@ fn an_idle_node_waits_for_nobody() {
     let began = Instant::now();
     node.drainer().signal();
     assert_eq!(node.wait(), Outcome::Drained);
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    // Whoever waits for the load balancer has not even told the clients before 19 s are over.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

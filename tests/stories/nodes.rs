@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{TestNode, eventually};
+use crate::support::{Stopwatch, TestNode, eventually};
 
 #[test]
 fn a_node_on_its_own_is_a_cluster_of_one() {
@@ -70,7 +70,7 @@ fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
     let _stays = node.login(Wire::Tcp, "ann", "phone");
     let state = || node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0]["state"].clone();
     assert_eq!(state(), "ready");
-    let began = std::time::Instant::now();
+    let began = Stopwatch::start();
     node.admin("POST", "/v1/drain", &Value::Null);
     eventually("the node says that it is cordoned", || (state() == "cordoned").then_some(()));
     assert!(began.elapsed() < tidegate::member::RENEW_EVERY, "sooner than in its turn");

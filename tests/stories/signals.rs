@@ -102,6 +102,7 @@ fn a_signal_never_waits_behind_messages_nor_takes_their_room() {
         config.limits.signals_per_second = 1_000;
         config.limits.window_max = 10_000;
         config.limits.window_bytes_max = 64 << 20;
+        config.timing.write_ms = 60_000;
     });
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU64, Ordering},
@@ -15,7 +15,7 @@ use rdkafka::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::services::service;
+use super::{free_port, services::service};
 
 /// How long it may take to start, which is long on a machine that has much to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,9 +34,7 @@ impl OwnKafka {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}-{count}", std::process::id()));
         fs::create_dir_all(&folder).expect("a place for files");
-        let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-        let [port, controller] = held.each_ref().map(|it| it.local_addr().expect("it is bound").port());
-        drop(held);
+        let [port, controller] = [(); 2].map(|()| free_port());
         let settings = folder.join("server.properties");
         let data = folder.join("data");
         fs::write(&settings, properties(port, controller, &data.display().to_string())).expect("a file");

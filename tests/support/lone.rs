@@ -80,6 +80,11 @@ impl Lone {
         }
     }
 
+    /// Lets the shards hear of so many sockets in a turn.
+    pub fn hear_at_once(&mut self, sockets: usize) {
+        self.events = Events::with_capacity(sockets);
+    }
+
     /// Where clients connect.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr().expect("it listens")

@@ -12,10 +12,13 @@ mod postgres;
 mod process;
 #[path = "services.rs"]
 pub mod services;
+mod stopwatch;
 mod way;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use self::services::service;
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use self::stopwatch::Stopwatch;
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
     client::Client,
@@ -29,10 +32,26 @@ pub use self::{
     way::Way,
 };
 
-use std::time::{Duration, Instant};
+use std::{
+    net::TcpListener,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
 
 /// How long a test waits for what must come. Long, because it is only ever used up by a failure.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A port that nobody listens on, for a server that will do so only after a while: below those that the system gives to
+/// whoever asks for any, and given once in this process.
+pub fn free_port() -> u16 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let next = || {
+        let nth = std::process::id().wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+        30_000 + (nth % 2_700) as u16
+    };
+    let mut ports = std::iter::repeat_with(next).take(2_700);
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
+}
 
 /// Calls `look` until it gives something; panics with `what` when it never does.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     os::unix::{fs::chown, process::CommandExt as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::NoTls;
 
-use super::{eventually, services::service};
+use super::{eventually, free_port, services::service};
 
 /// A server on a port that stays the same; gone with the test.
 pub struct OwnPostgres {
@@ -39,10 +39,7 @@ impl OwnPostgres {
         if let Some((user, group)) = user() {
             chown(&folder, Some(user), Some(group)).expect("root may");
         }
-        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = free.local_addr().expect("it is bound").port();
-        drop(free);
-        Self { folder, port, child: None }
+        Self { folder, port: free_port(), child: None }
     }
 
     /// A server of its own that follows this one by streaming replication.

@@ -181,7 +181,11 @@ impl Feed {
         while !self.over.load(Ordering::SeqCst) {
             let end = self.client.fetch_watermarks(&self.topic, 0, ANSWER);
             match end.and_then(|(_, end)| self.begin(end)) {
-                Ok(()) => return,
+                Ok(()) => {
+                    // The gap is told once, whichever was heard first: the error or the new id.
+                    self.id = self.client.context().topic_id(&self.topic);
+                    return;
+                }
                 Err(error) => {
                     tracing::warn!(%error, topic = self.topic, "the end of the node's topic is not known")
                 }

@@ -5,6 +5,7 @@
 //! nodes are of two versions by turns.
 
 mod client;
+mod stalls;
 mod versions;
 
 use std::{
@@ -29,6 +30,7 @@ use tokio::{
 
 use self::{
     client::{Noted, Shared, conversation, name},
+    stalls::Stalls,
     versions::Versions,
 };
 use super::{
@@ -57,6 +59,8 @@ const BROKEN: Duration = Duration::from_secs(4);
 /// How long everybody may take to log in, to come back, and to have everything.
 const PATIENCE: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(50);
+/// Clients that all were kept from running for so long arrive at once, whatever the plan.
+const STALL_MAX: Duration = Duration::from_millis(500);
 
 /// Of the nodes. Logins of thousands at once, from one address.
 const SETS: &[&str] =
@@ -83,6 +87,8 @@ struct Turn {
     arrivals: Vec<Duration>,
     code: Option<i32>,
     spoiled: Option<With>,
+    /// For how long the clients were kept from running.
+    stall: Duration,
     /// What it came back as, where that is another program by turns.
     back_as: Option<String>,
 }
@@ -204,7 +210,7 @@ async fn restart(
     let settings = Config::load(None, cluster.sets())?.drain_settings();
     let plan = drain::plan(conns, &settings);
     shared.noted().arrivals.clear();
-    let from = shared.began.elapsed();
+    let (from, stalls) = (shared.began.elapsed(), Stalls::watch());
     let process = &mut cluster.nodes[nth].process;
     process.signal(Signal::TERM)?;
     if let Some(what) = spoiled {
@@ -214,12 +220,13 @@ async fn restart(
     let status = timeout(PATIENCE, cluster.nodes[nth].process.exit()).await;
     let status = status.context("the drain does not end")??;
     let took = shared.began.elapsed() - from;
+    let stall = stalls.longest();
     let arrivals = shared.noted().arrivals.iter().map(|at| at.saturating_sub(from)).collect();
     cluster.revive_plainly(nth).await?;
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
     until("everybody is logged in again", || shared.online() == shared.clients).await?;
-    Ok(Turn { node: nth, plan, took, arrivals, code: status.code(), spoiled, back_as: None })
+    Ok(Turn { node: nth, plan, took, arrivals, code: status.code(), spoiled, stall, back_as: None })
 }
 
 /// Breaks something else while a node leaves, and mends it.
@@ -291,13 +298,14 @@ async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
 }
 
 impl Turn {
-    /// How much faster than planned they came, where it was fastest; not judged in a second or when something broke.
+    /// How much faster than planned they came, where it was fastest; not judged in a second, when something broke, or when they
+    /// could not run.
     fn pace(&self) -> Option<f64> {
         let over = self.plan.window.min(PACE_OVER);
         let mut arrivals = self.arrivals.clone();
         arrivals.sort_unstable();
         let most = busiest(&arrivals, over) as f64;
-        let judged = over >= Duration::from_secs(1) && self.spoiled.is_none();
+        let judged = over >= Duration::from_secs(1) && self.spoiled.is_none() && self.stall < STALL_MAX;
         judged.then(|| most / over.as_secs_f64() / f64::from(self.plan.rate.max(1)))
     }
 
@@ -395,7 +403,16 @@ mod tests {
     fn turn(arrivals: Vec<Duration>, code: i32) -> Turn {
         let settings = Config::default().drain_settings();
         let plan = drain::plan(5_000, &settings);
-        Turn { node: 0, plan, took: Duration::ZERO, arrivals, code: Some(code), spoiled: None, back_as: None }
+        Turn {
+            node: 0,
+            plan,
+            took: Duration::ZERO,
+            arrivals,
+            code: Some(code),
+            spoiled: None,
+            stall: Duration::ZERO,
+            back_as: None,
+        }
     }
 
     /// As planned: 5,000 over 30 s.

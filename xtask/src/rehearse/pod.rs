@@ -41,8 +41,8 @@ pub(super) struct Pod {
 
 struct Leaving {
     since: Instant,
-    /// SIGTERM was sent.
-    told: Option<Instant>,
+    /// When SIGTERM was sent, and how often the readiness probe had asked by then.
+    told: Option<(Instant, u64)>,
     /// The readiness probe has seen it, that long after SIGTERM.
     seen: Option<Duration>,
 }
@@ -51,12 +51,13 @@ struct Leaving {
 struct Asked {
     probe: Probe,
     next: Instant,
+    asked: u64,
     failures: u64,
 }
 
 impl Asked {
     fn new(probe: Probe) -> Self {
-        Self { next: Instant::now() + probe.initial, failures: 0, probe }
+        Self { next: Instant::now() + probe.initial, asked: 0, failures: 0, probe }
     }
 
     /// Asks if it is time to; whether it failed as often as it may now, or succeeded.
@@ -65,6 +66,7 @@ impl Asked {
             return None;
         }
         self.next = Instant::now() + self.probe.period;
+        self.asked += 1;
         let port = ports.iter().find(|(name, _)| *name == self.probe.port);
         let status = port.and_then(|(_, port)| get(*port, &self.probe.path, self.probe.timeout));
         if status.is_some_and(|status| (200..400).contains(&status)) {
@@ -213,8 +215,11 @@ impl Pod {
                 let Some(leaving) = &mut self.leaving else {
                     return Err(self.failed(&self.readiness, status));
                 };
-                if let Some(told) = leaving.told {
-                    leaving.seen.get_or_insert_with(|| told.elapsed());
+                if let Some((told, asked)) = leaving.told {
+                    // By the numbers: that this machine stood still meanwhile says nothing of them.
+                    let probes = u32::try_from(self.readiness.asked - asked).unwrap_or(u32::MAX);
+                    let latest = self.readiness.probe.period.saturating_mul(probes);
+                    leaving.seen.get_or_insert(latest.min(told.elapsed()));
                 }
             }
             None => {}
@@ -232,7 +237,7 @@ impl Pod {
         let Some(leaving) = &mut self.leaving else { return Ok(()) };
         let gone = leaving.since.elapsed();
         if leaving.told.is_none() && gone >= self.before {
-            leaving.told = Some(Instant::now());
+            leaving.told = Some((Instant::now(), self.readiness.asked));
             shell::output(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
         }
         if gone >= self.grace {

@@ -1,0 +1,41 @@
+//! How long this program was kept from running: what it counted by the clock meanwhile says nothing of the nodes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{task::JoinSet, time::sleep};
+
+const TICK: Duration = Duration::from_millis(20);
+
+/// Watches until it is dropped.
+pub(super) struct Stalls {
+    longest_us: Arc<AtomicU64>,
+    _watch: JoinSet<()>,
+}
+
+impl Stalls {
+    pub(super) fn watch() -> Self {
+        let longest_us = Arc::new(AtomicU64::new(0));
+        let longest = Arc::clone(&longest_us);
+        let mut watch = JoinSet::new();
+        watch.spawn(async move {
+            loop {
+                let began = Instant::now();
+                sleep(TICK).await;
+                let stood = began.elapsed().saturating_sub(TICK);
+                longest.fetch_max(u64::try_from(stood.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        });
+        Self { longest_us, _watch: watch }
+    }
+
+    /// The longest time without a turn since the beginning.
+    pub(super) fn longest(&self) -> Duration {
+        Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
+    }
+}
