@@ -85,6 +85,8 @@ struct Turn {
     took: Duration,
     /// Logins elsewhere in that time, as soon as they were done.
     arrivals: Vec<Duration>,
+    /// The longest login of that time, and when it was done, since the signal.
+    login: (Duration, Duration),
     code: Option<i32>,
     spoiled: Option<With>,
     /// For how long the clients were kept from running.
@@ -209,7 +211,11 @@ async fn restart(
     let conns = conns(cluster, nth)?;
     let settings = Config::load(None, cluster.sets())?.drain_settings();
     let plan = drain::plan(conns, &settings);
-    shared.noted().arrivals.clear();
+    {
+        let mut noted = shared.noted();
+        noted.arrivals.clear();
+        noted.login = Default::default();
+    }
     let (from, stalls) = (shared.began.elapsed(), Stalls::watch());
     let process = &mut cluster.nodes[nth].process;
     process.signal(Signal::TERM)?;
@@ -221,12 +227,16 @@ async fn restart(
     let status = status.context("the drain does not end")??;
     let took = shared.began.elapsed() - from;
     let stall = stalls.longest();
-    let arrivals = shared.noted().arrivals.iter().map(|at| at.saturating_sub(from)).collect();
+    let (arrivals, login) = {
+        let noted = shared.noted();
+        let arrivals = noted.arrivals.iter().map(|at| at.saturating_sub(from)).collect();
+        (arrivals, (noted.login.0, noted.login.1.saturating_sub(from)))
+    };
     cluster.revive_plainly(nth).await?;
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
     until("everybody is logged in again", || shared.online() == shared.clients).await?;
-    Ok(Turn { node: nth, plan, took, arrivals, code: status.code(), spoiled, stall, back_as: None })
+    Ok(Turn { node: nth, plan, took, arrivals, login, code: status.code(), spoiled, stall, back_as: None })
 }
 
 /// Breaks something else while a node leaves, and mends it.
@@ -315,12 +325,15 @@ impl Turn {
         let code = self.code.map_or("none".to_owned(), |code| code.to_string());
         let back = self.back_as.as_ref().map(|back| format!("; back as {back}")).unwrap_or_default();
         println!(
-            "n{}: {} clients, planned {} a second over {:.1} s; {} arrivals elsewhere at {pace}; gone after {:.1} s, exit code {code}{spoiled}{back}",
+            "n{}: {} clients, planned {} a second over {:.1} s; {} arrivals elsewhere at {pace}, the longest login {} ms, done after {:.1} s, clients kept from running for up to {} ms; gone after {:.1} s, exit code {code}{spoiled}{back}",
             self.node + 1,
             self.plan.conns,
             self.plan.rate,
             self.plan.window.as_secs_f64(),
             self.arrivals.len(),
+            self.login.0.as_millis(),
+            self.login.1.as_secs_f64(),
+            self.stall.as_millis(),
             self.took.as_secs_f64(),
         );
     }
@@ -408,6 +421,7 @@ mod tests {
             plan,
             took: Duration::ZERO,
             arrivals,
+            login: Default::default(),
             code: Some(code),
             spoiled: None,
             stall: Duration::ZERO,

@@ -60,13 +60,13 @@ pub(super) fn run(
     let unless_given = if rate.is_some() { 0 } else { rounds };
     // Fewer at a time: more pushes than wait for one person at once are left out, and told as `behind`.
     let few =
-        Order::Chat(Chat { senders: 0..conns, to, in_flight: (in_flight / 8).max(1), rate: None, until });
-    let talk = several(unless_given, &few, &mut ask)?;
+        |rate| Order::Chat(Chat { senders: 0..conns, to, in_flight: (in_flight / 8).max(1), rate, until });
+    let talk = several(unless_given, &few(None), &mut ask)?;
     let half = rate.unwrap_or_else(|| median(&each(&talk, Outcome::rate)) / 2.0);
     let (raw_order, our_order) = (order(To::Absent(1), Some(half)), order(to, Some(half)));
     let (raw_half, our_half) = in_turns(rounds, || left.ask(&raw_order), || ask(&our_order))?;
     let over = rate.map_or_else(|| median(&each(&ours, Outcome::rate)) / 2.0, |_| half);
-    let over = (over, several(unless_given, &order(to, Some(over)), &mut ask)?);
+    let over = (over, several(unless_given, &few(Some(over)), &mut ask)?);
     drop((left, right));
 
     let title = format!("Durable chat, {conns} connections with {in_flight} in flight, {} B, TCP", args.size);

@@ -35,6 +35,8 @@ const LOGIN: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_secs(8);
 /// What is missing is asked for this often.
 const ASK_EVERY: Duration = Duration::from_millis(500);
+/// How often who lacks nothing looks whether all have to be complete by now.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Between two tries to log in.
 const TRY_EVERY: Duration = Duration::from_millis(200);
 /// Messages asked for at once.
@@ -75,6 +77,8 @@ pub(super) struct Noted {
     pub(super) moves: [u64; 2],
     /// The longest time from a send to its ack.
     pub(super) slowest: Duration,
+    /// The longest login, and when it was done, since the beginning.
+    pub(super) login: (Duration, Duration),
     /// Pushes that were there before.
     pub(super) repeated: u64,
     /// What must not be, in words.
@@ -217,7 +221,7 @@ impl Client {
         loop {
             self.speak(&mut link).await?;
             let wake = self.flight.as_ref().map_or(self.next, |flight| flight.due);
-            let wake = wake.min(At::now() + ASK_EVERY);
+            let wake = wake.min(At::now() + self.look_after());
             tokio::select! {
                 frame = link.next() => {
                     let Some(body) = self.hear(frame, &mut link).await? else { continue };
@@ -238,6 +242,12 @@ impl Client {
                 () = sleep_until(wake) => {}
             }
         }
+    }
+
+    /// Until it is looked again whether something is to be asked for; thousands that look often are a load of their own.
+    fn look_after(&self) -> Duration {
+        let soon = self.pull || !self.beyond.is_empty() || self.shared.quiet.load(Ordering::Acquire);
+        if soon { ASK_EVERY } else { LOOK_EVERY }
     }
 
     fn set_out(&self, away: pb::GoAway) -> Moving {
@@ -396,7 +406,13 @@ fn token(shared: &Shared, index: usize) -> String {
 async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<Link> {
     let mut why = anyhow::anyhow!("no node takes newcomers");
     for address in &addresses {
+        let began = Instant::now();
         let there = timeout(LOGIN, Box::pin(log_in_at(&shared, index, address))).await;
+        let (took, mut noted) = (began.elapsed(), shared.noted());
+        if took > noted.login.0 {
+            noted.login = (took, shared.began.elapsed());
+        }
+        drop(noted);
         match there.context("the login takes too long").and_then(|it| it) {
             Ok(link) => return Ok(link),
             Err(error) => why = error,
