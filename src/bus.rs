@@ -18,7 +18,9 @@ mod kafka;
 mod local;
 
 pub use embedded::EmbeddedBus;
-pub use kafka::{KafkaBus, KafkaEvents, KafkaRefusal, TopicPlan, TopicState, ensure_topics, topic_plans};
+pub use kafka::{
+    KafkaBus, KafkaEvents, KafkaRefusal, TopicPlan, TopicState, compare_log, ensure_topics, topic_plans,
+};
 pub use local::{LocalBus, LocalBusConfig};
 
 /// Names one incarnation of the log: a log that was deleted and made again has another one.

@@ -19,7 +19,7 @@ mod look;
 pub mod members;
 pub mod owner;
 pub mod peer;
-mod point;
+pub mod point;
 mod portion;
 mod progress;
 pub mod reach;

@@ -1,5 +1,7 @@
 //! Port `Link`: what nodes say to each other directly; best effort, every call says what became of it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::{
@@ -116,6 +118,42 @@ pub enum Word {
     NotOwner,
 }
 
+/// Up to where an owner had told when somebody asked: everything below the offset. Owners are numbers of their node's run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which owner.
+    pub owner: u64,
+    /// Everything below that offset.
+    pub to: u64,
+}
+
+/// What a node says when it is asked whether its owners have archived what they told (ADR 16).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// They have.
+    Level(Level),
+    /// Not yet: whoever goes on waiting asks for this again, not for what was told since.
+    NotYet(Vec<Told>),
+}
+
+/// How far the owners of a node are in their archives, and were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Archived by owners who have archived, too, what the log had when they took over.
+    pub archived: Vec<UpTo>,
+    /// Told lately by owners who are no more, and not archived by them.
+    pub owed: Vec<UpTo>,
+}
+
+/// Everything of a partition below an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpTo {
+    /// Which partition.
+    pub partition: u32,
+    /// Below that offset.
+    pub offset: u64,
+}
+
 /// What may be lost on its way to a peer; nobody asks whom it reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stray {
@@ -201,9 +239,10 @@ pub trait Link: Send + Sync {
     /// order. [`LinkError::NotHere`] says the same of a whole node run only once its lease is over. Ends within 1 s.
     async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError>;
 
-    /// Waits until everything that the owners there had told anybody when they were asked is archived, so that the store
-    /// shows it, or is for their successors to tell again (ADR 16).
-    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError>;
+    /// Whether everything is archived that the owners there had told anybody: `told`, or by now, when that is empty. The peer
+    /// waits so long for it and says then that it is not yet: so who says nothing is frozen, or cut off.
+    async fn settled(&self, to: &NodeBoot, told: Vec<Told>, patience: Duration)
+    -> Result<Settled, LinkError>;
 
     /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
     /// answer and the word may reach the origin, in any order: they say the same. `from` is the run that asks, whose

@@ -153,6 +153,9 @@ pub enum StoreError {
     /// Nothing happened; the same call may succeed later.
     #[error("the store is away: {0}")]
     Unavailable(String),
+    /// The same, and it was not even begun: no connection was free in time, or could be made. It says nothing of the call.
+    #[error("no connection to the store: {0}")]
+    NoConnection(String),
     /// It may have happened. Do the same again: a take-over with the same fence and an archive of the same delta
     /// find out by themselves.
     #[error("the store did not answer: {0}")]

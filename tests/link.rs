@@ -16,8 +16,8 @@ use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate::{
     link::{
-        Answer, Ask, Delivery, GrpcLink, Landing, Link, LinkError, Listener, Secret, Session, Settings,
-        Stray, Tls, Word,
+        Answer, Ask, Delivery, GrpcLink, Landing, Level, Link, LinkError, Listener, Secret, Session,
+        Settings, Settled, Stray, Tls, Told, Word,
     },
     metrics,
     routes::NodeBoot,
@@ -56,8 +56,8 @@ impl Link for End {
         std::future::pending().await
     }
 
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
-        Ok(())
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+        Ok(Settled::Level(Level::default()))
     }
 
     async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {

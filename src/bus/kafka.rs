@@ -33,7 +33,7 @@ mod read;
 mod topics;
 
 pub use events::KafkaEvents;
-pub use topics::{TopicPlan, TopicState, ensure_topics, topic_plans};
+pub use topics::{TopicPlan, TopicState, compare_log, ensure_topics, topic_plans};
 
 /// Why the log on Kafka can't be used; the text names the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -61,10 +61,11 @@ impl Answered {
         }
     }
 
-    fn said(&self, partition: u32, decided: &[(Record, Outcome)], next: u64) {
+    fn said(&self, (partition, fence): (u32, Fence), decided: &[(Record, Outcome)], next: u64) {
         let now = Instant::now();
         let mut partitions = self.partitions();
-        let Some(words) = partitions.get_mut(&partition) else { return };
+        // Its successor here may have begun.
+        let Some(words) = partitions.get_mut(&partition).filter(|it| it.fence == fence) else { return };
         words.next = next;
         for (record, outcome) in decided {
             let Origin { node, boot, conn, request } = &record.origin;
@@ -130,7 +131,7 @@ impl Voice {
 
     /// It told these, and with them everything below `next`.
     pub(super) fn said(&self, decided: &[(Record, Outcome)], next: u64) {
-        self.answered.said(self.partition, decided, next);
+        self.answered.said((self.partition, self.fence), decided, next);
     }
 }
 

@@ -55,12 +55,12 @@ struct Pile {
 }
 
 impl Archive {
-    /// Of an owner that has taken over; `progress` tells of it.
+    /// Of an owner that has taken over; `progress` and `teller` tell of it.
     pub(super) fn new(
-        partition: u32,
-        fence: Fence,
+        (partition, fence): (u32, Fence),
         ports: &Arc<Ports>,
         progress: Tracker,
+        teller: Teller,
         wall_ms: fn() -> u64,
     ) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Archive {
             ports: Arc::clone(ports),
             portion: Portion::default(),
             progress,
-            teller: ports.owned.ahead().begin(),
+            teller,
             wall_ms,
             pile: Pile::default(),
             writing: JoinSet::new(),
@@ -165,6 +165,15 @@ impl Archive {
         Ok(())
     }
 
+    /// Of an owner that was lost: waits for what becomes of the transaction under way, as readers do for what it told.
+    pub(super) async fn end(&mut self, ledger: &mut Ledger) -> GivenUp {
+        if self.is_writing() {
+            let done = self.written().await.and_then(|took| self.note(ledger, took));
+            return done.err().unwrap_or(GivenUp::Asked);
+        }
+        GivenUp::Asked
+    }
+
     /// Waits for one transaction, if there is anything to write.
     pub(super) async fn one(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
         self.start(ledger)?;
@@ -210,7 +219,8 @@ async fn write(
                 }
                 return Ok(took);
             }
-            // The same would fail again. One that may have happened is asked about as it was.
+            // The same would fail again. One that may have happened is asked about as it was, and one that was not begun for
+            // want of a connection is none too large.
             (Err(StoreError::Unavailable(_)), took) if portion::is_too_large(rows, records, took) => {
                 return Err(GivenUp::TooMuch(rows));
             }

@@ -7,21 +7,22 @@ use tidegate_protocol::{
 
 use super::{
     history::{Refusal, away},
-    point,
+    point::{self, Above},
 };
 use crate::store::{Mark, Personal, Store};
 
 /// Clears everything up to `seq`, as far as there is something. Gives the place if it moved; it only moves forward.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or `seq` lies above what is known.
 pub async fn clear(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seq: u64,
+    above: Above,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark = point::reach(store, user, conversation, seq, |view| view.level().cleared.seq).await?;
+    let mark = point::reach(store, user, conversation, (seq, above), |view| view.level().cleared.seq).await?;
     let Some(mark) = mark else { return Ok(None) };
     let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
     store.save_marks(&[change]).await.map_err(away)?;

@@ -65,7 +65,7 @@ where
 /// Before the next try.
 pub(super) async fn wait_for_store(error: StoreError) -> Result<(), GivenUp> {
     match error {
-        StoreError::Unavailable(_) | StoreError::Unknown(_) => {
+        StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_) => {
             tracing::warn!(%error, "waiting for the store");
             tokio::time::sleep(RETRY).await;
             Ok(())

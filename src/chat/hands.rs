@@ -1,7 +1,8 @@
 //! The partitions in this node's hands: an owner for each, begun and ended as the bus says (DESIGN 6.1).
 //!
 //! A partition that is asked back is given up between two batches, so everything decided is archived and told; one that
-//! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9).
+//! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9). Where
+//! owners answer first, one that was lost only waits for the transaction that is under way: what that archived, it tells.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -38,6 +39,9 @@ const AWAY_MAX: Duration = Duration::from_secs(160);
 
 /// Who has owned for so long and then stands still begins anew: it is not what was wrong before.
 const HEALTHY: Duration = Duration::from_secs(60).saturating_add(STANDS_STILL);
+
+/// How long an owner that was lost may wait for its transaction; longer than a statement takes by default.
+const LAST_WORDS: Duration = Duration::from_secs(6);
 
 /// Within this a node that the group of owners has put out hears of it.
 const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
@@ -85,6 +89,7 @@ struct Hands {
 
 struct Held {
     stop: CancellationToken,
+    lost: CancellationToken,
     task: AbortHandle,
 }
 
@@ -237,26 +242,27 @@ impl Hands {
         logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
     ) {
         self.drop(partition, owning);
-        let stop = CancellationToken::new();
-        let stopping = stop.clone();
+        let (stop, lost) = (CancellationToken::new(), CancellationToken::new());
+        let (stopping, losing) = (stop.clone(), lost.clone());
         let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
         let answered = owning.answered.clone();
         let (metrics, note, mut out) = (owning.metrics.clone(), owning.noter(), (owning.outbound)());
         let mut logins = logins;
-        let task = self.tasks.spawn(async move {
+        let owns = async move {
             loop {
                 let take_over =
                     Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics);
                 let taken = tokio::select! {
                     biased;
                     // It has decided nothing, so nothing is to be waited for.
+                    () = losing.cancelled() => Err(GivenUp::Asked),
                     () = stopping.cancelled() => Err(GivenUp::Asked),
                     taken = take_over => taken,
                 };
                 let why = match taken {
                     Ok(owner) => {
                         note(partition, true);
-                        Box::pin(owner.run(&mut logins, &mut out, &stopping)).await
+                        Box::pin(owner.run(&mut logins, &mut out, &stopping, &losing)).await
                     }
                     Err(error) => error,
                 };
@@ -273,12 +279,25 @@ impl Hands {
                 tracing::warn!(error = %why, partition, "taking over again");
                 tokio::select! {
                     biased;
+                    () = losing.cancelled() => return (partition, GivenUp::Asked),
                     () = stopping.cancelled() => return (partition, GivenUp::Asked),
                     () = tokio::time::sleep(pause) => {}
                 }
             }
+        };
+        let ends = lost.clone();
+        let task = self.tasks.spawn(async move {
+            let at_last = async {
+                ends.cancelled().await;
+                tokio::time::sleep(LAST_WORDS).await;
+            };
+            tokio::select! {
+                biased;
+                ended = owns => ended,
+                () = at_last => (partition, GivenUp::Asked),
+            }
         });
-        self.held.insert(partition, Held { stop, task });
+        self.held.insert(partition, Held { stop, lost, task });
     }
 
     fn verdict(&self, partition: u32, why: &GivenUp, owning: &Owning) -> Verdict {
@@ -312,10 +331,14 @@ impl Hands {
         held.inspect(|held| held.stop.cancel()).is_some()
     }
 
-    /// Ends the owner where it stands: it answers nothing more, and what it was about to archive the fence decides.
+    /// Ends the owner where it stands: what it was about to archive the fence decides, and it answers nothing more, but what is
+    /// archived then.
     fn drop(&mut self, partition: u32, owning: &Owning) {
         if let Some(held) = self.held.remove(&partition) {
-            held.task.abort();
+            match owning.settings.answers_first {
+                Some(_) => held.lost.cancel(),
+                None => held.task.abort(),
+            }
             owning.note(partition, false);
             tracing::warn!(partition, "an owner was ended where it stood: the partition is another node's");
         }

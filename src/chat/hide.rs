@@ -11,7 +11,7 @@ use tidegate_protocol::{
 
 use super::{
     history::{Refusal, away},
-    point,
+    point::{self, Above},
 };
 use crate::store::{Direction, Hidden, PageQuery, Personal, Store};
 
@@ -25,15 +25,17 @@ const STEP_BYTES: usize = 1 << 20;
 /// Hides those of `seqs` (ascending) that the user can see; gives them.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet; `TOO_MANY_HIDDEN` when there is no room
-/// for all of them: then none is hidden.
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or a seq lies above what is known;
+/// `TOO_MANY_HIDDEN` when there is no room for all of them: then none is hidden.
 pub async fn hide(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seqs: &[u64],
+    above: Above,
 ) -> Result<Vec<u64>, Refusal> {
     let view = point::look(store, user, conversation).await?;
+    above.check(&view, seqs.iter().copied().max().unwrap_or_default())?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let kept = view.level().hidden.iter().filter(|it| it.seq > forget).count();

@@ -67,7 +67,7 @@ impl Look {
             // Something was archived meanwhile: this may have been seen before or after that.
             Ok(_) if ledger.archived_position() != self.from => Ok(()),
             Ok(position) => Ok(ledger.load(position, [])?),
-            Err(StoreError::Unavailable(_) | StoreError::Unknown(_)) => Ok(()),
+            Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_)) => Ok(()),
             Err(error) => Err(GivenUp::Store(error)),
         }
     }

@@ -6,14 +6,14 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, UserId},
+    id::ConversationKind,
     machine::ledger::{Ledger, Need, Outcome, Stop},
-    record::{Body, MemberAction, Record, RecordError, Rules},
+    record::{Body, Record, RecordError, Rules},
 };
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,7 @@ use super::{
     given_up::{GivenUp, retry, wait_for_store},
     login,
     look::{Look, Looks},
-    members::{Members, Told},
+    members::Members,
     portion::Cut,
     progress::{self, Tracker},
     retention::{self, Sweeper},
@@ -41,6 +41,8 @@ use crate::{
     trace,
 };
 
+mod tell;
+
 /// Most records read in one batch, and about the most bytes.
 const BATCH_RECORDS: usize = 4_096;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
@@ -53,9 +55,6 @@ const KEEP_RECORDS: u64 = 200_000;
 
 /// Rows looked at for eviction after each batch.
 const EVICT_BUDGET: usize = 8_192;
-
-/// Memberships read from the store at a time.
-const MEMBERSHIP_PAGE: usize = 1_000;
 
 /// What the owner is told by the configuration.
 #[derive(Clone, Debug)]
@@ -111,11 +110,11 @@ impl Owner {
         metrics: &Metrics,
     ) -> Result<Self, GivenUp> {
         let mut bounds = progress::from_log(&ports.owned, partition, ports.bus.bounds(partition)).await?;
-        let fence = Fence(rand::random());
-        let taken = retry(|| ports.store.take_over(partition, fence, bounds.topic)).await?;
-        if bounds.next < taken.position.offset {
-            // The former owner may have gone on after the first look; an end that still is before the archive is lost. A
-            // read there would wait for a record that is not the one that was archived.
+        let (fence, topic) = (Fence(rand::random()), bounds.topic);
+        let taken = retry(|| ports.store.take_over(partition, fence, topic)).await?;
+        if bounds.next < taken.position.offset || ports.owned.ahead().is_allowed() {
+            // The former owner may have gone on after the first look, and told more than it archived; an end that still is
+            // before the archive is lost. A read there would wait for a record that is not the one that was archived.
             bounds = ports.bus.bounds(partition).await?;
             if bounds.next < taken.position.offset {
                 return Err(GivenUp::missing(bounds, taken.position.offset));
@@ -154,11 +153,12 @@ impl Owner {
         let next = taken.position.offset;
         let voice = answered.map(|answered| Voice::begin(answered, partition, fence, next));
         let progress = Tracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
-        let archive = Archive::new(partition, fence, ports, progress, settings.retention.wall_ms);
+        let teller = ports.owned.ahead().begin(partition, taken.position.offset, bounds.next);
+        let archive = Archive::new((partition, fence), ports, progress, teller, settings.retention.wall_ms);
         Ok(Self {
             partition,
             fence,
-            topic: bounds.topic,
+            topic,
             ledger,
             members: Members::new(settings.small_group_max),
             ports: Arc::clone(ports),
@@ -171,12 +171,14 @@ impl Owner {
         })
     }
 
-    /// Reads on until the partition is given up, by its own need or because `stopping` says so.
+    /// Reads on until the partition is given up, by its own need or because `stopping` says so; or until it is `lost`, then
+    /// without a step that nobody would tell of.
     pub(super) async fn run(
         mut self,
         logins: &mut Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
         out: &mut Outbound,
         stopping: &CancellationToken,
+        lost: &CancellationToken,
     ) -> GivenUp {
         let ports = Arc::clone(&self.ports);
         // Ends with this, whichever way.
@@ -185,10 +187,17 @@ impl Owner {
         sweeper.spawn(self.switch());
         let mut looks = Looks::new(self.partition, self.fence, &ports);
         sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
+        // Until then a log that is away is not read again; the archive goes on meanwhile.
+        let mut rest = None;
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
-            let read = ports.bus.read(self.partition, next, BATCH_RECORDS, BATCH_BYTES);
             let (writes, partition) = (self.archive.is_writing(), self.partition);
+            let read = async {
+                if let Some(rest) = rest {
+                    sleep_until(rest).await;
+                }
+                ports.bus.read(partition, next, BATCH_RECORDS, BATCH_BYTES).await
+            };
             let read = async {
                 // Who has something to write does not wait for the log alone.
                 if writes { read.await } else { progress::from_log(&ports.owned, partition, read).await }
@@ -203,26 +212,44 @@ impl Owner {
             };
             let step = tokio::select! {
                 biased;
+                () = lost.cancelled() => return self.archive.end(&mut self.ledger).await,
                 // Everything decided was told, and is archived.
-                () = stopping.cancelled() => return self.archive.all(&mut self.ledger).await.err().unwrap_or(GivenUp::Asked),
+                () = stopping.cancelled() => return self.give_back(lost).await,
                 step = step => step,
             };
+            if matches!(step, Step::Read(_)) {
+                rest = None;
+            }
             let done = match step {
                 Step::Looked(look) => look.judge(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Archived(done) => done.and_then(|took| self.archive.go_on(&mut self.ledger, took)),
-                Step::Read(Ok(batch)) => self.decide_all(batch, out, stopping).await,
+                Step::Read(Ok(batch)) => self.decide_all(batch, out, stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, "the log can't be read now");
-                    tokio::time::sleep(RETRY).await;
+                    rest = Some(Instant::now() + RETRY);
                     Ok(())
                 }
+                // Lost, and the log says so first.
+                Step::Read(Err(ReadError::NotOwner)) => Err(self.archive.end(&mut self.ledger).await),
                 Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(GivenUp::missing(bounds, next)),
-                Step::Read(Err(error)) => Err(error.into()),
             };
             if let Err(error) = done {
                 return error;
             }
+        }
+    }
+
+    /// Archives what was told, unless it is lost meanwhile.
+    async fn give_back(&mut self, lost: &CancellationToken) -> GivenUp {
+        let done = tokio::select! {
+            biased;
+            () = lost.cancelled() => None,
+            done = self.archive.all(&mut self.ledger) => Some(done),
+        };
+        match done {
+            Some(done) => done.err().unwrap_or(GivenUp::Asked),
+            None => self.archive.end(&mut self.ledger).await,
         }
     }
 
@@ -268,23 +295,30 @@ impl Owner {
         batch: Batch,
         out: &mut Outbound,
         stopping: &CancellationToken,
+        lost: &CancellationToken,
     ) -> Result<(), GivenUp> {
         if batch.bounds.topic != self.topic {
             return Err(GivenUp::LogReplaced);
         }
         let mut rest = &batch.records[..];
         while let Some(cut) = self.archive.portion().cut(batch.bounds, &mut rest) {
-            self.decide(cut, out).await?;
+            let decided = tokio::select! {
+                biased;
+                () = lost.cancelled() => None,
+                decided = self.decide(cut, out.has_reach()) => Some(decided?),
+            };
+            let Some(decided) = decided else { return Err(self.archive.end(&mut self.ledger).await) };
+            // Not broken off: what is archived here is told here.
+            self.tell_all(&decided, out).await?;
             if stopping.is_cancelled() {
-                self.archive.all(&mut self.ledger).await?;
-                return Err(GivenUp::Asked);
+                return Err(self.give_back(lost).await);
             }
         }
         Ok(())
     }
 
-    /// Runs the ledger over a portion and tells everybody concerned, before the outcome is archived or behind it.
-    async fn decide(&mut self, cut: Cut, out: &mut Outbound) -> Result<(), GivenUp> {
+    /// Runs the ledger over a portion.
+    async fn decide(&mut self, cut: Cut, has_reach: bool) -> Result<Vec<Decided>, GivenUp> {
         let Cut { records, rows, to, heard } = cut;
         while !self.archive.has_room(rows, heard.bytes()) {
             self.archive.one(&mut self.ledger).await?;
@@ -294,7 +328,7 @@ impl Owner {
         let known = records.iter().filter_map(|(_, record)| record.as_ref().ok());
         known.for_each(|record| self.ledger.needs(record, &mut needs));
         self.archive.read(&heard);
-        if out.has_reach() {
+        if has_reach {
             self.read_members(&records).await?;
         }
         // Behind that, and under the fence: members that a successor changed are not told.
@@ -318,18 +352,23 @@ impl Owner {
         }
         steps::note(&self.ports.trace, &decided, trace::Step::Decided, self.partition);
         self.archive.gather(to, rows, &decided, heard);
-        if self.answers_first(&decided) {
+        Ok(decided)
+    }
+
+    /// Tells everybody concerned, before the outcome is archived or behind it.
+    async fn tell_all(&mut self, decided: &[Decided], out: &mut Outbound) -> Result<(), GivenUp> {
+        if self.answers_first(decided) {
             self.archive.tells();
             self.archive.start(&mut self.ledger)?;
         } else {
             self.archive.all(&mut self.ledger).await?;
         }
         self.note_rules();
-        for (record, outcome) in &decided {
+        for (record, outcome) in decided {
             self.tell(record, *outcome, out).await?;
         }
         if let Some(voice) = &self.voice {
-            voice.said(&decided, self.ledger.next_offset());
+            voice.said(decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();
@@ -342,7 +381,7 @@ impl Owner {
         let after = self.settings.answers_first;
         after.is_some_and(|after| self.since.elapsed() >= after)
             // Who is out of sight of the others is asked by nobody whether it has archived.
-            && !self.ports.peers.is_stale()
+            && self.ports.peers.sees(&self.ports.me)
             && decided.iter().all(|(record, _)| matches!(record.body, Body::Message(_)))
     }
 
@@ -380,81 +419,6 @@ impl Owner {
             }
         }
         Ok(())
-    }
-
-    async fn tell(&mut self, record: &Record, outcome: Outcome, out: &mut Outbound) -> Result<(), GivenUp> {
-        match outcome {
-            Outcome::Accepted { seq, .. } => {
-                self.metrics.accepts.increment(1);
-                self.deliver(record, seq, out).await?;
-            }
-            Outcome::Duplicate { .. } => self.metrics.duplicates.increment(1),
-            Outcome::Refused { .. } | Outcome::RefusedBefore { .. } => self.metrics.refusals.increment(1),
-            Outcome::Void { .. } | Outcome::Noted => {}
-        }
-        out.outcome(record, outcome);
-        steps::note_answer(&self.ports.trace, record, outcome);
-        Ok(())
-    }
-
-    async fn deliver(&mut self, record: &Record, seq: u64, out: &mut Outbound) -> Result<(), GivenUp> {
-        let Some(conversation) = record.conversation() else { return Ok(()) };
-        if matches!(record.body, Body::Prune(_) | Body::Rules(_)) {
-            return Ok(());
-        }
-        let told = match &record.body {
-            _ if !out.has_reach() => None,
-            Body::Member(change) => Some(self.members.change(change, seq)),
-            _ => Some(self.members.told(conversation)),
-        };
-        let named = match told {
-            Some(Told::Everybody(crowd)) => {
-                out.fan_out(record, seq, crowd);
-                return Ok(());
-            }
-            Some(Told::Named(users)) => Some(users),
-            None => None,
-        };
-        let tracked = self.is_small(conversation, out).await?;
-        match &record.body {
-            Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
-            Body::Member(change) => {
-                out.change(record, change, seq, tracked, named.as_ref());
-                if change.action == MemberAction::Delete {
-                    self.part_all(conversation, out).await?;
-                }
-            }
-            Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
-            Body::Prune(_) | Body::Rules(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Direct conversations and small groups are tracked until acked.
-    async fn is_small(&self, conversation: &ConversationId, out: &Outbound) -> Result<bool, GivenUp> {
-        let max = self.settings.small_group_max;
-        match conversation.kind() {
-            ConversationKind::Direct(..) => Ok(true),
-            ConversationKind::Room(_) => Ok(false),
-            // Others are told another way.
-            ConversationKind::Group(_) if out.has_reach() => Ok(true),
-            ConversationKind::Group(_) => {
-                let store = &self.ports.store;
-                let summary = retry(|| store.summary(conversation, None)).await?;
-                Ok(summary.is_none_or(|summary| summary.members <= max as u64))
-            }
-        }
-    }
-
-    async fn part_all(&self, conversation: &ConversationId, out: &mut Outbound) -> Result<(), GivenUp> {
-        let store = &self.ports.store;
-        let mut after: Option<UserId> = None;
-        loop {
-            let page = retry(|| store.members(conversation, after.as_ref(), MEMBERSHIP_PAGE)).await?;
-            let Some((last, _)) = page.last() else { return Ok(()) };
-            after = Some(last.clone());
-            out.part(conversation, page.into_iter().map(|(user, _)| user).collect());
-        }
     }
 
     /// The groups of users who log in, as of everything decided so far (DESIGN 6.4, reader at login).

@@ -17,7 +17,9 @@ use super::{
 };
 use crate::{
     directory::Directory,
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Target, Word},
+    link::{
+        Answer, Ask, Delivery, Landing, Level, Link, LinkError, Session, Settled, Stray, Target, Told, Word,
+    },
     mail::{self, Audience, Mail, ShardHandles},
     metrics::Metrics,
     ports::Ports,
@@ -185,12 +187,17 @@ impl Link for Peer {
         time::timeout(STOP, all).await.map_err(|_| LinkError::Unknown("the shards are busy".to_owned()))
     }
 
-    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
+    async fn settled(
+        &self,
+        to: &NodeBoot,
+        told: Vec<Told>,
+        patience: Duration,
+    ) -> Result<Settled, LinkError> {
         self.is_me(to)?;
-        if let Some((_, ports)) = &self.answered {
-            ports.owned.ahead().settled().await;
-        }
-        Ok(())
+        Ok(match &self.answered {
+            Some((_, ports)) => ports.owned.ahead().answer(told, patience).await,
+            None => Settled::Level(Level::default()),
+        })
     }
 
     async fn answers_again(

@@ -16,20 +16,45 @@ use crate::store::{Direction, Mark, PageQuery, Store, StoredRow};
 const STEP: usize = 64;
 const STEP_BYTES: usize = 1 << 20;
 
+/// What lies above the last seq that the store has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Above {
+    /// Nothing.
+    Nothing,
+    /// Perhaps something that the user was told: it is refused, for what was done up to the last seq is not what was asked.
+    Unknown,
+}
+
+impl Above {
+    /// Refuses what lies above what the store has, as long as it may not have all.
+    pub(super) fn check(self, view: &View, seq: u64) -> Result<(), Refusal> {
+        // Who was put out was told nothing since, and the store had that first (ADR 16).
+        match self {
+            Self::Unknown if view.is_in && seq > view.max() => Err(NOT_STORED),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is said to who names a seq that the store may get yet.
+pub(super) const NOT_STORED: Refusal =
+    (Code::NotYet, "this may not be stored yet: nothing was changed, ask again");
+
 /// The place at `seq`, as far as there is something and the user may see it; none where the user is there already, as
 /// `reached` says.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or `seq` lies above what is known.
 pub(super) async fn reach(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    seq: u64,
+    (seq, above): (u64, Above),
     reached: impl Fn(&View) -> u64,
 ) -> Result<Option<Mark>, Refusal> {
     loop {
         let view = look(store, user, conversation).await?;
+        above.check(&view, seq)?;
         // Below what retention took nothing can be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
         if seq <= reached(&view) {

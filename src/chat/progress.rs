@@ -87,7 +87,8 @@ impl Tracker {
         let last = heard.times.map(|(_, last)| last);
         let oldest = next.and_then(|next| next.times).map(|(first, _)| first).or(last);
         self.owned.update(self.partition, |it| {
-            it.position = position;
+            // A successor here may be further on already.
+            it.position = it.position.max(position);
             // What comes next is about as old as the last of this batch, and says so itself when it is read.
             it.waits = (position < it.end).then(|| waits_since(oldest, wall_ms));
         });

@@ -15,6 +15,7 @@ use tidegate_protocol::{
 use super::{
     admin::Admin,
     history::{Refusal, away},
+    point::{Above, NOT_STORED},
     unread::View,
 };
 use crate::store::{Direction, PageQuery, Standing, Store, StoredRow};
@@ -32,17 +33,18 @@ impl Recaller {
     /// Takes the message back; `now_ms` is the wall clock. Doing it again gives the same seq.
     ///
     /// # Errors
-    /// `NOT_A_MEMBER` for who is not in; `NOT_FOUND` where the user sees no message; `FORBIDDEN` for who neither sent
-    /// it nor leads the group; `TOO_LATE` for its sender after the time; `UNKNOWN` when the log's answer did not come.
+    /// `NOT_A_MEMBER` for who is not in; `NOT_FOUND` where the user sees no message; `NOT_YET` where there may be one that is
+    /// not stored yet; `FORBIDDEN` for who neither sent it nor leads the group; `TOO_LATE` for its sender after the time;
+    /// `UNKNOWN` when the log's answer did not come.
     pub async fn recall(
         &self,
         store: &dyn Store,
         user: &UserId,
         conversation: &ConversationId,
-        seq: u64,
+        (seq, above): (u64, Above),
         now_ms: u64,
     ) -> Result<pb::SendAck, Refusal> {
-        let (standing, found) = find(store, user, conversation, seq).await?;
+        let (standing, found) = find(store, user, conversation, (seq, above)).await?;
         let ack = |seq, time, duplicate| pb::SendAck {
             conversation: conversation.to_string(),
             seq,
@@ -82,15 +84,21 @@ async fn find(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    seq: u64,
+    (seq, above): (u64, Above),
 ) -> Result<(Standing, StoredRow), Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(away)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let Some(summary) = summary else {
-        return Err(if conversation.is_direct_of(user) { nothing } else { (Code::NotAMember, "") });
+        return Err(match (conversation.is_direct_of(user), above) {
+            (true, Above::Nothing) => nothing,
+            (true, Above::Unknown) => NOT_STORED,
+            (false, _) => (Code::NotAMember, ""),
+        });
     };
     let standing = summary.standing.filter(|it| it.member.is_in()).ok_or((Code::NotAMember, ""))?;
-    if !View::new(conversation, &summary.head, &standing).sees(seq) {
+    let view = View::new(conversation, &summary.head, &standing);
+    above.check(&view, seq)?;
+    if !view.sees(seq) {
         return Err(nothing);
     }
     let cursor = seq.saturating_sub(1);

@@ -11,7 +11,7 @@ use tidegate_protocol::{
 use super::{
     beside::Beside,
     history::{Refusal, away},
-    point,
+    point::{self, Above},
 };
 use crate::{
     directory::Directory,
@@ -23,14 +23,15 @@ use crate::{
 /// it moved.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
+/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or `seq` lies above what is known.
 pub async fn read(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seq: u64,
+    above: Above,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark = point::reach(store, user, conversation, seq, |view| view.mark().seq).await?;
+    let mark = point::reach(store, user, conversation, (seq, above), |view| view.mark().seq).await?;
     let Some(mark) = mark else { return Ok(None) };
     let change = (user.clone(), conversation.clone(), Personal::Read(mark));
     store.save_marks(&[change]).await.map_err(away)?;

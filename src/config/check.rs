@@ -97,9 +97,23 @@ impl Config {
                     node.store == "embedded",
                     "node.store: `memory` is for node.profile = `single`; leave it away in `cluster`",
                 );
+                self.check_answer(need);
             }
             _ => need(false, "node.profile: `single` or `cluster`"),
         }
+    }
+}
+
+impl Config {
+    /// What is acked before it is archived is on several copies of the log, and peers can say in time that it is not archived.
+    fn check_answer(&self, need: &mut impl FnMut(bool, &str)) {
+        if let Some(why) = self.log.one_copy(self.kafka.replication).filter(|_| !self.log.allow_one_copy) {
+            need(false, &format!("{why}; where messages may be lost, log.allow_one_copy=true"));
+        }
+        need(
+            self.link.timeout_ms >= 500 || self.log.answers_first().is_none(),
+            "link.timeout_ms: at least 500 with log.answer = `decided`, or peers that are slow count as dead",
+        );
     }
 }
 

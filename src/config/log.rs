@@ -17,11 +17,13 @@ pub struct Log {
     pub rules_settle_ms: u64,
     /// When a message of the profile `cluster` is acked and delivered: `archived` = when Postgres has it; `decided` = as soon as its
     /// place is known and Kafka has it, the archive follows. The same on all nodes. `decided` is quicker and for trying out: ADR 16
-    /// says what a reader may miss for some seconds after a crash.
+    /// says what a reader may see late for some seconds after a crash. It needs kafka.replication 3 or more.
     pub answer: String,
     /// With `decided`: for so long after it took a partition over, in ms, an owner archives first; longer than other nodes need
     /// to hear of a new owner.
     pub archive_first_ms: u64,
+    /// With `decided`: on fewer copies too. What a broker loses then was acked: only for a cluster that may lose messages.
+    pub allow_one_copy: bool,
 }
 
 impl Default for Log {
@@ -31,6 +33,7 @@ impl Default for Log {
             rules_settle_ms: 60_000,
             answer: ARCHIVED.into(),
             archive_first_ms: 10_000,
+            allow_one_copy: false,
         }
     }
 }
@@ -56,6 +59,14 @@ impl Log {
     /// See `answer` and `archive_first_ms`; none = never before the archive.
     pub fn answers_first(&self) -> Option<Duration> {
         (self.answer == DECIDED).then(|| Duration::from_millis(self.archive_first_ms))
+    }
+
+    /// What is wrong with answering first on a log with so many copies of each record, though it may be wished; none = nothing.
+    pub fn one_copy(&self, replication: u32) -> Option<&'static str> {
+        (self.answers_first().is_some() && replication < 3).then_some(
+            "log.answer: `decided` acks what Kafka has, and with kafka.replication below 3 that may be one copy, so what a broker \
+             loses was acked; set kafka.replication = 3 or more, or log.answer = `archived`",
+        )
     }
 
     pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
@@ -86,5 +97,30 @@ mod tests {
             let refused = wanted(set).unwrap_err().to_string();
             assert!(refused.contains("log.rules: `newest`, or a version"), "{refused}");
         }
+    }
+
+    #[test]
+    fn who_answers_first_has_two_copies_of_what_was_acked_or_says_that_it_may_be_lost() {
+        let problem = |more: &[&str]| {
+            let sets = ["node.profile=cluster", "kafka.brokers=[k1:9092]", "log.answer=decided"];
+            let sets: Vec<String> = sets.iter().chain(more).map(|set| (*set).to_owned()).collect();
+            Config::load(None, &sets).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(problem(&[]), "");
+        for copies in ["kafka.replication=1", "kafka.replication=2"] {
+            let refused = problem(&[copies]);
+            assert!(
+                refused.contains("kafka.replication = 3") && refused.contains("allow_one_copy"),
+                "{refused}"
+            );
+            assert_eq!(problem(&[copies, "log.answer=archived"]), "");
+            assert_eq!(
+                problem(&[copies, "node.profile=single", "kafka.brokers=[]"]),
+                "",
+                "there it has no effect"
+            );
+            assert_eq!(problem(&[copies, "log.allow_one_copy=true"]), "");
+        }
+        assert!(problem(&["link.timeout_ms=499"]).contains("link.timeout_ms"));
     }
 }

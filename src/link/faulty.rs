@@ -1,8 +1,10 @@
 //! `Link` with planned faults.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
@@ -36,8 +38,13 @@ impl Link for Faulty<dyn Link> {
         self.call("stop_sessions", self.inner.stop_sessions(to, sessions)).await
     }
 
-    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
-        self.call("settled", self.inner.settled(to)).await
+    async fn settled(
+        &self,
+        to: &NodeBoot,
+        told: Vec<Told>,
+        patience: Duration,
+    ) -> Result<Settled, LinkError> {
+        self.call("settled", self.inner.settled(to, told, patience)).await
     }
 
     async fn answers_again(

@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
 use crate::{
     config,
     metrics::Metrics,
@@ -215,9 +215,17 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
-        match self.ask(to, Asked::Settle(pb::LinkReady {}), self.settings.timeout).await? {
-            Replied::Taken(_) => Ok(()),
+    async fn settled(
+        &self,
+        to: &NodeBoot,
+        told: Vec<Told>,
+        patience: Duration,
+    ) -> Result<Settled, LinkError> {
+        let told = told.into_iter().map(wire::put_told).collect();
+        let patience = patience.min(self.settings.timeout / 2).as_millis();
+        let asked = pb::LinkSettle { told, patience_ms: u32::try_from(patience).unwrap_or(u32::MAX) };
+        match self.ask(to, Asked::Settle(asked), self.settings.timeout).await? {
+            Replied::Settled(sent) => Ok(wire::settled(sent)),
             _ => Err(wrong()),
         }
     }

@@ -1,8 +1,10 @@
 //! `Link` of a node without peers: nobody is there.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
 use crate::{
     routes::NodeBoot,
     trace::{Event, Query},
@@ -31,7 +33,7 @@ impl Link for LocalLink {
         nobody(&sessions).map(|()| Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
         Err(LinkError::NotHere)
     }
 

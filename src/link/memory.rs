@@ -3,12 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use tokio::{sync, task::unconstrained};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Word};
+use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
 use crate::{
     routes::NodeBoot,
     trace::{Event, Query},
@@ -83,8 +84,13 @@ impl Link for MemoryLink {
         self.place(to)?.end.stop_sessions(to, sessions).await
     }
 
-    async fn settled(&self, to: &NodeBoot) -> Result<(), LinkError> {
-        self.place(to)?.end.settled(to).await
+    async fn settled(
+        &self,
+        to: &NodeBoot,
+        told: Vec<Told>,
+        patience: Duration,
+    ) -> Result<Settled, LinkError> {
+        self.place(to)?.end.settled(to, told, patience).await
     }
 
     async fn answers_again(

@@ -15,7 +15,7 @@ use crate::{
     auth,
     bus::{
         Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, LocalBus, LocalBusConfig, NodeFeed, TopicId,
-        TopicPlan, ensure_topics, topic_plans,
+        TopicPlan, TopicState, compare_log, ensure_topics, topic_plans,
     },
     chat::announce::Announcer,
     config::Config,
@@ -200,11 +200,30 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     };
     if config.log.answers_first().is_some() {
         ports.owned.ahead().allow();
+        warn_of_few_copies(config).await;
     }
     // A partition that can't go on is given up; the node is of use as long as one can.
     let broken = watch::channel(None).1;
     let numbers = Arc::new(numbers);
     Ok(Built { ports, broken, link: Some(link), numbers, announcer, feed: Some(feed) })
+}
+
+/// Says what may be lost of what is acked before it is archived: by the settings, and by the topic as it is.
+async fn warn_of_few_copies(config: &Config) {
+    if let Some(why) = config.log.one_copy(config.kafka.replication) {
+        tracing::warn!("log.allow_one_copy is set: acked messages may be lost. {why}");
+    }
+    match compare_log(&config.kafka).await {
+        Ok(TopicState::Differs(how)) => {
+            tracing::warn!(
+                "log.answer = `decided` counts on the copies of the log's topic, and it is not as set: {how}"
+            );
+        }
+        Ok(_) => {}
+        Err(error) => {
+            tracing::warn!(%error, "log.answer = `decided` counts on the copies of the log's topic, which can't be looked at");
+        }
+    }
 }
 
 /// Opens the node's own topic, before anybody can know of this run; makes it where it is missing.

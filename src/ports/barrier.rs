@@ -1,44 +1,72 @@
-//! The barrier that readers pass before they read the store for a client: behind it, the store shows everything that anybody
-//! was told before (ADR 16, DESIGN 6.1).
+//! The barrier that readers pass before they read the store for a client: behind it, the store shows everything that the owners
+//! who are there had told anybody before (ADR 16, DESIGN 6.1).
 //!
 //! An owner looks up whom a message is for after it has said that it tells it; a client is in the routes before it reads. So
 //! either the owner finds the client, or the client's barrier waits for the message: never neither (DESIGN 6.4).
+//!
+//! What an owner told that is no more, its successor archives and then tells again, to whoever is there by then: so nobody waits
+//! for that, and it comes late. Who would do something for good by what the store shows asks whether it shows that, too
+//! ([`Ports::barrier_of`]).
 
 use std::{
     collections::HashMap,
+    future::Future,
+    pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use futures_util::future::join_all;
-use tokio::{sync::Mutex as Turn, time};
+use futures_util::{
+    FutureExt as _,
+    future::{Shared, WeakShared, join_all},
+};
+use tokio::{
+    sync::Mutex as Turn,
+    time::{Instant, sleep_until, timeout},
+};
 
 use super::Ports;
-use crate::{link::LinkError, routes::NodeBoot};
+use crate::{
+    link::{Level, Link, LinkError, Settled, Told, UpTo},
+    routes::{NodeBoot, NodeRow},
+};
 
-/// A peer that takes longer is frozen or cut off. What it told and did not archive comes late, then: from itself, when it is
-/// there again, or from who takes over and tells it again.
+/// A peer that is only slow says so after that time, and is waited for as long as the reader has time; one that says nothing for
+/// a second is frozen or cut off.
+const PATIENCE: Duration = Duration::from_millis(400);
 const WAIT: Duration = Duration::from_secs(1);
 
-/// How long one is waited for that did not answer the last time.
+/// How long one is waited for that said nothing the last time; it is to say at once where it is.
 const WAIT_SILENT: Duration = Duration::from_millis(50);
 
 /// Between the beginnings of two calls to one peer: what comes meanwhile shares the second one.
 const PACE: Duration = Duration::from_millis(2);
 
-/// The calls to peers; one at a time to each.
+/// What a peer said, which has archived what it told; none = nothing.
+type Said = Option<Arc<Level>>;
+
+type Call = Pin<Box<dyn Future<Output = Said> + Send>>;
+
+/// The calls to peers.
 #[derive(Debug, Default)]
 pub(super) struct Rounds(Mutex<HashMap<NodeBoot, Arc<Round>>>);
 
-#[derive(Debug, Default)]
+/// Those to one peer. Until it has said something to one the next does not begin, and all who come meanwhile share that.
+#[derive(Default)]
 struct Round {
-    turn: Turn<Option<time::Instant>>,
-    begun: AtomicU64,
-    ended: AtomicU64,
+    /// When the last one began.
+    turn: Turn<Option<Instant>>,
+    next: Mutex<Option<WeakShared<Call>>>,
     silent: AtomicBool,
+}
+
+impl std::fmt::Debug for Round {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Round").field("silent", &self.silent).finish_non_exhaustive()
+    }
 }
 
 impl Rounds {
@@ -47,56 +75,124 @@ impl Rounds {
         Arc::clone(rounds.entry(peer.clone()).or_default())
     }
 
-    fn keep(&self, live: &[NodeBoot]) {
+    fn keep(&self, is_live: impl Fn(&NodeBoot) -> bool, live: usize) {
         let mut rounds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if rounds.len() > live.len() {
-            rounds.retain(|peer, _| live.contains(peer));
+        if rounds.len() > live {
+            rounds.retain(|peer, _| is_live(peer));
         }
     }
 }
 
 impl Ports {
-    /// Waits until the store shows everything that owners, here and on other nodes, had told when this was called. Ready at
-    /// once where all archive first.
-    ///
-    /// A peer that does not answer is not waited for longer than a second.
+    /// Waits until the store shows everything that owners who are there, here and on other nodes, had told when this was
+    /// called; for as long as they say that it does not. Ready at once where all archive first. A peer that says nothing is not
+    /// waited for longer than a second.
     pub async fn barrier(&self) {
-        if !self.owned.ahead().is_allowed() {
-            return;
+        if self.owned.ahead().is_allowed() {
+            let runs = self.peers.runs();
+            self.peers.rounds.keep(|run| runs.contains(run), runs.len());
+            join_all(runs.iter().map(|run| self.pass(run))).await;
+            self.pass_own(None).await;
         }
-        let peers = self.peers.runs();
-        if !peers.is_empty() {
-            self.peers.rounds.keep(&peers);
-            join_all(peers.iter().map(|peer| self.pass(peer))).await;
-        }
-        self.owned.ahead().settled().await;
     }
 
-    /// A call that began after this did has ended.
-    async fn pass(&self, peer: &NodeBoot) {
+    /// The same for who reads of one partition only: the others may be slow. An owner that its node has not told of yet archives
+    /// first.
+    pub async fn barrier_in(&self, partition: u32) {
+        if self.owned.ahead().is_allowed() {
+            let seen = self.peers.seen();
+            let is_asked = |row: &&NodeRow| seen.doubtful || row.info.owns.contains(&partition);
+            let asked = seen.others.iter().filter(is_asked);
+            join_all(asked.map(|row| self.pass(&row.info.boot))).await;
+            self.pass_own(Some(partition)).await;
+        }
+    }
+
+    /// As [`Self::barrier`]; true, if the store shows of that partition what anybody can have told before: somebody has an owner who is
+    /// level with those before it, and nobody who may own it says nothing.
+    pub async fn barrier_of(&self, partition: u32) -> bool {
+        if !self.owned.ahead().is_allowed() {
+            return true;
+        }
+        let seen = self.peers.seen();
+        let said = join_all(seen.others.iter().map(|row| self.pass(&row.info.boot))).await;
+        let own = self.pass_own(None).await;
+        let of = |all: &[UpTo]| all.iter().filter(|it| it.partition == partition).map(|it| it.offset).max();
+        let (mut archived, mut owed) = (of(&own.archived), of(&own.owed));
+        for (row, said) in seen.others.iter().zip(said) {
+            match said {
+                Some(level) => {
+                    archived = archived.max(of(&level.archived));
+                    owed = owed.max(of(&level.owed));
+                }
+                None if row.info.owns.contains(&partition) => return false,
+                None => {}
+            }
+        }
+        // Of a node that is not seen, nobody knows what it told.
+        archived.is_some() && archived >= owed && !seen.doubtful && !seen.stale
+    }
+
+    async fn pass_own(&self, partition: Option<u32>) -> Level {
+        let ahead = self.owned.ahead();
+        ahead.settled(&ahead.told(partition)).await;
+        ahead.level()
+    }
+
+    /// What the peer says to a call that began after this did.
+    fn pass(&self, peer: &NodeBoot) -> Shared<Call> {
         let round = self.peers.rounds.of(peer);
-        let begun = round.begun.load(Ordering::SeqCst);
-        let mut last = round.turn.lock().await;
-        if round.ended.load(Ordering::SeqCst) > begun {
-            return;
+        let mut next = round.next();
+        if let Some(call) = next.as_ref().and_then(WeakShared::upgrade) {
+            return call;
         }
+        let call: Call = Box::pin(Arc::clone(&round).call(Arc::clone(&self.link), peer.clone()));
+        let call = call.shared();
+        *next = call.downgrade();
+        call
+    }
+}
+
+impl Round {
+    async fn call(self: Arc<Self>, link: Arc<dyn Link>, peer: NodeBoot) -> Said {
+        let mut last = self.turn.lock().await;
         if let Some(last) = *last {
-            time::sleep_until(last + PACE).await;
+            sleep_until(last + PACE).await;
         }
-        *last = Some(time::Instant::now());
-        let this = round.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let wait = if round.silent.load(Ordering::Relaxed) { WAIT_SILENT } else { WAIT };
-        let said = time::timeout(wait, self.link.settled(peer)).await;
-        // One that was dropped meanwhile has ended nothing: who waits for it calls for itself.
-        round.ended.store(this, Ordering::SeqCst);
-        let silent = match said {
-            Ok(Ok(())) | Ok(Err(LinkError::NotHere)) => false,
+        // Who comes from here on asks for more than this does.
+        *self.next() = None;
+        *last = Some(Instant::now());
+        let mut said = self.ask(&*link, &peer, Vec::new()).await;
+        drop(last);
+        loop {
+            match said {
+                Some(Settled::Level(level)) => return Some(Arc::new(level)),
+                Some(Settled::NotYet(told)) => said = self.ask(&*link, &peer, told).await,
+                None => return None,
+            }
+        }
+    }
+
+    async fn ask(&self, link: &dyn Link, peer: &NodeBoot, told: Vec<Told>) -> Option<Settled> {
+        let (wait, patience) = match self.silent.load(Ordering::Relaxed) {
+            true => (WAIT_SILENT, Duration::ZERO),
+            false => (WAIT, PATIENCE),
+        };
+        let said = match timeout(wait, link.settled(peer, told, patience)).await {
+            Ok(Ok(said)) => Some(said),
+            // It is over, and tells nothing any more.
+            Ok(Err(LinkError::NotHere)) => return None,
             Ok(Err(error)) => {
                 tracing::debug!(%error, %peer, "what a peer told may not be archived yet");
-                true
+                None
             }
-            Err(_) => true,
+            Err(_) => None,
         };
-        round.silent.store(silent, Ordering::Relaxed);
+        self.silent.store(said.is_none(), Ordering::Relaxed);
+        said
+    }
+
+    fn next(&self) -> MutexGuard<'_, Option<WeakShared<Call>>> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

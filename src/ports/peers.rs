@@ -70,9 +70,10 @@ impl Peers {
         self.seen.borrow().doubtful
     }
 
-    /// Whether the routes did not answer since the last look.
-    pub fn is_stale(&self) -> bool {
-        self.seen.borrow().stale
+    /// Whether all nodes see that run, as far as is known here: its lease lives, and nothing was lost lately.
+    pub fn sees(&self, run: &NodeBoot) -> bool {
+        let seen = self.seen.borrow();
+        !seen.stale && !seen.doubtful && seen.lease_of(run) == Some(Lease::Live)
     }
 
     /// Whether that run is a live other node, as of the last look.

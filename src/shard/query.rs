@@ -11,9 +11,10 @@ use tidegate_protocol::{
 
 use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
-    chat::{clear, hide, history, reader::Reader, receipt, sync},
+    chat::{clear, hide, history, point::Above, reader::Reader, receipt, send, sync},
     inline,
     mail::{Found, Mail},
+    ports::Ports,
 };
 
 /// A store that takes longer counts as away.
@@ -44,36 +45,36 @@ impl Shard {
         let appends = query.appends();
         let mut asking =
             Asking { id, positions: Arc::default(), told: false, next: None, appends, unread: 0 };
-        let store = Arc::clone(&self.context.ports.store);
-        let work: Work =
-            match query {
-                Query::Pull(pull) => Box::pin(async move {
-                    Ok(Found::Page(Box::new(history::pull(&*store, &reader, &pull).await?)))
-                }),
-                Query::Positions(positions) => Box::pin(async move {
-                    let positions = positions.into_iter().collect();
-                    Ok(Found::Positions(sync::changed(&*store, &user, &positions).await?))
-                }),
-                Query::Read { .. } | Query::Clear { .. } | Query::Hide { .. } => self.keep(conn, user, query),
-                Query::Recall { conversation, seq } => {
-                    let recaller = self.context.recaller.clone();
-                    Box::pin(async move {
-                        let ack = recaller.recall(&*store, &user, &conversation, seq, wall_ms()).await?;
-                        Ok(Found::Accepted(Box::new(ack)))
-                    })
-                }
-                Query::Leave(conversation) => {
-                    let admin = self.context.recaller.admin.clone();
-                    Box::pin(async move {
-                        admin.leave(conversation, user, wall_ms()).await?;
-                        Ok(Found::Nothing)
-                    })
-                }
-                Query::Sync(positions) => {
-                    asking.positions = Arc::new(positions.into_iter().collect());
-                    self.states(reader, &asking)
-                }
-            };
+        let ports = Arc::clone(&self.context.ports);
+        let work: Work = match query {
+            Query::Pull(pull) => Box::pin(async move {
+                ports.barrier_in(partition_in(&ports, &pull.conversation)).await;
+                Ok(Found::Page(Box::new(history::pull(&*ports.store, &reader, &pull).await?)))
+            }),
+            Query::Positions(positions) => Box::pin(async move {
+                ports.barrier().await;
+                let positions = positions.into_iter().collect();
+                Ok(Found::Positions(sync::changed(&*ports.store, &user, &positions).await?))
+            }),
+            Query::Read { ref conversation, .. }
+            | Query::Clear { ref conversation, .. }
+            | Query::Hide { ref conversation, .. } => {
+                let conversation = conversation.clone();
+                self.keep(conn, user, conversation, query)
+            }
+            Query::Recall { conversation, seq } => self.recall(user, conversation, seq),
+            Query::Leave(conversation) => {
+                let admin = self.context.recaller.admin.clone();
+                Box::pin(async move {
+                    admin.leave(conversation, user, wall_ms()).await?;
+                    Ok(Found::Nothing)
+                })
+            }
+            Query::Sync(positions) => {
+                asking.positions = Arc::new(positions.into_iter().collect());
+                self.states(reader, &asking)
+            }
+        };
         conn.asking = Some(Box::new(asking));
         self.start(conn, work);
     }
@@ -84,54 +85,46 @@ impl Shard {
     }
 
     fn states(&self, reader: Reader, asking: &Asking) -> Work {
-        let store = Arc::clone(&self.context.ports.store);
+        let ports = Arc::clone(&self.context.ports);
         let (positions, after) = (Arc::clone(&asking.positions), asking.next.clone());
         Box::pin(async move {
-            let found = sync::states(&*store, &reader, &positions, after.as_ref()).await?;
+            ports.barrier().await;
+            let found = sync::states(&*ports.store, &reader, &positions, after.as_ref()).await?;
             Ok(Found::States(found.states, found.next))
         })
     }
 
+    fn recall(&self, user: UserId, conversation: ConversationId, seq: u64) -> Work {
+        let (ports, recaller) = (Arc::clone(&self.context.ports), self.context.recaller.clone());
+        Box::pin(async move {
+            let (store, first) = (&*ports.store, at_first(&ports));
+            let mut said = recaller.recall(store, &user, &conversation, (seq, first), wall_ms()).await;
+            if first == Above::Unknown && matches!(said, Err((Code::NotYet, _))) {
+                let above = behind_the_barrier(&ports, &conversation).await;
+                said = recaller.recall(store, &user, &conversation, (seq, above), wall_ms()).await;
+            }
+            Ok(Found::Accepted(Box::new(said?)))
+        })
+    }
+
     /// Changes what the user keeps of a conversation, and tells the user's other devices.
-    fn keep(&self, conn: &Conn, user: UserId, query: Query) -> Work {
-        let store = Arc::clone(&self.context.ports.store);
+    fn keep(&self, conn: &Conn, user: UserId, conversation: ConversationId, query: Query) -> Work {
+        let ports = Arc::clone(&self.context.ports);
         let devices = receipt::Devices {
             directory: Arc::clone(&self.context.directory),
             shards: Arc::clone(&self.context.handles),
             beside: self.context.beside.clone(),
         };
         let actor = conn.key;
-        let events = Arc::clone(&self.context.ports.events);
         Box::pin(async move {
-            let (place, news) = match query {
-                Query::Read { conversation, seq } => {
-                    let moved = receipt::read(&*store, &user, &conversation, seq).await?;
-                    if let Some(mark) = moved {
-                        events.read(&user, &conversation, mark.seq);
-                    }
-                    let news = moved.map(|mark| receipt::receipt(&user, &conversation, mark));
-                    (conversation, news)
-                }
-                Query::Clear { conversation, seq } => {
-                    let moved = clear::clear(&*store, &user, &conversation, seq).await?;
-                    let news = moved.map(|mark| clear::cleared(&conversation, mark));
-                    (conversation, news)
-                }
-                Query::Hide { conversation, seqs } => {
-                    let hidden = hide::hide(&*store, &user, &conversation, &seqs).await?;
-                    let news = (!hidden.is_empty()).then(|| hide::hidden(&conversation, hidden));
-                    (conversation, news)
-                }
-                Query::Pull(_)
-                | Query::Sync(_)
-                | Query::Positions(_)
-                | Query::Recall { .. }
-                | Query::Leave(_) => {
-                    return Ok(Found::Nothing);
-                }
-            };
-            if let Some(news) = news {
-                devices.tell(&user, &place, news, actor);
+            let first = at_first(&ports);
+            let mut kept = keep(&ports, &user, &query, first).await;
+            if first == Above::Unknown && matches!(kept, Err((Code::NotYet, _))) {
+                let above = behind_the_barrier(&ports, &conversation).await;
+                kept = keep(&ports, &user, &query, above).await;
+            }
+            if let Some(news) = kept? {
+                devices.tell(&user, &conversation, news, actor);
             }
             Ok(Found::Nothing)
         })
@@ -143,14 +136,7 @@ impl Shard {
             true => (Code::Unknown, ""),
             false => (Code::StoreUnavailable, "the store did not answer in time"),
         };
-        let ports = Arc::clone(&self.context.ports);
-        let in_time = async move {
-            let behind_the_barrier = async {
-                ports.barrier().await;
-                work.await
-            };
-            tokio::time::timeout(DEADLINE, behind_the_barrier).await.unwrap_or(Err(late))
-        };
+        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {
@@ -207,4 +193,48 @@ impl Shard {
         conn.session.query_over(&self.context.limits, self.now);
         self.resume(conn);
     }
+}
+
+fn partition_in(ports: &Ports, conversation: &ConversationId) -> u32 {
+    send::partition_of(conversation, ports.bus.partitions())
+}
+
+/// What lies above what the store has, for who has not passed the barrier: who names nothing of it need not.
+fn at_first(ports: &Ports) -> Above {
+    if ports.owned.ahead().is_allowed() { Above::Unknown } else { Above::Nothing }
+}
+
+/// The same for who has.
+async fn behind_the_barrier(ports: &Ports, conversation: &ConversationId) -> Above {
+    if ports.barrier_of(partition_in(ports, conversation)).await { Above::Nothing } else { Above::Unknown }
+}
+
+/// Changes what the user keeps of a conversation; what the user's other devices hear of it, if they do.
+async fn keep(
+    ports: &Ports,
+    user: &UserId,
+    query: &Query,
+    above: Above,
+) -> Result<Option<(u64, Said)>, history::Refusal> {
+    let store = &*ports.store;
+    Ok(match query {
+        Query::Read { conversation, seq } => {
+            let moved = receipt::read(store, user, conversation, *seq, above).await?;
+            moved.map(|mark| {
+                ports.events.read(user, conversation, mark.seq);
+                receipt::receipt(user, conversation, mark)
+            })
+        }
+        Query::Clear { conversation, seq } => {
+            let moved = clear::clear(store, user, conversation, *seq, above).await?;
+            moved.map(|mark| clear::cleared(conversation, mark))
+        }
+        Query::Hide { conversation, seqs } => {
+            let hidden = hide::hide(store, user, conversation, seqs, above).await?;
+            (!hidden.is_empty()).then(|| hide::hidden(conversation, hidden))
+        }
+        Query::Pull(_) | Query::Sync(_) | Query::Positions(_) | Query::Recall { .. } | Query::Leave(_) => {
+            None
+        }
+    })
 }

@@ -410,7 +410,11 @@ where
     let mut tries = 0;
     loop {
         match call().await {
-            Err(StoreError::Unavailable(_) | StoreError::Unknown(_)) if tries < TRIES => tries += 1,
+            Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
+                if tries < TRIES =>
+            {
+                tries += 1;
+            }
             done => return done,
         }
         tokio::time::sleep(PAUSE).await;

@@ -114,6 +114,7 @@ impl Core {
             Trouble::Away(why) | Trouble::Again(why) | Trouble::Taken(why) | Trouble::NoTable(why) => {
                 StoreError::Unavailable(why)
             }
+            Trouble::NoConnection(why) => StoreError::NoConnection(why),
             Trouble::Damaged(why) => {
                 tracing::error!(why, "Postgres gave a row that makes no sense: see docs/postgres.md");
                 StoreError::Damaged(why)

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate::fault::{Fault, Gate};
-use tidegate_protocol::codec::Wire;
+use tidegate::fault::{Fault, Gate, Rates};
+use tidegate_protocol::{Code, codec::Wire};
 
-use super::{Said, ask, eventually, mesh, text_of};
+use super::{Said, ask, done, eventually, mesh, text_of};
 use crate::support::Client;
 
 /// The next push, acked, so that it comes once.
@@ -126,4 +126,46 @@ fn many_readers_share_the_calls_to_an_owner() {
     }
     let calls = mesh.node(1).link.calls("settled") - before;
     assert!((2..=20).contains(&calls), "{calls} calls for 40 readers");
+}
+
+#[test]
+fn what_a_user_does_up_to_a_seq_that_may_not_be_stored_is_refused_and_not_cut_to_what_is() {
+    const PLACE: &str = "d:ann:bob";
+    let (mesh, _) = mesh(2);
+    mesh.group("team", &["ann", "bob"]);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
+    let mut recalls = mesh.login(1, Wire::Tcp, "ann", "tablet");
+    assert_eq!(ann.text("bob", "m1", "before"), 1);
+    heard(&mut bob, "before");
+    assert_eq!(bob.page(ask::after(PLACE, 0, 10)).complete_to, 1, "it is archived");
+    let gate = Gate::new();
+    mesh.node(0).store.plan("archive", Fault::Hold(gate.clone()));
+    assert_eq!(ann.text("bob", "m2", "ahead"), 2);
+    heard(&mut bob, "ahead");
+    let link = &mesh.node(1).link;
+    link.set_rates(Rates { fail: 1_000, ..Rates::default() });
+    for asked in [ask::read(PLACE, 2), ask::clear(PLACE, 2), ask::hide(PLACE, &[1, 2])] {
+        assert_eq!(bob.refused(asked), Code::NotYet);
+    }
+    assert_eq!(recalls.refused(ask::recall(PLACE, 2)), Code::NotYet);
+    // What is stored is there to be read, hidden and taken back: nobody is asked whether it is.
+    let before = link.calls("settled");
+    assert!(before >= 4, "{before}");
+    done(&mut bob, ask::read(PLACE, 1));
+    done(&mut bob, ask::hide(PLACE, &[1]));
+    assert_eq!(bob.refused(ask::recall(PLACE, 1)), Code::Forbidden);
+    assert_eq!(link.calls("settled"), before);
+    // An owner that says that it is not yet is waited for.
+    link.set_rates(Rates::default());
+    let asked = bob.say(ask::read(PLACE, 2));
+    nothing_comes(&mut bob);
+    gate.open();
+    assert!(matches!(bob.reply(asked), Said::Done(_)));
+    done(&mut bob, ask::clear(PLACE, 1_000_000));
+    let state = bob.state(PLACE);
+    assert_eq!((state.read_seq, state.cleared_seq, state.unread), (2, 2, 0));
+    let before = link.calls("settled");
+    done(&mut bob, ask::leave_group("g:team"));
+    assert_eq!(link.calls("settled"), before, "who leaves reads nothing");
 }

@@ -6,7 +6,7 @@ use super::{history, send_until_acked};
 use crate::support::{Cluster, Said, ask, eventually, send, text_of};
 
 /// Messages are told before they are archived from the first one on.
-const FIRST: &[&str] = &["log.answer=decided", "log.archive_first_ms=0"];
+const FIRST: &[&str] = &["log.answer=decided", "log.archive_first_ms=0", "log.allow_one_copy=true"];
 
 /// The node whose owner has records that are not archived, once it has told of so many.
 fn behind(cluster: &Cluster, records: u64) -> usize {
@@ -26,6 +26,7 @@ fn behind(cluster: &Cluster, records: u64) -> usize {
 fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() {
     let mut cluster = Cluster::start(2, FIRST);
     cluster.all_shared();
+    cluster.all_sure();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(ann.text("bob", "m1", "m1"), 1);
     assert_eq!(text_of(&bob.expect_push()), "m1");
@@ -58,6 +59,7 @@ fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() 
 fn a_reader_on_another_node_waits_for_the_archive_of_what_was_told() {
     let cluster = Cluster::start(2, FIRST);
     cluster.all_shared();
+    cluster.all_sure();
     cluster.all_linked();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(ann.text("bob", "m1", "m1"), 1);

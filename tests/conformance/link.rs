@@ -12,7 +12,7 @@ use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
         Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink,
-        Secret, Session, Settings, Stray, Target, Word,
+        Secret, Session, Settings, Settled, Stray, Target, Told, Word,
     },
     metrics,
     routes::NodeBoot,
@@ -177,17 +177,23 @@ async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
 }
 
 async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &World) {
-    assert_eq!(world.link.settled(&world.there).await, Ok(()));
+    let level = Ok(Settled::Level(end::level()));
+    assert_eq!(world.link.settled(&world.there, Vec::new(), Duration::ZERO).await, level);
+    let told = vec![Told { owner: 1, to: u64::MAX }, Told { owner: u64::MAX, to: 0 }];
+    assert_eq!(
+        world.link.settled(&world.there, told.clone(), Duration::ZERO).await,
+        Ok(Settled::NotYet(told))
+    );
     let gate = world.end.hold();
     let link = Arc::clone(&world.link);
     let there = world.there.clone();
-    let asked = tokio::spawn(async move { link.settled(&there).await });
-    while world.end.settles.load(Ordering::SeqCst) < 2 {
+    let asked = tokio::spawn(async move { link.settled(&there, Vec::new(), Duration::ZERO).await });
+    while world.end.settles.load(Ordering::SeqCst) < 3 {
         tokio::task::yield_now().await;
     }
     assert!(!asked.is_finished());
     gate.close();
-    assert_eq!(asked.await.unwrap(), Ok(()));
+    assert_eq!(asked.await.unwrap(), level);
 }
 
 async fn what_was_not_answered_may_be_asked_again(world: &World) {
@@ -305,7 +311,7 @@ async fn takes_nothing(link: &dyn Link) {
     let push = delivery("push", vec![Target::Conn(session(HERE))]);
     assert_eq!(link.deliver(&gone, vec![push]).await, Err(LinkError::NotHere));
     assert_eq!(link.stop_sessions(&gone, vec![session(HERE)]).await, Err(LinkError::NotHere));
-    assert_eq!(link.settled(&gone).await, Err(LinkError::NotHere));
+    assert_eq!(link.settled(&gone, Vec::new(), Duration::ZERO).await, Err(LinkError::NotHere));
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
     assert_eq!(link.strays(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));

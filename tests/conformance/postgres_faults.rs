@@ -61,7 +61,8 @@ async fn archive(store: &Arc<dyn Store>, fence: Fence, delta: &Delta) -> Result<
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         match store.archive(0, fence, delta).await {
-            Err(StoreError::Unavailable(_) | StoreError::Unknown(_)) if Instant::now() < deadline => {}
+            Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
+                if Instant::now() < deadline => {}
             known => return known,
         }
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{clear, hide, history, reader::Reader, receipt, sync},
+    chat::{clear, hide, history, point::Above, reader::Reader, receipt, sync},
     fault::{Fault, FaultPlan, Faulty, Gate},
     store::{EmbeddedStore, Mark, MemoryStore, Store},
 };
@@ -157,7 +157,7 @@ impl World {
             }
             Op::Read(who, tenths) => {
                 let seq = last * tenths / 10;
-                let read = receipt::read(&*self.store, &user(USERS[who]), &g, seq).await;
+                let read = receipt::read(&*self.store, &user(USERS[who]), &g, seq, Above::Nothing).await;
                 if self.naive.ever[who] {
                     let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
                     let moved = seq > self.naive.read[who];
@@ -196,7 +196,7 @@ impl World {
     }
 
     async fn clear(&mut self, who: usize, seq: u64) {
-        let cleared = clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq).await;
+        let cleared = clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq, Above::Nothing).await;
         if !self.naive.ever[who] {
             return assert_eq!(cleared, Err((Code::NotAMember, "")));
         }
@@ -208,7 +208,7 @@ impl World {
 
     async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
         let asked: Vec<u64> = seqs.iter().copied().collect();
-        let hidden = hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked).await;
+        let hidden = hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked, Above::Nothing).await;
         if !self.naive.ever[who] {
             return assert_eq!(hidden, Err((Code::NotAMember, "")));
         }
@@ -350,7 +350,9 @@ async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count
         (0..page).for_each(|_| plan.plan("page", Fault::None));
         plan.plan("page", Fault::Hold(gate.clone()));
         let faulty: Arc<dyn Store> = Arc::new(Faulty::new(store, plan));
-        let read = tokio::spawn(async move { receipt::read(&*faulty, &user("ann"), &group("g"), 3).await });
+        let read = tokio::spawn(async move {
+            receipt::read(&*faulty, &user("ann"), &group("g"), 3, Above::Nothing).await
+        });
         while gate.reached() == 0 && !read.is_finished() {
             tokio::task::yield_now().await;
         }

@@ -5,16 +5,24 @@
 //! and come and go; clients retry through whatever node there is. In the end the log, the store and every answer must
 //! agree (S6 to S12, S20, S21, S29). `SIM_SEEDS=10000 cargo test --release --test sim` runs more seeds, `SIM_SEED=7` one.
 
+mod ahead;
 mod bus;
 mod node;
 mod owners;
 mod rules;
 mod slow;
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate::{
+    chat::send::partition_of,
     link::MemoryLink,
     routes::{Leases, MemoryRoutes, NodeRow},
     store::{Direction, MemoryStore, PageQuery, Store},
@@ -35,6 +43,8 @@ const CLIENTS: usize = 4;
 const MESSAGES: usize = 12;
 /// Seeds of a run that names none.
 const SEEDS: u64 = 60;
+/// How long a reader waits.
+const READ_MAX: Duration = Duration::from_secs(5);
 /// Tries of one message: more than the faults of a run last.
 const TRIES: u32 = 60;
 
@@ -61,6 +71,9 @@ impl World {
     }
 }
 
+/// How often a reader found the barrier closed, and was shown everything.
+type Shown = Rc<Cell<u64>>;
+
 /// What a client was told: conversation and id → seq.
 type Acks = BTreeMap<(ConversationId, String), u64>;
 
@@ -78,22 +91,25 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
         }
         None => 0..number("SIM_SEEDS").unwrap_or(SEEDS),
     };
+    let mut shown = 0;
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| run(seed));
         assert!(outcome.is_ok(), "seed {seed} failed; alone: SIM_SEED={seed} cargo test --test sim");
+        shown += outcome.unwrap_or_default();
     }
+    assert!(shown > 0, "no reader is ever told that all is shown");
 }
 
-fn run(seed: u64) {
+fn run(seed: u64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("it is sound");
-    LocalSet::new().block_on(&runtime, story(seed));
+    LocalSet::new().block_on(&runtime, story(seed))
 }
 
-async fn story(seed: u64) {
+async fn story(seed: u64) -> u64 {
     let mut random = StdRng::seed_from_u64(seed);
     let world = Rc::new(World::new());
     let nodes: Rc<RefCell<Vec<Option<SimNode>>>> = Rc::default();
@@ -102,11 +118,12 @@ async fn story(seed: u64) {
         nodes.borrow_mut().push(Some(node));
     }
     make_group(&nodes).await;
-    let acks: Rc<RefCell<Acks>> = Rc::default();
+    let (acks, shown): (Rc<RefCell<Acks>>, Shown) = Default::default();
     let mut clients = Vec::new();
     for nth in 0..CLIENTS {
         let random = StdRng::seed_from_u64(random.random());
-        let client = client(nth, random, Rc::clone(&nodes), Rc::clone(&acks));
+        let reader = Reader { world: Rc::clone(&world), nodes: Rc::clone(&nodes), shown: Rc::clone(&shown) };
+        let client = client(nth, random, reader, Rc::clone(&acks));
         clients.push(tokio::task::spawn_local(client));
     }
     let gossip = tokio::task::spawn_local(gossip(Rc::clone(&nodes)));
@@ -121,6 +138,32 @@ async fn story(seed: u64) {
     }
     let acks = acks.borrow().clone();
     check(&world, &acks).await;
+    shown.get()
+}
+
+/// Who reads the store behind the barrier.
+struct Reader {
+    world: Rc<World>,
+    nodes: Rc<RefCell<Vec<Option<SimNode>>>>,
+    shown: Shown,
+}
+
+impl Reader {
+    /// Where a node says that the store shows what anybody was told, it shows that.
+    async fn look(&self, conversation: &ConversationId, told: u64, random: &mut StdRng) {
+        let ports: Vec<_> = self.nodes.borrow().iter().flatten().map(SimNode::ports).collect();
+        let Some(ports) = ports.get(random.random_range(0..NODES)) else { return };
+        let partition = partition_of(conversation, PARTITIONS as u32);
+        let passed = time::timeout(READ_MAX, ports.barrier_of(partition)).await;
+        // What a node says that crashed meanwhile nobody hears.
+        let is_there = self.nodes.borrow().iter().flatten().any(|node| Arc::ptr_eq(&node.ports(), ports));
+        if is_there && passed == Ok(true) {
+            let summary = self.world.store.summary(conversation, None).await.expect("it is sound");
+            let last = summary.map_or(0, |it| it.head.last_seq);
+            assert!(last >= told, "{conversation}: {told} was told, and {last} is shown");
+            self.shown.set(self.shown.get() + 1);
+        }
+    }
 }
 
 /// The nodes hear of each other, as by their leases.
@@ -169,12 +212,7 @@ async fn make_group(nodes: &RefCell<Vec<Option<SimNode>>>) {
 }
 
 /// Sends one after the other, each until it is acked, through whatever node there is; now and then through two at once.
-async fn client(
-    nth: usize,
-    mut random: StdRng,
-    nodes: Rc<RefCell<Vec<Option<SimNode>>>>,
-    acks: Rc<RefCell<Acks>>,
-) {
+async fn client(nth: usize, mut random: StdRng, reader: Reader, acks: Rc<RefCell<Acks>>) {
     let me = UserId::new(&format!("u{nth}")).expect("it is sound");
     let mut last: BTreeMap<ConversationId, u64> = BTreeMap::new();
     for n in 0..MESSAGES {
@@ -187,7 +225,8 @@ async fn client(
             }
         };
         let id = format!("m{nth}-{n}");
-        let seq = send(&me, &conversation, &id, &mut random, &nodes).await;
+        let seq = send(&me, &conversation, &id, &mut random, &reader.nodes).await;
+        reader.look(&conversation, seq, &mut random).await;
         let before = last.insert(conversation.clone(), seq).unwrap_or(0);
         assert!(seq > before, "{id} was sent after the ack of {before} and got {seq}");
         let earlier = acks.borrow_mut().insert((conversation, id), seq);

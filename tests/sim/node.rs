@@ -1,6 +1,6 @@
 //! A node of the simulation: its way to the log, its owners and its receiving end, without shards and sockets.
 
-use std::{rc::Rc, sync::Arc, time::Duration};
+use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
     bus::Bus,
@@ -52,6 +52,7 @@ pub(crate) struct SimNode {
     tasks: [JoinHandle<()>; 2],
     ports: Arc<Ports>,
     rules: rules::Settings,
+    lease: Cell<Lease>,
 }
 
 /// A client's way through a node; the node may be gone meanwhile.
@@ -81,6 +82,7 @@ impl SimNode {
             trace: Arc::default(),
             events: Arc::default(),
         });
+        ports.owned.ahead().allow();
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
         assert!(shards.set(Vec::new()).is_ok());
@@ -129,7 +131,8 @@ impl SimNode {
         };
         let owners = Some(tokio::spawn(hands::own_all(owning)));
         let (end, tasks) = (faulty_end, [append, asking]);
-        Self { me, admin, bus, plans, end, leaving, owners, tasks, ports, rules }
+        let lease = Cell::new(Lease::Live);
+        Self { me, admin, bus, plans, end, leaving, owners, tasks, ports, rules, lease }
     }
 
     pub(crate) fn way(&self) -> Way {
@@ -152,7 +155,17 @@ impl SimNode {
             about: tidegate::routes::About::default(),
             rules: self.rules.announced(),
         };
-        NodeRow { info, beat: 1, lease: Lease::Live }
+        NodeRow { info, beat: 1, lease: self.lease.get() }
+    }
+
+    /// What its lease is from here on.
+    pub(crate) fn set_lease(&self, lease: Lease) {
+        self.lease.set(lease);
+    }
+
+    /// Its ports, as its readers have them.
+    pub(crate) fn ports(&self) -> Arc<Ports> {
+        Arc::clone(&self.ports)
     }
 
     /// It hears what the nodes say of themselves.
@@ -188,6 +201,20 @@ impl SimNode {
     /// Its seat in the group of owners.
     pub(crate) fn member(&self) -> Option<u64> {
         self.bus.member()
+    }
+
+    /// Its next archive succeeds, and hears so when the gate opens.
+    pub(crate) fn hold_commit(&self) -> Gate {
+        let gate = Gate::new();
+        self.plans[1].plan("archive", Fault::HoldAnswer(gate.clone()));
+        gate
+    }
+
+    /// It takes the next partition over when the gate opens.
+    pub(crate) fn hold_take_over(&self) -> Gate {
+        let gate = Gate::new();
+        self.plans[1].plan("take_over", Fault::Hold(gate.clone()));
+        gate
     }
 
     /// Its next archive waits until the gate opens.

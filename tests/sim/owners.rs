@@ -23,7 +23,7 @@ use super::{SimNode, World, gossip, message, node, pass, seq_of};
 pub(crate) type Nodes = Rc<RefCell<Vec<Option<SimNode>>>>;
 
 /// Two nodes that see each other and own what there is.
-async fn two_nodes() -> (Rc<World>, Nodes) {
+pub(crate) async fn two_nodes() -> (Rc<World>, Nodes) {
     nodes_of(World::new(), 2).await
 }
 
@@ -246,7 +246,7 @@ fn import(name: &str) -> MemberChange {
 }
 
 /// Hands groups of a thousand over, all at once; nobody waits.
-fn import_all(nodes: &Nodes, name: &str, count: usize) -> Vec<ConversationId> {
+pub(crate) fn import_all(nodes: &Nodes, name: &str, count: usize) -> Vec<ConversationId> {
     let changes: Vec<MemberChange> = (0..count).map(|n| import(&format!("{name}-{n}"))).collect();
     let groups = changes.iter().map(|change| change.conversation.clone()).collect();
     for change in changes {
@@ -257,7 +257,7 @@ fn import_all(nodes: &Nodes, name: &str, count: usize) -> Vec<ConversationId> {
 }
 
 /// How long it takes until all of them are archived.
-async fn archived(world: &World, groups: &[ConversationId]) -> Duration {
+pub(crate) async fn archived(world: &World, groups: &[ConversationId]) -> Duration {
     let began = Instant::now();
     for group in groups {
         while world.store.summary(group, None).await.expect("it is sound").is_none() {

@@ -25,17 +25,39 @@ use tidegate_protocol::{
 /// The longest statement (`postgres.statement_ms`).
 const STATEMENT: Duration = Duration::from_secs(5);
 
+/// How long a free connection is waited for (`postgres.connect_ms`).
+const CONNECT: Duration = Duration::from_secs(2);
+
 /// A store in memory, as quick as it is told.
 pub(crate) struct SlowStore {
     inner: Arc<MemoryStore>,
     /// What a member or a row costs.
     row_us: AtomicU64,
+    /// What an archive costs whatever is in it.
+    archive_ms: AtomicU64,
     broken_off: AtomicU64,
+    /// How many archives get no connection.
+    full: AtomicU64,
 }
 
 impl SlowStore {
     pub(crate) fn new(inner: Arc<MemoryStore>) -> Self {
-        Self { inner, row_us: AtomicU64::new(0), broken_off: AtomicU64::new(0) }
+        let [row_us, archive_ms, broken_off, full] = [(); 4].map(|()| AtomicU64::new(0));
+        Self { inner, row_us, archive_ms, broken_off, full }
+    }
+
+    pub(crate) fn set_archive_ms(&self, ms: u64) {
+        self.archive_ms.store(ms, Ordering::SeqCst);
+    }
+
+    /// The next so many archives wait for a connection in vain.
+    pub(crate) fn fill(&self, archives: u64) {
+        self.full.store(archives, Ordering::SeqCst);
+    }
+
+    /// How many of those are to come.
+    pub(crate) fn full(&self) -> u64 {
+        self.full.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_row_us(&self, us: u64) {
@@ -51,8 +73,14 @@ impl SlowStore {
 #[async_trait]
 impl Store for SlowStore {
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        let is_full = |left: u64| left.checked_sub(1);
+        if self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_full).is_ok() {
+            super::pass(CONNECT.as_millis() as u64).await;
+            return Err(StoreError::NoConnection("all are in use".to_owned()));
+        }
         let rows = (delta.rows.len() + delta.members.len()) as u64;
-        let takes = Duration::from_micros(rows * self.row_us.load(Ordering::SeqCst));
+        let takes = Duration::from_micros(rows * self.row_us.load(Ordering::SeqCst))
+            + Duration::from_millis(self.archive_ms.load(Ordering::SeqCst));
         if !takes.is_zero() {
             super::pass(takes.min(STATEMENT).as_millis() as u64).await;
         }

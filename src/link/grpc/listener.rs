@@ -1,6 +1,6 @@
 //! Where peers connect: takes lanes, and hands what comes on them to this node's own end of the link.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tidegate_protocol::pb::{
@@ -232,9 +232,10 @@ impl Host {
                 let sessions = wire::all(sent.sessions, wire::session)?;
                 Reply::Stopped(pb::LinkStopped { now: end.stop_sessions(me, sessions).await? })
             }
-            Call::Settle(_) => {
-                end.settled(me).await?;
-                Reply::Taken(pb::LinkReady {})
+            Call::Settle(sent) => {
+                let told = sent.told.into_iter().map(wire::told).collect();
+                let patience = Duration::from_millis(sent.patience_ms.into());
+                Reply::Settled(wire::put_settled(end.settled(me, told, patience).await?))
             }
             Call::Asks(sent) => {
                 let words = end.answers_again(peer, me, wire::all(sent.asks, wire::ask)?).await?;

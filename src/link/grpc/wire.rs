@@ -10,7 +10,9 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use crate::link::{Answer, Ask, AskKey, Delivery, Landing, Session, Stray, Target, Word};
+use crate::link::{
+    Answer, Ask, AskKey, Delivery, Landing, Level, Session, Settled, Stray, Target, Told, UpTo, Word,
+};
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
 const TRACEPARENT_MAX: usize = 128;
@@ -107,6 +109,38 @@ fn target(sent: pb::LinkTarget) -> Read<Target> {
         return Ok(Target::Anywhere(user(&sent.user)?));
     }
     session(sent).map(Target::Conn)
+}
+
+pub(super) fn put_told(told: Told) -> pb::LinkPlace {
+    pb::LinkPlace { owner: told.owner, to: told.to }
+}
+
+pub(super) fn told(sent: pb::LinkPlace) -> Told {
+    Told { owner: sent.owner, to: sent.to }
+}
+
+pub(super) fn put_settled(settled: Settled) -> pb::LinkSettled {
+    let put = |it: UpTo| pb::LinkUpTo { partition: it.partition, offset: it.offset };
+    match settled {
+        Settled::Level(Level { archived, owed }) => pb::LinkSettled {
+            not_yet: Vec::new(),
+            archived: archived.into_iter().map(put).collect(),
+            owed: owed.into_iter().map(put).collect(),
+        },
+        Settled::NotYet(told) => pb::LinkSettled {
+            not_yet: told.into_iter().map(put_told).collect(),
+            ..pb::LinkSettled::default()
+        },
+    }
+}
+
+pub(super) fn settled(sent: pb::LinkSettled) -> Settled {
+    if !sent.not_yet.is_empty() {
+        return Settled::NotYet(sent.not_yet.into_iter().map(told).collect());
+    }
+    let up_to = |it: pb::LinkUpTo| UpTo { partition: it.partition, offset: it.offset };
+    let all = |sent: Vec<pb::LinkUpTo>| sent.into_iter().map(up_to).collect();
+    Settled::Level(Level { archived: all(sent.archived), owed: all(sent.owed) })
 }
 
 pub(super) fn put_session(session: Session) -> pb::LinkTarget {

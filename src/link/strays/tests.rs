@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::{
-    link::{Answer, Ask, Delivery, Landing, Session, Word},
+    link::{Answer, Ask, Delivery, Landing, Level, Session, Settled, Told, Word},
     metrics,
 };
 
@@ -46,8 +46,8 @@ impl Link for End {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
-        Ok(())
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+        Ok(Settled::Level(Level::default()))
     }
     async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
         Ok(Vec::new())

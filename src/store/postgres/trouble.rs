@@ -10,6 +10,8 @@ use crate::store::StoreError;
 pub(super) enum Trouble {
     /// The server is away, busy, full, or refuses.
     Away(String),
+    /// All connections are in use, or none can be made: it was not begun.
+    NoConnection(String),
     /// Others were in the way: the same transaction may succeed at once.
     Again(String),
     /// A row with that key is there already.
@@ -28,7 +30,7 @@ impl Trouble {
         match self {
             Self::Again(_) | Self::Taken(_) | Self::NoTable(_) => true,
             Self::Store(error) => !matches!(error, StoreError::Unknown(_)),
-            Self::Away(_) | Self::Damaged(_) => false,
+            Self::Away(_) | Self::NoConnection(_) | Self::Damaged(_) => false,
         }
     }
 }
@@ -54,7 +56,7 @@ impl From<tokio_postgres::Error> for Trouble {
 
 impl From<PoolError> for Trouble {
     fn from(error: PoolError) -> Self {
-        Self::Away(match error {
+        Self::NoConnection(match error {
             PoolError::Backend(error) => said(&error),
             PoolError::Timeout(_) => "no connection within postgres.connect_ms".to_owned(),
             error => error.to_string(),

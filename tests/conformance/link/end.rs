@@ -1,13 +1,19 @@
 //! What a node does for its peers, as the suite plays it: writes down what comes, and answers by simple rules.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use tidegate::{
-    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Stray, Target, Word},
+    link::{
+        Answer, Ask, Delivery, Landing, Level, Link, LinkError, Session, Settled, Stray, Target, Told, UpTo,
+        Word,
+    },
     routes::NodeBoot,
     trace::{Event, Facts, Query, Step},
 };
@@ -20,6 +26,12 @@ use crate::user;
 pub(super) const HERE: u64 = 7;
 /// The partition that this node owns.
 pub(super) const OWNED: u32 = 3;
+
+/// What is archived, and owed.
+pub(super) fn level() -> Level {
+    let up_to = |partition, offset| UpTo { partition, offset };
+    Level { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+}
 
 #[derive(Default)]
 pub(super) struct End {
@@ -118,13 +130,13 @@ impl Link for End {
         Ok(stopped)
     }
 
-    async fn settled(&self, _: &NodeBoot) -> Result<(), LinkError> {
+    async fn settled(&self, _: &NodeBoot, told: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
         self.settles.fetch_add(1, Ordering::SeqCst);
         let gate = self.gate.lock().unwrap().clone();
         if let Some(gate) = gate {
             drop(gate.acquire().await);
         }
-        Ok(())
+        Ok(if told.is_empty() { Settled::Level(level()) } else { Settled::NotYet(told) })
     }
 
     async fn answers_again(

@@ -18,6 +18,9 @@ use crate::{
 /// Between two renewals of interest, whose lease is three times as long, and two looks at where the groups stand.
 const RENEW_EVERY: Duration = Duration::from_secs(20);
 
+/// How long what is told and not archived is waited for.
+const BARRIER_MAX: Duration = Duration::from_secs(5);
+
 /// For so long a large group is known as such that has no member here.
 const RECENT: Duration = Duration::from_secs(60);
 
@@ -167,8 +170,8 @@ impl Keeper {
         }
         let (ports, small_max) = (Arc::clone(&self.ports), self.small_max);
         self.jobs.spawn(async move {
-            // What was told and passed this node by is in the heads then.
-            ports.barrier().await;
+            // What was told and passed this node by is in the heads then; or in those of the next round.
+            time::timeout(BARRIER_MAX, ports.barrier()).await.ok();
             let mut heads = Vec::with_capacity(groups.len());
             for group in groups {
                 if let Ok(Some(head)) = Head::read(&*ports.store, &group, small_max).await {
