@@ -34,7 +34,8 @@
 //!
 //! A live room may lose what is said, but not without a word: `shed` by number, or without one where nobody could count.
 //! One thing may be lost in silence: what the speaker's node had not passed on when it was killed. How soon the word has
-//! come, and which faults delay it, says [`rooms`]. Read marks, unread counts and presence (rules 9 to 11) get their events when the broker has them.
+//! come, and which faults delay it, says [`rooms`]. Not judged: read marks, unread counts
+//! and presence (rules 9 to 11 of the reference); models in `tests/conformance/unread.rs` and tests of nodes hold the broker to them.
 
 mod availability;
 mod delivery;
