@@ -167,10 +167,12 @@ impl Shard {
     pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
         self.mailbox.about_to_sleep();
         let timeout = self.sleep_time();
-        match self.poll.poll(events, Some(timeout)) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
+        let mut polled = self.poll.poll(events, Some(timeout));
+        // A process that was stopped is woken like this with nothing read, though what clients said meanwhile is there.
+        while polled.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
+            polled = self.poll.poll(events, Some(Duration::ZERO));
         }
+        polled?;
         self.mailbox.awoke();
         self.now = now();
         self.turn(events);

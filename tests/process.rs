@@ -43,6 +43,21 @@ fn a_signal_tells_the_clients_and_ends_with_success() {
 }
 
 #[test]
+fn a_node_that_was_stopped_reads_what_came_meanwhile_before_it_takes_anybody_for_silent() {
+    let node = Process::start(&["timing.heartbeat_ms=1000"]);
+    let mut clients: Vec<Client> =
+        Wire::ALL.iter().map(|wire| node.login(*wire, &format!("{wire:?}"), "d")).collect();
+    node.signal(Signal::STOP);
+    let asked: Vec<u64> = clients.iter_mut().map(|client| client.say(ask::ping())).collect();
+    // Longer than the 2.5 s after which a client is silent.
+    clients[0].listen(Duration::from_millis(4_000));
+    node.signal(Signal::CONT);
+    for (client, id) in clients.iter_mut().zip(asked) {
+        assert!(matches!(client.reply(id), Said::Pong(_)), "{:?}", client.wire);
+    }
+}
+
+#[test]
 fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
     let mut node = Process::start(&[]);
     let _silent: Vec<Client> = (0..5).map(|n| node.login(Wire::Tcp, &format!("user-{n}"), "d")).collect();

@@ -5,13 +5,14 @@ use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    process::Command,
 };
 
 use serde_json::{Value, json};
 use tidegate::cli::chaos::proxy::{Mode, Proxy};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Cluster, PATIENCE, eventually, hello, http, service};
+use crate::support::{Client, Cluster, PATIENCE, eventually, hello, http, service, text_of};
 
 /// What a node answers to a user who asks: the names and addresses in order, and whether that may be old.
 fn ask(cluster: &Cluster, nth: usize, user: &str) -> (Vec<(String, SocketAddr)>, bool) {
@@ -120,4 +121,28 @@ fn a_node_that_is_short_of_memory_is_named_last_and_stays_ready_for_who_is_there
     let nodes: Value = serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
     let n2 = nodes["nodes"].as_array().into_iter().flatten().find(|node| node["node"] == "n2");
     assert_eq!(n2.map(|node| &node["accepts"]), Some(&json!(0)), "{nodes}");
+}
+
+#[test]
+fn send_logs_in_where_it_is_sent() {
+    let cluster = Cluster::start(2, &["drain.lb_delay_ms=60000", "drain.deadline_ms=120000"]);
+    let both = ["n1", "n2"].map(str::to_owned);
+    eventually("n1 knows both", || (names(&cluster, 0, "ann") == both).then_some(()));
+    let mut bob = cluster.login(1, Wire::Tcp, "bob");
+    // Cordoned: it still takes who comes, and names the other one only.
+    cluster.node(0).http("POST", "/v1/drain", "");
+    eventually("n1 names n2", || (names(&cluster, 0, "ann") == both[1..]).then_some(()));
+    let before = cluster.node(1).metric("logins_total");
+    let sent = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["send", "--user", "ann", "--to", "bob", "--data"])
+        .arg(cluster.node(0).data())
+        .args(["--assign", "http://127.0.0.1:1", "--assign"])
+        .arg(format!("http://{}", cluster.node(0).address()))
+        .arg("hello")
+        .output()
+        .expect("the binary runs");
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    let push = bob.expect_push();
+    assert_eq!((push.seq, text_of(&push)), (1, "hello"));
+    assert_eq!(cluster.node(1).metric("logins_total"), before + 1.0, "ann came to n2");
 }

@@ -14,6 +14,7 @@ use super::{
     bus::World,
     kafka::{ensure, open, settings},
     node,
+    stopwatch::Stopwatch,
 };
 
 async fn told(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
@@ -38,7 +39,7 @@ async fn an_owner_keeps_a_partition_until_the_node_that_came_can_take_it() {
 
 /// Gives back whatever is asked, until the other has so many.
 async fn hand_over(mine: &mut Box<dyn Ownership>, theirs: &mut Box<dyn Ownership>, count: usize) -> Duration {
-    let (began, mut taken) = (Instant::now(), 0);
+    let (began, mut taken) = (Stopwatch::start(), 0);
     let mut over = false;
     while taken < count {
         tokio::select! {
@@ -69,6 +70,8 @@ async fn many_partitions_change_hands_as_soon_as_few() {
     let came = hand_over(&mut mine, &mut theirs, 32).await;
     mine.leave().await;
     let left = hand_over(&mut mine, &mut theirs, 32).await;
-    // A crash would be noticed after the session timeout, a minute, and nobody waits for that in `told`.
+    // Alone it takes a second or two; a crash would be noticed after the session timeout, a minute.
+    let most = Duration::from_secs(5);
+    assert!(came < most && left < most, "{came:?}, {left:?}");
     println!("half of 64 partitions went over in {came:?}, the other half in {left:?}");
 }

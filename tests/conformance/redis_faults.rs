@@ -47,20 +47,24 @@ async fn eventually(routes: &RedisRoutes) -> Duration {
 
 /// The rows of ann, asked for again if the machine was late.
 async fn seen(routes: &RedisRoutes) -> usize {
+    let begun = Stopwatch::start();
     loop {
         eventually(routes).await;
-        if let Ok(rows) = lookup(routes, "ann").await {
-            return rows;
+        match lookup(routes, "ann").await {
+            Ok(rows) => return rows,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
         }
     }
 }
 
 /// Registers ann, again if the machine was late.
 async fn registered(routes: &RedisRoutes, at: &NodeBoot) -> Token {
+    let begun = Stopwatch::start();
     loop {
         eventually(routes).await;
-        if let Ok(registered) = routes.register(wish("ann", at)).await {
-            return registered.token;
+        match routes.register(wish("ann", at)).await {
+            Ok(registered) => return registered.token,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
         }
     }
 }

@@ -82,7 +82,9 @@ impl SimNode {
             trace: Arc::default(),
             events: Arc::default(),
         });
-        ports.owned.ahead().allow();
+        if world.answers_first {
+            ports.owned.ahead().allow();
+        }
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
         assert!(shards.set(Vec::new()).is_ok());
@@ -123,7 +125,7 @@ impl SimNode {
                 small_group_max: 500,
                 retention,
                 rules,
-                answers_first: Some(Duration::ZERO),
+                answers_first: world.answers_first.then_some(Duration::ZERO),
                 panic_on_msg_id: String::new(),
             },
             metrics,
