@@ -167,12 +167,10 @@ impl Shard {
     pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
         self.mailbox.about_to_sleep();
         let timeout = self.sleep_time();
-        let mut polled = self.poll.poll(events, Some(timeout));
-        // A process that was stopped is woken like this with nothing read, though what clients said meanwhile is there.
-        while polled.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
-            polled = self.poll.poll(events, Some(Duration::ZERO));
+        match self.poll.poll(events, Some(timeout)) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
         }
-        polled?;
         self.mailbox.awoke();
         self.now = now();
         self.turn(events);
@@ -227,14 +225,19 @@ impl Shard {
         }
     }
 
-    /// Whether what came while this shard stood still was read: who was heard of is not silent. One that has too much to do
-    /// all the time waits for that no longer than it stood.
+    /// Whether what came while this shard stood still was read: who was heard of is not silent. What it noticed that in was
+    /// polled before it stood still, or broken off by it. One that has too much to do all the time waits no longer than it stood.
     fn has_caught_up(&mut self, events: &Events) -> bool {
-        if self.now >= self.next_tick + STOOD_STILL {
-            let since = *self.late_since.get_or_insert(self.now);
-            if events.iter().count() >= events.capacity() && self.now < since + STOOD_STILL {
-                return false;
-            }
+        if self.now < self.next_tick + STOOD_STILL {
+            self.late_since = None;
+            return true;
+        }
+        let Some(since) = self.late_since else {
+            self.late_since = Some(self.now);
+            return false;
+        };
+        if events.iter().count() >= events.capacity() && self.now < since + STOOD_STILL {
+            return false;
         }
         self.late_since = None;
         true

@@ -24,7 +24,7 @@ pub(crate) type Nodes = Rc<RefCell<Vec<Option<SimNode>>>>;
 
 /// Two nodes that see each other and own what there is.
 pub(crate) async fn two_nodes() -> (Rc<World>, Nodes) {
-    nodes_of(World::new(), 2).await
+    nodes_of(World::new(true), 2).await
 }
 
 async fn nodes_of(world: World, count: usize) -> (Rc<World>, Nodes) {
@@ -103,7 +103,7 @@ async fn send_all_at_once(way: node::Way, id: String) -> Vec<Option<Duration>> {
 #[test]
 fn an_owner_that_answers_no_question_holds_up_no_answer_of_the_others() {
     in_one_thread(async {
-        let (_world, nodes) = nodes_of(World::new(), 3).await;
+        let (_world, nodes) = nodes_of(World::new(true), 3).await;
         assert_eq!([0, 1, 2].map(|nth| with(&nodes, nth, SimNode::owns).len()), [1; 3]);
         // What the owners hand to their lanes never arrives, and one of them leaves questions open as well. Node 2 asks.
         for (nth, gate) in [(0, None), (1, Some(Gate::new()))] {
@@ -166,7 +166,7 @@ fn a_node_that_can_not_archive_while_others_can_gives_its_partitions_up_and_come
 #[test]
 fn a_partition_that_nobody_can_read_takes_no_others_with_it() {
     in_one_thread(async {
-        let world = World::new();
+        let world = World::new(true);
         world.log.lose_leader(0);
         let (_world, nodes) = nodes_of(world, 2).await;
         let before = [with(&nodes, 0, SimNode::owns), with(&nodes, 1, SimNode::owns)];

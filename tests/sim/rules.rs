@@ -15,7 +15,7 @@ use super::{
 
 /// Nodes that see each other, each with the version up to which it knows the rules.
 async fn nodes_of(known: &[u32]) -> (Rc<World>, Nodes) {
-    let world = Rc::new(World::new());
+    let world = Rc::new(World::new(true));
     let nodes: Nodes = Rc::new(RefCell::new(Vec::new()));
     for (nth, known) in known.iter().enumerate() {
         nodes.borrow_mut().push(Some(started(&world, nth, 1, *known)));
