@@ -8,6 +8,7 @@ pub mod http;
 mod kafka;
 mod link;
 mod node;
+mod port;
 mod postgres;
 mod process;
 #[path = "services.rs"]
@@ -27,31 +28,16 @@ pub use self::{
     kafka::OwnKafka,
     link::{Incoming, Link},
     node::TestNode,
+    port::free_port,
     postgres::OwnPostgres,
     process::{Process, command, fresh_data},
     way::Way,
 };
 
-use std::{
-    net::TcpListener,
-    sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// How long a test waits for what must come. Long, because it is only ever used up by a failure.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A port that nobody listens on, for a server that will do so only after a while: below those that the system gives to
-/// whoever asks for any, and given once in this process.
-pub fn free_port() -> u16 {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let next = || {
-        let nth = std::process::id().wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
-        30_000 + (nth % 2_700) as u16
-    };
-    let mut ports = std::iter::repeat_with(next).take(2_700);
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
-}
 
 /// Calls `look` until it gives something; panics with `what` when it never does.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
