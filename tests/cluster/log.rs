@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use prost::Message as _;
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions},
@@ -13,6 +14,8 @@ use tidegate_protocol::{
     Code,
     codec::Wire,
     id::{ConversationId, UserId},
+    pb,
+    record::RECORD_VERSION,
 };
 
 use super::{Cluster, ask, eventually, history, send, send_until_acked};
@@ -54,11 +57,10 @@ impl Kafka {
         deleted.elements().iter().for_each(|it| it.error().expect("it is deleted"));
     }
 
-    /// A record that nobody archives as long as no node runs.
-    fn append(&self, partition: u32) {
+    /// A record of nobody's; as long as no node runs, nobody archives it.
+    fn append(&self, partition: u32, bytes: &[u8]) {
         let producer: FutureProducer = self.config.create().expect("Kafka is up");
-        let record =
-            FutureRecord::<(), _>::to(&self.topic).partition(partition.cast_signed()).payload(&b"?"[..]);
+        let record = FutureRecord::<(), _>::to(&self.topic).partition(partition.cast_signed()).payload(bytes);
         let sent = self.runtime.block_on(producer.send(record, std::time::Duration::from_secs(10)));
         sent.expect("Kafka takes it");
     }
@@ -80,7 +82,7 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
     let kafka = Kafka::of(&cluster);
     // Partition 0 loses what is archived, and nothing else; 1 a record that is not, too.
     kafka.delete_all(0);
-    kafka.append(1);
+    kafka.append(1, b"?");
     kafka.delete_all(1);
     // The logs of 2 and 3 end before what is archived of them: by one record, and by some.
     for (partition, missing) in [(2, 1), (3, 4)] {
@@ -122,5 +124,36 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
             assert_eq!(history(&mut client, &format!("d:peer-{n}:user-{n}")).len(), 3);
         }
         cluster.kill(0);
+    }
+}
+
+#[test]
+fn what_no_owner_can_decode_is_counted_and_voids_nothing_but_itself() {
+    let mut cluster = Cluster::start(1, &[]);
+    let kafka = Kafka::of(&cluster);
+    let conversations = conversations();
+    // Two conversations of one partition.
+    let (partition, users) = conversations.iter().find(|(_, users)| users.len() > 1).expect("more than four");
+    let mut clients: Vec<_> =
+        users[..2].iter().map(|n| (*n, cluster.login(0, Wire::Tcp, &format!("user-{n}")))).collect();
+    let future = pb::Record { version: RECORD_VERSION + 1, ..pb::Record::default() }.encode_to_vec();
+    // Noise, nothing at all, and what a node of a later version may write.
+    let poison: [&[u8]; 3] = [&[0xff, 0, 0xfe], b"", &future];
+    for nth in 1..=3 {
+        for (n, client) in &mut clients {
+            assert_eq!(client.text(&format!("peer-{n}"), &format!("m{nth}"), &format!("m{nth}")), nth);
+        }
+        poison.iter().for_each(|bytes| kafka.append(*partition, bytes));
+        cluster.node(0).metric_becomes("records_quarantined_total", 3.0 * nth as f64);
+    }
+    // The last ones are behind all that is archived: the next owner may read them again, and is not stuck either.
+    cluster.kill(0);
+    cluster.restart(0);
+    cluster.all_owned();
+    let expected: Vec<_> = (1..=4).map(|nth| (nth, format!("m{nth}"))).collect();
+    for n in &users[..2] {
+        let mut client = cluster.login(0, Wire::Tcp, &format!("user-{n}"));
+        assert_eq!(client.text(&format!("peer-{n}"), "m4", "m4"), 4);
+        assert_eq!(history(&mut client, &format!("d:peer-{n}:user-{n}")), expected);
     }
 }

@@ -33,7 +33,7 @@ use super::{
 };
 
 /// As long as a client waits for its answer.
-const ANSWER: Duration = Duration::from_secs(5);
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
 pub(super) fn settings() -> Kafka {
@@ -70,7 +70,7 @@ pub(super) async fn world() -> World {
     World { bus: Arc::new(open(&kafka).await), me: node("me", 1) }
 }
 
-fn admin(kafka: &Kafka) -> AdminClient<DefaultClientContext> {
+pub(super) fn admin(kafka: &Kafka) -> AdminClient<DefaultClientContext> {
     ClientConfig::new().set("bootstrap.servers", kafka.brokers.join(",")).create().unwrap()
 }
 
@@ -84,7 +84,7 @@ async fn told(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
     tokio::time::timeout(ANSWER * 4, ownership.next()).await.expect("the owner is told")
 }
 
-async fn heard(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
+pub(super) async fn heard(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
     tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("the node hears")
 }
 

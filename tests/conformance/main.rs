@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use port::free_port;
 use tidegate::routes::NodeBoot;
 use tidegate_protocol::{
     Time,
@@ -40,11 +41,18 @@ mod crashes;
 mod embedded;
 mod ids;
 mod kafka;
+mod kafka_apart;
 mod kafka_doors;
 mod kafka_group;
 mod link;
 mod numbers;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../support/kafka.rs"]
+mod own_kafka;
 mod paging;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../support/port.rs"]
+mod port;
 mod postgres;
 mod postgres_faults;
 mod reader;

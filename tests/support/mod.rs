@@ -8,6 +8,7 @@ pub mod http;
 mod kafka;
 mod link;
 mod node;
+mod port;
 mod postgres;
 mod process;
 #[path = "services.rs"]
@@ -27,37 +28,16 @@ pub use self::{
     kafka::OwnKafka,
     link::{Incoming, Link},
     node::TestNode,
+    port::free_port,
     postgres::OwnPostgres,
     process::{Process, command, fresh_data},
     way::Way,
 };
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    net::TcpListener,
-    sync::{
-        LazyLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// How long a test waits for what must come. Long, because it is only ever used up by a failure.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A port that nobody listens on, for a server that will do so only after a while: below those that the system gives to
-/// whoever asks for any, and given once in this process.
-pub fn free_port() -> u16 {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    // Runs beside this one begin elsewhere.
-    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
-    let next = || {
-        let nth = FIRST.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
-        30_000 + (nth % 2_700) as u16
-    };
-    let mut ports = std::iter::repeat_with(next).take(2_700);
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
-}
 
 /// Calls `look` until it gives something; panics with `what` when it never does.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

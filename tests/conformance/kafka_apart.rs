@@ -1,0 +1,124 @@
+//! Topics of nodes on brokers of their own, and what such a topic does that lost records which its node had not read.
+
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
+
+use bytes::Bytes;
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::AdminOptions,
+    consumer::{BaseConsumer, Consumer as _},
+};
+use tidegate::{
+    bus::{Bus, KafkaBus, NodeEvent, TopicState},
+    config::Kafka,
+    metrics,
+};
+
+use super::{
+    bus::{World, records, texts},
+    kafka::{ANSWER, admin, ensure, heard, open, settings},
+    node,
+    own_kafka::OwnKafka,
+};
+
+/// Longer than anybody stands still here: what waits for brokers that do is answered behind it.
+const LONG: Duration = Duration::from_secs(30);
+
+/// The topics of a broker, but for its own.
+fn topics_on(broker: SocketAddr) -> Vec<String> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", broker.to_string()).set("group.id", "nobody");
+    let client: BaseConsumer = config.create().unwrap();
+    let metadata = client.fetch_metadata(None, LONG).unwrap();
+    let names = metadata.topics().iter().map(|topic| topic.name().to_owned());
+    names.filter(|name| !name.starts_with("__")).collect()
+}
+
+#[tokio::test]
+async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on() {
+    let starting = [(); 2].map(|()| thread::spawn(OwnKafka::start));
+    let [log, nodes] = starting.map(|starting| starting.join().unwrap());
+    let kafka = Kafka {
+        brokers: vec![log.address().to_string()],
+        node_brokers: vec![nodes.address().to_string()],
+        session_ms: 2 * LONG.as_millis() as u64,
+        delivery_ms: 2 * LONG.as_millis() as u64,
+        ..settings()
+    };
+    assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
+    assert_eq!(topics_on(log.address()), [kafka.topic.clone()]);
+    assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
+    let bus = Arc::new(KafkaBus::connect(&kafka, LONG, &metrics::install().0).await.unwrap());
+    let world = World { bus, me: node("me", 1) };
+    let _mine = world.own_all().await;
+    let World { bus, me } = &world;
+    bus.append(0, records(&["a"])).await.unwrap();
+
+    log.stand_still(true);
+    let mut feed = bus.consume_node(me).await.unwrap();
+    let appending = tokio::spawn({
+        let bus = Arc::clone(bus);
+        async move { bus.append(0, records(&["b"])).await }
+    });
+    bus.publish_node(me, records(&["1"])).await.unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["1"]))));
+    assert!(!appending.is_finished(), "its broker stands still");
+    log.stand_still(false);
+    assert_eq!(appending.await.unwrap().unwrap().first, 1);
+
+    nodes.stand_still(true);
+    let publishing = tokio::spawn({
+        let (bus, me) = (Arc::clone(bus), me.clone());
+        async move { bus.publish_node(&me, records(&["2"])).await }
+    });
+    assert_eq!(bus.append(0, records(&["c"])).await.unwrap().first, 2);
+    let mut read = Vec::new();
+    while read.len() < 3 {
+        read.extend(texts(&bus.read(0, read.len() as u64, 9, 99).await.unwrap()));
+    }
+    assert_eq!(read, [(0, "a".to_owned()), (1, "b".to_owned()), (2, "c".to_owned())]);
+    assert_eq!(bus.bounds(0).await.unwrap().next, 3);
+    assert!(!publishing.is_finished(), "its broker stands still");
+    nodes.stand_still(false);
+    publishing.await.unwrap().unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["2"]))));
+
+    bus.append(0, records(&["d"])).await.unwrap();
+    bus.publish_node(me, records(&["3"])).await.unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["3"]))));
+    assert_eq!(texts(&bus.read(0, 3, 9, 99).await.unwrap()), [(3, "d".to_owned())]);
+}
+
+#[tokio::test]
+async fn a_node_that_is_behind_what_its_topic_lost_hears_of_one_gap_and_of_what_comes_after() {
+    /// More than wait in the node and in the library together.
+    const MANY: usize = 6_000;
+    const LEFT: usize = 10;
+    let kafka = Kafka { read_ahead_bytes: 64 * 1024, record_bytes_max: 64 * 1024, ..settings() };
+    ensure(&kafka).await;
+    let (bus, me) = (open(&kafka).await, node("me", 1));
+    let mut feed = bus.consume_node(&me).await.unwrap();
+    let numbered: Vec<Bytes> = (0..MANY).map(|nth| format!("{nth:01000}").into()).collect();
+    for some in numbered.chunks(500) {
+        bus.publish_node(&me, some.to_vec()).await.unwrap();
+    }
+    let mut gone = TopicPartitionList::new();
+    let first_left = Offset::Offset((MANY - LEFT) as i64);
+    gone.add_partition_offset(&kafka.topic_of("me"), 0, first_left).unwrap();
+    let deleted = admin(&kafka).delete_records(&gone, &AdminOptions::new()).await.unwrap();
+    deleted.elements().iter().for_each(|it| it.error().unwrap());
+    let mut read = Vec::new();
+    loop {
+        match tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("the node hears") {
+            Some(NodeEvent::Records(records)) => read.extend(records),
+            Some(NodeEvent::Gap) => break,
+            None => panic!("it goes on"),
+        }
+    }
+    assert!(read.len() < MANY - LEFT, "it was behind: {}", read.len());
+    assert_eq!(read, numbered[..read.len()], "in order, up to the gap");
+    for text in ["after", "and on"] {
+        bus.publish_node(&me, records(&[text])).await.unwrap();
+        assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&[text]))));
+    }
+}
