@@ -18,6 +18,8 @@ mod ids;
 mod import;
 #[path = "cluster/log.rs"]
 mod log;
+#[path = "cluster/measures.rs"]
+mod measures;
 #[path = "cluster/reaper.rs"]
 mod reaper;
 #[path = "cluster/rebalance.rs"]

@@ -46,7 +46,7 @@ async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on() {
         ..settings()
     };
     assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
-    assert_eq!(topics_on(log.address()), [kafka.topic.clone()]);
+    assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
     assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
     let bus = Arc::new(KafkaBus::connect(&kafka, LONG, &metrics::install().0).await.unwrap());
     let world = World { bus, me: node("me", 1) };

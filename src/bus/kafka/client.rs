@@ -25,7 +25,8 @@ pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
     config.set("client.id", "tidegate");
     config.set("socket.nagle.disable", "true");
     config.set("reconnect.backoff.max.ms", "1000");
-    config.set("statistics.interval.ms", "1000");
+    // What is measured is the log: topics of nodes would say theirs in the same place.
+    config.set("statistics.interval.ms", if cluster == Cluster::Log { "1000" } else { "0" });
     // Topic ids are told at that level (`context`).
     config.set("debug", "topic").set_log_level(RDKafkaLogLevel::Debug);
     config.set("security.protocol", &kafka.security);

@@ -77,7 +77,10 @@ impl<R: Send + Sync> ClientContext for Context<R> {
         let partitions = stats.topics.values().flat_map(|topic| topic.partitions.values());
         let (mut lag, mut ahead) = (0, 0);
         for partition in partitions {
-            lag += partition.consumer_lag.max(0);
+            // The library's own lag is behind what was committed, and nothing ever is. Negative where nothing is fetched.
+            if partition.app_offset >= 0 {
+                lag += (partition.hi_offset - partition.app_offset).max(0);
+            }
             ahead += partition.fetchq_size;
         }
         self.metrics.kafka_lag.set(lag as f64);
