@@ -23,7 +23,7 @@ fn stay_above_zero(cluster: &Cluster, names: &[&str]) {
 fn the_time_to_kafka_what_waits_for_it_and_what_is_not_read_yet_are_measured() {
     let kafka = OwnKafka::start();
     let brokers = format!("kafka.brokers=[{}]", kafka.address());
-    let cluster = Cluster::start(1, &[&brokers, "timing.reply_ms=1500"]);
+    let cluster = Cluster::start(1, &[&brokers, "timing.reply_ms=3000"]);
     let mut ann = cluster.login(0, Wire::Tcp, "ann");
     let mut number = 0;
     eventually("the time to Kafka", || {
