@@ -129,6 +129,8 @@ fn send_logs_in_where_it_is_sent() {
     let both = ["n1", "n2"].map(str::to_owned);
     eventually("n1 knows both", || (names(&cluster, 0, "ann") == both).then_some(()));
     let mut bob = cluster.login(1, Wire::Tcp, "bob");
+    // With nobody on it, it would be gone at once.
+    let _stays = cluster.login(0, Wire::Tcp, "zoe");
     // Cordoned: it still takes who comes, and names the other one only.
     cluster.node(0).http("POST", "/v1/drain", "");
     eventually("n1 names n2", || (names(&cluster, 0, "ann") == both[1..]).then_some(()));
