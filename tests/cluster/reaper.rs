@@ -11,7 +11,7 @@ use tidegate_protocol::codec::Wire;
 
 use crate::{
     send_until_acked,
-    support::{Client, Cluster, eventually, text_of},
+    support::{Client, Cluster, Stopwatch, eventually, text_of},
 };
 
 /// Of these users, those who are online as that node sees it.
@@ -39,7 +39,7 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
     let mut clients: Vec<Client> =
         names.iter().enumerate().map(|(n, name)| cluster.login(n % 2, Wire::Tcp, name)).collect();
     assert_eq!(online(&cluster, 2, &names), names);
-    let crash = Instant::now();
+    let (crash, watch) = (Instant::now(), Stopwatch::start());
     cluster.node(1).signal(Signal::STOP);
     cluster.kill(0);
     // Half of each node's users come back on the third: at once, whatever the lease of the dead says.
@@ -50,8 +50,7 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
             back.iter().map(|name| scope.spawn(move || cluster.login(2, Wire::WsText, name))).collect();
         logins.into_iter().map(|login| login.join().expect("it is let in")).collect()
     });
-    // No lease is over by then: it was renewed 3 s before the crash at most, for 10 s.
-    assert!(crash.elapsed() < Duration::from_secs(7), "{:?}", crash.elapsed());
+    assert!(watch.elapsed() < Duration::from_secs(5), "{:?}", watch.elapsed());
     pass(crash, 8);
     let mut sorted = back.clone();
     sorted.sort();

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, eventually, hello, send, text_of};
+use crate::support::{Client, Said, Stopwatch, TestNode, ask, eventually, hello, send, text_of};
 
 fn quick_heart(config: &mut tidegate::config::Config) {
     config.timing.heartbeat_ms = 400;
@@ -17,6 +17,7 @@ fn quick_heart(config: &mut tidegate::config::Config) {
 fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
     let node = TestNode::start(quick_heart);
     // What a client says last, its Hello, is heard after this.
+    let watch = Stopwatch::start();
     let mut clients: Vec<(Instant, Client)> =
         Wire::ALL.map(|wire| (Instant::now(), node.login(wire, "alice", &format!("{wire:?}")))).into();
     for (since, client) in &mut clients {
@@ -27,6 +28,7 @@ fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
             silence + Duration::from_millis(5) >= Duration::from_millis(1_000),
             "closed after {silence:?} already"
         );
+        assert!(watch.elapsed() < Duration::from_millis(3_000), "closed after {silence:?} only");
     }
 }
 
