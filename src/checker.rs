@@ -24,6 +24,10 @@
 //! | `shed-untold` | a live room lost more than it said |
 //! | `number-twice` | two messages of a live room have the same number |
 //! | `room-order`, `room-copy` | one connection's messages to a live room, each sent once, changed places for another, or came twice |
+//! | `read-went-back` | a read mark that was acked, or told, was lower afterwards, or is in the store at the end |
+//! | `read-unasked` | a read mark is higher than anybody asked |
+//! | `unread-drift` | what a state calls unread is not what the log has of others above its read mark |
+//! | `unread-total` | nor is the sum of all states |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
 //! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
@@ -34,13 +38,14 @@
 //!
 //! A live room may lose what is said, but not without a word: `shed` by number, or without one where nobody could count.
 //! One thing may be lost in silence: what the speaker's node had not passed on when it was killed. How soon the word has
-//! come, and which faults delay it, says [`rooms`]. Not judged: read marks, unread counts
-//! and presence (rules 9 to 11 of the reference); models in `tests/conformance/unread.rs` and tests of nodes hold the broker to them.
+//! come, and which faults delay it, says [`rooms`]. Not judged: presence (rule 11
+//! of the reference), to which tests of nodes hold the broker.
 
 mod availability;
 mod delivery;
 mod event;
 mod history;
+mod marks;
 mod order;
 mod rooms;
 mod sends;
@@ -135,6 +140,10 @@ pub struct Report {
     pub talks_uncounted: u64,
     /// See [`Self::talks`].
     pub talks_lost: u64,
+    /// Read marks that were acked, and states held against the log.
+    pub reads: u64,
+    /// See [`Self::reads`].
+    pub states: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
     /// In nanoseconds.
@@ -164,6 +173,7 @@ pub fn check(history: &History, budget: Budget) -> Report {
     checker.check_logs();
     checker.check_order();
     checker.check_deliveries();
+    checker.check_marks();
     checker.check_availability();
     checker.report
 }

@@ -305,7 +305,7 @@ impl Checker<'_> {
     }
 
     /// The two users of a direct conversation.
-    fn pair(&self, conv: Id) -> Option<(&str, &str)> {
+    pub(super) fn pair(&self, conv: Id) -> Option<(&str, &str)> {
         self.history.name(conv).strip_prefix("d:")?.split_once(':')
     }
 

@@ -159,6 +159,51 @@ pub enum Event<I> {
         /// Whether pushes may be lost without a word, because a hint brings them from another node.
         hints: bool,
     },
+    /// A client is about to move the read mark of its user.
+    ReadInv {
+        /// Whose.
+        user: I,
+        /// Where.
+        conv: I,
+        /// Everything up to here is read.
+        seq: u64,
+    },
+    /// That was answered, or another device of the user heard of it.
+    ReadOk {
+        /// Whose.
+        user: I,
+        /// Where.
+        conv: I,
+        /// Everything up to here is read.
+        seq: u64,
+    },
+    /// A connection is about to ask where all conversations of its user stand.
+    SyncInv {
+        /// Which connection.
+        session: u64,
+    },
+    /// It is told of one.
+    State {
+        /// Whose.
+        user: I,
+        /// Which connection.
+        session: u64,
+        /// Where.
+        conv: I,
+        /// The last seq that there is for the user.
+        max: u64,
+        /// Up to where it is read.
+        read: u64,
+        /// How many messages of others lie above.
+        unread: u64,
+    },
+    /// It is told that this was all.
+    SyncEnd {
+        /// Which connection.
+        session: u64,
+        /// How many messages are unread in all of them.
+        unread: u64,
+    },
     /// A fault begins or ends.
     Nemesis {
         /// Begins.
@@ -191,6 +236,15 @@ pub enum Event<I> {
         user: I,
         /// What.
         change: Change,
+    },
+    /// A read mark in the store, at the end; one for each conversation of each user, 0 where nothing was read.
+    LogRead {
+        /// Whose.
+        user: I,
+        /// Where.
+        conv: I,
+        /// Everything up to here is read.
+        seq: u64,
     },
     /// The log of the store says that these are gone on purpose: retention.
     LogGap {
@@ -236,6 +290,14 @@ impl<I> Event<I> {
             Self::Open { user, device, session } => E::Open { user: f(user), device: f(device), session },
             Self::Close { session, code } => E::Close { session, code },
             Self::Complete { user, device, hints } => E::Complete { user: f(user), device: f(device), hints },
+            Self::ReadInv { user, conv, seq } => E::ReadInv { user: f(user), conv: f(conv), seq },
+            Self::ReadOk { user, conv, seq } => E::ReadOk { user: f(user), conv: f(conv), seq },
+            Self::SyncInv { session } => E::SyncInv { session },
+            Self::State { user, session, conv, max, read, unread } => E::State {
+                user: f(user), session, conv: f(conv), max, read, unread,
+            },
+            Self::SyncEnd { session, unread } => E::SyncEnd { session, unread },
+            Self::LogRead { user, conv, seq } => E::LogRead { user: f(user), conv: f(conv), seq },
             Self::Nemesis { on, fault } => E::Nemesis { on, fault: f(fault) },
             Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
                 conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,

@@ -37,7 +37,7 @@ pub(super) enum Row {
 pub(super) struct Log {
     pub(super) rows: BTreeMap<u64, Row>,
     /// What is declared to be gone.
-    gaps: Vec<(usize, u64, u64)>,
+    pub(super) gaps: Vec<(usize, u64, u64)>,
     /// Who was in, from and to which seq, both included.
     pub(super) members: BTreeMap<Id, Vec<(u64, u64)>>,
 }

@@ -18,6 +18,7 @@ pub(super) mod link;
 mod nemesis;
 mod process;
 pub mod proxy;
+mod reading;
 mod record;
 mod rolling;
 mod rows;
@@ -198,7 +199,7 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
         "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
-         rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
+         {} marks read, {} states told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
         report.rows,
         report.pushes,
         report.repeated,
@@ -209,6 +210,8 @@ fn judge(report: &Report) -> anyhow::Result<()> {
         report.excused,
         report.faults,
         report.longest_recovery_ns / 1_000_000,
+        report.reads,
+        report.states,
         report.talks,
         report.shed,
         report.talks_uncounted,

@@ -17,6 +17,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{
     link::Link,
+    reading::{self, Reading},
     shelf::{Desk, Shelf},
     world::{Person, Phase, World},
 };
@@ -94,6 +95,7 @@ struct Session {
     /// Whether it is in its room.
     inside: bool,
     desk: Desk,
+    reading: Reading,
     hops: bool,
 }
 
@@ -172,8 +174,9 @@ impl Client {
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
         link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
-        let (acks, desk, inside) = (BTreeMap::new(), Desk::default(), true);
-        Ok(Session { number, nth, link, ticks: 0, requests: JOIN, acks, heard: 0, inside, desk, hops: false })
+        let (acks, desk, reading) = (BTreeMap::new(), Desk::default(), Reading::default());
+        let (ticks, requests, heard, inside, hops) = (0, JOIN, 0, true, false);
+        Ok(Session { number, nth, link, ticks, requests, acks, heard, inside, desk, reading, hops })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -197,6 +200,7 @@ impl Client {
                     self.wander(session).await?;
                     self.speak(session).await?;
                     self.ask(session).await?;
+                    self.read(session).await?;
                     let is_talk = self.world.is_cluster() && self.world.phase() == Phase::Talk;
                     session.hops = is_talk && self.rng.random_ratio(HOPS, 10_000);
                     if session.hops {
@@ -332,12 +336,30 @@ impl Client {
         }
         session.requests += 1;
         let Some(body) = self.shelf.ask(&mut session.desk, phase, session.requests) else { return Ok(()) };
+        if matches!(body, Ask::Sync(_)) {
+            self.say(Event::SyncInv { session: session.number });
+        }
         session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
+    }
+
+    /// Reads something now and then.
+    async fn read(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        if self.world.phase() != Phase::Talk {
+            return Ok(());
+        }
+        let Some((conv, seq)) = reading::choose(&self.shelf, &mut self.rng) else { return Ok(()) };
+        session.requests += 1;
+        self.say(Event::ReadInv { user: &self.me().user, conv: &conv, seq });
+        let body = Some(session.reading.ask(session.requests, conv, seq));
+        session.link.send(&[pb::ClientFrame { id: session.requests, body }]).await
     }
 
     /// The code, when the broker closes.
     fn hear(&mut self, session: &mut Session, frame: pb::ServerFrame) -> Option<u16> {
         let body = frame.body?;
+        if let Some(event) = session.reading.hear(session.number, &self.me().user, frame.id, &body) {
+            self.world.recorder.add(event);
+        }
         if let Some(brought) = self.shelf.hear(&mut session.desk, frame.id, &body) {
             brought.iter().for_each(|push| self.received(session, push, Via::Pull));
             return None;

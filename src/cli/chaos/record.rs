@@ -29,7 +29,7 @@ impl Recorder {
     }
 
     /// Adds what happens now. The stamp is taken under the lock: times rise with the order.
-    pub(super) fn add(&self, event: Event<&str>) {
+    pub(super) fn add<S: AsRef<str>>(&self, event: Event<S>) {
         let mut state = self.state();
         if !state.sealed {
             let at = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);

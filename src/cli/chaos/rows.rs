@@ -44,7 +44,7 @@ pub(super) async fn read(
     history: &mut History,
 ) -> anyhow::Result<()> {
     let at = history.events.last().map_or(0, |event| event.at);
-    for conversation in conversations(store, users).await? {
+    for conversation in conversations(store, users, history).await? {
         let mut cursor = 0;
         loop {
             let query =
@@ -64,11 +64,14 @@ pub(super) async fn read(
     Ok(())
 }
 
+/// Where the users are or were, with their read marks.
 async fn conversations(
     store: &dyn Store,
     users: &BTreeSet<&str>,
+    history: &mut History,
 ) -> anyhow::Result<BTreeSet<ConversationId>> {
     let mut found = BTreeSet::new();
+    let at = history.events.last().map_or(0, |event| event.at);
     for user in users {
         let user = UserId::new(user)?;
         let mut after: Option<ConversationId> = None;
@@ -76,6 +79,10 @@ async fn conversations(
             let page = store.memberships(&user, after.as_ref(), PAGE).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.conversation.clone());
+            for row in &page {
+                let (conv, seq) = (row.conversation.as_str(), row.standing.level.mark.seq);
+                history.push(at, Event::LogRead { user: user.as_str(), conv, seq });
+            }
             found.extend(page.into_iter().map(|row| row.conversation));
         }
     }

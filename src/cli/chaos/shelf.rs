@@ -96,6 +96,11 @@ impl Shelf {
         have.settle();
     }
 
+    /// The conversations of which it has something, and up to where it has everything.
+    pub(super) fn read(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(conversation, have)| (conversation.as_str(), have.to)).filter(|(_, to)| *to > 0)
+    }
+
     /// Conversations of which something is missing.
     pub(super) fn lacking(&self) -> usize {
         self.0.values().filter(|have| have.since.is_some()).count()

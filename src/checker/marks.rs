@@ -1,0 +1,171 @@
+//! Rules 9 and 10: read marks only move forward, and unread is what the log has of others above them.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+
+use super::{Checker, Event, Id, sends::Row};
+
+/// A user in a conversation.
+type Place = (Id, Id);
+
+/// What was asked and told of read marks so far.
+#[derive(Default)]
+struct Marks {
+    /// What surely held from which event on; both rise.
+    known: BTreeMap<Place, Vec<(usize, u64)>>,
+    /// The furthest that anybody asked for.
+    asked: HashMap<Place, u64>,
+    /// The last question of each connection, and what the answers to it call unread so far.
+    syncs: HashMap<u64, (usize, u64)>,
+    /// Marks in the store.
+    kept: BTreeMap<Place, (usize, u64)>,
+}
+
+impl Marks {
+    fn know(&mut self, at: usize, place: Place, seq: u64) {
+        let known = self.known.entry(place).or_default();
+        if known.last().is_none_or(|(_, before)| *before < seq) {
+            known.push((at, seq));
+        }
+    }
+
+    /// What held at that event.
+    fn floor(&self, at: usize, place: Place) -> u64 {
+        let known = self.known.get(&place).map_or(&[][..], Vec::as_slice);
+        let before = known.partition_point(|(since, _)| *since < at);
+        before.checked_sub(1).map_or(0, |last| known[last].1)
+    }
+}
+
+/// The messages of each conversation, ascending: of everybody, and of each sender.
+#[derive(Default)]
+struct Said {
+    all: HashMap<Id, Vec<u64>>,
+    own: HashMap<(Id, Id), Vec<u64>>,
+}
+
+impl Said {
+    /// How many messages others than `user` said in `first..=last`.
+    fn by_others(&self, user: Id, conv: Id, first: u64, last: u64) -> u64 {
+        let within = |seqs: Option<&Vec<u64>>| {
+            seqs.map_or(0, |seqs| {
+                seqs.partition_point(|seq| *seq <= last) - seqs.partition_point(|seq| *seq < first)
+            })
+        };
+        (within(self.all.get(&conv)) - within(self.own.get(&(conv, user)))) as u64
+    }
+}
+
+impl Checker<'_> {
+    /// What states and the store say of read marks, against what was acked; and what they call unread, against the log.
+    pub(super) fn check_marks(&mut self) {
+        let said = self.said();
+        let mut marks = Marks::default();
+        for at in 0..self.history.events.len() {
+            match self.history.events[at].event {
+                Event::ReadInv { user, conv, seq } => {
+                    let asked = marks.asked.entry((user, conv)).or_default();
+                    *asked = seq.max(*asked);
+                }
+                Event::ReadOk { user, conv, seq } => {
+                    self.report.reads += 1;
+                    self.check_asked(at, &marks, (user, conv), seq);
+                    marks.know(at, (user, conv), seq);
+                }
+                Event::SyncInv { session } => drop(marks.syncs.insert(session, (at, 0))),
+                Event::State { user, session, conv, max, read, unread } => {
+                    self.report.states += 1;
+                    let (since, total) = marks.syncs.entry(session).or_insert((at, 0));
+                    *total += unread;
+                    let since = *since;
+                    self.check_mark(at, (user, conv), read, marks.floor(since, (user, conv)));
+                    self.check_asked(at, &marks, (user, conv), read);
+                    marks.know(at, (user, conv), read);
+                    let truth = self.unread(&said, (user, conv), read, max);
+                    if unread != truth {
+                        self.broken("unread-drift", at, |h| {
+                            let (user, conv) = (h.name(user), h.name(conv));
+                            format!(
+                                "{user} has {truth} unread in {conv} from {read} to {max}, told: {unread}"
+                            )
+                        });
+                    }
+                }
+                Event::SyncEnd { session, unread } => {
+                    let total = marks.syncs.remove(&session).map_or(0, |(_, total)| total);
+                    if total != unread {
+                        self.broken("unread-total", at, |_| format!("{total}, told: {unread}"));
+                    }
+                }
+                Event::LogRead { user, conv, seq } => drop(marks.kept.insert((user, conv), (at, seq))),
+                _ => {}
+            }
+        }
+        self.check_kept(&marks);
+    }
+
+    /// What the store has at the end; a history without any such word was not read from a store that has marks.
+    fn check_kept(&mut self, marks: &Marks) {
+        let end = self.history.events.len();
+        for (place, (at, seq)) in &marks.kept {
+            self.check_mark(*at, *place, *seq, marks.floor(end, *place));
+            self.check_asked(*at, marks, *place, *seq);
+        }
+        let lost =
+            marks.known.keys().filter(|place| !marks.kept.is_empty() && !marks.kept.contains_key(*place));
+        for place in lost {
+            self.check_mark(end, *place, 0, marks.floor(end, *place));
+        }
+    }
+
+    fn check_mark(&mut self, at: usize, (user, conv): Place, read: u64, floor: u64) {
+        if read < floor {
+            self.broken("read-went-back", at, |h| {
+                format!("{} had read {} to {floor}, now to {read}", h.name(user), h.name(conv))
+            });
+        }
+    }
+
+    fn check_asked(&mut self, at: usize, marks: &Marks, (user, conv): Place, read: u64) {
+        let asked = marks.asked.get(&(user, conv)).copied().unwrap_or(0);
+        // Retention reads what it takes.
+        let gaps = self.logs.get(&conv).map_or(&[][..], |log| log.gaps.as_slice());
+        let gone = gaps.iter().map(|(_, _, last)| *last).max().unwrap_or(0);
+        if read > asked.max(gone) {
+            self.broken("read-unasked", at, |h| {
+                format!("{} has read {} to {read}, asked: {asked}", h.name(user), h.name(conv))
+            });
+        }
+    }
+
+    /// Messages of others in `read + 1..=max`, said while the user was in.
+    fn unread(&self, said: &Said, (user, conv): Place, read: u64, max: u64) -> u64 {
+        let always = [(1, u64::MAX)];
+        let spans = match self.pair(conv) {
+            Some(_) => &always[..],
+            None => {
+                self.logs.get(&conv).and_then(|log| log.members.get(&user)).map_or(&[][..], Vec::as_slice)
+            }
+        };
+        let shown = spans.iter().map(|(from, to)| ((*from).max(read + 1), (*to).min(max)));
+        shown
+            .filter(|(first, last)| first <= last)
+            .map(|(first, last)| said.by_others(user, conv, first, last))
+            .sum()
+    }
+
+    fn said(&self) -> Said {
+        let mut said = Said::default();
+        for (conv, log) in &self.logs {
+            for (seq, row) in &log.rows {
+                let Row::Message { cid } = row else { continue };
+                said.all.entry(*conv).or_default().push(*seq);
+                if let Some(send) = self.sends.get(cid) {
+                    said.own.entry((*conv, send.user)).or_default().push(*seq);
+                }
+            }
+        }
+        said
+    }
+}

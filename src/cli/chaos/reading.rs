@@ -1,0 +1,67 @@
+//! What a client reads: it moves its user's read marks now and then, and writes down what it is told of them.
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt as _, rngs::StdRng, seq::IteratorRandom as _};
+use tidegate_protocol::pb::{self, client_frame::Body as Ask, server_frame::Body as Say};
+
+use super::shelf::Shelf;
+use crate::checker::Event;
+
+/// Of a thousand ticks, in how many something is read.
+const READS: u32 = 10;
+
+/// Of a hundred times, how often a place is read that may have been read before: it moves nothing.
+const OLD: u32 = 20;
+
+/// The reads of one connection that were not answered.
+#[derive(Default)]
+pub(super) struct Reading(BTreeMap<u64, (String, u64)>);
+
+/// What to read now, if anything: only what the device has, as a person would.
+pub(super) fn choose(shelf: &Shelf, rng: &mut StdRng) -> Option<(String, u64)> {
+    if !rng.random_ratio(READS, 1_000) {
+        return None;
+    }
+    let (conversation, to) = shelf.read().choose(rng)?;
+    let seq = if rng.random_ratio(OLD, 100) { rng.random_range(1..=to) } else { to };
+    Some((conversation.to_owned(), seq))
+}
+
+impl Reading {
+    /// The request.
+    pub(super) fn ask(&mut self, request: u64, conversation: String, seq: u64) -> Ask {
+        self.0.insert(request, (conversation.clone(), seq));
+        Ask::Read(pb::Read { conversation, seq })
+    }
+
+    /// What a frame tells of marks. A read that is refused, or not answered, may have moved the mark or not.
+    pub(super) fn hear(
+        &mut self,
+        session: u64,
+        user: &str,
+        request: u64,
+        body: &Say,
+    ) -> Option<Event<String>> {
+        let user = user.to_owned();
+        match body {
+            Say::Done(_) => {
+                let (conv, seq) = self.0.remove(&request)?;
+                Some(Event::ReadOk { user, conv, seq })
+            }
+            Say::Receipt(receipt) if receipt.user == user => {
+                Some(Event::ReadOk { user, conv: receipt.conversation.clone(), seq: receipt.seq })
+            }
+            Say::ConversationState(state) => Some(Event::State {
+                user,
+                session,
+                conv: state.conversation.clone(),
+                max: state.max_seq,
+                read: state.read_seq,
+                unread: state.unread,
+            }),
+            Say::SyncEnd(end) => Some(Event::SyncEnd { session, unread: end.unread }),
+            _ => None,
+        }
+    }
+}
