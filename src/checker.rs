@@ -28,6 +28,7 @@
 //! | `read-unasked` | a read mark is higher than anybody asked |
 //! | `unread-drift` | what a state calls unread is not what the log has of others above its read mark |
 //! | `unread-total` | nor is the sum of all states |
+//! | `presence-diverged` | at the end a node says of a device that it is connected, or not, and it is the other way round |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
 //! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
@@ -38,8 +39,7 @@
 //!
 //! A live room may lose what is said, but not without a word: `shed` by number, or without one where nobody could count.
 //! One thing may be lost in silence: what the speaker's node had not passed on when it was killed. How soon the word has
-//! come, and which faults delay it, says [`rooms`]. Not judged: presence (rule 11
-//! of the reference), to which tests of nodes hold the broker.
+//! come, and which faults delay it, says [`rooms`].
 
 mod availability;
 mod delivery;
@@ -47,6 +47,7 @@ mod event;
 mod history;
 mod marks;
 mod order;
+mod presence;
 mod rooms;
 mod sends;
 
@@ -144,6 +145,8 @@ pub struct Report {
     pub reads: u64,
     /// See [`Self::reads`].
     pub states: u64,
+    /// What nodes said of devices, held against who was there.
+    pub presences: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
     /// In nanoseconds.
@@ -174,6 +177,7 @@ pub fn check(history: &History, budget: Budget) -> Report {
     checker.check_order();
     checker.check_deliveries();
     checker.check_marks();
+    checker.check_presence();
     checker.check_availability();
     checker.report
 }

@@ -204,6 +204,24 @@ pub enum Event<I> {
         /// How many messages are unread in all of them.
         unread: u64,
     },
+    /// A device was taken away at the end, its connection broken: only presence is asked for after that.
+    Left {
+        /// Whose.
+        user: I,
+        /// Which device.
+        device: I,
+    },
+    /// What a node says of a device at the end, after time enough.
+    Presence {
+        /// The node.
+        node: I,
+        /// Whose.
+        user: I,
+        /// Which device.
+        device: I,
+        /// Whether it is connected.
+        online: bool,
+    },
     /// A fault begins or ends.
     Nemesis {
         /// Begins.
@@ -298,6 +316,10 @@ impl<I> Event<I> {
             },
             Self::SyncEnd { session, unread } => E::SyncEnd { session, unread },
             Self::LogRead { user, conv, seq } => E::LogRead { user: f(user), conv: f(conv), seq },
+            Self::Left { user, device } => E::Left { user: f(user), device: f(device) },
+            Self::Presence { node, user, device, online } => E::Presence {
+                node: f(node), user: f(user), device: f(device), online,
+            },
             Self::Nemesis { on, fault } => E::Nemesis { on, fault: f(fault) },
             Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
                 conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,

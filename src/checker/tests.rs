@@ -2,6 +2,7 @@
 
 mod away;
 mod marks;
+mod presence;
 mod rooms;
 
 use super::*;

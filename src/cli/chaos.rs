@@ -16,6 +16,7 @@ mod cluster;
 mod drain;
 pub(super) mod link;
 mod nemesis;
+mod presence;
 mod process;
 pub mod proxy;
 mod reading;
@@ -199,7 +200,7 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
 fn judge(report: &Report) -> anyhow::Result<()> {
     eprintln!(
         "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
-         {} marks read, {} states told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
+         {} marks read, {} states and {} presences told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
         report.rows,
         report.pushes,
         report.repeated,
@@ -212,6 +213,7 @@ fn judge(report: &Report) -> anyhow::Result<()> {
         report.longest_recovery_ns / 1_000_000,
         report.reads,
         report.states,
+        report.presences,
         report.talks,
         report.shed,
         report.talks_uncounted,

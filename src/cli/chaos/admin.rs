@@ -1,7 +1,7 @@
 //! The administrator: makes the groups, then lets users come and go, each change until it is answered.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -73,19 +73,20 @@ impl Admin {
         }
     }
 
+    /// Who of these users is connected, as this node says it.
+    pub(super) async fn presence(&self, node: usize, users: &BTreeSet<&str>) -> anyhow::Result<Value> {
+        let address = self.addresses.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied();
+        let body = json!({ "users": users }).to_string();
+        let asked = post(address.context("no such node")?, "/v1/presence", &body);
+        let (status, answer) = timeout(TRY, asked).await.context("no answer")??;
+        if status != 200 {
+            bail!("{status} {answer}");
+        }
+        Ok(serde_json::from_str(&answer)?)
+    }
+
     async fn post(&self, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-        let mut stream = TcpStream::connect(self.address().context("no node yet")?).await?;
-        let length = body.len();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\nConnection: close\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("half an answer")?;
-        let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok((status, body.to_owned()))
+        post(self.address().context("no node yet")?, path, body).await
     }
 
     /// Makes all groups, all users in.
@@ -103,10 +104,25 @@ impl Admin {
     }
 }
 
+async fn post(address: SocketAddr, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address).await?;
+    let length = body.len();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\nConnection: close\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("half an answer")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok((status, body.to_owned()))
+}
+
 /// Removes and adds users as long as clients talk.
 pub(super) async fn change_groups(world: Arc<World>, seed: u64) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut away = std::collections::BTreeSet::new();
+    let mut away = BTreeSet::new();
     for number in 0_u64.. {
         if world.phase() != Phase::Talk {
             break;

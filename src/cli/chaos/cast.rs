@@ -1,21 +1,26 @@
 //! Everybody who takes part, at work, and how they come to rest.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
 use rand::{RngExt as _, rngs::StdRng};
 use tokio::task::JoinHandle;
 
 use super::{
-    admin, client,
+    admin, client, presence,
     world::{Phase, World},
 };
+use crate::checker::Event;
 
 /// How long everything may take to be quiet once all is healed.
 const CONVERGE: Duration = Duration::from_secs(60);
+
+/// Of so many devices one is away when presence is asked for.
+const LEAVING: usize = 4;
 
 /// The clients and the administrator; they end with it.
 pub(super) struct Cast {
@@ -40,11 +45,29 @@ impl Cast {
         world.set_phase(Phase::Settle);
         (&mut self.changes).await.context("the administrator")??;
         let rested = settle(world).await;
+        let observed = match rested {
+            Ok(()) => self.observe(world).await,
+            Err(why) => Err(anyhow!("not converged after {CONVERGE:?}: {why}")),
+        };
         world.recorder.seal();
-        if let Err(why) = rested {
-            bail!("not converged after {CONVERGE:?}: {why}");
+        observed
+    }
+}
+
+impl Cast {
+    /// Takes some devices away, and asks all nodes who is there.
+    async fn observe(&self, world: &World) -> anyhow::Result<()> {
+        let mut there = BTreeSet::new();
+        for (nth, client) in world.clients.iter().enumerate() {
+            let (user, device) = (client.user.as_str(), client.device.as_str());
+            if nth % LEAVING == 0 {
+                self.clients[nth].abort();
+                world.recorder.add(Event::Left { user, device });
+            } else {
+                there.insert((user.to_owned(), device.to_owned()));
+            }
         }
-        Ok(())
+        presence::observe(world, &there).await
     }
 }
 

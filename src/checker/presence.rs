@@ -1,0 +1,34 @@
+//! Rule 11: at the end every node knows who is connected. That a node says nothing for a while meanwhile is not judged.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashSet;
+
+use super::{Checker, Event, Id};
+
+impl Checker<'_> {
+    /// What nodes say of devices, against the connections that are open.
+    pub(super) fn check_presence(&mut self) {
+        let mut open: BTreeMap<u64, (Id, Id)> = BTreeMap::new();
+        let mut left: HashSet<(Id, Id)> = HashSet::default();
+        for at in 0..self.history.events.len() {
+            match self.history.events[at].event {
+                Event::Open { user, device, session } => drop(open.insert(session, (user, device))),
+                Event::Close { session, .. } => drop(open.remove(&session)),
+                Event::Left { user, device } => drop(left.insert((user, device))),
+                Event::Presence { node, user, device, online } => {
+                    self.report.presences += 1;
+                    let there =
+                        !left.contains(&(user, device)) && open.values().any(|it| *it == (user, device));
+                    if online != there {
+                        self.broken("presence-diverged", at, |h| {
+                            let (node, user, device) = (h.name(node), h.name(user), h.name(device));
+                            format!("{node} says of {user}/{device}: online {online}, and it is {there}")
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
