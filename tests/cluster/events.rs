@@ -15,9 +15,9 @@ use rdkafka::{
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidegate_protocol::{Code, codec::Wire};
+use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Cluster, Said, ask, eventually};
+use crate::support::{Asked, Client, Cluster, Said, ask, eventually, send};
 
 /// Somebody else's consumer of the topic: every event, by its id, as often as it came.
 pub(crate) struct Listener {
@@ -74,6 +74,16 @@ impl Listener {
 
     pub(crate) fn online(&mut self, user: &str) -> Value {
         eventually(&format!("{user} came"), || self.of("tidegate.online", user).pop())
+    }
+
+    /// The event that a connection of the user, which came so, waits for that id.
+    fn blocked(&mut self, came: &Value, expected: &str) -> Value {
+        let of = &came["data"];
+        let text = |key: &str| of[key].as_str().expect("text").to_owned();
+        let id = format!("order-blocked/{}/{}/{}/{expected}", text("node"), text("boot"), of["epoch"]);
+        eventually(&format!("it is told that {id}"), || {
+            self.of("tidegate.order-blocked", &text("user")).into_iter().find(|event| event["id"] == id)
+        })
     }
 
     pub(crate) fn offlines(&mut self, user: &str) -> usize {
@@ -219,4 +229,50 @@ fn a_node_that_was_frozen_and_swept_ends_and_tells_no_departure_twice() {
     listener.take(Duration::from_secs(1));
     // Bob was swept or had moved by then, as it fell out.
     assert!((listener.offlines("ann"), listener.offlines("bob") <= 1) == (1, true), "{:?}", listener.events);
+}
+
+/// To bob, in the chain of its device.
+fn link(msg_id: &str, next_id: &str) -> Asked {
+    ask::send(pb::Send { next_id: next_id.into(), ..send("bob", msg_id, "a secret") })
+}
+
+#[test]
+fn each_wait_of_a_chain_is_told_when_it_is_too_long_under_an_id_of_its_own_from_any_node() {
+    let wait = Duration::from_secs(1);
+    let cluster = Cluster::start(2, &[&format!("timing.order_timeout_ms={}", wait.as_millis())]);
+    let mut listener = Listener::start(&cluster);
+    let tail = Tail::start(&cluster, 1);
+    // What comes early, and then its predecessor in time, is nothing to tell.
+    let mut cat = cluster.node(1).login_chained(Wire::WsText, "cat", "phone", "a");
+    let early = cat.say(link("b", "c"));
+    assert!(matches!(cat.ask(link("a", "b")), Said::SendAck(_)));
+    cat.expect_ack(early);
+
+    let mut ann = cluster.node(0).login_chained(Wire::Tcp, "ann", "phone", "a");
+    let came = listener.online("ann");
+    let since = Instant::now();
+    let held = ann.say(link("b", "c"));
+    let first = listener.blocked(&came, "a");
+    assert!(since.elapsed() >= wait, "it did not wait for {:?}", since.elapsed());
+    let mut data = came["data"].clone();
+    data["expected"] = json!("a");
+    assert_eq!(first["data"], data, "who waits, where, and for what");
+    // As long again and it is skipped; the next hole of the same connection is another wait.
+    assert_eq!(ann.expect_ack(held).seq, 1);
+    assert!(since.elapsed() >= 2 * wait, "it was skipped after {:?}", since.elapsed());
+    ann.say(link("d", "e"));
+    listener.blocked(&came, "c");
+    // And so is one of another connection, wherever that is: by now it is the same hole, or that was skipped as well.
+    let mut ann = cluster.node(1).login_chained(Wire::Tcp, "ann", "phone", "c");
+    let expected = ann.welcome.next_id.clone();
+    let again = eventually("she came to n2", || {
+        let all = listener.of("tidegate.online", "ann");
+        all.into_iter().find(|event| event["data"]["node"] == "n2")
+    });
+    let held = ann.say(link("y", "z"));
+    tail.hears(listener.blocked(&again, &expected)["id"].as_str().expect("text"));
+    ann.expect_ack(held);
+    listener.take(Duration::from_secs(1));
+    assert_eq!(["ann", "cat"].map(|user| listener.of("tidegate.order-blocked", user).len()), [3, 0]);
+    assert!(!format!("{:?}", listener.events).contains("secret"), "no event has what was said");
 }
