@@ -43,6 +43,8 @@ fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_
     // It fails when anything was lost, doubled or reordered.
     assert!(output.status.success(), "{said}");
     for wanted in [
+        "connections after the logins: n1 ",
+        "connections after the last restart: n1 ",
         "9 restarts: ",
         "; back as tidegate (0.1.0, rules 1)",
         "; back as tidegate-older (older, rules 1)",

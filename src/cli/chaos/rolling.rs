@@ -5,6 +5,7 @@
 //! nodes are of two versions by turns.
 
 mod client;
+mod spread;
 mod stalls;
 mod versions;
 
@@ -30,6 +31,7 @@ use tokio::{
 
 use self::{
     client::{Noted, Shared, conversation, name},
+    spread::Spread,
     stalls::Stalls,
     versions::Versions,
 };
@@ -123,6 +125,8 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
         "{clients} clients logged in within {:.1} s, a tenth of them deaf; {rate} messages a second",
         began.elapsed().as_secs_f64()
     );
+    let spread = Spread::of(&cluster, clients).await?;
+    println!("connections after the logins: {spread}");
     // What was seen while thousands came in at once is another test.
     *shared.noted() = Noted::default();
     let mut versions = Versions::begin(args, &cluster, turns)?;
@@ -144,13 +148,15 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
         versions.settle(&cluster).await?;
     }
     sleep(CALM).await;
+    // A node that comes back has nobody, and nobody is moved to it: that is told and not judged.
+    println!("connections after the last restart: {}", Spread::of(&cluster, clients).await?);
     shared.quiet.store(true, Ordering::Release);
     let rested = until("everybody has everything", || shared.lacking() == 0).await;
     drop(people);
     cluster.stop(&mut rng).await?;
     rested.with_context(|| format!("{} clients lack something", shared.lacking()))?;
     let stored = stored(cluster.sets(), clients).await?;
-    verdict(&shared, &all, &stored)
+    verdict(&shared, &spread, &all, &stored)
 }
 
 impl Shared {
@@ -362,7 +368,12 @@ async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64,
 }
 
 /// Prints what was seen, and fails when a promise was broken.
-fn verdict(shared: &Shared, turns: &[Turn], stored: &[Vec<(u64, u64)>]) -> anyhow::Result<()> {
+fn verdict(
+    shared: &Shared,
+    spread: &Spread,
+    turns: &[Turn],
+    stored: &[Vec<(u64, u64)>],
+) -> anyhow::Result<()> {
     let (mut lost, mut doubled, mut misplaced, mut acked) = (0, 0, 0, 0);
     for (index, rows) in stored.iter().enumerate() {
         let last = shared.acked[index].load(Ordering::Acquire);
@@ -375,9 +386,11 @@ fn verdict(shared: &Shared, turns: &[Turn], stored: &[Vec<(u64, u64)>]) -> anyho
     let noted = shared.noted();
     let [pause, deaf] = noted.pause.map(|pause| pause.as_millis());
     println!(
-        "{} restarts: {acked} acked, {lost} of them lost, {doubled} stored twice, {misplaced} out of order; {} pushes repeated",
+        "{} restarts: {acked} acked, {lost} of them lost, {doubled} stored twice, {misplaced} out of order; {} pushes repeated; {} clients, up to {:.1} % from even at first",
         turns.len(),
-        noted.repeated
+        noted.repeated,
+        shared.clients,
+        100.0 * spread.off()
     );
     println!(
         "{} moves with both connections open, {} logins after a close; longest pause without a connection {pause} ms, of deaf clients {deaf} ms; slowest ack {} ms",
@@ -386,6 +399,7 @@ fn verdict(shared: &Shared, turns: &[Turn], stored: &[Vec<(u64, u64)>]) -> anyho
         noted.slowest.as_millis()
     );
     let mut broken = noted.broken.clone();
+    broken.extend(spread.judge());
     if lost + doubled + misplaced > 0 {
         broken.push(format!("{lost} lost, {doubled} stored twice, {misplaced} out of order"));
     }
@@ -439,7 +453,7 @@ mod tests {
         shared.acked.iter().for_each(|acked| acked.store(2, Ordering::Release));
         let mut stored = vec![vec![(1, 1), (2, 2)]; 3];
         change(&shared, &mut stored);
-        verdict(&shared, turns, &stored).is_err()
+        verdict(&shared, &Spread(vec![1; 3]), turns, &stored).is_err()
     }
 
     #[test]
@@ -454,5 +468,8 @@ mod tests {
         assert!(fails(&[turn(even(), 3)], |_, _| {}), "cut");
         let storm = even().into_iter().map(|at| at / 2).collect();
         assert!(fails(&[turn(storm, 0)], |_, _| {}), "twice as fast as planned");
+        let uneven = |conns| verdict(&Shared::new(0, 1, Vec::new()), &Spread(conns), &fine(), &[]).is_err();
+        assert!(!uneven(vec![5_400, 4_800, 4_800]));
+        assert!(uneven(vec![6_000, 4_500, 4_500]));
     }
 }

@@ -1,0 +1,104 @@
+//! How evenly the clients lie on the nodes: each went where it was sent.
+
+use std::fmt;
+
+use super::{conns, until};
+use crate::cli::chaos::cluster::Cluster;
+
+/// How far from its even share each of three nodes may be after 15,000 logins, at most.
+const WITHIN: f64 = 0.1;
+/// Few clients lie more unevenly by chance alone: so many deviations of a fair draw are let pass.
+const DEVIATIONS: f64 = 3.5;
+
+/// The connections of each node.
+pub(super) struct Spread(pub(super) Vec<usize>);
+
+impl Spread {
+    /// As the nodes count it, once each client has one connection.
+    ///
+    /// # Errors
+    /// A node does not answer, or counts connections that no client has.
+    pub(super) async fn of(cluster: &Cluster, clients: usize) -> anyhow::Result<Self> {
+        let look = || (0..cluster.nodes.len()).map(|nth| conns(cluster, nth)).collect::<anyhow::Result<_>>();
+        let mut seen: Vec<usize> = Vec::new();
+        until("the nodes have as many connections as there are clients", || {
+            seen = look().unwrap_or_default();
+            seen.iter().sum::<usize>() == clients
+        })
+        .await?;
+        Ok(Self(seen))
+    }
+
+    /// How far the one is from an even share that is farthest from it, as a part of that share.
+    pub(super) fn off(&self) -> f64 {
+        let even = self.even();
+        self.0.iter().map(|conns| (*conns as f64 - even).abs() / even).fold(0.0, f64::max)
+    }
+
+    /// How far it may be after logins, by the balancer's advice.
+    pub(super) fn allowed(&self) -> f64 {
+        let clients: usize = self.0.iter().sum();
+        let deviation = (self.0.len().saturating_sub(1) as f64 / clients.max(1) as f64).sqrt();
+        WITHIN.max(DEVIATIONS * deviation)
+    }
+
+    /// What is wrong with it after logins.
+    pub(super) fn judge(&self) -> Option<String> {
+        let (off, allowed) = (self.off(), self.allowed());
+        (off > allowed)
+            .then(|| format!("after the logins: {self}; up to {:.1} % are allowed", 100.0 * allowed))
+    }
+
+    fn even(&self) -> f64 {
+        let clients: usize = self.0.iter().sum();
+        clients.max(1) as f64 / self.0.len().max(1) as f64
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, conns) in self.0.iter().enumerate() {
+            write!(f, "n{} {conns}, ", nth + 1)?;
+        }
+        write!(f, "up to {:.1} % from even", 100.0 * self.off())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fifteen_thousand_are_within_ten_percent_and_fewer_as_a_fair_draw_would_have_it() {
+        let fine: [&[usize]; 6] = [
+            &[5_000, 5_000, 5_000],
+            &[5_499, 4_600, 4_901],
+            &[5_500, 4_500, 5_000],
+            &[563, 437, 500],
+            &[30, 15, 15],
+            &[60],
+        ];
+        for conns in fine {
+            let spread = Spread(conns.to_vec());
+            assert_eq!(spread.judge(), None, "{spread}");
+        }
+        let wrong: [&[usize]; 6] = [
+            &[5_501, 4_700, 4_799],
+            &[5_200, 5_301, 4_499],
+            &[7_500, 7_500, 0],
+            &[565, 435, 500],
+            &[60, 0, 0],
+            &[3, 1_497],
+        ];
+        for conns in wrong {
+            let spread = Spread(conns.to_vec());
+            assert!(spread.judge().is_some(), "{spread}");
+        }
+    }
+
+    #[test]
+    fn it_says_what_each_node_has() {
+        assert_eq!(Spread(vec![520, 480]).to_string(), "n1 520, n2 480, up to 4.0 % from even");
+        assert_eq!(Spread(vec![0, 0]).judge(), None, "nobody");
+    }
+}
