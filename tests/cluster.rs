@@ -4,6 +4,8 @@
 mod ahead;
 #[path = "cluster/assign.rs"]
 mod assign;
+#[path = "cluster/crashes.rs"]
+mod crashes;
 #[path = "cluster/crowds.rs"]
 mod crowds;
 #[path = "cluster/degraded.rs"]

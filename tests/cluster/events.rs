@@ -1,7 +1,7 @@
 //! Events of a cluster on their topic: who came and went, whichever node tells it and however a node ends.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -90,8 +90,40 @@ impl Listener {
         self.of("tidegate.offline", user).len()
     }
 
+    /// Those of the users of whose newest connection it was not told that it is over, each with one device.
+    pub(crate) fn not_left<'a>(&mut self, users: &'a [String]) -> Vec<&'a String> {
+        self.take(Duration::from_millis(50));
+        let newest = |kind: &str| {
+            let mut epochs: HashMap<&str, u64> = HashMap::new();
+            for event in self.events.values().filter_map(|same| same.first()).filter(|it| it["type"] == kind)
+            {
+                let user = event["subject"].as_str().expect("text");
+                let epoch = event["data"]["epoch"].as_u64().expect("a number");
+                epochs.entry(user).and_modify(|known| *known = epoch.max(*known)).or_insert(epoch);
+            }
+            epochs
+        };
+        let (came, left) = (newest("tidegate.online"), newest("tidegate.offline"));
+        let has_left = |user: &str| left.get(user).is_some_and(|left| Some(left) >= came.get(user));
+        users.iter().filter(|user| !has_left(user)).collect()
+    }
+
+    /// Connections of which more than one departure is told, by their tokens.
+    pub(crate) fn told_twice(&self) -> BTreeSet<String> {
+        let (mut once, mut twice) = (BTreeSet::new(), BTreeSet::new());
+        let all = self.events.values().filter_map(|same| same.first());
+        for event in all.filter(|event| event["type"] == "tidegate.offline") {
+            let of = &event["data"];
+            let token = format!("{}/{}/{}", of["node"], of["boot"], of["epoch"]);
+            if !once.insert(token.clone()) {
+                twice.insert(token);
+            }
+        }
+        twice
+    }
+
     /// Waits until each of them has left once; within 15 s of `began`, by when presence is right (DESIGN 7).
-    fn all_left(&mut self, users: &[String], began: Instant) {
+    pub(crate) fn all_left(&mut self, users: &[String], began: Instant) {
         while let Some(user) = users.iter().find(|user| self.offlines(user) != 1) {
             assert!(began.elapsed() < Duration::from_secs(15), "nobody says that {user} left");
             self.take(Duration::from_millis(100));

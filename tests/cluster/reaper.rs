@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Of these users, those who are online as that node sees it.
-fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<String> {
+pub(crate) fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<String> {
     let said = cluster.node(nth).http("POST", "/v1/presence", &json!({"users": users}).to_string());
     let said: Value = serde_json::from_str(&said).expect("JSON");
     let all = said["users"].as_array().unwrap_or_else(|| panic!("{said}"));
@@ -24,7 +24,7 @@ fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<String> {
 }
 
 /// Looks on until so much time is over since then.
-fn pass(since: Instant, seconds: u64) {
+pub(crate) fn pass(since: Instant, seconds: u64) {
     let end = since + Duration::from_secs(seconds);
     while Instant::now() < end {
         let next = end.min(Instant::now() + Duration::from_secs(5));

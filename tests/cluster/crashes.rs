@@ -1,0 +1,370 @@
+//! kill -9, and a freeze, while everybody writes: who was on that node is elsewhere at once, or told to have left once; and crash
+//! after crash leaves nothing behind.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    net::SocketAddr,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tidegate::auth;
+use tidegate_protocol::{codec::Wire, pb};
+
+use crate::{
+    events::Listener,
+    reaper::{online, pass},
+    support::{Client, Cluster, PATIENCE, Said, Stopwatch, ask, eventually, hello, send, text_of},
+};
+
+/// Between two messages of a writer.
+const PACE: Duration = Duration::from_millis(30);
+/// Where a writer is that is nowhere.
+const NOWHERE: usize = usize::MAX;
+
+/// What the writers share.
+struct Shared {
+    key: Vec<u8>,
+    /// Client ports; none = that node is down. Held for as long as a login takes: no crash comes into one of a writer.
+    doors: RwLock<Vec<Option<SocketAddr>>>,
+    /// Nothing new is written any more.
+    quiet: AtomicBool,
+    /// By writer, how many of its messages are acked.
+    acked: Vec<AtomicU64>,
+    /// By writer, the node that it is on.
+    at: Vec<AtomicUsize>,
+    /// The node that answers nobody any more: its writers go elsewhere and leave their connections as they are.
+    frozen: AtomicUsize,
+}
+
+/// Writers, each a thread: one message after the other to somebody who is not there, sent again until it is acked.
+struct Crowd {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn writer(n: usize) -> String {
+    format!("user-{n}")
+}
+
+impl Crowd {
+    /// So many, the n-th on the n-th node of three at first; of those who lose their node, these come back on another one.
+    fn start(cluster: &Cluster, count: usize, comes_back: fn(usize) -> bool) -> Self {
+        let shared = Arc::new(Shared {
+            key: auth::load_key(cluster.node(0).data()).expect("a key"),
+            doors: RwLock::new((0..3).map(|nth| Some(cluster.node(nth).address())).collect()),
+            quiet: AtomicBool::new(false),
+            acked: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            at: (0..count).map(|_| AtomicUsize::new(NOWHERE)).collect(),
+            frozen: AtomicUsize::new(NOWHERE),
+        });
+        let spawn = |n| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.write(n, comes_back(n)))
+        };
+        let threads = (0..count).map(spawn).collect();
+        Self { shared, threads }
+    }
+
+    /// Ends a node as a crash does, while they write to it.
+    fn kill(&self, cluster: &mut Cluster, nth: usize) {
+        let mut doors = self.doors();
+        doors[nth] = None;
+        cluster.kill(nth);
+    }
+
+    /// Has a node stand still while they write to it.
+    fn freeze(&self, cluster: &Cluster, nth: usize) {
+        let mut doors = self.doors();
+        doors[nth] = None;
+        cluster.node(nth).signal(Signal::STOP);
+        self.shared.frozen.store(nth, Ordering::Release);
+    }
+
+    /// A node is back.
+    fn open(&self, cluster: &Cluster, nth: usize) {
+        self.doors()[nth] = Some(cluster.node(nth).address());
+    }
+
+    fn doors(&self) -> RwLockWriteGuard<'_, Vec<Option<SocketAddr>>> {
+        self.shared.doors.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those who are on a node.
+    fn there(&self) -> Vec<usize> {
+        let is_there = |n: &usize| self.shared.at[*n].load(Ordering::Acquire) != NOWHERE;
+        (0..self.threads.len()).filter(is_there).collect()
+    }
+
+    /// Waits until each of these has three more acks.
+    fn write_on(&self, who: &[usize]) {
+        let acked = |n: &usize| self.shared.acked[*n].load(Ordering::Acquire);
+        let before: Vec<u64> = who.iter().map(acked).collect();
+        for (n, before) in who.iter().zip(before) {
+            eventually(&format!("{} writes on", writer(*n)), || (acked(n) >= before + 3).then_some(()));
+        }
+    }
+
+    /// Has them all finish and hang up; how many messages of each were acked.
+    fn stop(self) -> Vec<u64> {
+        self.shared.quiet.store(true, Ordering::Release);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("a writer"));
+        self.shared.acked.iter().map(|acked| acked.load(Ordering::Acquire)).collect()
+    }
+}
+
+impl Shared {
+    fn write(&self, n: usize, comes_back: bool) {
+        let (mut client, mut left) = (self.come_in(n, n), Vec::new());
+        let (mut number, mut attempt) = (1, 0);
+        while attempt > 0 || !self.quiet.load(Ordering::Acquire) {
+            let msg_id = format!("m{number}");
+            let sent = pb::Send { attempt, ..send(&format!("peer-{n}"), &msg_id, &msg_id) };
+            let id = client.say(ask::send(sent));
+            match self.answer(n, &mut client, id) {
+                Some(Said::SendAck(ack)) => {
+                    assert_eq!(ack.seq, number, "{} {msg_id}", writer(n));
+                    self.acked[n].store(number, Ordering::Release);
+                    (number, attempt) = (number + 1, 0);
+                    client.inbox.clear();
+                    client.listen(PACE);
+                }
+                Some(Said::Error(error)) => {
+                    assert!(error.temporary, "{error:?}");
+                    client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                    attempt += 1;
+                }
+                None => {
+                    self.at[n].store(NOWHERE, Ordering::Release);
+                    if !comes_back {
+                        return;
+                    }
+                    attempt += 1;
+                    left.push(std::mem::replace(&mut client, self.come_in(n, n + 1)));
+                }
+                other => panic!("no answer to a send: {other:?}"),
+            }
+        }
+    }
+
+    /// The answer to that frame; none when the connection ends before, or its node stands still.
+    fn answer(&self, n: usize, client: &mut Client, id: u64) -> Option<Said> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = client.inbox.iter().position(|frame| frame.id == id) {
+                return client.inbox.remove(at)?.body;
+            }
+            let is_frozen = self.frozen.load(Ordering::Acquire) == self.at[n].load(Ordering::Acquire);
+            if is_frozen || client.has_ended() {
+                return None;
+            }
+            client.pump(Instant::now() + PACE);
+            assert!(Instant::now() < deadline, "no answer in time; there is {:?}", client.inbox);
+        }
+    }
+
+    /// On the first node from there on that is up.
+    fn come_in(&self, n: usize, from: usize) -> Client {
+        let doors = self.doors.read().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = (from..from + doors.len()).map(|at| at % doors.len());
+        let (at, door) = nodes.find_map(|at| Some((at, doors[at]?))).expect("some node is up");
+        let token = auth::sign(&self.key, &writer(n), None, Duration::from_secs(86_400));
+        let mut client = Client::connect(door, Wire::ALL[n % Wire::ALL.len()]);
+        client.login(hello(&token, "phone"));
+        self.at[n].store(at, Ordering::Release);
+        client
+    }
+}
+
+/// Everything that was acked is there, once and in order, and nothing else.
+fn all_is_there(cluster: &Cluster, nth: usize, acked: &[u64], comes_back: fn(usize) -> bool) {
+    for (n, acked) in acked.iter().enumerate() {
+        let mut reader = cluster.node(nth).login(Wire::Tcp, &writer(n), "desk");
+        let place = format!("d:peer-{n}:{}", writer(n));
+        let mut found = 0;
+        loop {
+            let page = eventually("a page", || reader.try_page(ask::after(&place, found, 1_000)));
+            for push in &page.messages {
+                found += 1;
+                assert_eq!((push.seq, text_of(push)), (found, format!("m{found}").as_str()), "{place}");
+            }
+            if found >= page.complete_to {
+                break;
+            }
+        }
+        // The last one of who did not come back may have been on its way.
+        let under_way = u64::from(!comes_back(n));
+        assert!((*acked..=*acked + under_way).contains(&found), "{place}: {found} of {acked}");
+    }
+}
+
+#[test]
+fn kill_9_under_load_has_its_users_elsewhere_at_once_and_each_who_left_told_once() {
+    let mut cluster = Cluster::start(3, &[]);
+    let mut listener = Listener::start(&cluster);
+    let names: Vec<String> = (0..24).map(writer).collect();
+    // Of the eight on n1 the half comes back.
+    let comes_back = |n: usize| n % 3 != 0 || n % 2 == 0;
+    let crowd = Crowd::start(&cluster, names.len(), comes_back);
+    crowd.write_on(&(0..names.len()).collect::<Vec<_>>());
+    assert_eq!(online(&cluster, 2, &names), names);
+
+    let (crash, watch) = (Instant::now(), Stopwatch::start());
+    crowd.kill(&mut cluster, 0);
+    eventually("nobody waits for n1", || {
+        let mut at = crowd.shared.at.iter().map(|at| at.load(Ordering::Acquire));
+        (at.all(|at| at != 0) && crowd.there().len() == 20).then_some(())
+    });
+    // Whatever the lease of the dead says.
+    assert!(watch.elapsed() < Duration::from_secs(5), "{:?}", watch.elapsed());
+    let there: BTreeSet<String> = crowd.there().into_iter().map(writer).collect();
+    let back: Vec<String> = (0..24).step_by(6).map(writer).collect();
+    assert!(back.iter().all(|name| there.contains(name)), "{there:?}");
+    let left: Vec<String> = names.iter().filter(|name| !there.contains(*name)).cloned().collect();
+    for nth in [1, 2] {
+        assert_eq!(online(&cluster, nth, &back), back, "as n{} sees it", nth + 1);
+    }
+    pass(crash, 8);
+    for nth in [1, 2] {
+        eventually("presence is right", || {
+            let seen: BTreeSet<String> = online(&cluster, nth, &names).into_iter().collect();
+            (seen == there).then_some(())
+        });
+    }
+    assert!(crash.elapsed() < Duration::from_secs(15), "{:?}", crash.elapsed());
+    listener.all_left(&left, crash);
+    crowd.write_on(&crowd.there());
+    // Nobody else was told to have left, and nobody twice.
+    listener.take(Duration::from_secs(1));
+    let told: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
+    assert_eq!(told, left.iter().collect::<Vec<_>>());
+    all_is_there(&cluster, 1, &crowd.stop(), comes_back);
+    eventually("all left in the end", || listener.not_left(&names).is_empty().then_some(()));
+    listener.take(Duration::from_secs(1));
+    assert_eq!(listener.told_twice(), BTreeSet::<String>::new());
+}
+
+#[test]
+fn a_node_that_froze_under_load_adds_nothing_and_tells_nothing_when_it_wakes() {
+    let mut cluster = Cluster::start(3, &[]);
+    let mut listener = Listener::start(&cluster);
+    let names: Vec<String> = (0..12).map(writer).collect();
+    let crowd = Crowd::start(&cluster, names.len(), |_| true);
+    let everybody: Vec<usize> = (0..names.len()).collect();
+    crowd.write_on(&everybody);
+    let began = Instant::now();
+    // What was on its way to n1 stays in its sockets.
+    crowd.freeze(&cluster, 0);
+    pass(began, 8);
+    crowd.write_on(&everybody);
+    assert!(crowd.shared.at.iter().all(|at| at.load(Ordering::Acquire) != 0), "they left it");
+    pass(began, 11);
+    known(&cluster, 1, 2);
+    cluster.node(0).signal(Signal::CONT);
+    let code = cluster.exit(0);
+    assert!(code.is_some_and(|code| code != 0), "its lease is lost: {code:?}");
+    crowd.write_on(&everybody);
+    assert_eq!(online(&cluster, 1, &names), names);
+    listener.take(Duration::from_secs(1));
+    let told: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
+    assert_eq!(told, Vec::<&String>::new(), "they moved");
+    all_is_there(&cluster, 1, &crowd.stop(), |_| true);
+}
+
+/// Waits until a node knows so many runs of nodes: those that live, and those that are over and not swept.
+fn known(cluster: &Cluster, nth: usize, count: usize) {
+    eventually(&format!("{count} nodes are known to n{}", nth + 1), || {
+        let said: Value = serde_json::from_str(&cluster.node(nth).http("GET", "/v1/nodes", "")).ok()?;
+        (said["nodes"].as_array()?.len() == count).then_some(())
+    });
+}
+
+/// What Redis has under names like this.
+fn keys(cluster: &Cluster, like: &str) -> Vec<String> {
+    cluster.redis(&["KEYS", &format!("{{}}:{like}")])
+}
+
+/// Nothing is left of anybody, once all are gone: no place of a run, no row, and no key that does not end by itself.
+fn nothing_leaked(cluster: &Cluster) {
+    eventually("no run has a place for anybody", || keys(cluster, "rows:*").is_empty().then_some(()));
+    for key in keys(cluster, "route:*") {
+        let fields: Vec<String> = cluster.redis(&["HKEYS", &key]);
+        assert!(fields.iter().all(|field| field.starts_with('#')), "{key}: {fields:?}");
+        let ends: i64 = cluster.redis(&["PTTL", &key]);
+        // A key that has just ended is -2.
+        assert!(ends == -2 || (0..=60_000).contains(&ends), "{key} stays for {ends} ms");
+    }
+    let runs: Vec<String> = cluster.redis(&["SMEMBERS", "{}:runs:all"]);
+    assert_eq!(runs.len(), 3, "{runs:?}");
+    for key in keys(cluster, "*").into_iter().filter(|key| !key.ends_with(":runs:all")) {
+        let ends: i64 = cluster.redis(&["PTTL", &key]);
+        assert_ne!(ends, -1, "{key} stays for ever");
+    }
+}
+
+/// Each node by turns, as a real process that is killed and comes back as a new run before its old one is swept: ten
+/// crashes with every run of the tests, or as many as the variable `CRASHES` says; two hundred took seven minutes on two busy
+/// cores. Two hundred in one process, of a node that is no more than its routes, are in `tests/conformance/crashes.rs` with every
+/// run of the tests.
+#[test]
+fn crash_after_crash_under_load_leaves_no_row_and_tells_each_departure_once() {
+    let crashes = env::var("CRASHES").map_or(10, |count| count.parse().expect("a number"));
+    let mut cluster = Cluster::start(3, &[]);
+    let mut listener = Listener::start(&cluster);
+    let crowd = Crowd::start(&cluster, 12, |_| true);
+    let everybody: Vec<usize> = (0..12).collect();
+    crowd.write_on(&everybody);
+    let mut moved = Vec::new();
+    for turn in 0..crashes {
+        let nth = turn % 3;
+        let guest = |n: usize| format!("guest-{turn}-{n}");
+        let mut guests: Vec<Client> =
+            (0..4).map(|n| cluster.login(nth, Wire::ALL[n % 4], &guest(n))).collect();
+        for guest in &mut guests {
+            assert!(matches!(guest.ask(ask::join("hall")), Said::Done(_)));
+        }
+        // These are about to be let in.
+        let early: Vec<Client> = (4..8)
+            .map(|n| {
+                let mut client = Client::connect(cluster.node(nth).address(), Wire::Tcp);
+                client.say(ask::hello(hello(&cluster.node(nth).token(&guest(n)), "phone")));
+                client
+            })
+            .collect();
+        crowd.kill(&mut cluster, nth);
+        drop((guests, early));
+        moved.push(cluster.login((nth + 1) % 3, Wire::Tcp, &guest(0)));
+        cluster.restart(nth);
+        crowd.open(&cluster, nth);
+        listener.take(Duration::from_millis(1));
+    }
+    let last = Instant::now();
+    cluster.all_owned();
+    crowd.write_on(&everybody);
+    all_is_there(&cluster, 0, &crowd.stop(), |_| true);
+    drop(moved);
+    // The lease of the last one, and what is left to who may be telling it.
+    pass(last, 15);
+    nothing_leaked(&cluster);
+    (0..3).for_each(|nth| known(&cluster, nth, 3));
+    let guests = (0..crashes).flat_map(|turn| (0..4).map(move |n| format!("guest-{turn}-{n}")));
+    let guests: Vec<String> = guests.collect();
+    let names: Vec<String> = everybody.iter().map(|n| writer(*n)).chain(guests.iter().cloned()).collect();
+    eventually("all left in the end", || listener.not_left(&names).is_empty().then_some(()));
+    for some in names.chunks(100) {
+        assert_eq!(online(&cluster, 1, some), [""; 0]);
+    }
+    listener.take(Duration::from_secs(1));
+    assert_eq!(listener.told_twice(), BTreeSet::<String>::new());
+    // Whoever moved was not told to have left the dead node.
+    for name in &guests {
+        assert_eq!(listener.offlines(name), 1, "{name}");
+    }
+}
