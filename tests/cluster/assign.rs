@@ -2,7 +2,7 @@
 //! away.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     process::Command,
@@ -16,11 +16,19 @@ use crate::support::{Client, Cluster, PATIENCE, eventually, hello, http, service
 
 /// What a node answers to a user who asks: the names and addresses in order, and whether that may be old.
 fn ask(cluster: &Cluster, nth: usize, user: &str) -> (Vec<(String, SocketAddr)>, bool) {
+    ask_from(cluster, nth, user, "")
+}
+
+/// The same for a client in a zone, if it names one.
+fn ask_from(cluster: &Cluster, nth: usize, user: &str, zone: &str) -> (Vec<(String, SocketAddr)>, bool) {
+    let query = if zone.is_empty() { String::new() } else { format!("?zone={zone}") };
     let node = cluster.node(nth);
     let mut stream = TcpStream::connect(node.address()).expect("a node");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
-    let request =
-        format!("GET /v1/assign HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n", node.token(user));
+    let request = format!(
+        "GET /v1/assign{query} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n",
+        node.token(user)
+    );
     stream.write_all(request.as_bytes()).expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
@@ -147,4 +155,119 @@ fn send_logs_in_where_it_is_sent() {
     let push = bob.expect_push();
     assert_eq!((push.seq, text_of(&push)), (1, "hello"));
     assert_eq!(cluster.node(1).metric("logins_total"), before + 1.0, "ann came to n2");
+}
+
+/// Users of the test below.
+const USERS: usize = 120;
+
+fn user(n: usize) -> String {
+    format!("user-{n}")
+}
+
+/// By the node that is named first, the users who are sent there from a zone, as one node says it.
+fn firsts(cluster: &Cluster, nth: usize, zone: &str) -> BTreeMap<String, BTreeSet<usize>> {
+    let mut sent: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for n in 0..USERS {
+        let (mut places, _) = ask_from(cluster, nth, &user(n), zone);
+        assert_eq!(places.len(), 3, "all are named, in whatever order");
+        sent.entry(places.remove(0).0).or_default().insert(n);
+    }
+    sent
+}
+
+/// Waits until all nodes send the same users to n3, each asked from another zone, and these so many: three and a half times the
+/// deviation of a fair draw.
+fn sent_to_n3(cluster: &Cluster, percent: usize) -> BTreeSet<usize> {
+    let (want, share) = (USERS * percent / 100, percent as f64 / 100.0);
+    let near = (3.5 * (USERS as f64 * share * (1.0 - share)).sqrt()) as usize;
+    let mut sent = Vec::new();
+    eventually(&format!("{percent} % go to the new version"), || {
+        let all = [(0, ""), (1, "a"), (2, "b")];
+        sent = all.map(|(nth, zone)| firsts(cluster, nth, zone).remove("n3").unwrap_or_default()).into();
+        let is_near = sent[0].len().abs_diff(want) <= near;
+        (is_near && sent.iter().all(|users| *users == sent[0])).then_some(())
+    });
+    sent.swap_remove(0)
+}
+
+/// Logs the users in where they are sent from that zone, and gives how many are on each node.
+fn log_in(cluster: &Cluster, users: impl Iterator<Item = usize>, zone: &str) -> (Vec<Client>, [f64; 3]) {
+    let logins = || [0, 1, 2].map(|nth| cluster.node(nth).metric("logins_total"));
+    let before = logins();
+    let clients = users.map(|n| {
+        let (_, address) = ask_from(cluster, n % 3, &user(n), zone).0.remove(0);
+        let mut client = Client::connect(address, Wire::ALL[n % 4]);
+        client.login(hello(&cluster.node(0).token(&user(n)), "phone"));
+        client
+    });
+    let clients = clients.collect();
+    let after = logins();
+    (clients, [0, 1, 2].map(|nth| after[nth] - before[nth]))
+}
+
+/// Changes how many of the newcomers a node gets.
+fn weigh(cluster: &Cluster, nth: usize, change: &Value) {
+    cluster.node(nth).http("POST", "/v1/weight", &change.to_string());
+}
+
+#[test]
+fn three_nodes_share_clients_by_the_share_of_a_version_then_by_zone_then_by_weight() {
+    let mut cluster = Cluster::prepare(3, &[]);
+    for nth in 0..2 {
+        cluster.set_for(nth, &["assign.zone=a", "assign.version=1"]);
+    }
+    cluster.set_for(2, &["assign.zone=b", "assign.version=2", "assign.share=0"]);
+    (0..3).for_each(|nth| cluster.restart(nth));
+    cluster.all_owned();
+    let all = ["n1", "n2", "n3"].map(str::to_owned);
+    for nth in 0..3 {
+        eventually("each node knows all", || (names(&cluster, nth, "ann") == all).then_some(()));
+    }
+    // A new version is let in by steps; a larger share keeps whom a smaller one had, and it goes back the same way.
+    let mut steps: Vec<BTreeSet<usize>> = Vec::new();
+    for percent in [0, 20, 60, 100, 60, 20, 0] {
+        weigh(&cluster, 2, &json!({"share": percent}));
+        let sent = sent_to_n3(&cluster, percent);
+        if let Some(before) = steps.last() {
+            assert!(sent.is_subset(before) || before.is_subset(&sent), "others move: {before:?}, {sent:?}");
+        }
+        if percent == 20 {
+            // Whoever is where: n3 is the only one in zone b, and still gets its share alone.
+            let (_clients, at) = log_in(&cluster, 0..60, "b");
+            let share = sent.iter().filter(|n| **n < 60).count() as f64;
+            assert_eq!((at[2], at[0] + at[1]), (share, 60.0 - share));
+        }
+        steps.push(sent);
+    }
+    assert_eq!((&steps[1], &steps[2]), (&steps[5], &steps[4]), "always the same users");
+
+    // Without a share, versions are alike, and the zone comes first.
+    weigh(&cluster, 2, &json!({"share": -1}));
+    for nth in 0..3 {
+        eventually("clients of zone b go to its node", || {
+            (firsts(&cluster, nth, "b").keys().eq(["n3"])).then_some(())
+        });
+        assert!(firsts(&cluster, nth, "a").keys().eq(["n1", "n2"]), "as n{} says", nth + 1);
+        assert_eq!(firsts(&cluster, nth, "").len(), 3, "without a zone all are alike");
+    }
+    let (_here, at) = log_in(&cluster, 0..40, "a");
+    assert!(at[2] == 0.0 && at[0] > 0.0 && at[1] > 0.0, "{at:?}");
+    let (_there, at) = log_in(&cluster, 40..80, "b");
+    assert_eq!(at, [0.0, 0.0, 40.0]);
+
+    // In a zone by weight: three of four, within three and a half times the deviation of a fair draw; then nobody.
+    weigh(&cluster, 0, &json!({"weight": 300}));
+    for nth in 0..3 {
+        eventually("n1 gets three of four", || {
+            let count = firsts(&cluster, nth, "a")["n1"].len();
+            (74..=106).contains(&count).then_some(())
+        });
+    }
+    weigh(&cluster, 0, &json!({"weight": 0}));
+    for nth in 0..3 {
+        eventually("n1 gets nobody", || firsts(&cluster, nth, "a").keys().eq(["n2"]).then_some(()));
+        // Whoever has a weight comes before it, of whatever zone.
+        let (places, _) = ask_from(&cluster, nth, "ann", "a");
+        assert!(places.iter().map(|(name, _)| name.as_str()).eq(["n2", "n3", "n1"]), "{places:?}");
+    }
 }
