@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use tidegate_protocol::id::UserId;
 
-use crate::routes::NodeBoot;
+use crate::routes::{NodeBoot, TopicLag};
 
 mod embedded;
 mod faulty;
@@ -185,6 +185,12 @@ pub trait Bus: Send + Sync {
     /// arrives, in order or as a [`NodeEvent::Gap`]; nothing published before ever does. Only then may the node
     /// register interest or become ready. A second call ends the first one's feed.
     async fn consume_node(&self, me: &NodeBoot) -> Result<Box<dyn NodeFeed>, ReadError>;
+
+    /// How far this node is behind in its own topic, as far as it is known now: an event that was given out counts until
+    /// the next one is asked for. Never waits. None on a bus that has no such topic, or does not measure.
+    fn node_lag(&self) -> Option<TopicLag> {
+        None
+    }
 
     /// Waits until everything handed over is confirmed or failed, at most `within`, and ends all feeds and reads.
     /// Every later append is [`AppendError::Rejected`]. Unknown: something was still in doubt (flaw S30).

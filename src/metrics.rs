@@ -65,6 +65,8 @@ metrics! {
     counter fan_outs_lost "tidegate_fan_outs_lost_total" "Records of large groups that did not get to a node, or had no room in it; its members there hear Behind."
     counter fan_outs_idle "tidegate_fan_outs_idle_total" "Records of large groups that other nodes sent here, where nobody is a member."
     counter indexes_read "tidegate_group_indexes_read_total" "Times a node's index of a large group was older than a push, and was brought up from the store."
+    gauge node_topic_lag "tidegate_node_topic_lag_records" "Records of this node's own topic that it is not done with, as of the last second in which Kafka said where the topic ends; 0 without Kafka."
+    gauge node_topic_lag_seconds "tidegate_node_topic_lag_seconds" "The age of the oldest of those that this node has read and is not done with."
     counter node_topic_gaps "tidegate_node_topic_gaps_total" "Gaps in this node's own topic; members of large groups here hear Behind."
     counter quarantined "tidegate_records_quarantined_total" "Log records that could not be decoded."
     counter accept_pauses "tidegate_accept_pauses_total" "Times accepting paused because file descriptors ran out."

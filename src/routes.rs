@@ -17,7 +17,7 @@ mod redis;
 
 pub use self::announced::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
 pub use self::redis::{ROW_TTL, RedisRoutes};
-pub use about::{About, Draining};
+pub use about::{About, Draining, TopicLag};
 pub use memory::{Leases, MemoryRoutes};
 
 /// One run of a node: a node that restarts is another one.

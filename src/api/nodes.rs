@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::UserId};
 
 use super::{Api, Problem, bad_body};
-use crate::routes::{Draining, Lease, NodeRow, NodeState, RoutesError, Standing};
+use crate::routes::{Draining, Lease, NodeRow, NodeState, RoutesError, Standing, TopicLag};
 
 /// All nodes, as the routes list them now; as this node saw them last while those are away.
 pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
@@ -54,6 +54,17 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "labels": info.about.labels,
         "accepts": info.about.accepts,
         "drain": info.about.drain.as_ref().map(draining),
+        "nodeTopic": info.about.node_topic.as_ref().map(node_topic),
+    })
+}
+
+/// How far a node was in its own topic when it renewed its lease.
+fn node_topic(it: &TopicLag) -> Value {
+    json!({
+        "position": it.position,
+        "end": it.end,
+        "behindRecords": it.behind(),
+        "behindMs": it.behind_ms,
     })
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
 use crate::{
     fault::{Breaks, Faulty},
-    routes::NodeBoot,
+    routes::{NodeBoot, TopicLag},
 };
 
 impl Breaks for AppendError {
@@ -71,6 +71,10 @@ impl Bus for Faulty<dyn Bus> {
 
     async fn consume_node(&self, me: &NodeBoot) -> Result<Box<dyn NodeFeed>, ReadError> {
         self.call("consume_node", self.inner.consume_node(me)).await
+    }
+
+    fn node_lag(&self) -> Option<TopicLag> {
+        self.inner.node_lag()
     }
 
     async fn close(&self, within: Duration) -> Result<(), AppendError> {

@@ -18,10 +18,15 @@ use self::{
     client::Cluster,
     context::{Context, Reading},
     group::Member,
+    place::Place,
     read::{ANSWER, Reader, no_partition},
 };
 use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
-use crate::{config::Kafka, metrics::Metrics, routes::NodeBoot};
+use crate::{
+    config::Kafka,
+    metrics::Metrics,
+    routes::{NodeBoot, TopicLag},
+};
 
 mod append;
 mod client;
@@ -29,6 +34,7 @@ mod context;
 mod events;
 mod feed;
 mod group;
+mod place;
 mod read;
 mod topics;
 
@@ -61,7 +67,8 @@ pub struct KafkaBus {
     /// Asks for what is there; joins and reads nothing.
     asking: Arc<read::Client>,
     group: tokio::sync::Mutex<Option<Arc<Member>>>,
-    feed: Mutex<Arc<AtomicBool>>,
+    /// Where this node is in its own topic.
+    feed: Mutex<Arc<Place>>,
     closed: AtomicBool,
 }
 
@@ -115,6 +122,10 @@ impl KafkaBus {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn feed(&self) -> MutexGuard<'_, Arc<Place>> {
+        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_open(&self) -> bool {
@@ -236,16 +247,12 @@ impl Bus for KafkaBus {
         if !self.is_open() {
             return Err(ReadError::Unavailable("the bus is closed".to_owned()));
         }
-        let over = Arc::new(AtomicBool::new(false));
-        let former = {
-            let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *feed, Arc::clone(&over))
-        };
-        former.store(true, Ordering::SeqCst);
+        let place = Arc::<Place>::default();
+        std::mem::replace(&mut *self.feed(), Arc::clone(&place)).end();
         let unavailable = |error: KafkaRefusal| ReadError::Unavailable(error.to_string());
         let config = client::reader(&self.kafka, Cluster::Nodes).map_err(unavailable)?;
         let (topic, boot, metrics) = (self.kafka.topic_of(me.node.as_str()), me.boot, self.metrics.clone());
-        let opened = tokio::task::spawn_blocking(move || feed::open(config, &topic, boot, &metrics, over));
+        let opened = tokio::task::spawn_blocking(move || feed::open(config, &topic, boot, &metrics, place));
         match opened.await {
             Ok(Ok(feed)) => Ok(Box::new(feed)),
             Ok(Err(error)) => Err(unavailable(error)),
@@ -253,9 +260,13 @@ impl Bus for KafkaBus {
         }
     }
 
+    fn node_lag(&self) -> Option<TopicLag> {
+        self.feed().lag()
+    }
+
     async fn close(&self, within: Duration) -> Result<(), AppendError> {
         self.closed.store(true, Ordering::SeqCst);
-        self.feed.lock().unwrap_or_else(PoisonError::into_inner).store(true, Ordering::SeqCst);
+        self.feed().end();
         self.reader.close();
         let (log, nodes) = (Arc::clone(&self.log), Arc::clone(&self.nodes));
         let flushed = tokio::task::spawn_blocking(move || {

@@ -56,6 +56,7 @@ impl Assign {
             labels: self.labels.clone(),
             accepts: self.accepts,
             drain: None,
+            node_topic: None,
         }
     }
 

@@ -92,7 +92,8 @@ impl Said {
     fn info(&self) -> NodeInfo {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (conns, capacity) = self.admission.load();
-        let mut about = About { drain: self.drainer.progress(), ..self.assigner.about() };
+        let (drain, node_topic) = (self.drainer.progress(), self.ports.bus.node_lag());
+        let mut about = About { drain, node_topic, ..self.assigner.about() };
         if conns >= capacity {
             // Nor from those who leave.
             about.accepts = 0;

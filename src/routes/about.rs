@@ -21,6 +21,27 @@ pub struct About {
     pub accepts: u32,
     /// How far its drain is.
     pub drain: Option<Draining>,
+    /// How far it is behind in its own topic; none = it has none, or can't ask for its end.
+    pub node_topic: Option<TopicLag>,
+}
+
+/// How far a node is in its own topic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct TopicLag {
+    /// It is done with everything below.
+    pub position: u64,
+    /// The end of the topic.
+    pub end: u64,
+    /// The age of the oldest record that it has read and is not done with, in ms; 0 = there is none.
+    pub behind_ms: u64,
+}
+
+impl TopicLag {
+    /// How many records wait.
+    pub fn behind(&self) -> u64 {
+        self.end.saturating_sub(self.position)
+    }
 }
 
 /// How far a drain is.
@@ -51,6 +72,7 @@ impl Default for About {
             labels: Vec::new(),
             accepts: 1_000,
             drain: None,
+            node_topic: None,
         }
     }
 }

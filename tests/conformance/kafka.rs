@@ -101,7 +101,7 @@ async fn replace(kafka: &Kafka, topic: &str) {
 }
 
 /// Asks until there is an answer; each time the broker is asked.
-async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(super) async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..1_000 {
         if let Some(answer) = ask().await {
             return answer;

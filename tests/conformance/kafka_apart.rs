@@ -12,11 +12,12 @@ use tidegate::{
     bus::{Bus, KafkaBus, NodeEvent, TopicState},
     config::Kafka,
     metrics,
+    routes::TopicLag,
 };
 
 use super::{
     bus::{World, records, texts},
-    kafka::{ANSWER, admin, ensure, heard, open, settings},
+    kafka::{ANSWER, admin, ensure, eventually, heard, open, settings},
     node,
     own_kafka::OwnKafka,
 };
@@ -79,14 +80,55 @@ async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on() {
     assert_eq!(read, [(0, "a".to_owned()), (1, "b".to_owned()), (2, "c".to_owned())]);
     assert_eq!(bus.bounds(0).await.unwrap().next, 3);
     assert!(!publishing.is_finished(), "its broker stands still");
+    // Where its topic ends, nobody says.
+    eventually(async || bus.node_lag().is_none().then_some(())).await;
     nodes.stand_still(false);
     publishing.await.unwrap().unwrap();
     assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["2"]))));
+    eventually(async || bus.node_lag()).await;
 
     bus.append(0, records(&["d"])).await.unwrap();
     bus.publish_node(me, records(&["3"])).await.unwrap();
     assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["3"]))));
     assert_eq!(texts(&bus.read(0, 3, 9, 99).await.unwrap()), [(3, "d".to_owned())]);
+}
+
+/// Waits until the node is behind by that much.
+async fn is_behind(bus: &KafkaBus, records: u64) -> TopicLag {
+    eventually(async || bus.node_lag().filter(|lag| lag.behind() == records)).await
+}
+
+#[tokio::test]
+async fn a_node_is_behind_by_what_it_is_not_done_with_and_not_by_what_is_for_others() {
+    let kafka = settings();
+    ensure(&kafka).await;
+    let (bus, me) = (open(&kafka).await, node("me", 1));
+    assert_eq!(bus.node_lag(), None, "it reads no topic yet");
+    // What was there before it came does not count.
+    bus.publish_node(&me, records(&["early"])).await.unwrap();
+    let mut feed = bus.consume_node(&me).await.unwrap();
+    assert_eq!(bus.node_lag(), Some(TopicLag { position: 1, end: 1, behind_ms: 0 }));
+    bus.publish_node(&me, records(&["a", "b"])).await.unwrap();
+    assert_eq!(is_behind(&bus, 2).await.position, 1);
+    let waiting = eventually(async || bus.node_lag().filter(|lag| lag.behind_ms > 0)).await;
+    assert_eq!((waiting.position, waiting.end), (1, 3));
+    let mut taken = 0;
+    while taken < 2 {
+        let given = match heard(&mut feed).await {
+            Some(NodeEvent::Records(records)) => records.len() as u64,
+            other => panic!("{other:?}"),
+        };
+        // It has what was given out last, and is not done with it.
+        assert!(bus.node_lag().is_some_and(|lag| lag.position == 1 + taken), "{:?}", bus.node_lag());
+        taken += given;
+    }
+    assert!(tokio::time::timeout(Duration::ZERO, feed.next()).await.is_err(), "it asks for the next");
+    assert_eq!(is_behind(&bus, 0).await.position, 3);
+    // A later run of the node.
+    bus.publish_node(&node("me", 2), records(&["x", "y", "z"])).await.unwrap();
+    let past = eventually(async || bus.node_lag().filter(|lag| lag.position == 6)).await;
+    assert_eq!(past, TopicLag { position: 6, end: 6, behind_ms: 0 });
+    drop(feed);
 }
 
 #[tokio::test]
@@ -102,6 +144,7 @@ async fn a_node_that_is_behind_what_its_topic_lost_hears_of_one_gap_and_of_what_
     for some in numbered.chunks(500) {
         bus.publish_node(&me, some.to_vec()).await.unwrap();
     }
+    is_behind(&bus, MANY as u64).await;
     let mut gone = TopicPartitionList::new();
     let first_left = Offset::Offset((MANY - LEFT) as i64);
     gone.add_partition_offset(&kafka.topic_of("me"), 0, first_left).unwrap();

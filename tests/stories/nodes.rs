@@ -20,6 +20,7 @@ fn a_node_on_its_own_is_a_cluster_of_one() {
     assert_eq!(one["clients"], json!([node.address().to_string()]));
     assert!(one["beat"].as_u64() >= Some(1) && one["capacity"].as_u64() > Some(0));
     assert_eq!(said["archiveBehind"], json!([]), "its log keeps what is not archived");
+    assert_eq!(one.get("nodeTopic"), Some(&Value::Null), "there is nobody to send it anything");
 }
 
 #[test]

@@ -1,10 +1,7 @@
 //! A node's own topic: one partition, read from its end by nobody else, never through a group (flaws S26, S28).
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +20,7 @@ use super::{
     super::{NodeEvent, NodeFeed, TopicId},
     KafkaRefusal,
     context::{Context, Reading},
+    place::{Place, Waiting},
     read::ANSWER,
 };
 use crate::metrics::Metrics;
@@ -38,20 +36,37 @@ const RETRY: Duration = Duration::from_millis(500);
 const BATCHES: usize = 16;
 const BATCH: usize = 256;
 
+/// Between two questions for the end of the topic, beside the reading: what is measured is how far that is behind.
+const LOOK: Duration = Duration::from_secs(1);
+
 struct Feed {
-    client: Client,
+    client: Arc<Client>,
     topic: String,
     /// Only records with this key are for this run of the node.
     key: [u8; 8],
     /// The offset that comes next, unless something is lost.
     next: i64,
     id: Option<TopicId>,
-    over: Arc<AtomicBool>,
+    place: Arc<Place>,
+}
+
+/// What was found in the topic, and where.
+struct Found {
+    event: NodeEvent,
+    at: Waiting,
+}
+
+/// Records that become one event.
+struct Collected {
+    records: Vec<Bytes>,
+    at: Waiting,
 }
 
 pub(super) struct KafkaFeed {
     events: mpsc::Receiver<NodeEvent>,
-    over: Arc<AtomicBool>,
+    /// Whether somebody has the event that was given out last.
+    given: bool,
+    place: Arc<Place>,
 }
 
 /// Opens the topic at its end, and finishes a first fetch. Blocks.
@@ -60,13 +75,13 @@ pub(super) fn open(
     topic: &str,
     boot: u64,
     metrics: &Metrics,
-    over: Arc<AtomicBool>,
+    place: Arc<Place>,
 ) -> Result<KafkaFeed, KafkaRefusal> {
     config.set("enable.partition.eof", "true");
-    let client = Client::from_config_and_context(&config, Context::new(Reading, metrics))?;
-    let topic = topic.to_owned();
+    let client = Arc::new(Client::from_config_and_context(&config, Context::new(Reading, metrics))?);
+    let (topic, key) = (topic.to_owned(), boot.to_be_bytes());
     let mut feed =
-        Feed { client, topic, key: boot.to_be_bytes(), next: 0, id: None, over: Arc::clone(&over) };
+        Feed { client: Arc::clone(&client), topic, key, next: 0, id: None, place: Arc::clone(&place) };
     let topic = feed.topic.clone();
     let missing = |error: KafkaError| {
         KafkaRefusal(format!(
@@ -77,11 +92,35 @@ pub(super) fn open(
     feed.begin(end)?;
     let (tell, events) = mpsc::channel(BATCHES);
     let first = feed.first_fetch().map_err(missing)?;
-    thread::Builder::new()
-        .name("tidegate-node-topic".to_owned())
-        .spawn(move || feed.run(&tell, first))
-        .map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))?;
-    Ok(KafkaFeed { events, over })
+    spawn("tidegate-node-topic", move || feed.run(&tell, first))?;
+    let (measured, metrics) = (Arc::clone(&place), metrics.clone());
+    spawn("tidegate-node-topic-end", move || measure(&client, &topic, &measured, &metrics))?;
+    Ok(KafkaFeed { events, given: false, place })
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), KafkaRefusal> {
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
+    spawned.map(drop).map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))
+}
+
+/// Asks for the end of the topic again and again. Not the thread that reads: it waits for the node, which may stand still.
+/// The library's own mark is as old as its last fetch, and with its queue full it fetches nothing.
+fn measure(client: &Client, topic: &str, place: &Place, metrics: &Metrics) {
+    while !place.is_over() {
+        let end = client.fetch_watermarks(topic, 0, ANSWER);
+        if let Err(error) = &end {
+            tracing::debug!(%error, topic, "the end of the node's topic is not known");
+        }
+        place.heard(end.ok().map(|(_, end)| end));
+        if let Some(lag) = place.lag() {
+            metrics.node_topic_lag.set(lag.behind() as f64);
+            metrics.node_topic_lag_seconds.set(lag.behind_ms as f64 / 1e3);
+        }
+        let until = Instant::now() + LOOK;
+        while Instant::now() < until && !place.is_over() {
+            thread::sleep(TICK);
+        }
+    }
 }
 
 impl Feed {
@@ -90,56 +129,59 @@ impl Feed {
         list.add_partition_offset(&self.topic, 0, Offset::Offset(from))?;
         self.client.assign(&list)?;
         self.next = from;
+        self.place.at_end(from);
         Ok(())
     }
 
     /// Until the broker says that there is nothing more, or something came already.
-    fn first_fetch(&mut self) -> KafkaResult<Vec<Bytes>> {
+    fn first_fetch(&mut self) -> KafkaResult<Option<Found>> {
         let until = Instant::now() + ANSWER;
-        let mut records = Vec::new();
+        let mut first = Collected::from(self.next);
         while Instant::now() < until {
             match self.client.poll(TICK) {
                 None => continue,
                 Some(Err(KafkaError::PartitionEOF(_))) => {
                     self.id = self.client.context().topic_id(&self.topic);
-                    return Ok(records);
+                    return Ok(first.found());
                 }
                 Some(Err(error)) => return Err(error),
                 Some(Ok(message)) => {
                     let (offset, record) = (message.offset(), self.mine(&message));
                     drop(message);
                     self.next = offset + 1;
-                    records.extend(record);
+                    first.add(record);
                 }
             }
         }
         Err(KafkaError::MessageConsumption(RDKafkaErrorCode::OperationTimedOut))
     }
 
-    fn mine(&self, message: &impl rdkafka::Message) -> Option<Bytes> {
+    /// A record for this run of the node, and its time.
+    fn mine(&self, message: &impl rdkafka::Message) -> Option<(Bytes, Option<i64>)> {
         let mine = message.key() == Some(&self.key[..]);
-        mine.then(|| Bytes::copy_from_slice(message.payload().unwrap_or_default()))
+        let bytes = || Bytes::copy_from_slice(message.payload().unwrap_or_default());
+        mine.then(|| (bytes(), message.timestamp().to_millis()))
     }
 
-    fn run(mut self, tell: &mpsc::Sender<NodeEvent>, first: Vec<Bytes>) {
-        let mut events = Vec::new();
-        put(&mut events, first);
-        while !self.over.load(Ordering::SeqCst) {
-            for event in events.drain(..) {
+    fn run(mut self, tell: &mpsc::Sender<NodeEvent>, first: Option<Found>) {
+        let mut found: Vec<Found> = first.into_iter().collect();
+        while !self.place.is_over() {
+            self.place.read(self.next, found.iter().map(|it| it.at));
+            for Found { event, .. } in found.drain(..) {
                 // Nobody listens any more.
                 if tell.blocking_send(event).is_err() {
                     return;
                 }
             }
-            self.collect(&mut events);
+            self.collect(&mut found);
         }
     }
 
     /// What is there, with a gap in the place of what is not.
-    fn collect(&mut self, events: &mut Vec<NodeEvent>) {
-        let (mut records, mut wait) = (Vec::new(), TICK);
+    fn collect(&mut self, found: &mut Vec<Found>) {
+        let (mut batch, mut wait) = (Collected::from(self.next), TICK);
         let lost = loop {
-            if records.len() >= BATCH {
+            if batch.records.len() >= BATCH {
                 break false;
             }
             let (offset, mine) = match self.client.poll(wait) {
@@ -151,16 +193,16 @@ impl Feed {
             wait = Duration::ZERO;
             if offset > self.next {
                 tracing::warn!(offset, topic = self.topic, "records of the node's topic are gone");
-                put(events, std::mem::take(&mut records));
-                events.push(NodeEvent::Gap);
+                let whole = std::mem::replace(&mut batch, Collected::from(offset));
+                found.extend(whole.found().into_iter().chain([Found::gap(self.next)]));
             }
             self.next = offset + 1;
-            records.extend(mine);
+            batch.add(mine);
         };
-        put(events, records);
+        found.extend(batch.found());
         if lost {
             self.find_the_end();
-            events.push(NodeEvent::Gap);
+            found.push(Found::gap(self.next));
         }
     }
 
@@ -178,7 +220,7 @@ impl Feed {
     }
 
     fn find_the_end(&mut self) {
-        while !self.over.load(Ordering::SeqCst) {
+        while !self.place.is_over() {
             let end = self.client.fetch_watermarks(&self.topic, 0, ANSWER);
             match end.and_then(|(_, end)| self.begin(end)) {
                 Ok(()) => {
@@ -195,22 +237,45 @@ impl Feed {
     }
 }
 
-fn put(events: &mut Vec<NodeEvent>, records: Vec<Bytes>) {
-    if !records.is_empty() {
-        events.push(NodeEvent::Records(records));
+impl Found {
+    fn gap(from: i64) -> Self {
+        Self { event: NodeEvent::Gap, at: Waiting { from, since_ms: None } }
+    }
+}
+
+impl Collected {
+    fn from(from: i64) -> Self {
+        Self { records: Vec::new(), at: Waiting { from, since_ms: None } }
+    }
+
+    fn add(&mut self, mine: Option<(Bytes, Option<i64>)>) {
+        if let Some((record, time)) = mine {
+            self.records.push(record);
+            self.at.since_ms = self.at.since_ms.or(time);
+        }
+    }
+
+    fn found(self) -> Option<Found> {
+        let Self { records, at } = self;
+        (!records.is_empty()).then(|| Found { event: NodeEvent::Records(records), at })
     }
 }
 
 #[async_trait]
 impl NodeFeed for KafkaFeed {
     async fn next(&mut self) -> Option<NodeEvent> {
-        let event = self.events.recv().await;
-        event.filter(|_| !self.over.load(Ordering::SeqCst))
+        // Who asks for the next one is done with the last.
+        if std::mem::take(&mut self.given) {
+            self.place.done();
+        }
+        let event = self.events.recv().await.filter(|_| !self.place.is_over());
+        self.given = event.is_some();
+        event
     }
 }
 
 impl Drop for KafkaFeed {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::SeqCst);
+        self.place.end();
     }
 }
