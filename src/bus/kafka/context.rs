@@ -7,7 +7,10 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use rdkafka::{
-    ClientContext, Statistics, config::RDKafkaLogLevel, consumer::ConsumerContext, error::KafkaError,
+    ClientContext, Statistics,
+    config::RDKafkaLogLevel,
+    consumer::ConsumerContext,
+    error::{KafkaError, RDKafkaErrorCode},
 };
 
 use super::super::TopicId;
@@ -63,6 +66,10 @@ impl<R: Send + Sync> ClientContext for Context<R> {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        // The end of a node's topic, which its reader asks to be told of.
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
+            return;
+        }
         self.metrics.kafka_errors.increment(1);
         tracing::warn!(%error, reason, "the Kafka client reports an error");
     }
@@ -101,5 +108,20 @@ mod tests {
         for other in ["Topic a [0] Leader 1 Epoch 0", "Topic a changed id from b to c", ""] {
             assert_eq!(told(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn the_end_of_a_topic_is_counted_as_no_error() {
+        let (metrics, page) = crate::metrics::install();
+        let context = Context::new(Reading, &metrics);
+        let told = |code| {
+            context.error(KafkaError::Global(code), "as the library says it");
+            let page = page.render();
+            let mut lines = page.lines();
+            lines.find_map(|line| line.strip_prefix("tidegate_kafka_errors_total ")?.parse::<u64>().ok())
+        };
+        let before = told(RDKafkaErrorCode::PartitionEOF);
+        assert_eq!(told(RDKafkaErrorCode::PartitionEOF), before);
+        assert_eq!(told(RDKafkaErrorCode::AllBrokersDown), before.map(|count| count + 1));
     }
 }
