@@ -30,7 +30,8 @@ use self::{
 
 /// Between two renewals; the lease is more than three times as long.
 pub const RENEW_EVERY: Duration = Duration::from_secs(3);
-/// The same while the routes do not answer, or a run stands still whose lease is about to end.
+/// The same while the routes do not answer, a run stands still whose lease is about to end, or a node leaves: who follows
+/// that sees it go on, and where its clients get to.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 /// Between two renewals at least, whatever calls for one.
 const RENEW_LEAST: Duration = Duration::from_millis(250);
@@ -126,7 +127,8 @@ impl Member {
             if let Err(why) = self.announce().await {
                 return why;
             }
-            let soon = self.view.is_stale() || self.view.is_waiting_for_one(Instant::now());
+            let waits = self.view.is_stale() || self.view.is_waiting_for_one(Instant::now());
+            let soon = waits || self.view.is_any_leaving();
             let pause = if soon { RETRY_EVERY } else { RENEW_EVERY };
             sleep(RENEW_LEAST).await;
             tokio::select! {

@@ -36,6 +36,8 @@ mod support;
 mod trace;
 #[path = "cluster/versions.rs"]
 mod versions;
+#[path = "cluster/watch.rs"]
+mod watch;
 
 use std::{collections::BTreeSet, time::Duration};
 

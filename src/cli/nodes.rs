@@ -1,17 +1,14 @@
 //! `tidegate nodes`, `owners` and `where`: what a node knows of the cluster, as tables, from its admin port.
 
-use std::{
-    fmt::Write as _,
-    io::{IsTerminal as _, Write as _},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
 use super::{DataArg, bench::admin::Admin, drain, find};
+
+mod watch;
 
 /// Which node is asked, and in what form it is printed.
 #[derive(clap::Args, Debug)]
@@ -38,18 +35,27 @@ pub struct WhereArgs {
 /// Arguments of `tidegate nodes`.
 #[derive(clap::Args, Debug)]
 pub struct NodesArgs {
-    /// Go on, and print the table anew each second, until interrupted
+    /// Go on, and print the table anew each second, until interrupted; a node that leaves is followed until it is back
     #[arg(long)]
     watch: bool,
     /// End after so many tables
     #[arg(long, requires = "watch", value_name = "TABLES")]
     count: Option<u64>,
+    /// Admin address of a node, again for others: they are asked where one does not answer; default: those of the nodes which
+    /// run on --data
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Vec<SocketAddr>,
+    /// Print what the admin port answers, as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
-    ask: Ask,
+    data: DataArg,
 }
 
-/// Between two tables.
-const EVERY: Duration = Duration::from_secs(1);
+/// A node may be gone, or stand still, while others answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
 
 /// Prints the nodes, once or again and again.
 ///
@@ -57,53 +63,44 @@ const EVERY: Duration = Duration::from_secs(1);
 /// No node answers; while watching only when none did at first.
 pub fn nodes(args: &NodesArgs) -> anyhow::Result<()> {
     if args.watch {
-        return watch(args);
+        return watch::watch(args);
     }
-    let Some(said) = args.ask.get("/v1/nodes")? else { return Ok(()) };
+    let (_, said) = args.ask(None)?;
+    if args.json {
+        println!("{said}");
+        return Ok(());
+    }
     print!("{}", table(&node_rows(&said)));
     warn(&said);
     Ok(())
 }
 
-/// The node that is asked may be the one that restarts: then another one is asked that it knew, or it again.
-fn watch(args: &NodesArgs) -> anyhow::Result<()> {
-    let clear = std::io::stdout().is_terminal();
-    let mut seen = None;
-    for shown in 1_u64.. {
-        let page = match args.ask.get("/v1/nodes") {
-            Ok(Some(said)) => {
-                let page = table(&node_rows(&said));
-                let stale = if said["stale"] == true { STALE } else { "" };
-                seen = Some(page.clone());
-                format!("{page}{stale}")
+impl NodesArgs {
+    /// What the first node says that answers, and which that is; `first` is asked before the others.
+    fn ask(&self, first: Option<SocketAddr>) -> anyhow::Result<(SocketAddr, Value)> {
+        let mut addresses = self.admin.clone();
+        if addresses.is_empty() {
+            let found = find::nodes(&self.data.data, OTHER_WAY)?;
+            addresses.extend(found.iter().map(|it| it.admin));
+        }
+        addresses.sort_by_key(|it| Some(*it) != first);
+        let mut why = None;
+        for address in addresses {
+            let asked = Admin::connect_within(address, PATIENCE);
+            match asked.and_then(|admin| request(admin, address, "GET", "/v1/nodes")).and_then(fine) {
+                Ok(said) => return Ok((address, said)),
+                Err(error) => why = why.or(Some(error)),
             }
-            Ok(None) => String::new(),
-            Err(why) => match &seen {
-                Some(page) => format!("{page}({why:#}; asking again)\n"),
-                None => return Err(why),
-            },
-        };
-        let mut out = std::io::stdout().lock();
-        // Home, and away with the old table.
-        let home = if clear { "\x1b[H\x1b[J" } else { "" };
-        // Whoever read this has seen enough.
-        if writeln!(out, "{home}{page}").and_then(|()| out.flush()).is_err() {
-            break;
         }
-        drop(out);
-        if args.count.is_some_and(|count| shown >= count) {
-            break;
-        }
-        std::thread::sleep(EVERY);
+        Err(why.unwrap_or_else(|| anyhow!("no node answers")))
     }
-    Ok(())
 }
 
-fn node_rows(said: &Value) -> Vec<[String; 10]> {
-    let mut rows = vec![
-        ["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "CLIENTS", "PEER", "VERSION", "DRAIN"]
-            .map(String::from),
-    ];
+const NODE_COLUMNS: [&str; 11] =
+    ["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "LAG", "VERSION", "DRAIN", "CLIENTS", "PEER"];
+
+fn node_rows(said: &Value) -> Vec<[String; 11]> {
+    let mut rows = vec![NODE_COLUMNS.map(String::from)];
     for node in list(said, "nodes") {
         rows.push([
             text(&node["node"]),
@@ -112,13 +109,25 @@ fn node_rows(said: &Value) -> Vec<[String; 10]> {
             text(&node["conns"]),
             text(&node["capacity"]),
             numbers(&node["owns"]).len().to_string(),
-            list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
-            text(&node["peer"]),
+            lag(&node["nodeTopic"]).unwrap_or_default(),
             text(&node["version"]),
             drain::progress(&node["drain"]).unwrap_or_default(),
+            list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
+            text(&node["peer"]),
         ]);
     }
     rows
+}
+
+/// How far a node is behind in its own topic: records, and the age of the oldest where one waits.
+fn lag(topic: &Value) -> Option<String> {
+    let (records, ms) = (topic["behindRecords"].as_u64()?, topic["behindMs"].as_u64().unwrap_or(0));
+    let age = if ms > 0 { format!(" {}", seconds(ms)) } else { String::new() };
+    Some(format!("{records}{age}"))
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{}.{} s", ms / 1_000, ms % 1_000 / 100)
 }
 
 /// Prints who owns each partition.
@@ -187,10 +196,7 @@ pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
 impl Ask {
     /// The answer; none when it was printed already, as it is.
     fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
-        let (status, said) = self.request("GET", path)?;
-        if status != 200 {
-            bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
-        }
+        let said = fine(self.request("GET", path)?)?;
         Ok((!self.wants_json(&said)).then_some(said))
     }
 
@@ -198,14 +204,9 @@ impl Ask {
     pub(super) fn request(&self, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
         let address = match self.admin {
             Some(address) => address,
-            None => {
-                find::node(&self.data.data, "name its directory with --data or its admin port with --admin")?
-                    .admin
-            }
+            None => find::node(&self.data.data, OTHER_WAY)?.admin,
         };
-        let (status, body) = Admin::connect(&address.to_string())?.request(method, path, "")?;
-        let said = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
-        Ok((status, said))
+        request(Admin::connect(&address.to_string())?, address, method, path)
     }
 
     /// Prints the answer as it is, when that is what was asked for.
@@ -215,6 +216,20 @@ impl Ask {
         }
         self.json
     }
+}
+
+fn request(mut admin: Admin, address: SocketAddr, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
+    let (status, body) = admin.request(method, path, "").with_context(|| format!("admin port {address}"))?;
+    let said = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
+    Ok((status, said))
+}
+
+/// The answer, unless it is a refusal.
+fn fine((status, said): (u16, Value)) -> anyhow::Result<Value> {
+    if status != 200 {
+        bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
+    }
+    Ok(said)
 }
 
 const STALE: &str = "the routes are away: this is what the node saw last\n";
@@ -272,26 +287,19 @@ mod tests {
     fn a_node_that_leaves_is_listed_with_how_far_it_is() {
         let drain =
             json!({"phase": "draining", "from": 200, "left": 50, "unnoticed": 0, "rate": 50, "forMs": 3_000});
-        let node = |drain: Value| {
+        let node = |drain: Value, topic: Value| {
             json!({"node": "n1", "state": "draining", "lease": "live", "conns": 50, "capacity": 100, "owns": [1, 2],
-                "clients": ["a:1"], "peer": "", "version": "2", "drain": drain})
+                "clients": ["a:1"], "peer": "", "version": "2", "drain": drain, "nodeTopic": topic})
         };
-        let said = json!({"nodes": [node(drain), node(Value::Null)]});
-        let rows = node_rows(&said);
-        let expected = [
-            "n1",
-            "draining",
-            "live",
-            "50",
-            "100",
-            "2",
-            "a:1",
-            "",
-            "2",
-            "draining 75 % of 200 gone, 50 a second, 3.0 s",
-        ];
+        let topic = |records: u64, ms: u64| json!({"position": 7, "end": 7 + records, "behindRecords": records, "behindMs": ms});
+        let nodes =
+            [node(drain, topic(0, 0)), node(Value::Null, Value::Null), node(Value::Null, topic(812, 1_290))];
+        let rows = node_rows(&json!({"nodes": nodes}));
+        let drain = "draining 75 % of 200 gone, 50 a second, 3.0 s";
+        let expected = ["n1", "draining", "live", "50", "100", "2", "0", "2", drain, "a:1", ""];
         assert_eq!(rows[1], expected);
-        assert_eq!(rows[2][9], "");
+        assert_eq!((rows[2][6].as_str(), rows[2][8].as_str()), ("", ""));
+        assert_eq!(rows[3][6], "812 1.2 s");
     }
 
     #[test]

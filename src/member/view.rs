@@ -123,6 +123,12 @@ impl View {
         self.known.values().any(|it| it.row.lease != Lease::Retired && now - it.moved >= STILL_MIN)
     }
 
+    /// Whether this node leaves, or another one that lives.
+    pub(super) fn is_any_leaving(&self) -> bool {
+        let mut states = self.last.others.iter().map(|row| row.info.state).chain(self.said);
+        states.any(|state| state != NodeState::Ready)
+    }
+
     /// The nodes as the routes list them: what to tell, and which runs are to be swept.
     pub(super) fn looked(&mut self, rows: Vec<NodeRow>, now: Instant) -> (Seen, Vec<NodeBoot>) {
         self.doubt_until = self.doubt_until.filter(|until| now < *until);
@@ -319,6 +325,22 @@ mod tests {
         }
         b.info.asserting = false;
         assert!(!view.looked(vec![b], now).0.doubtful);
+    }
+
+    #[test]
+    fn a_node_leaves_when_it_says_so_and_lives() {
+        let (mut view, now) = view(1);
+        let mut b = row(&run("b", 1), 7, Lease::Live);
+        view.looked(vec![b.clone()], now);
+        assert!(!view.is_any_leaving());
+        b.info.state = NodeState::Cordoned;
+        view.looked(vec![b.clone()], now);
+        assert!(view.is_any_leaving());
+        b.lease = Lease::Lapsed;
+        view.looked(vec![b], now);
+        assert!(!view.is_any_leaving());
+        view.renewed(2, NodeState::Draining, now);
+        assert!(view.is_any_leaving(), "this one");
     }
 
     #[test]

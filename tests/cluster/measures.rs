@@ -1,10 +1,15 @@
 //! What the Kafka client measures is on the page of metrics.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use tidegate_protocol::{Code, codec::Wire};
+use serde_json::{Value, json};
+use tidegate::chat::send::partition_of;
+use tidegate_protocol::{Code, codec::Wire, id::ConversationId};
 
-use crate::support::{Cluster, OwnKafka, ask, eventually, send};
+use crate::support::{Cluster, OwnKafka, Way, ask, eventually, send};
 
 /// Longer than the client takes between two reports: nothing else sets it back meanwhile.
 const REPORTS: Duration = Duration::from_millis(2_500);
@@ -54,4 +59,78 @@ fn the_time_to_kafka_what_waits_for_it_and_what_is_not_read_yet_are_measured() {
     for name in ["kafka_lag_records", "kafka_read_ahead_bytes"] {
         cluster.node(0).metric_becomes(name, 0.0);
     }
+}
+
+/// The row of a node, as the first one lists it.
+fn row(cluster: &Cluster, node: &str) -> Value {
+    let said: Value = serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
+    let mut rows = said["nodes"].as_array().expect("a list").iter();
+    rows.rfind(|row| row["node"] == node).expect("it is listed").clone()
+}
+
+/// What `tidegate nodes` prints of a node in the column LAG.
+fn printed_lag(cluster: &Cluster, node: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["nodes", "--admin", &cluster.node(0).addresses.admin.to_string()]);
+    let table = String::from_utf8(command.output().expect("the binary runs").stdout).expect("text");
+    let at = table.find("LAG").expect("a column");
+    let line = table.lines().find(|line| line.starts_with(node)).expect("a row");
+    line[at..].split("  ").next().expect("a cell").to_owned()
+}
+
+#[test]
+fn how_far_a_node_is_behind_in_its_own_topic_is_told_and_is_nothing_again_when_it_goes_on() {
+    const MESSAGES: u64 = 6;
+    let way = Way::to_service("postgres");
+    let mut cluster = Cluster::prepare(2, &["limits.small_group_max=4"]);
+    let by_way = cluster.postgres_by(way.address());
+    cluster.set_for(1, &[&by_way]);
+    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.all_owned();
+    cluster.all_shared();
+    cluster.all_linked();
+    let lag = || {
+        let said = row(&cluster, "n2")["nodeTopic"].clone();
+        let field = |name: &str| said[name].as_u64();
+        let (position, end) = (field("position")?, field("end")?);
+        assert_eq!(field("behindRecords"), Some(end - position), "{said}");
+        Some((position, end - position, field("behindMs")?))
+    };
+    eventually("nothing waits", || matches!(lag()?, (_, 0, 0)).then_some(()));
+    // A group that the other node owns, and that n2 has to read when it gets large.
+    let owns = eventually("n1 says what it owns", || {
+        let owns = row(&cluster, "n1")["owns"].as_array().expect("a list").clone();
+        (owns.len() == 2).then_some(owns)
+    });
+    let is_there = |id: &String| {
+        let group = ConversationId::parse(&format!("g:{id}")).expect("a good id");
+        owns.contains(&json!(partition_of(&group, 4)))
+    };
+    let id = (0..).map(|n| format!("crowd{n}")).find(is_there).expect("a group for each partition");
+    let group = cluster.node(0).group(&id, &["ann", "bob"].map(str::to_owned));
+    let (mut ann, _bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    way.hang();
+    cluster.node(0).change_members(&id, &json!({"add": ["cat", "dan", "eve", "fay", "gil"]}));
+    for nth in 1..=MESSAGES {
+        ann.text(&group, &format!("m{nth}"), "hi");
+    }
+    eventually("it is behind, and says so", || {
+        let (_, records, ms) = lag()?;
+        (records >= MESSAGES && ms > 0).then_some(())
+    });
+    let of = |name: &str| cluster.node(1).metric(name);
+    eventually("it is counted", || {
+        (of("node_topic_lag_records") >= MESSAGES as f64 && of("node_topic_lag_seconds") > 0.0).then_some(())
+    });
+    assert_ne!(printed_lag(&cluster, "n2"), "0");
+    assert_eq!(cluster.node(0).metric("node_topic_lag_records"), 0.0, "the other one is not");
+    way.open();
+    for name in ["node_topic_lag_records", "node_topic_lag_seconds"] {
+        cluster.node(1).metric_becomes(name, 0.0);
+    }
+    eventually("nothing waits", || {
+        let (position, records, ms) = lag()?;
+        (position >= MESSAGES && records == 0 && ms == 0).then_some(())
+    });
+    assert_eq!(printed_lag(&cluster, "n2"), "0");
 }

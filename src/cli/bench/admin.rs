@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::{
     fmt::Write as _,
     io::{Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     ops::Range,
     time::Duration,
 };
@@ -42,6 +42,15 @@ impl Admin {
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         stream.set_nodelay(true)?;
         Ok(Self { address: address.to_owned(), stream })
+    }
+
+    /// Connects to a node that may be gone, or stand still: it has that long to be connected to, and to answer.
+    pub(crate) fn connect_within(address: SocketAddr, within: Duration) -> Result<Self> {
+        let stream =
+            TcpStream::connect_timeout(&address, within).with_context(|| format!("admin port {address}"))?;
+        stream.set_read_timeout(Some(within))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { address: address.to_string(), stream })
     }
 
     /// Creates group `id` with `extra` and users `u<from>`…`u<to>`.
