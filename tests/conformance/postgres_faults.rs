@@ -24,6 +24,7 @@ use tidegate_protocol::{
 use super::{
     postgres::Database,
     services::service,
+    stopwatch::Stopwatch,
     store::owner::{Owner, message},
     user,
 };
@@ -91,7 +92,10 @@ async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_no
         let step = poll_fn(|context| Poll::Ready(archive.as_mut().poll(context))).await;
         assert!(step.is_pending(), "it did not stop: {step:?}");
     }
+    // No longer than the zombie may stand in its transaction, though it was looked for in the first part of that.
+    let waited = Stopwatch::start();
     let taken = other.take_over(0, Fence(2), TOPIC).await.unwrap();
+    assert!(waited.elapsed() < Duration::from_millis(config.stalled_ms + 1_500), "{:?}", waited.elapsed());
     assert_eq!(taken.position, delta.from);
     let mut owner = Owner::take_over(&other, 0, 3).await;
     owner.run(&[say("m3")]).await;
