@@ -14,16 +14,22 @@ fn text(n: usize) -> String {
     format!("{n:04}{}", "x".repeat(TEXT_BYTES))
 }
 
-const CAPS: [&str; 4] = [
-    "limits.outbox_bytes_max=24576",
-    "limits.small_group_max=10",
-    "socket.send_buffer_bytes=32768",
-    "timing.write_ms=8000",
-];
+/// Nobody is closed who reads again, however late.
+const PATIENT: &str = "timing.write_ms=600000";
+
+fn start(write: &str) -> Process {
+    let caps = [
+        "limits.outbox_bytes_max=24576",
+        "limits.small_group_max=10",
+        "socket.send_buffer_bytes=32768",
+        write,
+    ];
+    Process::start(&caps)
+}
 
 #[test]
 fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
-    let node = Process::start(&CAPS);
+    let node = start(PATIENT);
     let names: Vec<String> = (0..MEMBERS).map(|n| format!("member-{n}")).chain(["sender".into()]).collect();
     let group = node.group("hall", &names);
     let mut members: Vec<Client> =
@@ -31,11 +37,44 @@ fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
     let mut stalled = members.split_off(MEMBERS - STALLED);
     let mut sender = node.login(Wire::Tcp, "sender", "d");
     let before = node.rss();
+    let last = crowd(&mut sender, &group, &mut members);
+    let grown = node.rss().saturating_sub(before);
+    // The messages themselves, in the log and on the way; the outboxes share them.
+    assert!(grown < 24 << 20, "memory grew by {grown} bytes");
+    for member in &mut stalled {
+        hear_of_the_rest(member, &group, last + 1 - MESSAGES as u64, last);
+    }
+    assert_eq!(sender.text(&group, "after", "after"), last + 1);
+    for member in members.iter_mut().chain(&mut stalled) {
+        assert_eq!(text_of(&member.expect_push()), "after");
+    }
+}
+
+#[test]
+fn members_of_a_group_that_never_read_again_are_closed_and_the_others_go_on() {
+    let node = start("timing.write_ms=2000");
+    let names: Vec<String> = (0..STALLED).map(|n| format!("member-{n}")).chain(["sender".into()]).collect();
+    let group = node.group("hall", &names);
+    let mut members: Vec<Client> =
+        (0..STALLED).map(|n| node.login(Wire::ALL[n % 4], &names[n], "d")).collect();
+    let _stalled = members.split_off(STALLED / 2);
+    let mut sender = node.login(Wire::Tcp, "sender", "d");
+    let last = crowd(&mut sender, &group, &mut members);
+    node.metric_becomes("slow_closes_total", (STALLED - members.len()) as f64);
+    node.metric_becomes("connections", (members.len() + 1) as f64);
+    assert_eq!(sender.text(&group, "after", "after"), last + 1);
+    for member in &mut members {
+        assert_eq!(text_of(&member.expect_push()), "after");
+    }
+}
+
+/// Says more to a group than those who do not read have room for; the others hear all of it in order. Gives the last seq.
+fn crowd(sender: &mut Client, group: &str, members: &mut [Client]) -> u64 {
     let mut last = 0;
     for n in 0..MESSAGES {
-        last = sender.text(&group, &format!("m{n}"), &text(n));
+        last = sender.text(group, &format!("m{n}"), &text(n));
         if n % 4 == 3 {
-            for member in &mut members {
+            for member in &mut *members {
                 for n in n - 3..=n {
                     let push = member.expect_push();
                     assert_eq!(text_of(&push)[..4], text(n)[..4], "in order, none left out");
@@ -43,19 +82,7 @@ fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
             }
         }
     }
-    let grown = node.rss().saturating_sub(before);
-    // The messages themselves, in the log and on the way; the outboxes share them.
-    assert!(grown < 24 << 20, "memory grew by {grown} bytes");
-    let never_again = stalled.split_off(STALLED / 2);
-    for member in &mut stalled {
-        hear_of_the_rest(member, &group, last + 1 - MESSAGES as u64, last);
-    }
-    node.metric_becomes("slow_closes_total", never_again.len() as f64);
-    node.metric_becomes("connections", (members.len() + stalled.len() + 1) as f64);
-    assert_eq!(sender.text(&group, "after", "after"), last + 1);
-    for member in members.iter_mut().chain(&mut stalled) {
-        assert_eq!(text_of(&member.expect_push()), "after");
-    }
+    last
 }
 
 /// Pushes in order up to the last one; what is missing is named by `Behind`, at least once.
@@ -81,7 +108,7 @@ fn hear_of_the_rest(member: &mut Client, group: &str, first: u64, last: u64) {
 
 #[test]
 fn a_stalled_member_of_a_room_is_told_how_many_frames_were_shed() {
-    let node = Process::start(&CAPS);
+    let node = start(PATIENT);
     for wire in Wire::ALL {
         let mut sender = node.login(Wire::Tcp, "sender", "d");
         let mut healthy = node.login(wire, "healthy", "d");
