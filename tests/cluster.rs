@@ -227,7 +227,6 @@ fn a_planned_stop_hands_the_partitions_over_at_once() {
 fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
     // Half of it is 32 KiB.
     let cluster = Cluster::start(2, &["kafka.retention_bytes=65536"]);
-    cluster.all_shared();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(ann.text("bob", "m1", "hi"), 1);
     // Unacked, it would end his connection after 20 s.

@@ -25,7 +25,6 @@ fn behind(cluster: &Cluster, records: u64) -> usize {
 #[test]
 fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() {
     let mut cluster = Cluster::start(2, FIRST);
-    cluster.all_shared();
     cluster.all_sure();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(ann.text("bob", "m1", "m1"), 1);
@@ -58,7 +57,6 @@ fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() 
 #[test]
 fn a_reader_on_another_node_waits_for_the_archive_of_what_was_told() {
     let cluster = Cluster::start(2, FIRST);
-    cluster.all_shared();
     cluster.all_sure();
     cluster.all_linked();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));

@@ -230,7 +230,6 @@ fn with_the_way_to_a_node_hanging_its_users_get_by_pulls_what_is_pushed_again_af
     let mut cluster = Cluster::prepare(2, &[]);
     cluster.set_for(1, &[&format!("link.listen={listen}"), &format!("link.advertise={}", way.address())]);
     (0..2).for_each(|nth| cluster.restart(nth));
-    cluster.all_owned();
     cluster.all_shared();
     cluster.all_linked();
     let names: Vec<[String; 2]> = (0..8).map(|n| [format!("from-{n}"), format!("to-{n}")]).collect();
@@ -287,7 +286,6 @@ fn a_node_that_alone_can_not_reach_postgres_leaves_its_partitions_to_others_and_
     let by_way = cluster.postgres_by(way.address());
     cluster.set_for(1, &[&by_way]);
     (0..2).for_each(|nth| cluster.restart(nth));
-    cluster.all_owned();
     cluster.all_shared();
     cluster.all_linked();
     let mut people: Vec<Client> =

@@ -40,7 +40,7 @@ impl Cluster {
         for nth in 0..count {
             cluster.restart(nth);
         }
-        cluster.all_owned();
+        cluster.all_shared();
         cluster
     }
 
@@ -203,7 +203,7 @@ impl Cluster {
         Held { _client: client, _runtime: runtime }
     }
 
-    /// Waits until every partition has an owner.
+    /// Waits until every partition has an owner; the first node may have all of them, and be about to give some away.
     pub fn all_owned(&self) {
         eventually("every partition has an owner", || {
             let owned: f64 = self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).sum();
@@ -267,10 +267,16 @@ impl Cluster {
         });
     }
 
-    /// Waits until each of two or four nodes owns its share, so that no partition is about to move.
+    /// Waits until each node that runs owns its share, so that no partition is about to move.
     pub fn all_shared(&self) {
-        let share = 4.0 / self.nodes.len() as f64;
-        self.nodes.iter().flatten().for_each(|node| node.metric_becomes("partitions_owned", share));
+        self.all_owned();
+        let nodes: Vec<&Process> = self.nodes.iter().flatten().collect();
+        let (least, most) = ((4 / nodes.len()) as f64, 4_usize.div_ceil(nodes.len()) as f64);
+        eventually("each node owns its share", || {
+            let owned: Vec<f64> = nodes.iter().map(|node| node.metric("partitions_owned")).collect();
+            let is_share = owned.iter().all(|it| (least..=most).contains(it));
+            (is_share && owned.iter().sum::<f64>() == 4.0).then_some(())
+        });
     }
 
     /// Waits until every node has a link to each of the others.
