@@ -198,6 +198,16 @@ impl Archive {
             self.note(ledger, took)?;
         }
     }
+
+    /// The same for an owner that may be lost meanwhile: [`Self::end`] finds what is under way.
+    pub(super) async fn all_beside(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
+        self.start(ledger)?;
+        while self.is_writing() {
+            let took = self.written().await?;
+            self.go_on(ledger, took)?;
+        }
+        Ok(())
+    }
 }
 
 /// Archives until it is done, and gives the time of the try that did it.

@@ -245,7 +245,7 @@ impl Owner {
         let done = tokio::select! {
             biased;
             () = lost.cancelled() => None,
-            done = self.archive.all(&mut self.ledger) => Some(done),
+            done = self.archive.all_beside(&mut self.ledger) => Some(done),
         };
         match done {
             Some(done) => done.err().unwrap_or(GivenUp::Asked),

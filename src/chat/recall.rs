@@ -29,31 +29,31 @@ pub struct Recaller {
     pub within: Duration,
 }
 
+/// What is to be done for a recall that is allowed.
+pub enum Judged {
+    /// Nothing: it was done before.
+    Done(pb::SendAck),
+    /// This.
+    Allowed(Recall),
+}
+
 impl Recaller {
-    /// Takes the message back; `now_ms` is the wall clock. Doing it again gives the same seq.
+    /// Whether the message may be taken back, or was; `now_ms` is the wall clock. Nothing is done yet.
     ///
     /// # Errors
     /// `NOT_A_MEMBER` for who is not in; `NOT_FOUND` where the user sees no message; `NOT_YET` where there may be one that is
-    /// not stored yet; `FORBIDDEN` for who neither sent it nor leads the group; `TOO_LATE` for its sender after the time;
-    /// `UNKNOWN` when the log's answer did not come.
-    pub async fn recall(
+    /// not stored yet; `FORBIDDEN` for who neither sent it nor leads the group; `TOO_LATE` for its sender after the time.
+    pub async fn judge(
         &self,
         store: &dyn Store,
         user: &UserId,
         conversation: &ConversationId,
         (seq, above): (u64, Above),
         now_ms: u64,
-    ) -> Result<pb::SendAck, Refusal> {
+    ) -> Result<Judged, Refusal> {
         let (standing, found) = find(store, user, conversation, (seq, above)).await?;
-        let ack = |seq, time, duplicate| pb::SendAck {
-            conversation: conversation.to_string(),
-            seq,
-            time,
-            duplicate,
-            ..pb::SendAck::default()
-        };
         if let Some((seq, time)) = found.recalled {
-            return Ok(ack(seq, time, true));
+            return Ok(Judged::Done(ack(conversation, (seq, time), true)));
         }
         let Body::Message(message) = &found.row.body else {
             return Err((Code::NotFound, "only messages can be recalled"));
@@ -67,16 +67,28 @@ impl Recaller {
         if !leads && (self.within.is_zero() || age > self.within) {
             return Err((Code::TooLate, ""));
         }
-        let recall = Recall { conversation: conversation.clone(), seq, by: Some(user.clone()) };
+        Ok(Judged::Allowed(Recall { conversation: conversation.clone(), seq, by: Some(user.clone()) }))
+    }
+
+    /// Takes back what may be. Doing it again gives the same seq.
+    ///
+    /// # Errors
+    /// What the ledger says; `UNKNOWN` when its answer did not come.
+    pub async fn take_back(&self, recall: Recall, now_ms: u64) -> Result<pb::SendAck, Refusal> {
+        let conversation = recall.conversation.clone();
         match self.admin.recall(recall, now_ms).await {
-            Answer::Accepted { seq, time } => Ok(ack(seq, time, false)),
-            Answer::Duplicate { seq, time } => Ok(ack(seq, time, true)),
+            Answer::Accepted { seq, time } => Ok(ack(&conversation, (seq, time), false)),
+            Answer::Duplicate { seq, time } => Ok(ack(&conversation, (seq, time), true)),
             Answer::Refused { code, .. } => Err((code, "")),
             Answer::Unknown | Answer::AppendFailed => {
                 Err((Code::Unknown, "ask again: a recall is done once"))
             }
         }
     }
+}
+
+fn ack(conversation: &ConversationId, (seq, time): (u64, u64), duplicate: bool) -> pb::SendAck {
+    pb::SendAck { conversation: conversation.to_string(), seq, time, duplicate, ..pb::SendAck::default() }
 }
 
 /// The row, if the user is in the conversation and sees it.

@@ -1,6 +1,14 @@
 //! Queries of clients: run beside the shard, told one part at a time, so that answers never pile up in an outbox.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tidegate_protocol::{
     Code,
@@ -11,7 +19,7 @@ use tidegate_protocol::{
 
 use super::{Shard, act::wall_ms, conn::Conn};
 use crate::{
-    chat::{clear, hide, history, point::Above, reader::Reader, receipt, send, sync},
+    chat::{clear, hide, history, point::Above, reader::Reader, recall::Judged, receipt, send, sync},
     inline,
     mail::{Found, Mail},
     ports::Ports,
@@ -29,8 +37,8 @@ pub(super) struct Asking {
     told: bool,
     /// The conversation behind which a Sync goes on.
     next: Option<ConversationId>,
-    /// See [`Query::appends`].
-    appends: bool,
+    /// From then on nobody can say that nothing was done, until the log does.
+    appends: Arc<AtomicBool>,
     /// Unread messages in the conversations that a Sync has told so far.
     unread: u64,
 }
@@ -42,9 +50,10 @@ impl Shard {
     pub(super) fn ask(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = Self::reader(conn) else { return };
         let user = reader.user.clone();
-        let appends = query.appends();
+        let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
+        let (positions, next) = (Arc::default(), None);
         let mut asking =
-            Asking { id, positions: Arc::default(), told: false, next: None, appends, unread: 0 };
+            Asking { id, positions, told: false, next, appends: Arc::clone(&appends), unread: 0 };
         let ports = Arc::clone(&self.context.ports);
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
@@ -62,7 +71,7 @@ impl Shard {
                 let conversation = conversation.clone();
                 self.keep(conn, user, conversation, query)
             }
-            Query::Recall { conversation, seq } => self.recall(user, conversation, seq),
+            Query::Recall { conversation, seq } => self.recall(user, conversation, seq, appends),
             Query::Leave(conversation) => {
                 let admin = self.context.recaller.admin.clone();
                 Box::pin(async move {
@@ -94,16 +103,23 @@ impl Shard {
         })
     }
 
-    fn recall(&self, user: UserId, conversation: ConversationId, seq: u64) -> Work {
+    fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (ports, recaller) = (Arc::clone(&self.context.ports), self.context.recaller.clone());
         Box::pin(async move {
             let (store, first) = (&*ports.store, at_first(&ports));
-            let mut said = recaller.recall(store, &user, &conversation, (seq, first), wall_ms()).await;
-            if first == Above::Unknown && matches!(said, Err((Code::NotYet, _))) {
+            let mut judged = recaller.judge(store, &user, &conversation, (seq, first), wall_ms()).await;
+            if first == Above::Unknown && matches!(judged, Err((Code::NotYet, _))) {
                 let above = behind_the_barrier(&ports, &conversation).await;
-                said = recaller.recall(store, &user, &conversation, (seq, above), wall_ms()).await;
+                judged = recaller.judge(store, &user, &conversation, (seq, above), wall_ms()).await;
             }
-            Ok(Found::Accepted(Box::new(said?)))
+            let ack = match judged? {
+                Judged::Done(ack) => ack,
+                Judged::Allowed(recall) => {
+                    appends.store(true, Ordering::Relaxed);
+                    recaller.take_back(recall, wall_ms()).await?
+                }
+            };
+            Ok(Found::Accepted(Box::new(ack)))
         })
     }
 
@@ -132,11 +148,14 @@ impl Shard {
 
     fn start(&mut self, conn: &mut Conn, work: Work) {
         let (key, home) = (conn.key, self.context.own_handle());
-        let late = match conn.asking.as_ref().is_some_and(|asking| asking.appends) {
-            true => (Code::Unknown, ""),
-            false => (Code::StoreUnavailable, "the store did not answer in time"),
+        let appends = conn.asking.as_ref().map(|asking| Arc::clone(&asking.appends)).unwrap_or_default();
+        let in_time = async move {
+            let late = |_| match appends.load(Ordering::Relaxed) {
+                true => Err((Code::Unknown, "")),
+                false => Err((Code::StoreUnavailable, "the store did not answer in time")),
+            };
+            tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(late)
         };
-        let in_time = async move { tokio::time::timeout(DEADLINE, work).await.unwrap_or(Err(late)) };
         let found = inline::run(&self.context.runtime, in_time, move |found| {
             Box::pin(async move {
                 if let Some(home) = home {

@@ -169,3 +169,28 @@ fn what_a_user_does_up_to_a_seq_that_may_not_be_stored_is_refused_and_not_cut_to
     done(&mut bob, ask::leave_group("g:team"));
     assert_eq!(link.calls("settled"), before, "who leaves reads nothing");
 }
+
+#[test]
+fn a_recall_that_only_waited_says_so_and_not_that_it_may_be_done() {
+    const PLACE: &str = "d:ann:bob";
+    let (mesh, _) = mesh(2);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    assert_eq!(ann.text("bob", "m1", "before"), 1);
+    let gate = Gate::new();
+    mesh.node(0).store.plan("archive", Fault::Hold(gate.clone()));
+    assert_eq!(ann.text("bob", "m2", "ahead"), 2);
+    eventually("it is being archived", || (gate.reached() == 1).then_some(()));
+    let mut recalls = [0, 1].map(|nth| mesh.login(nth, Wire::Tcp, "ann", &format!("tablet-{nth}")));
+    let asked = recalls.each_mut().map(|client| client.say(ask::recall(PLACE, 2)));
+    for (client, asked) in recalls.iter_mut().zip(asked) {
+        assert_eq!(client.expect_error(asked), Code::StoreUnavailable);
+    }
+    gate.open();
+    match eventually("it is archived", || match recalls[0].ask(ask::recall(PLACE, 2)) {
+        Said::Error(error) if error.temporary => None,
+        said => Some(said),
+    }) {
+        Said::SendAck(ack) => assert_eq!((ack.seq, ack.duplicate), (3, false), "nobody had done it"),
+        other => panic!("{other:?}"),
+    }
+}

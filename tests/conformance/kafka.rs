@@ -1,10 +1,14 @@
 //! What only a real broker can do: be replaced under a reader, hold several nodes, lose records, be shaped wrongly.
 
 use std::{
+    future::{Future as _, poll_fn},
+    net::TcpListener,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -19,7 +23,7 @@ use rdkafka::{
 use tidegate::{
     bus::{
         AppendError, Bus, EventSink, KafkaBus, KafkaEvents, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
-        ReadError, TopicState, ensure_topics, topic_plans,
+        ReadError, TopicState, compare_log, ensure_topics, topic_plans,
     },
     config::Kafka,
     metrics,
@@ -98,6 +102,16 @@ async fn replace(kafka: &Kafka, topic: &str) {
         (states[0].1 == TopicState::Made).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_look_at_the_topic_of_the_log_holds_up_nobody_on_its_thread() {
+    // Takes connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let kafka = Kafka { brokers: vec![silent.local_addr().unwrap().to_string()], ..settings() };
+    let mut looking = pin!(compare_log(&kafka));
+    let first = poll_fn(|context| Poll::Ready(looking.as_mut().poll(context))).await;
+    assert!(first.is_pending(), "{first:?}");
 }
 
 /// Asks until there is an answer; each time the broker is asked.

@@ -275,6 +275,38 @@ fn a_reader_waits_for_what_an_owner_that_is_lost_told_and_commits() {
     });
 }
 
+#[test]
+fn an_owner_that_is_lost_while_it_stops_waits_for_what_it_commits() {
+    in_one_thread(async {
+        let (world, nodes) = nodes().await;
+        let there = place(0);
+        let (archive, commit) = with(&nodes, 0, |node| (node.hold_archive(), node.hold_commit()));
+        for seq in 1..=2 {
+            assert_eq!(say(&nodes, 1, &there, &format!("m{seq}"), 9).await, Some(seq), "it is told");
+        }
+        world.log.ask_back(0);
+        pass(500).await;
+        archive.open();
+        pass(500).await;
+        assert_eq!((commit.reached(), last_seq(&world, &there).await), (1, 2), "its last words are archived");
+        let former = with(&nodes, 0, SimNode::member).expect("it has a seat");
+        let successors = [0, 1].map(|nth| with(&nodes, nth, SimNode::hold_take_over));
+        world.log.put_out(former);
+        world.log.tell(former);
+        pass(500).await;
+        assert!(!with(&nodes, 0, SimNode::owns).contains(&0), "it has heard of it");
+        let reader = tokio::task::spawn_local({
+            let nodes = Rc::clone(&nodes);
+            async move { wait(&nodes).await }
+        });
+        pass(500).await;
+        assert!(!reader.is_finished());
+        commit.open();
+        reader.await.expect("it goes on");
+        successors.iter().for_each(Gate::open);
+    });
+}
+
 /// Sends large messages until one is not acked; how many were.
 async fn fill(nodes: &Nodes, there: &ConversationId, bytes: usize) -> u64 {
     for n in 1..40 {

@@ -102,6 +102,18 @@ impl SharedLog {
         self.0.changed.notify_waiters();
     }
 
+    /// The owner of a partition is asked for it.
+    pub(crate) fn ask_back(&self, partition: usize) {
+        let mut state = self.lock();
+        let it = &mut state.partitions[partition];
+        it.asked_back = true;
+        let owner = it.owner.expect("somebody owns it");
+        let owner = state.members.get_mut(&owner).expect("it is sound");
+        owner.events.push_back(OwnershipEvent::Revoked(partition as u32));
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+
     /// A partition has no leader from here on.
     pub(crate) fn lose_leader(&self, partition: usize) {
         self.lock().partitions[partition].leaderless = true;

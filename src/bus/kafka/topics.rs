@@ -1,6 +1,9 @@
 //! Making topics on purpose, as the settings say; what is there and differs is refused with its cure.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rdkafka::{
     ClientConfig,
@@ -18,6 +21,8 @@ use super::{
     read::ANSWER,
 };
 use crate::config::Kafka;
+
+type Admin = AdminClient<DefaultClientContext>;
 
 /// Between two looks at a topic that was just made.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -124,7 +129,7 @@ pub async fn ensure_topics(
 pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
     let mut config = client::common(kafka, Cluster::Log)?;
     config.set("statistics.interval.ms", "0").remove("debug");
-    let admin = AdminClient::<DefaultClientContext>::from_config(&config)?;
+    let admin = Arc::new(Admin::from_config(&config)?);
     match topic_plans(kafka, &[]).into_iter().next() {
         Some(log) => compare(&admin, &options(), &log).await,
         None => Ok(TopicState::There),
@@ -136,7 +141,7 @@ fn options() -> AdminOptions {
 }
 
 async fn ensure(config: &ClientConfig, plan: &TopicPlan) -> Result<TopicState, KafkaRefusal> {
-    let admin = AdminClient::<DefaultClientContext>::from_config(config)?;
+    let admin = Arc::new(Admin::from_config(config)?);
     let options = options();
     let replication = TopicReplication::Fixed(plan.replication as i32);
     let mut topic = NewTopic::new(&plan.name, plan.partitions as i32, replication);
@@ -157,7 +162,7 @@ async fn ensure(config: &ClientConfig, plan: &TopicPlan) -> Result<TopicState, K
 }
 
 async fn compare(
-    admin: &AdminClient<DefaultClientContext>,
+    admin: &Arc<Admin>,
     options: &AdminOptions,
     plan: &TopicPlan,
 ) -> Result<TopicState, KafkaRefusal> {
@@ -208,13 +213,13 @@ async fn compare(
 }
 
 /// Partitions, and the copies of the one that has the fewest; waits until the brokers know what the controller made.
-async fn shape(
-    admin: &AdminClient<DefaultClientContext>,
-    name: &str,
-) -> Result<(usize, usize), KafkaRefusal> {
+async fn shape(admin: &Arc<Admin>, name: &str) -> Result<(usize, usize), KafkaRefusal> {
     let until = Instant::now() + ANSWER;
     while Instant::now() < until {
-        if let Some(shape) = look(admin, name)? {
+        let (admin, topic) = (Arc::clone(admin), name.to_owned());
+        // The library waits for the broker in this call, and has no other.
+        let looked = tokio::task::spawn_blocking(move || look(&admin, &topic)).await;
+        if let Some(shape) = looked.unwrap_or_else(|error| Err(KafkaRefusal(error.to_string())))? {
             return Ok(shape);
         }
         tokio::time::sleep(LOOK_AGAIN).await;
@@ -224,10 +229,7 @@ async fn shape(
 
 /// None while a leader is missing. All topics are asked for: the library's Rust interface gives up its hold of a single
 /// one too early.
-fn look(
-    admin: &AdminClient<DefaultClientContext>,
-    name: &str,
-) -> Result<Option<(usize, usize)>, KafkaRefusal> {
+fn look(admin: &Admin, name: &str) -> Result<Option<(usize, usize)>, KafkaRefusal> {
     let metadata = admin.inner().fetch_metadata(None, ANSWER)?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
     let led = topic.filter(|topic| topic.partitions().iter().all(|partition| partition.leader() >= 0));
