@@ -11,18 +11,18 @@ use tidegate_protocol::{
     record::{Body, Record, RecordError, Rules},
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
+use self::logins::Logins;
 use super::{
     answered::{Answered, Voice},
     archive::Archive,
     deliver::Outbound,
     given_up::{GivenUp, retry, wait_for_store},
-    login,
     look::{Look, Looks},
     members::Members,
     portion::Cut,
@@ -41,6 +41,7 @@ use crate::{
     trace,
 };
 
+mod logins;
 mod tell;
 
 /// Most records read in one batch, and about the most bytes.
@@ -175,7 +176,7 @@ impl Owner {
     /// without a step that nobody would tell of.
     pub(super) async fn run(
         mut self,
-        logins: &mut Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
+        logins: &mut Logins,
         out: &mut Outbound,
         stopping: &CancellationToken,
         lost: &CancellationToken,
@@ -204,7 +205,7 @@ impl Owner {
             };
             let step = async {
                 tokio::select! {
-                    Some(batch) = next_logins(logins) => Step::Logins(batch),
+                    Some(batch) = logins::next(logins) => Step::Logins(batch),
                     look = looks.next(archived) => Step::Looked(look),
                     done = self.archive.written() => Step::Archived(done),
                     batch = read => Step::Read(batch),
@@ -224,7 +225,7 @@ impl Owner {
                 Step::Looked(look) => look.judge(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Archived(done) => done.and_then(|took| self.archive.go_on(&mut self.ledger, took)),
-                Step::Read(Ok(batch)) => self.decide_all(batch, out, stopping, lost).await,
+                Step::Read(Ok(batch)) => self.decide_all(batch, (logins, out), stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, "the log can't be read now");
                     rest = Some(Instant::now() + RETRY);
@@ -293,7 +294,7 @@ impl Owner {
     async fn decide_all(
         &mut self,
         batch: Batch,
-        out: &mut Outbound,
+        (logins, out): (&mut Logins, &mut Outbound),
         stopping: &CancellationToken,
         lost: &CancellationToken,
     ) -> Result<(), GivenUp> {
@@ -309,7 +310,7 @@ impl Owner {
             };
             let Some(decided) = decided else { return Err(self.archive.end(&mut self.ledger).await) };
             // Not broken off: what is archived here is told here.
-            self.tell_all(&decided, out).await?;
+            self.tell_all(&decided, logins, out).await?;
             if stopping.is_cancelled() {
                 return Err(self.give_back(lost).await);
             }
@@ -356,12 +357,17 @@ impl Owner {
     }
 
     /// Tells everybody concerned, before the outcome is archived or behind it.
-    async fn tell_all(&mut self, decided: &[Decided], out: &mut Outbound) -> Result<(), GivenUp> {
+    async fn tell_all(
+        &mut self,
+        decided: &[Decided],
+        logins: &mut Logins,
+        out: &mut Outbound,
+    ) -> Result<(), GivenUp> {
         if self.answers_first(decided) {
             self.archive.tells();
             self.archive.start(&mut self.ledger)?;
         } else {
-            self.archive.all(&mut self.ledger).await?;
+            self.archive_all(decided, logins, out).await?;
         }
         self.note_rules();
         for (record, outcome) in decided {
@@ -419,24 +425,5 @@ impl Owner {
             }
         }
         Ok(())
-    }
-
-    /// The groups of users who log in, as of everything decided so far (DESIGN 6.4, reader at login).
-    async fn answer_logins(&self, logins: Vec<(ConnKey, Route)>, out: &mut Outbound) -> Result<(), GivenUp> {
-        for (key, route) in logins {
-            let groups = retry(|| login::groups_of(&*self.ports.store, &route.user)).await?;
-            out.memberships(key, groups.into_iter().map(|it| it.group).collect()).await;
-        }
-        Ok(())
-    }
-}
-
-/// The next users who log in; never, where they are none of an owner's.
-async fn next_logins(
-    logins: &mut Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
-) -> Option<Vec<(ConnKey, Route)>> {
-    match logins {
-        Some(logins) => logins.recv().await,
-        None => std::future::pending().await,
     }
 }

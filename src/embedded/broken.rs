@@ -7,14 +7,16 @@ use std::{
 
 use super::{Disk, RealDisk};
 
-/// The machine's disk with the fault that a file names, as long as it does; no file, no fault.
+/// The machine's disk with the faults that a file names, as long as it does; no file, no fault.
 ///
 /// | the file says | then |
 /// |---|---|
 /// | `eio` | commits fail as if the disk had: the store gives up |
 /// | `enospc` | commits find no space, though the system counts some as free (a quota) |
 /// | `enospc-sync` | the sync finds no space for what the system had taken |
-/// | `full` | the system counts none as free; the store notices before it writes |
+/// | `full` | the system counts none as free; the store notices before it writes, if it is to keep any free |
+///
+/// With several words it has all of these faults.
 pub struct BrokenDisk {
     switch: PathBuf,
 }
@@ -25,31 +27,24 @@ impl BrokenDisk {
         Self { switch }
     }
 
-    fn fault(&self) -> Option<String> {
-        fs::read_to_string(&self.switch).ok()
+    fn has(&self, fault: &str) -> bool {
+        fs::read_to_string(&self.switch).is_ok_and(|said| said.split_whitespace().any(|it| it == fault))
     }
 }
 
 impl Disk for BrokenDisk {
     fn free(&self, path: &Path) -> io::Result<u64> {
-        match self.fault().as_deref().map(str::trim) {
-            Some("full") => Ok(0),
-            _ => RealDisk.free(path),
-        }
+        if self.has("full") { Ok(0) } else { RealDisk.free(path) }
     }
 
     fn before_commit(&self) -> io::Result<()> {
-        match self.fault().as_deref().map(str::trim) {
-            Some("eio") => Err(io::Error::other("an error of the disk, by fault.disk_file")),
-            Some("enospc") => Err(io::Error::from(io::ErrorKind::StorageFull)),
-            _ => Ok(()),
+        if self.has("eio") {
+            return Err(io::Error::other("an error of the disk, by fault.disk_file"));
         }
+        if self.has("enospc") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }
 
     fn after_sync(&self) -> io::Result<()> {
-        match self.fault().as_deref().map(str::trim) {
-            Some("enospc-sync") => Err(io::Error::from(io::ErrorKind::StorageFull)),
-            _ => Ok(()),
-        }
+        if self.has("enospc-sync") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }
 }

@@ -4,6 +4,7 @@ mod acks;
 mod assign;
 mod chain;
 mod devices;
+mod disk;
 mod drain;
 mod events;
 mod groups;

@@ -1,0 +1,142 @@
+//! A disk that is full: messages are refused and everything else goes on; with space again the same node takes them.
+
+use std::{fs, path::PathBuf};
+
+use tidegate_protocol::{Code, codec::Wire, pb};
+
+use crate::support::{Client, Said, TestNode, ask, code, eventually, send, text_of};
+
+/// What the disk does: the store sees it come, a commit meets it, the sync behind one does. The last two without the bytes that
+/// are to be free, or the first would come before them.
+const FAULTS: [&str; 3] = ["full", "full enospc", "full enospc-sync"];
+
+const DIRECT: &str = "d:alice:bob";
+
+fn join(client: &mut Client, room: &str) {
+    assert!(matches!(client.ask(ask::join(room)), Said::Done(_)));
+}
+
+fn seqs(page: &pb::Page) -> Vec<u64> {
+    page.messages.iter().map(|push| push.seq).collect()
+}
+
+/// The push with that place in a conversation; others stay.
+fn push_at(client: &mut Client, conversation: &str, seq: u64) -> pb::Push {
+    let is_it = |push: &pb::Push| push.conversation == conversation && push.seq == seq;
+    let wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if is_it(push));
+    match client.take(&format!("{conversation} {seq}"), wanted).body {
+        Some(Said::Push(push)) => push,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Sends until the node says that it takes nothing; the last seq that was acked, and the ids that are in doubt.
+fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
+    let (mut sent, mut last, mut doubtful) = (0, 0, Vec::new());
+    eventually("sends are refused", || {
+        sent += 1;
+        let msg_id = format!("late{sent}");
+        let id = client.say(ask::send(send("bob", &msg_id, &msg_id)));
+        match client.reply(id) {
+            Said::SendAck(ack) => last = ack.seq,
+            Said::Error(error) => match code(error.code) {
+                Code::Unknown => doubtful.push(msg_id),
+                Code::BusUnavailable => return Some(()),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+        None
+    });
+    (last, doubtful)
+}
+
+/// What needs no write: pushes that wait for their ack, what is never stored, and every way of reading.
+fn goes_on(node: &TestNode, alice: &mut Client, bob: &mut Client, told: u64) {
+    bob.settle();
+    bob.inbox.clear();
+    for seq in 1..=told {
+        push_at(bob, DIRECT, seq);
+    }
+    bob.ack(DIRECT, told);
+    // A commit whose sync failed can be read, though nobody was told of it.
+    let last = bob.state(DIRECT).max_seq;
+    assert!(matches!(alice.ask(ask::signal("bob", "typing", "")), Said::Done(_)));
+    assert_eq!(bob.expect_signal().kind, "typing");
+    let seq = alice.text("r:hall", "hall1", "still here");
+    assert_eq!(text_of(&push_at(bob, "r:hall", seq)), "still here");
+    match bob.ask(ask::ping_with(&[(DIRECT, last - 1)])) {
+        Said::Pong(pong) => {
+            assert_eq!(pong.positions.iter().find(|it| it.conversation == DIRECT).expect("it").seq, last)
+        }
+        other => panic!("{other:?}"),
+    }
+    for wire in Wire::ALL {
+        // One who comes back, and one who was never here.
+        let mut back = node.login(wire, "bob", &format!("{wire:?}"));
+        let state = back.state(DIRECT);
+        assert_eq!((state.max_seq, state.last.expect("the last message").seq), (last, last));
+        assert_eq!(seqs(&back.page(ask::after(DIRECT, 0, 100))), (1..=last).collect::<Vec<_>>());
+        assert_eq!(back.state("g:tea").unread, 1);
+        let mut guest = node.login(wire, &format!("guest{wire:?}"), "phone");
+        join(&mut guest, "hall");
+        assert_eq!(guest.sync(&[]), []);
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_messages_reads_and_pushes_go_on_and_the_node_recovers() {
+    for fault in FAULTS {
+        let mut switch = PathBuf::new();
+        let node = TestNode::start(|config| {
+            fs::create_dir_all(&config.node.data).expect("a directory");
+            switch = config.node.data.join("disk");
+            config.fault.disk_file.clone_from(&switch);
+            if fault != "full" {
+                config.limits.disk_free_min_bytes = 0;
+            }
+            (config.timing.ack_timeout_ms, config.timing.ack_tries) = (300, 200);
+        });
+        let group = node.group("tea", &["alice", "bob"]);
+        let mut alice = node.login(Wire::Tcp, "alice", "phone");
+        let mut bob = node.login(Wire::JsonLine, "bob", "phone");
+        for client in [&mut alice, &mut bob] {
+            join(client, "hall");
+        }
+        for n in 1..=3 {
+            assert_eq!(alice.text("bob", &format!("m{n}"), "text"), n);
+        }
+        alice.text(&group, "g1", "text");
+        fs::write(&switch, fault).expect("a file");
+        let (acked, doubtful) = until_refused(&mut alice);
+        assert_eq!(
+            doubtful.is_empty(),
+            fault == "full",
+            "{fault}: a commit that failed may have come to the disk"
+        );
+        let told = acked.max(3);
+        goes_on(&node, &mut alice, &mut bob, told);
+        assert_eq!(alice.refused(ask::send(send("bob", "again", "text"))), Code::BusUnavailable, "{fault}");
+
+        fs::remove_file(&switch).expect("it was there");
+        let ack = eventually("sends are taken", || {
+            let id = alice.say(ask::send(pb::Send { attempt: 1, ..send("bob", "again", "space") }));
+            match alice.reply(id) {
+                Said::SendAck(ack) => Some(ack),
+                Said::Error(error) if error.temporary => None,
+                other => panic!("{other:?}"),
+            }
+        });
+        for msg_id in &doubtful {
+            let retry = alice.send(pb::Send { attempt: 1, ..send("bob", msg_id, msg_id) });
+            assert!(retry.duplicate, "{fault}: {msg_id} was read by the owner, and is archived once");
+        }
+        let end = alice.state(DIRECT).max_seq;
+        assert_eq!(ack.seq, end, "{fault}");
+        for seq in told + 1..=end {
+            push_at(&mut bob, DIRECT, seq);
+        }
+        let mut back = node.login(Wire::WsBinary, "bob", "phone");
+        assert_eq!(seqs(&back.page(ask::after(DIRECT, 0, 100))), (1..=end).collect::<Vec<_>>(), "{fault}");
+    }
+}
