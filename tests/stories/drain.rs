@@ -98,10 +98,10 @@ fn sends_in_flight_are_answered_before_the_close() {
 #[test]
 fn a_recall_under_way_is_answered_before_the_close() {
     let node = TestNode::start(|_| {});
-    let (busy, is_busy) = mpsc::channel();
+    let (busy, is_busy) = mpsc::sync_channel(Wire::ALL.len());
     let senders = Wire::ALL.map(|wire| {
         let (sender, busy) = (node.login(wire, &format!("{wire:?}"), "d"), busy.clone());
-        std::thread::spawn(move || recall_until_closed(sender, &busy))
+        std::thread::spawn(move || recall_until_closed(sender, busy))
     });
     for _ in &senders {
         is_busy.recv_timeout(PATIENCE).expect("a recall that is answered");
@@ -125,10 +125,10 @@ fn place(wire: Wire) -> String {
 
 /// Sends messages and takes them back, twenty at a time, so that a recall is under way at any moment until it is told to stop.
 /// Tells when the first was answered; gives the seqs of its messages, and of those whose recall was acked.
-fn recall_until_closed(mut sender: Client, busy: &mpsc::Sender<()>) -> (Wire, Vec<u64>, BTreeSet<u64>) {
+fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire, Vec<u64>, BTreeSet<u64>) {
     let (deadline, wire) = (Instant::now() + PATIENCE, sender.wire);
     let (mut sends, mut recalls) = (BTreeSet::new(), BTreeMap::new());
-    let (mut said, mut told) = (Vec::new(), BTreeSet::new());
+    let (mut said, mut told, mut busy) = (Vec::new(), BTreeSet::new(), Some(busy));
     let mut count = 0..;
     let mut say = |sender: &mut Client| {
         let msg_id = format!("m{}", count.next().unwrap_or(0));
@@ -144,8 +144,9 @@ fn recall_until_closed(mut sender: Client, busy: &mpsc::Sender<()>) -> (Wire, Ve
                 }
                 Some(Said::SendAck(_)) => {
                     told.insert(recalls.remove(&frame.id).expect("a recall that was asked for"));
-                    // Nobody may listen any more.
-                    busy.send(()).ok();
+                    if let Some(busy) = busy.take() {
+                        busy.send(()).expect("somebody waits for it");
+                    }
                     sends.insert(say(&mut sender));
                 }
                 Some(Said::Error(error)) => panic!("{error:?}"),
