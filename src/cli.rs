@@ -84,7 +84,7 @@ pub struct DataArg {
 }
 
 /// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage. `serve` has two more: 3 = the
-/// drain's deadline cut connections, 4 = a second signal ended the drain.
+/// drain's deadline cut connections, 4 = a second signal ended the drain. `up` passes on how its nodes ended.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {

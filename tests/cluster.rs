@@ -34,6 +34,8 @@ mod standby;
 mod support;
 #[path = "cluster/trace.rs"]
 mod trace;
+#[path = "cluster/up.rs"]
+mod up;
 #[path = "cluster/versions.rs"]
 mod versions;
 #[path = "cluster/watch.rs"]

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long a node of this machine may take to be connected to.
-const CONNECT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT: Duration = Duration::from_secs(1);
 
 /// Where the node on this data directory is. `tidegate up` keeps those of its nodes below one directory: of them it is the
 /// first one that answers.

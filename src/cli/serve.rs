@@ -4,6 +4,8 @@ use std::{
     io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
 };
 
+use anyhow::{Context as _, ensure};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::Outcome;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -30,6 +32,9 @@ pub struct Args {
     /// Any configuration key, as section.key=value; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Leave as on a signal when the process with this id ends, which started this one; for `tidegate up`
+    #[arg(long, value_name = "PID", hide = true)]
+    leave_with: Option<u32>,
 }
 
 /// How long the tokens printed at start are good for.
@@ -40,6 +45,7 @@ const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// # Errors
 /// Says what is wrong with the configuration or in the way of starting.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    args.leave_with.map_or(Ok(()), leave_with)?;
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
     let colours = std::io::stderr().is_terminal();
@@ -66,6 +72,15 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Outcome::Fast(conns) => eprintln!("stopped in a hurry: {conns} connections were cut"),
     }
     Ok(ExitCode::from(outcome.exit_code()))
+}
+
+/// Has the kernel send SIGTERM once the process that started this one has ended, however that comes about.
+fn leave_with(starter: u32) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("the signal for the end of the starter")?;
+    let parent = getppid().and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
+    // It may have ended before it was watched.
+    ensure!(parent == Some(starter), "process {starter}, which started this one, has ended");
+    Ok(())
 }
 
 /// The first signal begins the drain, the second one speeds it up.

@@ -1,11 +1,12 @@
 //! `tidegate up`: a cluster of nodes on this machine against running services, for people to try.
 //!
 //! Each node is a process of this same binary, with ports and a data directory of its own; all of them share a token key and
-//! the secret of the link. SIGINT and SIGTERM go on to them, and this process ends when they have.
+//! the secret of the link. SIGINT and SIGTERM go on to them, and this process ends when they have; when it ends before, they
+//! leave as well.
 
 use std::{
     env, fs,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{ExitCode, Stdio},
     time::{Duration, Instant},
@@ -13,13 +14,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use futures_util::future::join_all;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
 };
 
-use super::topics;
+use super::{
+    find::{self, CONNECT},
+    topics,
+};
 use crate::{
     auth,
     config::Config,
@@ -82,18 +87,25 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let shared = shared(args)?;
         let names: Vec<String> = (1..=args.nodes).map(|nth| format!("n{nth}")).collect();
+        // Before anything is made or changed: there may be a cluster that runs here.
+        names.iter().try_for_each(|name| nobody_runs(name, &args.data.join(name)))?;
+        let ports = (0..args.nodes).map(|nth| ports(args.port, nth)).collect::<anyhow::Result<Vec<_>>>()?;
+        let shared = shared(args)?;
         let config = Config::load(args.config.as_deref(), &shared)?;
-        topics::ensure(&config, &names).await?;
-        let mut members = start(args, &shared, &names)?;
+        tokio::select! {
+            made = topics::ensure(&config, &names) => made?,
+            _ = term.recv() => bail!("stopped before a node was started"),
+            _ = int.recv() => bail!("stopped before a node was started"),
+        }
+        let mut members = start(args, &shared, names.iter().zip(ports))?;
         let ready = tokio::select! {
             ready = all_ready(&mut members) => ready,
             _ = term.recv() => Err(anyhow::anyhow!("stopped while the nodes were starting")),
             _ = int.recv() => Err(anyhow::anyhow!("stopped while the nodes were starting")),
         };
         match ready {
-            Ok(addresses) => greet(args, &members, &addresses)?,
+            Ok(addresses) => greet(args, &config.auth.key_file, &members, &addresses)?,
             Err(error) => {
                 tell_all(&members);
                 wait_all(&mut members, true).await;
@@ -164,19 +176,37 @@ fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
     ])
 }
 
-fn start(args: &Args, shared: &[String], names: &[String]) -> anyhow::Result<Vec<Member>> {
+/// Fails while a node of that name runs on that directory.
+fn nobody_runs(name: &str, data: &Path) -> anyhow::Result<()> {
+    let Ok(Addresses { admin, pid, .. }) = find::node(data, "") else { return Ok(()) };
+    // A node that was killed leaves its word, and the port may be somebody else's by now.
+    if is_alive(pid) && TcpStream::connect_timeout(&admin, CONNECT).is_ok() {
+        bail!("{name} runs already (pid {pid}): stop it, or choose another directory with --data");
+    }
+    Ok(())
+}
+
+fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+fn start<'a>(
+    args: &Args,
+    shared: &[String],
+    nodes: impl Iterator<Item = (&'a String, [u16; 3])>,
+) -> anyhow::Result<Vec<Member>> {
     let program = env::current_exe().context("the program has no name")?;
     let mut members: Vec<Member> = Vec::new();
-    for (nth, name) in (0_u16..).zip(names) {
+    for (name, [client, admin, link]) in nodes {
         let data = args.data.join(name);
         fs::create_dir_all(&data)?;
         // What a node that was killed left is not this one's word.
         fs::remove_file(data.join(NODE_FILE)).ok();
         let log = fs::File::create(data.join("log"))?;
-        let [client, admin, link] = ports(args.port, nth)?;
         let mut command = Command::new(&program);
         command
-            .arg("serve")
+            .args(["serve", "--leave-with", &std::process::id().to_string()])
             .args(args.config.iter().flat_map(|file| ["--config".as_ref(), file.as_os_str()]));
         for set in shared.iter().cloned().chain([
             format!("node.id={name}"),
@@ -240,10 +270,10 @@ fn last_lines(log: &Path) -> String {
 
 fn tell_all(members: &[Member]) {
     for member in members {
-        let Some(pid) = member.child.id().and_then(|pid| i32::try_from(pid).ok()) else { continue };
-        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let pid = member.child.id().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
             // Gone already, else.
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+            kill_process(pid, Signal::TERM).ok();
         }
     }
 }
@@ -287,8 +317,8 @@ impl Member {
     }
 }
 
-fn greet(args: &Args, members: &[Member], addresses: &[Addresses]) -> anyhow::Result<()> {
-    let key = auth::read_key(&args.data.join("token.key"))?;
+fn greet(args: &Args, key: &Path, members: &[Member], addresses: &[Addresses]) -> anyhow::Result<()> {
+    let key = auth::read_key(key).with_context(|| format!("auth.key_file {}", key.display()))?;
     let program = env::args().next().unwrap_or_else(|| "tidegate".into());
     println!();
     println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());

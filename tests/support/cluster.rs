@@ -133,7 +133,8 @@ impl Cluster {
         format!("postgres.url=postgres://{user}@{address}/{}", self.database)
     }
 
-    fn setting(&self, key: &str) -> &str {
+    /// What the nodes are told of a key, which is to end with `=`.
+    pub fn setting(&self, key: &str) -> &str {
         self.sets.iter().rev().find_map(|set| set.strip_prefix(key)).expect("it is set")
     }
 

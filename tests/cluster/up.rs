@@ -1,0 +1,318 @@
+//! `tidegate up` as people run it: what it prints is done word for word, a node is killed, and nothing is left behind.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Read},
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tidegate_protocol::codec::Wire;
+
+use crate::support::{Client, Cluster, eventually, fresh_data, hello, http, service, text_of};
+
+/// A folder as that of a checkout with running services, and what keeps its cluster apart from those of other tests.
+struct Place {
+    ground: Cluster,
+    folder: PathBuf,
+}
+
+/// A command that runs, and the lines that it said so far, of both streams; killed when the test ends.
+struct Running {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+/// What `tidegate up` said of a node.
+struct Node {
+    clients: SocketAddr,
+    admin: SocketAddr,
+    pid: Pid,
+}
+
+impl Place {
+    fn new() -> Self {
+        let (ground, folder) = (Cluster::prepare(0, &[]), fresh_data());
+        let services = folder.join("target/services");
+        fs::create_dir_all(&services).expect("a folder");
+        let mut list: BTreeMap<&str, Value> =
+            ["kafka", "redis7", "postgres"].map(|name| (name, service(name))).into();
+        let of_postgres = list.get_mut("postgres").expect("it is there");
+        of_postgres["url"] = ground.setting("postgres.url=").into();
+        let text = serde_json::to_vec(&list).expect("JSON");
+        fs::write(services.join("services.json"), text).expect("a file");
+        Self { ground, folder }
+    }
+
+    /// `tidegate up` with these words, on any free ports.
+    fn up(&self, words: &[&str]) -> Running {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["up", "--port", "0"]).args(words);
+        let names =
+            ["kafka.partitions", "kafka.topic", "kafka.group", "kafka.node_topic", "kafka.event_topic"];
+        for name in names.into_iter().chain(["redis.prefix"]) {
+            command.args(["--set", &format!("{name}={}", self.ground.setting(&format!("{name}=")))]);
+        }
+        Running::start(command.current_dir(&self.folder))
+    }
+
+    /// A line that `tidegate up` printed to be typed.
+    fn typed(&self, line: &str) -> Command {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).current_dir(&self.folder);
+        command
+    }
+
+    /// What it answers.
+    fn answer(&self, line: &str) -> String {
+        let Output { status, stdout, stderr } = self.typed(line).output().expect("the program runs");
+        let said = String::from_utf8_lossy(&stdout).into_owned();
+        assert!(status.success(), "{line}: {status} {said} {}", String::from_utf8_lossy(&stderr));
+        said
+    }
+
+    /// Waits until no node of this folder runs any more.
+    fn nobody_left(&self) {
+        // The keys that they share are named with their whole path.
+        let name = self.folder.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        eventually("no node is left behind", || running(&format!("{name}/")).is_empty().then_some(()));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+/// The processes that have this among their words.
+fn running(word: &str) -> Vec<String> {
+    let entries = fs::read_dir("/proc").expect("Linux").flatten();
+    let commands = entries.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
+    commands.filter(|words| words.contains(word)).collect()
+}
+
+/// Who started a process.
+fn parent(pid: Pid) -> u32 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).expect("it runs");
+    let after_name = stat.rsplit_once(')').expect("a name in brackets").1;
+    after_name.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a number")
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = streams.spawn().expect("the program runs");
+        let lines = Arc::default();
+        hear(child.stdout.take().expect("a pipe"), &lines);
+        hear(child.stderr.take().expect("a pipe"), &lines);
+        Self { child, lines }
+    }
+
+    /// Waits for a line with this in it.
+    fn says(&self, what: &str) -> String {
+        eventually(what, || self.said().into_iter().find(|line| line.contains(what)))
+    }
+
+    fn said(&self) -> Vec<String> {
+        self.lines.lock().expect("nobody panicked").clone()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    /// Waits for its end; the exit code.
+    fn exit(&mut self) -> Option<i32> {
+        eventually("it ends", || self.child.try_wait().expect("a child")).code()
+    }
+
+    /// What `tidegate up` says of the nodes, once all of them run.
+    fn nodes(&self, count: usize) -> Vec<Node> {
+        self.says(".events");
+        // Each in the time that a node has.
+        self.says(&format!("a cluster of {count} nodes"));
+        self.says("Ctrl-C stops all nodes.");
+        let after = |line: &str, what: &str| -> String {
+            let rest = line.split_once(what).unwrap_or_else(|| panic!("no {what} in {line}")).1;
+            rest.split_whitespace().next().expect("a word").to_owned()
+        };
+        let node = |nth: usize| {
+            let line = self.says(&format!("  n{nth}  clients "));
+            Node {
+                clients: after(&line, "clients ").parse().expect("an address"),
+                admin: after(&line, "admin http://").parse().expect("an address"),
+                pid: after(&line, "pid ").parse().ok().and_then(Pid::from_raw).expect("a process"),
+            }
+        };
+        (1..=count).map(node).collect()
+    }
+
+    /// The line to be typed that has this in it, as it is printed.
+    fn next(&self, what: &str) -> String {
+        let found = self
+            .said()
+            .into_iter()
+            .find_map(|line| Some(line.strip_prefix("    ")?.to_owned()).filter(|line| line.contains(what)));
+        found.unwrap_or_else(|| panic!("no {what} in {:?}", self.said()))
+    }
+
+    fn token(&self, user: &str) -> String {
+        let line = self.says(&format!("token for {user}: "));
+        line.rsplit(' ').next().expect("a word").to_owned()
+    }
+}
+
+fn hear(stream: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>) {
+    let lines = Arc::clone(lines);
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            lines.lock().expect("nobody panicked").push(line);
+        }
+    });
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.said().join("\n"));
+        }
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Asks again and again until the answer has a row that begins so, for each of these. Redis may be late for a look.
+fn becomes(place: &Place, line: &str, wanted: &[&str]) {
+    eventually(&format!("{line}: {wanted:?}"), || {
+        let said = place.typed(line).output().expect("the program runs").stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        wanted.iter().all(|it| said.lines().any(|row| words(row).starts_with(it))).then_some(())
+    });
+}
+
+/// A row of a table with one space between its cells.
+fn words(row: &str) -> String {
+    row.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothing() {
+    let place = Place::new();
+    let mut up = place.up(&["--nodes", "3"]);
+    let nodes = up.nodes(3);
+    for node in &nodes {
+        assert_eq!(parent(node.pid), up.child.id(), "it watches all of them");
+    }
+    for name in ["n1", "n2", "n3"] {
+        up.says(&format!("{}.{name}  made: partitions 1", place.ground.setting("kafka.node_topic=")));
+    }
+
+    // In more terminals.
+    let tail = Running::start(&mut place.typed(&up.next(" tail ")));
+    tail.says("listening as bob on n1");
+    assert_eq!(place.answer(&up.next(" send ")), "d:alice:bob seq 1\n");
+    assert!(tail.says(r#""seq":1"#).contains(r#""text":"hello""#));
+    // With the tokens that it printed, on the other two.
+    let login = |nth: usize, user: &str| {
+        let mut client = Client::connect(nodes[nth].clients, Wire::WsText);
+        client.login(hello(&up.token(user), "phone"));
+        client
+    };
+    let (mut bob, mut alice) = (login(1, "bob"), login(2, "alice"));
+    assert_eq!(alice.text("bob", "m2", "by hand"), 2);
+    let push = bob.expect_push();
+    assert_eq!((push.seq, text_of(&push)), (2, "by hand"));
+    bob.ack("d:alice:bob", 2);
+    assert!(tail.says(r#""seq":2"#).contains(r#""text":"by hand""#));
+
+    becomes(&place, &up.next(" where "), &["cli-tail n1 live", "phone n2 live"]);
+    becomes(&place, &up.next(" nodes "), &["n1 ready live 1 ", "n2 ready live 1 ", "n3 ready live 1 "]);
+    becomes(&place, &up.next(" owners "), &["0 n", "1 n", "2 n", "3 n"]);
+    for node in &nodes {
+        eventually("each node knows all, and who owns what", || {
+            let (status, said) = http::ask(node.admin, "GET", "/v1/nodes", "");
+            let said: Value = serde_json::from_str(&said).expect("JSON");
+            let all = said["nodes"].as_array().expect("a list");
+            let owned: usize = all.iter().filter_map(|node| Some(node["owns"].as_array()?.len())).sum();
+            (status == 200 && all.len() == 3 && owned == 4).then_some(())
+        });
+    }
+
+    // The line goes on with what it does.
+    let kill = up.next("kill -9 ");
+    assert_eq!(kill.split_whitespace().nth(2), Some(nodes[0].pid.as_raw_nonzero().to_string().as_str()));
+    kill_process(nodes[0].pid, Signal::KILL).expect("it runs");
+    let ended = up.says("n1 ended");
+    assert!(ended.contains("SIGKILL") && ended.contains("the others go on"), "{ended}");
+    let log = ended.rsplit(' ').next().expect("a file");
+    assert!(place.folder.join(log).is_file(), "{ended}");
+    tail.says("listening as bob on n2");
+    assert_eq!(place.answer(&up.next(" send ")), "d:alice:bob seq 3\n");
+    assert!(tail.says(r#""seq":3"#).contains(r#""text":"hello""#));
+    assert_eq!(bob.expect_push().seq, 3);
+    bob.ack("d:alice:bob", 3);
+    becomes(&place, &up.next(" where "), &["cli-tail n2 live", "phone n2 live"]);
+
+    up.signal(Signal::INT);
+    up.says("stopping all nodes; again to hurry");
+    assert_eq!(up.exit(), Some(0), "of those that were told to end, every one ended well");
+    for name in ["n2", "n3"] {
+        up.says(&format!("{name} ended (exit status: 0)"));
+    }
+    place.nobody_left();
+}
+
+#[test]
+fn whoever_closes_the_terminal_or_kills_it_leaves_no_node_behind() {
+    let place = Place::new();
+    for signal in [Signal::HUP, Signal::KILL] {
+        let mut up = place.up(&["--nodes", "2"]);
+        up.nodes(2);
+        up.signal(signal);
+        assert_eq!(up.exit(), None, "it ended by {signal:?}");
+        place.nobody_left();
+    }
+}
+
+#[test]
+fn a_second_one_on_the_same_data_is_refused_and_does_the_first_one_no_harm() {
+    let place = Place::new();
+    // With a key that somebody else made.
+    let key = format!("auth.key_file={}", place.ground.token_key().display());
+    let mut first = place.up(&["--nodes", "2", "--set", &key]);
+    let nodes = first.nodes(2);
+    Client::connect(nodes[1].clients, Wire::Tcp).login(hello(&first.token("bob"), "phone"));
+    let mut second = place.up(&["--nodes", "2"]);
+    assert_eq!(second.exit(), Some(1));
+    second.says(&format!("n1 runs already (pid {})", nodes[0].pid.as_raw_nonzero()));
+    becomes(&place, &first.next(" nodes "), &["n1 ready live", "n2 ready live"]);
+    // Told twice, they hurry.
+    first.signal(Signal::INT);
+    first.says("stopping all nodes; again to hurry");
+    first.signal(Signal::TERM);
+    assert!(matches!(first.exit(), Some(0 | 4)));
+    place.nobody_left();
+}
+
+#[test]
+fn ctrl_c_ends_it_while_it_waits_for_kafka() {
+    let place = Place::new();
+    // Takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let brokers = format!("kafka.brokers=[{}]", silent.local_addr().expect("it listens"));
+    let mut up = place.up(&["--set", &brokers]);
+    silent.set_nonblocking(true).expect("a socket takes options");
+    let _heard = eventually("it asks for Kafka", || silent.accept().ok());
+    up.signal(Signal::INT);
+    assert_eq!(up.exit(), Some(1));
+    up.says("stopped before a node was started");
+    assert!(!place.folder.join("tidegate-cluster/n1").exists());
+}
