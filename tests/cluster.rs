@@ -212,7 +212,8 @@ fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
 
 #[test]
 fn a_planned_stop_hands_the_partitions_over_at_once() {
-    let mut cluster = Cluster::start(2, &[]);
+    // Long, so that what a crash takes is not mistaken for it on any machine.
+    let mut cluster = Cluster::start(2, &["kafka.session_ms=20000"]);
     let mut clients: Vec<Client> =
         (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
     assert_eq!(cluster.stop(0), Some(0));
