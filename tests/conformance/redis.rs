@@ -189,16 +189,17 @@ impl Server {
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.arg("--dir").arg(&self.folder).current_dir(&self.folder);
         command.stdin(Stdio::null()).stdout(log);
-        let mut child = command.spawn().expect("redis-server runs");
-        let up = eventually("redis-server answers", || {
-            if child.try_wait().expect("a child").is_some() {
+        let child = command.spawn().expect("redis-server runs");
+        // One that does not answer is ended as well.
+        *self.child.lock().unwrap() = Some(child);
+        eventually("redis-server answers", || {
+            let ended = self.child.lock().unwrap().as_mut().expect("it runs").try_wait().expect("a child");
+            if ended.is_some() {
                 return Some(false);
             }
             let mut conn = self.connection().ok()?;
             redis::cmd("PING").query::<String>(&mut conn).ok().map(|_| true)
-        });
-        *self.child.lock().unwrap() = Some(child);
-        up
+        })
     }
 
     /// Ends it at once, as a crash does.

@@ -15,6 +15,7 @@ use tidegate::{
 use super::{
     device, node,
     redis::{Server, Version},
+    routes::info,
     stopwatch::Stopwatch,
     user,
 };
@@ -172,17 +173,53 @@ async fn a_server_that_is_read_only_is_told_from_one_that_lost_the_answer() {
 
 #[tokio::test]
 async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
-    let server = Server::start_with(Version::V7, &["--user", "tide", "on", ">secret", "~*", "+@all"]);
-    let file = server.folder.join("password");
-    let config =
-        config::Redis { username: "tide".to_owned(), password_file: file.clone(), ..server.patient() };
-    let missing = RedisRoutes::connect(&config, Leases::default()).err().unwrap().to_string();
-    assert!(missing.contains("redis.password_file"), "{missing}");
-    fs::write(&file, "wrong\n").unwrap();
-    let wrong = lookup(&routes(&config), "ann").await;
-    assert!(matches!(&wrong, Err(RoutesError::Unavailable(why)) if !why.contains("wrong")), "{wrong:?}");
-    fs::write(&file, "secret\n").unwrap();
-    assert_eq!(lookup(&routes(&config), "ann").await, Ok(0));
+    let of_a_user = ["ACL", "SETUSER", "tide", "on", ">secret", "~*", "+@all"];
+    let of_all = ["CONFIG", "SET", "requirepass", "secret"];
+    for version in [Version::V7, Version::V62] {
+        for (username, words) in [("tide", &of_a_user[..]), ("", &of_all)] {
+            let server = Server::start(version);
+            let _: String = server.ask(words);
+            let file = server.folder.join("password");
+            let config = config::Redis {
+                username: username.to_owned(),
+                password_file: file.clone(),
+                ..server.patient()
+            };
+            let missing = RedisRoutes::connect(&config, Leases::default()).err().unwrap().to_string();
+            assert!(missing.contains("redis.password_file"), "{missing}");
+            fs::write(&file, "wrong\n").unwrap();
+            let wrong = lookup(&routes(&config), "ann").await;
+            assert!(
+                matches!(&wrong, Err(RoutesError::Unavailable(why)) if !why.contains("wrong")),
+                "{wrong:?}"
+            );
+            fs::write(&file, "secret\n").unwrap();
+            assert_eq!(lookup(&routes(&config), "ann").await, Ok(0), "{version:?} {words:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_password_nobody_gets_in() {
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        let rules = ["on", ">secret", "~tg:*", "+@all", "-@admin", "-@dangerous"];
+        let _: String = server.ask(&[&["ACL", "SETUSER", "tide"], &rules[..]].concat());
+        let _: String = server.ask(&["ACL", "SETUSER", "default", "-@all", "+ping"]);
+        let file = server.folder.join("password");
+        fs::write(&file, "secret\n").unwrap();
+        let open = server.patient();
+        let config = config::Redis { username: "tide".to_owned(), password_file: file, ..open.clone() };
+        let (mine, a) = (routes(&config), node("a", 1));
+        assert_eq!(mine.renew(&info(&a)).await, Ok(1), "{version:?}");
+        mine.register(wish("ann", &a)).await.unwrap();
+        assert_eq!((lookup(&mine, "ann").await, mine.nodes().await.unwrap().len()), (Ok(1), 1));
+        let others = config::Redis { prefix: "other".to_owned(), ..config };
+        for denied in [routes(&open), routes(&others)] {
+            let refused = lookup(&denied, "ann").await;
+            assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{version:?}: {refused:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -237,6 +274,7 @@ async fn follows_sentinels_of(version: Version) {
 
 #[tokio::test]
 async fn with_tls_the_certificate_is_checked() {
+    // Version 7 alone: the 6.2 that can be had as a package was built without TLS.
     let server = Server::tls();
     let config = config::Redis { tls: true, tls_ca_file: server.folder.join("ca.pem"), ..server.patient() };
     assert_eq!(lookup(&routes(&config), "ann").await, Ok(0));
