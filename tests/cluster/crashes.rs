@@ -211,7 +211,7 @@ fn kill_9_under_load_has_its_users_elsewhere_at_once_and_each_who_left_told_once
     let mut listener = Listener::start(&cluster);
     let names: Vec<String> = (0..24).map(writer).collect();
     // Of the eight on n1 the half comes back.
-    let comes_back = |n: usize| n % 3 != 0 || n % 2 == 0;
+    let comes_back = |n: usize| !n.is_multiple_of(3) || n.is_multiple_of(2);
     let crowd = Crowd::start(&cluster, names.len(), comes_back);
     crowd.write_on(&(0..names.len()).collect::<Vec<_>>());
     assert_eq!(online(&cluster, 2, &names), names);
