@@ -40,6 +40,8 @@ struct Shared {
     acked: Vec<AtomicU64>,
     /// By writer, the node that it is on.
     at: Vec<AtomicUsize>,
+    /// The test is over, and its nodes with it.
+    over: AtomicBool,
     /// The node that answers nobody any more: its writers go elsewhere and leave their connections as they are.
     frozen: AtomicUsize,
 }
@@ -63,6 +65,7 @@ impl Crowd {
             quiet: AtomicBool::new(false),
             acked: (0..count).map(|_| AtomicU64::new(0)).collect(),
             at: (0..count).map(|_| AtomicUsize::new(NOWHERE)).collect(),
+            over: AtomicBool::new(false),
             frozen: AtomicUsize::new(NOWHERE),
         });
         let spawn = |n| {
@@ -113,10 +116,16 @@ impl Crowd {
     }
 
     /// Has them all finish and hang up; how many messages of each were acked.
-    fn stop(self) -> Vec<u64> {
+    fn stop(mut self) -> Vec<u64> {
         self.shared.quiet.store(true, Ordering::Release);
-        self.threads.into_iter().for_each(|thread| thread.join().expect("a writer"));
+        self.threads.drain(..).for_each(|thread| thread.join().expect("a writer"));
         self.shared.acked.iter().map(|acked| acked.load(Ordering::Acquire)).collect()
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Release);
     }
 }
 
@@ -143,7 +152,7 @@ impl Shared {
                 }
                 None => {
                     self.at[n].store(NOWHERE, Ordering::Release);
-                    if !comes_back {
+                    if !comes_back || self.over.load(Ordering::Acquire) {
                         return;
                     }
                     attempt += 1;
@@ -176,8 +185,17 @@ impl Shared {
         let mut nodes = (from..from + doors.len()).map(|at| at % doors.len());
         let (at, door) = nodes.find_map(|at| Some((at, doors[at]?))).expect("some node is up");
         let token = auth::sign(&self.key, &writer(n), None, Duration::from_secs(86_400));
-        let mut client = Client::connect(door, Wire::ALL[n % Wire::ALL.len()]);
-        client.login(hello(&token, "phone"));
+        let began = Instant::now();
+        let client = loop {
+            let mut client = Client::connect(door, Wire::ALL[n % Wire::ALL.len()]);
+            match client.ask(ask::hello(hello(&token, "phone"))) {
+                Said::Welcome(_) => break client,
+                Said::Error(error) if error.temporary && began.elapsed() < PATIENCE => {
+                    client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                }
+                other => panic!("no welcome: {other:?}"),
+            }
+        };
         self.at[n].store(at, Ordering::Release);
         client
     }
