@@ -12,7 +12,7 @@ use tidegate::{
     bus::TopicId,
     config,
     scratch::Floors as _,
-    store::{Direction, Fence, OpenError, PageQuery, PostgresStore, Scan, Store, StoreError},
+    store::{Direction, Fence, Mark, OpenError, PageQuery, Personal, PostgresStore, Scan, Store, StoreError},
 };
 use tidegate_protocol::{
     id::ConversationId,
@@ -427,4 +427,18 @@ async fn s6_floors_are_reserved_by_many_at_once_and_each_block_once() {
     assert_eq!((one.epoch().await, one.raise().await, two.epoch().await), (Ok(0), Ok(1), Ok(1)));
     let next = two.reserve("r:a", size).await.unwrap();
     assert_eq!((*next.numbers.start(), next.epoch), (141, 1));
+}
+
+#[tokio::test]
+async fn a_mark_that_is_kept_is_in_the_log_of_the_server() {
+    let database = Database::new().await;
+    let store = node(&database).await;
+    let at = async |what: &str| database.number(&format!("SELECT ({what}() - '0/0')::bigint")).await;
+    for seq in 1..=20 {
+        let before = at("pg_current_wal_insert_lsn").await;
+        let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
+        store.save_marks(&[(user("ann"), direct(), mark)]).await.unwrap();
+        // What was only promised to be written soon would be lost with the server.
+        assert!(at("pg_current_wal_flush_lsn").await > before, "mark {seq}");
+    }
 }

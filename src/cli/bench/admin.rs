@@ -9,10 +9,15 @@ use std::{
     time::Duration,
 };
 
+use serde_json::{Value, json};
+
 use crate::auth;
 
 /// Members that one request may add.
 const MEMBERS_MAX: usize = 1000;
+
+/// So often a change is asked for.
+const TRIES: usize = 5;
 
 /// An HS256 token of `user`, good for a day.
 pub(super) fn token(key: &[u8], user: &str) -> String {
@@ -58,9 +63,11 @@ impl Admin {
         let all: Vec<String> = extra.iter().cloned().chain(users.map(|user| format!("u{user}"))).collect();
         let mut parts = all.chunks(MEMBERS_MAX);
         let first = parts.next().unwrap_or_default();
-        self.post("/v1/groups", &serde_json::json!({"id": id, "members": first}))?;
-        for part in parts {
-            self.post(&format!("/v1/groups/{id}/members"), &serde_json::json!({"add": part}))?;
+        let request = |nth: usize| format!("{id}-{nth}");
+        self.post("/v1/groups", &json!({"id": id, "members": first, "requestId": request(0)}))?;
+        for (nth, part) in (1..).zip(parts) {
+            let change = json!({"add": part, "requestId": request(nth)});
+            self.post(&format!("/v1/groups/{id}/members"), &change)?;
         }
         Ok(())
     }
@@ -75,9 +82,15 @@ impl Admin {
         })?
     }
 
-    fn post(&mut self, path: &str, body: &serde_json::Value) -> Result<()> {
-        let (status, answer) = self.request("POST", path, &body.to_string())?;
-        ensure!((200..300).contains(&status), "POST {path}: {status} {}", answer.trim());
+    /// Again where the answer says so: its request has an id.
+    fn post(&mut self, path: &str, body: &Value) -> Result<()> {
+        for left in (0..TRIES).rev() {
+            let (status, answer) = self.request("POST", path, &body.to_string())?;
+            if (200..300).contains(&status) {
+                break;
+            }
+            ensure!(status == 503 && left > 0, "POST {path}: {status} {}", answer.trim());
+        }
         Ok(())
     }
 
