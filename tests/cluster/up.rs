@@ -52,8 +52,11 @@ impl Place {
 
     /// `tidegate up` with these words, on any free ports.
     fn up(&self, words: &[&str]) -> Running {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["up", "--port", "0"]).args(words);
+        // As a terminal would have it, also where the tests run under `nohup`.
+        let mut command = Command::new("env");
+        command
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_tidegate"), "up", "--port", "0"])
+            .args(words);
         let names =
             ["kafka.partitions", "kafka.topic", "kafka.group", "kafka.node_topic", "kafka.event_topic"];
         for name in names.into_iter().chain(["redis.prefix"]) {

@@ -6,7 +6,8 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -61,6 +62,23 @@ impl OwnKafka {
     pub fn stand_still(&self, still: bool) {
         let signal = if still { Signal::STOP } else { Signal::CONT };
         kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
+        if still {
+            // On a busy machine a thread of it answers a moment longer.
+            let until = Instant::now() + PATIENCE;
+            while !self.is_stopped() {
+                assert!(Instant::now() < until, "a thread of it goes on");
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // A thread that has ended meanwhile says nothing.
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     fn wait(&self) {
