@@ -46,6 +46,15 @@ struct Known {
     row: NodeRow,
     /// When its beat was last seen to move, or watching began.
     moved: Instant,
+    /// Its lease was over in the rows, and it was counted all the same.
+    spared: bool,
+}
+
+impl Known {
+    /// Whether it was among the others.
+    fn counted(&self) -> bool {
+        self.row.lease == Lease::Live || self.spared
+    }
 }
 
 impl View {
@@ -136,15 +145,22 @@ impl View {
         let (mut others, mut dead) = (Vec::new(), Vec::new());
         for row in rows.iter().filter(|row| row.info.boot != self.me) {
             let run = &row.info.boot;
-            let before = self.known.remove(run).filter(|it| it.row.beat == row.beat);
-            let moved = before.map_or(now, |it| it.moved);
+            let before = self.known.remove(run);
+            let counts = self.doubt_until.is_some() && before.as_ref().is_some_and(Known::counted);
+            let moved = before.filter(|it| it.row.beat == row.beat).map_or(now, |it| it.moved);
+            let mut spared = false;
             match row.lease {
                 Lease::Live => others.push(row.clone()),
                 Lease::Lapsed if now - moved >= STILL_MIN => dead.push(run.clone()),
+                // Whom the loss put back to an older lease has not renewed yet.
+                Lease::Lapsed if counts => {
+                    spared = true;
+                    others.push(NodeRow { lease: Lease::Live, ..row.clone() });
+                }
                 Lease::Lapsed => {}
                 Lease::Retired => dead.push(run.clone()),
             }
-            known.insert(run.clone(), Known { row: row.clone(), moved });
+            known.insert(run.clone(), Known { row: row.clone(), moved, spared });
         }
         if self.doubt_until.is_some() {
             // Whom the loss took off the list has not renewed yet.
@@ -308,6 +324,37 @@ mod tests {
         assert_eq!((names(&seen.others), seen.doubtful), (vec!["c".to_owned()], false));
         // Without a loss, who is not listed has left.
         assert_eq!(names(&view.looked(Vec::new(), now).0.others), [""; 0]);
+    }
+
+    #[test]
+    fn whom_a_loss_put_back_to_an_older_lease_counts_until_it_could_have_renewed() {
+        let (mut view, mut now) = view(1);
+        let (b, c) = (run("b", 1), run("c", 1));
+        let lapsed = || vec![row(&b, 3, Lease::Lapsed), row(&c, 3, Lease::Lapsed)];
+        // c was over before.
+        view.looked(vec![row(&b, 7, Lease::Live), row(&c, 3, Lease::Lapsed)], now);
+        assert!(view.renewed(1, NodeState::Ready, now), "an old dump");
+        for _ in 0..2 {
+            assert_eq!(names(&view.looked(lapsed(), now).0.others), ["b"]);
+            now += STILL_MIN / 2;
+        }
+        let renewed = vec![row(&b, 4, Lease::Live)];
+        assert_eq!(names(&view.looked(renewed, now).0.others), ["b"]);
+        // Without a loss a lease that is over is over.
+        now += LEASE;
+        assert_eq!(names(&view.looked(vec![row(&b, 4, Lease::Lapsed)], now).0.others), [""; 0]);
+        // It does not renew: it is dead.
+        let (mut view, now) = (view_of_b(&b), now);
+        assert!(view.renewed(1, NodeState::Ready, now));
+        view.looked(vec![row(&b, 3, Lease::Lapsed)], now);
+        let (seen, dead) = view.looked(vec![row(&b, 3, Lease::Lapsed)], now + STILL_MIN);
+        assert_eq!((names(&seen.others), dead), (Vec::new(), vec![b]));
+    }
+
+    fn view_of_b(b: &NodeBoot) -> View {
+        let (mut view, now) = view(1);
+        view.looked(vec![row(b, 7, Lease::Live)], now);
+        view
     }
 
     #[test]
