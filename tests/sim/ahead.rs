@@ -249,29 +249,34 @@ fn an_owner_that_is_lost_while_it_commits_tells_what_it_committed() {
     });
 }
 
+/// The owner of the first partition is put out of its group while its commit is held: who reads waits for that.
+async fn is_lost_before_its_commit(world: &World, nodes: &Nodes, commit: &Gate) {
+    let former = with(nodes, 0, SimNode::member).expect("it has a seat");
+    let successors = [0, 1].map(|nth| with(nodes, nth, SimNode::hold_take_over));
+    world.log.put_out(former);
+    world.log.tell(former);
+    pass(500).await;
+    assert!(!with(nodes, 0, SimNode::owns).contains(&0), "it has heard of it");
+    // Its successor would begin behind that, and tell nobody.
+    let reader = tokio::task::spawn_local({
+        let nodes = Rc::clone(nodes);
+        async move { wait(&nodes).await }
+    });
+    pass(500).await;
+    assert!(!reader.is_finished());
+    commit.open();
+    reader.await.expect("it goes on");
+    successors.iter().for_each(Gate::open);
+}
+
 #[test]
 fn a_reader_waits_for_what_an_owner_that_is_lost_told_and_commits() {
     in_one_thread(async {
         let (world, nodes) = nodes().await;
         let (there, commit) = (place(0), with(&nodes, 0, SimNode::hold_archive));
         assert_eq!(say(&nodes, 1, &there, "m1", 9).await, Some(1), "it is told, and not archived");
-        let former = with(&nodes, 0, SimNode::member).expect("it has a seat");
-        let successors = [0, 1].map(|nth| with(&nodes, nth, SimNode::hold_take_over));
-        world.log.put_out(former);
-        world.log.tell(former);
-        pass(500).await;
-        assert!(!with(&nodes, 0, SimNode::owns).contains(&0), "it has heard of it");
-        // Its successor would begin behind that, and tell nobody.
-        let reader = tokio::task::spawn_local({
-            let nodes = Rc::clone(&nodes);
-            async move { wait(&nodes).await }
-        });
-        pass(500).await;
-        assert!(!reader.is_finished());
-        commit.open();
-        reader.await.expect("it goes on");
+        is_lost_before_its_commit(&world, &nodes, &commit).await;
         assert_eq!(last_seq(&world, &there).await, 1);
-        successors.iter().for_each(Gate::open);
     });
 }
 
@@ -289,21 +294,7 @@ fn an_owner_that_is_lost_while_it_stops_waits_for_what_it_commits() {
         archive.open();
         pass(500).await;
         assert_eq!((commit.reached(), last_seq(&world, &there).await), (1, 2), "its last words are archived");
-        let former = with(&nodes, 0, SimNode::member).expect("it has a seat");
-        let successors = [0, 1].map(|nth| with(&nodes, nth, SimNode::hold_take_over));
-        world.log.put_out(former);
-        world.log.tell(former);
-        pass(500).await;
-        assert!(!with(&nodes, 0, SimNode::owns).contains(&0), "it has heard of it");
-        let reader = tokio::task::spawn_local({
-            let nodes = Rc::clone(&nodes);
-            async move { wait(&nodes).await }
-        });
-        pass(500).await;
-        assert!(!reader.is_finished());
-        commit.open();
-        reader.await.expect("it goes on");
-        successors.iter().for_each(Gate::open);
+        is_lost_before_its_commit(&world, &nodes, &commit).await;
     });
 }
 
