@@ -17,6 +17,7 @@ mod place;
 mod seen;
 mod sweep;
 mod tail;
+mod workers;
 mod writer;
 
 use std::{

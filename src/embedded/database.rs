@@ -5,7 +5,7 @@ use std::path::Path;
 use bytes::Bytes;
 use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _, Snapshot};
 
-use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory};
+use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory, workers};
 use crate::bus::TopicId;
 
 /// A memtable goes to a table file at this size: a restart replays no more than a few of them.
@@ -14,8 +14,8 @@ const MEMTABLE_BYTES: u64 = 16 << 20;
 /// Journals beyond this make the keyspaces flush that hold them back.
 const JOURNAL_BYTES: u64 = 128 << 20;
 
-/// How much the database's own threads give way to others; 0 is not at all, 19 nearly entirely.
-const WORKERS_NICE: i32 = 10;
+/// Threads of the database's own, for flushes and compactions.
+const WORKERS: usize = 2;
 
 /// For blocks read from the disk.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -53,29 +53,13 @@ impl Database {
         Ok(Ok((database, TopicId(u128::from_be_bytes(topic)))))
     }
 
-    /// Opens it on a thread of low priority, which the threads that it starts for flushes and compactions inherit:
-    /// where there are fewer cores than work, these are not to stand between a message and its answer.
     fn open_at(path: &Path) -> Result<Self, Trouble> {
-        let open = || {
-            // Elsewhere it would be that of the whole process.
-            if cfg!(target_os = "linux") {
-                rustix::process::setpriority_process(None, WORKERS_NICE).ok();
-            }
-            Self::open_here(path)
-        };
-        let opened = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, open);
-            thread.map_err(|error| Trouble::Io(error.to_string())).map(std::thread::ScopedJoinHandle::join)
-        });
-        opened?.unwrap_or_else(|_| Err(Trouble::Io("the database failed to open".to_owned())))
-    }
-
-    fn open_here(path: &Path) -> Result<Self, Trouble> {
         let fjall = fjall::Database::builder(path)
             .max_journaling_size(JOURNAL_BYTES)
             .cache_size(CACHE_BYTES)
-            .worker_threads(2)
+            .worker_threads(WORKERS)
             .open()?;
+        workers::give_way(WORKERS);
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         let keyspace = |name| fjall.keyspace(name, options);
         Ok(Self { state: keyspace("state")?, rows: keyspace("rows")?, keys: keyspace("keys")?, fjall })

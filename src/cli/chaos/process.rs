@@ -84,7 +84,11 @@ impl Process {
                 return Ok(Self { binary, data, sets, clock, child, client, admin });
             }
             if Instant::now() > deadline {
-                bail!("the node is not ready after {PATIENCE:?}; see {}", data.join("node.log").display());
+                let (log, threads) = (data.join("node.log"), child.id().map(threads).unwrap_or_default());
+                bail!(
+                    "the node is not ready after {PATIENCE:?}; see {}; its threads:\n{threads}",
+                    log.display()
+                );
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -191,4 +195,20 @@ impl Process {
         let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         Ok(kill_process(id.context("the node has ended by itself")?, signal)?)
     }
+}
+
+/// What each thread of a process is at: name, state, processor time in ticks, nice, and where in the kernel it waits.
+fn threads(process: u32) -> String {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return String::new() };
+    let told = |task: fs::DirEntry| {
+        let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        // After the name, which may hold anything: the state is field 3, user and system time 14 and 15, nice 19.
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3).copied().unwrap_or("?");
+        let (name, wait) = (read("comm"), read("wchan"));
+        format!("{} {} {}+{} nice {} {wait}\n", name.trim_end(), field(3), field(14), field(15), field(19))
+    };
+    tasks.filter_map(Result::ok).map(told).collect()
 }
