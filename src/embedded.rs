@@ -12,18 +12,19 @@ mod codec;
 mod database;
 mod directory;
 mod journal;
+mod kept;
 mod offline;
+mod personal;
 mod place;
 mod seen;
 mod sweep;
 mod tail;
-mod workers;
 mod writer;
 
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::AtomicBool, atomic::Ordering, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::AtomicU8, atomic::Ordering, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -32,7 +33,7 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Need},
-    record::Position,
+    record::{Body, Position, Record},
     settings::UserSettings,
 };
 use tokio::sync::{oneshot, watch};
@@ -189,6 +190,15 @@ impl From<Trouble> for StoreError {
     }
 }
 
+/// What the disk still takes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Space {
+    Enough,
+    /// Only what makes room.
+    Short,
+    Nothing,
+}
+
 /// What the writer is asked.
 enum Job {
     TakeOver {
@@ -235,8 +245,8 @@ struct Core {
     /// Rises whenever a tail has moved or failed.
     moved: watch::Sender<u64>,
     fatal: watch::Sender<Option<String>>,
-    /// Too little space: nothing is appended.
-    full: AtomicBool,
+    /// A [`Space`].
+    space: AtomicU8,
     // Below the database, because fields are dropped in order: the lock and the disk go last.
     directory: Directory,
     config: EngineConfig,
@@ -274,7 +284,7 @@ impl Engine {
             seen,
             moved: watch::Sender::new(0),
             fatal: watch::Sender::new(None),
-            full: AtomicBool::new(false),
+            space: AtomicU8::new(Space::Enough as u8),
         });
         let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
         let writer = Writer::new(Arc::clone(&core)).map_err(|trouble| open_error(&core.config, trouble))?;
@@ -293,9 +303,9 @@ impl Engine {
         self.core.fatal.subscribe()
     }
 
-    /// Whether nothing is appended until there is space on the disk again.
+    /// Whether no messages are appended until there is space on the disk again.
     pub(crate) fn is_full(&self) -> bool {
-        self.core.full.load(Ordering::Relaxed)
+        self.core.space() != Space::Enough
     }
 
     /// The records that a restarted bus begins with, and the offset of the first.
@@ -315,7 +325,9 @@ impl Engine {
             if let Some(why) = self.core.fatal.borrow().clone() {
                 return Err(AppendError::Rejected(why));
             }
-            if self.is_full() {
+            let space = self.core.space();
+            // What is too old goes although the disk is full, or it would stay so.
+            if space == Space::Nothing || space == Space::Short && !records.iter().all(makes_room) {
                 let why = "the disk is full; free some space and it goes on by itself";
                 return Err(AppendError::Unavailable(why.to_owned()));
             }
@@ -439,9 +451,26 @@ impl Core {
         Some(seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn space(&self) -> Space {
+        match self.space.load(Ordering::Relaxed) {
+            0 => Space::Enough,
+            1 => Space::Short,
+            _ => Space::Nothing,
+        }
+    }
+
+    fn set_space(&self, space: Space) {
+        self.space.store(space as u8, Ordering::Relaxed);
+    }
+
     fn tell_moved(&self) {
         self.moved.send_modify(|count| *count += 1);
     }
+}
+
+/// Whether a record takes away more than it brings: that rows or keys are too old.
+fn makes_room(record: &Bytes) -> bool {
+    Record::decode(record.clone()).is_ok_and(|record| matches!(record.body, Body::Prune(_) | Body::Rules(_)))
 }
 
 fn open_error(config: &EngineConfig, trouble: Trouble) -> OpenError {

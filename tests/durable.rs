@@ -39,7 +39,8 @@ impl Data {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.arg("serve").arg("--data").arg(&self.0);
         let sets = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0", "node.shards=1"];
-        for set in sets {
+        let more = fs::read_to_string(self.0.join("sets")).unwrap_or_default();
+        for set in sets.into_iter().chain(more.lines()) {
             command.arg("--set").arg(set);
         }
         // Appended to: two nodes write it at the same time.
@@ -327,6 +328,47 @@ fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
     assert_eq!(client.ack().unwrap(), ("m3".into(), 3, true));
     client.send("bob", "m6", 0).unwrap();
     assert_eq!(client.ack().unwrap(), ("m6".into(), 6, false));
+}
+
+/// What is older than `retention.messages` goes from a node that runs, and what is younger stays.
+#[test]
+fn a_node_takes_messages_away_that_are_too_old() {
+    let (old, new) = (Data::fresh(), Data::fresh());
+    let server = Server::start(&old);
+    let mut client = Client::login(server.address, &token_key(&old.0), "ann").unwrap();
+    for number in 1..=5 {
+        client.send("bob", &format!("m{number}"), 0).unwrap();
+        client.ack().unwrap();
+    }
+    drop(client);
+    server.kill();
+    let (before, after) = (old.0.join("before.jsonl"), old.0.join("after.jsonl"));
+    assert!(store(&["export", "--output", before.to_str().unwrap()], &old).0);
+    // Three of them become two days older.
+    let aged = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        for what in ["row", "key"] {
+            if let Some(it) = line.get_mut(what).filter(|it| it["seq"].as_u64() <= Some(3)) {
+                it["time"] = json!(it["time"].as_u64().unwrap() - 2 * 24 * 3_600_000);
+            }
+        }
+        format!("{line}\n")
+    };
+    let lines: String = fs::read_to_string(before).unwrap().lines().map(aged).collect();
+    fs::write(&after, lines).unwrap();
+    let (fine, said) = store(&["import", after.to_str().unwrap()], &new);
+    assert!(fine, "{said}");
+    let sets = ["retention.messages=1d", "retention.sweep_ms=1000"];
+    fs::write(new.0.join("sets"), sets.join("\n")).unwrap();
+    let server = Server::start(&new);
+    let mut client = Client::login(server.address, &token_key(&new.0), "ann").unwrap();
+    let left = eventually("a look at what is too old", || {
+        let left = client.pull("d:ann:bob");
+        (left.len() < 5).then_some(left)
+    });
+    assert_eq!(left, [(4, "this is m4".to_owned()), (5, "this is m5".to_owned())]);
+    client.send("bob", "m6", 0).unwrap();
+    assert_eq!(client.ack().unwrap().1, 6);
 }
 
 /// A data directory that a node of store format 1 left (commit f02bc81): a direct conversation with a read mark, a group

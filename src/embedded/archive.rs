@@ -144,7 +144,13 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
         }
     }
     for (id, up_to) in &delta.pruned {
-        for entry in database.rows.range(codec::row_key(id, 0)..=codec::row_key(id, *up_to)) {
+        // What went before is not looked through again: the database walks over the traces of removed rows one by one.
+        let stored = database.state.get(codec::head_key(id))?.map(|value| codec::head(&value)).transpose()?;
+        let first = stored.map_or(0, |(head, _)| head.pruned_to) + 1;
+        if first > *up_to {
+            continue;
+        }
+        for entry in database.rows.range(codec::row_key(id, first)..=codec::row_key(id, *up_to)) {
             batch.remove(&database.rows, entry.key()?);
         }
     }

@@ -1,6 +1,6 @@
 //! What goes to the database at once, with a note on what is not synced before it.
 //!
-//! Marks, wishes and swept keys are written without a sync; the next sync takes them along. A power cut before that may
+//! Marks, wishes and swept keys are written without a sync; the next sync takes them along, and confirms them. A power cut before that may
 //! keep any part of what was not synced, a later part without an earlier one too. So a batch that was begun on
 //! top of such bytes notes how many they are, for the start's check ([`super::journal`]) to tell what was lost with the
 //! power from what the disk damaged later. The note is the removal of a key that never is: it stays in the journal.

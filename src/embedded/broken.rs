@@ -12,6 +12,7 @@ use super::{Disk, RealDisk};
 /// | the file says | then |
 /// |---|---|
 /// | `eio` | commits fail as if the disk had: the store gives up |
+/// | `eio-sync` | the same after the batch was written: nobody can say whether the disk has it |
 /// | `enospc` | commits find no space, though the system counts some as free (a quota) |
 /// | `enospc-sync` | the sync finds no space for what the system had taken |
 /// | `full` | the system counts none as free; the store notices before it writes, if it is to keep any free |
@@ -45,6 +46,9 @@ impl Disk for BrokenDisk {
     }
 
     fn after_sync(&self) -> io::Result<()> {
+        if self.has("eio-sync") {
+            return Err(io::Error::other("an error of the sync, by fault.disk_file"));
+        }
         if self.has("enospc-sync") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use bytes::Bytes;
 use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _, Snapshot};
 
-use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory, workers};
+use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory};
 use crate::bus::TopicId;
 
-/// A memtable goes to a table file at this size: a restart replays no more than a few of them.
-const MEMTABLE_BYTES: u64 = 16 << 20;
+/// A memtable goes to a table file at this size: a restart replays no more than a few of them. Commits wait while the
+/// database syncs what it notes of a new table (`docs/performance.md`), so tables are not to be made often.
+const MEMTABLE_BYTES: u64 = 32 << 20;
 
 /// Journals beyond this make the keyspaces flush that hold them back.
 const JOURNAL_BYTES: u64 = 128 << 20;
@@ -59,7 +60,6 @@ impl Database {
             .cache_size(CACHE_BYTES)
             .worker_threads(WORKERS)
             .open()?;
-        workers::give_way(WORKERS);
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         let keyspace = |name| fjall.keyspace(name, options);
         Ok(Self { state: keyspace("state")?, rows: keyspace("rows")?, keys: keyspace("keys")?, fjall })

@@ -221,6 +221,22 @@ mod tests {
         assert_eq!(verdict(&[]), Verdict::Whole(0..0));
     }
 
+    /// After a failed sync the system shows what the disk may not have.
+    #[test]
+    fn what_may_not_have_been_synced_is_written_once_more() {
+        let path = std::env::temp_dir().join(format!("tidegate-journal-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        let file = path.join("0.jnl");
+        let journal = [batch(1, &[b"first"]), batch(2, &[b"second"])].concat();
+        fs::write(&file, &journal).unwrap();
+        let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(old).unwrap();
+        check(&path).unwrap().unwrap();
+        assert!(fs::metadata(&file).unwrap().modified().unwrap() > old);
+        assert_eq!(fs::read(&file).unwrap(), journal);
+        fs::remove_dir_all(path).unwrap();
+    }
+
     /// Two batches that are synced, three that are not, one whose sync did not come to an end.
     fn half_synced() -> (Vec<u8>, Vec<usize>) {
         let mut journal = Vec::new();

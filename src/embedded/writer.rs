@@ -5,30 +5,29 @@
 //! the same, the database is closed and opened again once there is space, and the owner's retry finds out.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     io,
-    sync::{Arc, PoisonError, atomic::Ordering, mpsc},
+    sync::{Arc, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
 use fjall::PersistMode;
 use tidegate_protocol::{
-    id::{ConversationId, UserId},
     machine::ledger::Delta,
     record::{Position, Rules},
-    settings::UserSettings,
 };
 
 use super::{
-    Core, Database, Job, SPILL_AFTER, Standing, Trouble,
+    Core, Database, Job, SPILL_AFTER, Space, Standing, Trouble,
     archive::{self, Known},
     batch::WriteBatch,
     codec,
+    kept::Kept,
     sweep::KeySweep,
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, Level, Personal, StoreError, TakenOver},
+    store::{Fence, StoreError, TakenOver},
 };
 
 /// How often free space and waiting appends are looked at.
@@ -55,6 +54,8 @@ pub(super) struct Writer {
     stuck: bool,
     /// Bytes at the end of the journal that no sync took along yet.
     unsynced: u64,
+    /// Who waits for that sync.
+    kept: Kept,
     keys: KeySweep,
 }
 
@@ -79,6 +80,7 @@ impl Writer {
             free: u64::MAX,
             stuck: false,
             unsynced: 0,
+            kept: Kept::default(),
             keys: KeySweep::default(),
         };
         writer.learn()?;
@@ -118,7 +120,7 @@ impl Writer {
     /// Works until nobody can ask any more.
     pub(super) fn run(mut self, inbox: mpsc::Receiver<Job>) {
         loop {
-            match inbox.recv_timeout(TICK) {
+            match inbox.recv_timeout(self.kept.due_in().map_or(TICK, |due| due.min(TICK))) {
                 Ok(job) => {
                     self.answer(job);
                     self.take_keys_in(TAKEN_BUSY);
@@ -130,9 +132,13 @@ impl Writer {
                 self.look_at_space();
             }
             self.spill(SPILL_AFTER);
+            if self.kept.due_in().is_some_and(|due| due.is_zero()) {
+                self.sync();
+            }
             self.sweep_keys();
         }
         self.spill(Duration::ZERO);
+        self.sync();
     }
 
     /// An answer that nobody waits for any more is fine: who asked will ask again.
@@ -144,12 +150,14 @@ impl Writer {
             Job::Archive { partition, fence, delta, reply } => {
                 reply.send(self.archive(partition, fence, &delta)).ok();
             }
-            Job::Marks { marks, reply } => {
-                reply.send(self.save_marks(&marks)).ok();
-            }
-            Job::Wishes { user, now, reply } => {
-                reply.send(self.save_wishes(&user, now)).ok();
-            }
+            Job::Marks { marks, reply } => match self.save_marks(&marks) {
+                Ok(()) => self.kept.add(reply, ()),
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Job::Wishes { user, now, reply } => match self.save_wishes(&user, now) {
+                Ok(wishes) => self.kept.add(reply, wishes),
+                Err(error) => drop(reply.send(Err(error))),
+            },
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
@@ -203,7 +211,7 @@ impl Writer {
         }
     }
 
-    fn usable(&self) -> Result<(), StoreError> {
+    pub(super) fn usable(&self) -> Result<(), StoreError> {
         if let Some(why) = self.core.fatal.borrow().clone() {
             return Err(StoreError::Broken(why));
         }
@@ -269,43 +277,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Marks go to the system without a sync: they outlive the process, and the next archive's sync takes them along.
-    fn save_marks(&mut self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
-        self.usable()?;
-        self.write(PersistMode::Buffer, |database, _, batch| {
-            let mut levels: HashMap<Vec<u8>, (Level, bool)> = HashMap::new();
-            for (user, conversation, change) in changes {
-                let (level, changed) = match levels.entry(codec::mark_key(conversation, user)) {
-                    Entry::Occupied(entry) => entry.into_mut(),
-                    Entry::Vacant(entry) => {
-                        let value = database.state.get(entry.key()).map_err(Trouble::from)?;
-                        let level = value.map(|value| codec::level(&value)).transpose()?.unwrap_or_default();
-                        entry.insert((level, false))
-                    }
-                };
-                *changed |= level.apply(change);
-            }
-            for (key, (level, _)) in levels.into_iter().filter(|(_, (_, changed))| *changed) {
-                batch.insert(&database.state, key, codec::put_level(&level));
-            }
-            Ok(())
-        })
-    }
-
-    /// As marks go.
-    fn save_wishes(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        self.usable()?;
-        let mut wishes = now;
-        self.write(PersistMode::Buffer, |database, _, batch| {
-            let key = codec::wishes_key(user);
-            let before = database.state.get(&key).map_err(Trouble::from)?;
-            wishes = now.over(before.map(|value| codec::wishes(&value)).transpose()?.unwrap_or_default());
-            batch.insert(&database.state, key, codec::put_wishes(&wishes));
-            Ok(())
-        })?;
-        Ok(wishes)
-    }
-
     /// Writes the records that wait for longer than `age`. False: something could not be written.
     fn spill(&mut self, age: Duration) -> bool {
         let core = Arc::clone(&self.core);
@@ -339,7 +310,7 @@ impl Writer {
     }
 
     /// One batch, one sync (if so asked), or none of it.
-    fn write(
+    pub(super) fn write(
         &mut self,
         how: PersistMode,
         stage: impl FnOnce(&Database, &mut Known, &mut WriteBatch) -> Result<(), StoreError>,
@@ -366,22 +337,61 @@ impl Writer {
         match committed.map_err(|error| self.judge(&error)) {
             // Nothing was written: nothing was synced either.
             Ok(0) => Ok(()),
-            Ok(bytes) => {
-                let synced = how != PersistMode::Buffer;
-                self.unsynced = if synced { 0 } else { self.unsynced + bytes };
+            Ok(bytes) if how == PersistMode::Buffer => {
+                self.unsynced += bytes;
                 Ok(())
             }
-            Err(CommitError::Full(why)) => {
+            Ok(_) => {
+                self.synced();
+                Ok(())
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// What was written without a sync is on the disk now.
+    fn synced(&mut self) {
+        self.unsynced = 0;
+        self.kept.confirm();
+    }
+
+    /// Syncs what was written without, if anybody waits for that.
+    fn sync(&mut self) {
+        if self.kept.due_in().is_none() {
+            return;
+        }
+        let synced = {
+            let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(database) = &*database else { return };
+            let disk = &self.core.config.disk;
+            let persisted = disk
+                .before_commit()
+                .map_err(fjall::Error::Io)
+                .and_then(|()| database.fjall.persist(PersistMode::SyncData));
+            persisted.and_then(|()| disk.after_sync().map_err(fjall::Error::Io))
+        };
+        match synced.map_err(|error| self.judge(&error)) {
+            Ok(()) => self.synced(),
+            Err(error) => drop(self.fail(error)),
+        }
+    }
+
+    /// After a commit or a sync that was none.
+    fn fail(&mut self, error: CommitError) -> StoreError {
+        match error {
+            CommitError::Full(why) => {
                 self.known.clear();
                 tracing::error!(why, "the disk is full: nothing is taken until there is space again");
-                core.full.store(true, Ordering::Relaxed);
+                self.core.set_space(Space::Nothing);
                 self.stuck = true;
+                let error = StoreError::Unknown(format!("the disk is full: {why}"));
+                self.kept.fail(&error);
                 self.fail_waiting();
-                Err(StoreError::Unknown(format!("the disk is full: {why}")))
+                error
             }
-            Err(CommitError::Fatal(why)) => {
+            CommitError::Fatal(why) => {
                 self.give_up(why.clone());
-                Err(StoreError::Broken(why))
+                StoreError::Broken(why)
             }
         }
     }
@@ -406,8 +416,10 @@ impl Writer {
         }
     }
 
-    fn give_up(&self, why: String) {
+    fn give_up(&mut self, why: String) {
         tracing::error!(why, "the store is broken");
+        // A later sync proves nothing.
+        self.kept.fail(&StoreError::Broken(why.clone()));
         self.core.fatal.send_replace(Some(why));
         self.fail_waiting();
     }
@@ -431,24 +443,25 @@ impl Writer {
         self.looked_at_space = Instant::now();
         self.free = self.free_now();
         let floor = self.core.config.free_bytes_min;
-        let was_full = self.core.full.load(Ordering::Relaxed);
+        let was_full = self.core.space() != Space::Enough;
         // A little more than the floor, or it would go back and forth.
         let enough = match (self.stuck, was_full) {
             (true, _) => floor.saturating_add(floor / 16).max(REOPEN_BYTES),
             (false, true) => floor.saturating_add(floor / 16),
             (false, false) => floor,
         };
-        let is_full = self.free < enough;
-        if is_full {
+        if self.free < enough {
             if !was_full {
                 tracing::warn!(free = self.free, floor, "the disk is nearly full: sends are refused");
-                self.core.full.store(true, Ordering::Relaxed);
             }
+            // Half of the floor is for taking away what is too old.
+            let room = !self.stuck && self.free >= floor / 2;
+            self.core.set_space(if room { Space::Short } else { Space::Nothing });
             return;
         }
         if was_full && self.core.fatal.borrow().is_none() && self.open_again() {
             tracing::warn!(free = self.free, "there is space again: sends are taken");
-            self.core.full.store(false, Ordering::Relaxed);
+            self.core.set_space(Space::Enough);
         }
     }
 

@@ -209,14 +209,17 @@ impl<'a> Reading<'a> {
 
     fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
         let rows = &self.database.rows;
-        let key = |seq| embedded::row_key(id, seq);
+        let head = self.head(id)?.map(|(head, _)| head);
+        // The database walks over the traces of removed rows one by one: none of them is between the bounds.
+        let first = head.as_ref().map_or(0, |head| head.pruned_to) + 1;
+        let key = |seq: u64| embedded::row_key(id, seq.max(first));
         let mut entries: Box<dyn Iterator<Item = fjall::Guard>> = match query.direction {
-            Direction::Forward => Box::new(
-                self.view.range(rows, (Bound::Excluded(key(query.cursor)), Bound::Included(key(u64::MAX)))),
-            ),
+            Direction::Forward => {
+                Box::new(self.view.range(rows, key(query.cursor.saturating_add(1))..=key(u64::MAX)))
+            }
             Direction::Backward => Box::new(self.view.range(rows, key(0)..key(query.cursor)).rev()),
         };
-        let mut page = Page { head: self.head(id)?.map(|(head, _)| head), rows: Vec::new() };
+        let mut page = Page { head, rows: Vec::new() };
         let mut bytes = 0;
         while page.rows.len() < query.limit {
             let Some(entry) = entries.next() else { break };

@@ -1,5 +1,6 @@
 //! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
 
+mod faults;
 mod offline;
 mod power;
 
@@ -22,7 +23,8 @@ use tidegate::{
 use tidegate_protocol::{
     id::{ConversationId, NodeId},
     machine::ledger::{Ledger, Outcome},
-    record::{Body, Origin, Position, Record},
+    record::{Body, Origin, Position, Prune, Record},
+    settings::UserSettings,
 };
 
 use super::{node, store::owner::message, user};
@@ -187,7 +189,11 @@ impl Small {
     }
 
     async fn seqs(&self) -> Vec<u64> {
-        let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: 1_000, max_bytes: 1 << 20 };
+        self.page(Direction::Forward, 0).await
+    }
+
+    async fn page(&self, direction: Direction, cursor: u64) -> Vec<u64> {
+        let query = PageQuery { cursor, direction, limit: 1_000, max_bytes: 1 << 20 };
         let page = self.store.page(&direct(), query).await.unwrap();
         page.rows.iter().map(|stored| stored.row.seq).collect()
     }
@@ -201,6 +207,12 @@ fn said(id: &str, attempt: u32) -> Bytes {
     let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
     let body: Body = message(&direct(), "ann", id, attempt, id);
     Record { origin, received_at: 1_000, body, trace: None }.encode()
+}
+
+fn pruned(up_to: u64) -> Bytes {
+    let origin = Origin { node: NodeId::new("-").unwrap(), boot: 0, conn: 0, request: u64::MAX };
+    let body = Body::Prune(Prune { conversation: direct(), up_to });
+    Record { origin, received_at: 2_000, body, trace: None }.encode()
 }
 
 fn accepted(outcomes: &[Outcome]) -> Vec<u64> {
@@ -293,105 +305,6 @@ async fn one_sync_confirms_everything_that_waits() {
         let syncs = disk.syncs.load(Ordering::SeqCst) - before;
         // A slow machine may bring them in several turns.
         assert!((1..=8).contains(&syncs), "{syncs} syncs for {SENDS} sends, owned: {owned}");
-    }
-}
-
-#[tokio::test]
-async fn a_failed_sync_ends_everything_and_confirms_nothing() {
-    let disk = TestDisk::new();
-    let mut small = Small::start(&disk).await;
-    small.say(&["m1"], 0).await;
-    let mut fatal = small.engine.fatal();
-    assert_eq!(*fatal.borrow(), None);
-    disk.set(u64::MAX, EIO);
-    let bus = Arc::clone(&small.bus);
-    let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0)]).await });
-    assert!(matches!(small.own().await, Err(StoreError::Broken(_))));
-    assert!(matches!(append.await.unwrap(), Err(AppendError::Unknown(_))));
-    fatal.changed().await.unwrap();
-    assert!(fatal.borrow().as_ref().unwrap().contains("Check the disk"));
-    disk.set(u64::MAX, 0);
-    let late = small.bus.append(0, vec![said("m3", 0)]).await;
-    assert!(matches!(late, Err(AppendError::Rejected(_))), "a later sync proves nothing: {late:?}");
-    assert_eq!(small.seqs().await, [1]);
-}
-
-#[tokio::test]
-async fn a_nearly_full_disk_refuses_appends_reads_go_on_and_it_ends_by_itself() {
-    let disk = TestDisk::new();
-    let mut small = Small::start(&disk).await;
-    small.say(&["m1"], 0).await;
-    disk.set(FLOOR - 1, 0);
-    let refused = eventually(async || small.bus.append(0, vec![said("probe", 0)]).await.err());
-    assert!(matches!(refused.await, AppendError::Unavailable(_)));
-    assert_eq!(small.seqs().await, [1]);
-    disk.set(u64::MAX, 0);
-    let bus = Arc::clone(&small.bus);
-    eventually(async || bus.append(0, vec![said("m2", 0)]).await.ok()).await;
-    small.own().await.unwrap();
-    assert!(small.seqs().await.len() >= 2);
-}
-
-#[tokio::test]
-async fn a_disk_that_gets_full_within_a_commit_is_opened_again_and_nothing_is_renumbered() {
-    let disk = TestDisk::new();
-    let mut small = Small::start(&disk).await;
-    small.say(&["m1"], 0).await;
-    disk.set(0, ENOSPC);
-    let bus = Arc::clone(&small.bus);
-    let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0)]).await });
-    assert!(append.await.unwrap().is_err());
-    assert_eq!(small.seqs().await, [1], "reads go on");
-    disk.set(u64::MAX, 0);
-    let bus = Arc::clone(&small.bus);
-    eventually(async || bus.append(0, vec![said("m2", 1)]).await.ok()).await;
-    small.own().await.unwrap();
-    assert_eq!(small.seqs().await, [1, 2]);
-    drop((small, bus));
-    assert_eq!(Small::start(&disk).await.seqs().await, [1, 2]);
-}
-
-/// The sync of an archive, and that of records that no archive took.
-#[tokio::test]
-async fn a_sync_that_finds_the_disk_full_leaves_no_hole_in_the_log_though_its_batch_is_written() {
-    for archives in [true, false] {
-        let disk = TestDisk::new();
-        let mut small = Small::start(&disk).await;
-        small.say(&["m1"], 0).await;
-        disk.free.store(0, Ordering::SeqCst);
-        disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
-        let bus = Arc::clone(&small.bus);
-        let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0), said("m3", 0)]).await });
-        if archives {
-            // Tried again and again until the disk has room; the owner finds by the position that it came through.
-            eventually(async || (small.bus.bounds(0).await.unwrap().next == 3).then_some(())).await;
-            let healed = Arc::clone(&disk);
-            let heal = tokio::spawn(async move {
-                assert!(append.await.unwrap().is_err());
-                healed.sync_errno.store(0, Ordering::SeqCst);
-                healed.free.store(u64::MAX, Ordering::SeqCst);
-            });
-            assert_eq!(accepted(&small.own().await.unwrap()), [2, 3]);
-            heal.await.unwrap();
-        } else {
-            assert!(append.await.unwrap().is_err());
-            disk.sync_errno.store(0, Ordering::SeqCst);
-            disk.free.store(u64::MAX, Ordering::SeqCst);
-        }
-        let bus = Arc::clone(&small.bus);
-        let append = eventually(async || bus.append(0, vec![said("m4", 0)]).await.ok());
-        let own = async {
-            eventually(async || (bus.bounds(0).await.unwrap().next == 4).then_some(())).await;
-            small.own().await.unwrap();
-        };
-        tokio::join!(append, own);
-        drop(bus);
-        assert_eq!(accepted(&small.say(&["m5"], 0).await), [5], "archives: {archives}");
-        drop(small);
-        let small = Small::start(&disk).await;
-        assert_eq!(small.seqs().await, [1, 2, 3, 4, 5], "archives: {archives}");
-        let bounds = small.bus.bounds(0).await.unwrap();
-        assert_eq!((bounds.first, bounds.next), (4, 5), "the last that was archived, and nothing else");
     }
 }
 

@@ -1,8 +1,12 @@
-//! What breaks, and when: one fault at a time, chosen by the seed, healed before the next.
+//! What breaks, and when: one fault at a time, dealt by the seed, each kind before any deck is begun again, healed before
+//! the next.
 
-use std::time::{Duration, Instant};
+use std::{
+    iter,
+    time::{Duration, Instant},
+};
 
-use rand::{RngExt as _, rngs::StdRng};
+use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
 use rustix::process::Signal;
 
 use super::{
@@ -31,6 +35,18 @@ pub(super) struct Spoil {
     pub(super) time: Duration,
 }
 
+/// What can happen, and how often in a deck.
+const DECK: [(&str, usize); 8] = [
+    ("kill", 8),
+    ("stop", 2),
+    ("eio", 1),
+    ("eio-sync", 1),
+    ("enospc", 1),
+    ("enospc-sync", 1),
+    ("full", 1),
+    ("network", 7),
+];
+
 /// Breaks things until `end`. All is healed when it returns.
 pub(super) async fn run(
     world: &World,
@@ -40,22 +56,14 @@ pub(super) async fn run(
     rng: &mut StdRng,
 ) -> anyhow::Result<Counts> {
     let mut counts = Counts::default();
+    let mut deck = Vec::new();
     while Instant::now() < end {
         pause(rng, 200..1_200).await;
-        let name = match rng.random_range(0..20) {
-            0..8 => "kill",
-            8..10 => "stop",
-            10 => "eio",
-            11 => {
-                if rng.random() {
-                    "enospc"
-                } else {
-                    "enospc-sync"
-                }
-            }
-            12 => "full",
-            _ => "network",
-        };
+        if deck.is_empty() {
+            deck = DECK.iter().flat_map(|(name, count)| iter::repeat_n(*name, *count)).collect();
+            deck.shuffle(rng);
+        }
+        let Some(name) = deck.pop() else { continue };
         match name {
             "kill" => {
                 tell(world, true, name);
@@ -68,7 +76,7 @@ pub(super) async fn run(
                 pause(rng, 50..800).await;
                 process.signal(Signal::CONT)?;
             }
-            "eio" => {
+            "eio" | "eio-sync" => {
                 tell(world, true, name);
                 process.set_disk(name)?;
                 // It gives up at the first commit; clients send all the time.
