@@ -48,8 +48,19 @@ pub struct Delivery {
     pub to: Vec<Target>,
     /// Whether the node sends it again until it is acked (direct conversations and small groups).
     pub tracked: bool,
+    /// The conn that sent it and knows already, whoever it is for; none, if nobody here did.
+    pub sent_by: Option<SentBy>,
     /// The W3C trace context of the record; empty where it has none.
     pub traceparent: String,
+}
+
+/// The conn that sent a message, as its record's origin names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SentBy {
+    /// The run of its node: a push may come to another one.
+    pub boot: u64,
+    /// It, there.
+    pub conn: u64,
 }
 
 /// Whom a push is for.

@@ -383,7 +383,13 @@ async fn replies_that_fit_nothing_asked_are_not_believed() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
     let listener = listen(peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), listener.address())]);
-    let push = || Delivery { push: "p".into(), to: Vec::new(), tracked: false, traceparent: String::new() };
+    let push = || Delivery {
+        push: "p".into(),
+        to: Vec::new(),
+        tracked: false,
+        sent_by: None,
+        traceparent: String::new(),
+    };
     let heard = link.deliver(&peer, vec![push()]).await;
     assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
     let heard = link.traces(&peer, Query::default()).await;

@@ -291,8 +291,13 @@ impl Lane {
         tokio::spawn(async move {
             time::sleep(LOGIN_MAX).await;
             let to_all = missing.iter().cloned().collect();
-            let look =
-                Delivery { push: Bytes::new(), to: to_all, tracked: false, traceparent: String::new() };
+            let look = Delivery {
+                push: Bytes::new(),
+                to: to_all,
+                tracked: false,
+                sent_by: None,
+                traceparent: String::new(),
+            };
             // Nobody knows: the rows stay for the next push to find.
             let Ok(landings) = couriers.ports.link.deliver(&to, vec![look]).await else { return };
             let gone: Vec<Route> = missing

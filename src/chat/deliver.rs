@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     directory::{Directory, ShardSet},
-    link,
+    link::{self, SentBy},
     mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, Outdated, ShardHandle, ShardHandles},
     routes::{NodeBoot, Route},
 };
@@ -167,7 +167,8 @@ impl Outbound {
             tracked,
         };
         let sender = || (message.sender.clone(), message.device.clone(), message.order.epoch);
-        self.part_with(&delivery, || Some(sender()));
+        let sent_by = SentBy { boot: record.origin.boot, conn: record.origin.conn };
+        self.part_with(&delivery, || Some((sender(), sent_by)));
         self.item(shards, Item::Push(delivery));
     }
 
@@ -334,14 +335,15 @@ impl Outbound {
     }
 
     /// The same push for users on other nodes.
-    fn part_with(&mut self, delivery: &Delivery, except: impl FnOnce() -> Option<Sender>) {
+    fn part_with(&mut self, delivery: &Delivery, sender: impl FnOnce() -> Option<(Sender, SentBy)>) {
         let Audience::Users(users) = &delivery.audience else { return };
         if self.reach.is_some()
             && let Some(push) = delivery.frame.push()
         {
             let (users, tracked) = (Arc::clone(users), delivery.tracked);
             let trace = delivery.frame.trace().copied();
-            self.partings.push(Parting { push, users, tracked, except: except(), trace });
+            let (except, sent_by) = sender().unzip();
+            self.partings.push(Parting { push, users, tracked, except, sent_by, trace });
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
     link::{
         Answer, Ask, Delivery, Landing, Level, Link, LinkError, Session, Settled, Stray, Target, Told, Word,
     },
-    mail::{self, Audience, Mail, ShardHandles},
+    mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
     ports::Ports,
     routes::NodeBoot,
@@ -152,7 +152,7 @@ impl Link for Peer {
             deliveries.iter().map(|push| push.to.iter().map(|it| self.landing(it)).collect()).collect();
         let mut out = self.outbound();
         for delivery in deliveries.into_iter().filter(|it| !it.push.is_empty()) {
-            match decode(&delivery) {
+            match decode(&delivery, &self.me) {
                 Some((push, each)) => {
                     if let Some(trace) = each.iter().find_map(|it| it.frame.trace()) {
                         steps::note_push_of_peer(&self.tracer, trace, &push, delivery.to.len());
@@ -226,7 +226,7 @@ impl Link for Peer {
 }
 
 /// The push, and what the shards are given of it: once for its sessions, once for the users that are asked for anywhere.
-fn decode(delivery: &Delivery) -> Option<(pb::Push, Vec<mail::Delivery>)> {
+fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Delivery>)> {
     let push = pb::Push::decode(&delivery.push[..]).ok()?;
     let conversation = ConversationId::parse(&push.conversation).ok()?;
     let frame = PushFrame::from_push(&delivery.push).traced(steps::of_peer(&delivery.traceparent));
@@ -243,12 +243,13 @@ fn decode(delivery: &Delivery) -> Option<(pb::Push, Vec<mail::Delivery>)> {
         (!users.is_empty()).then(|| Audience::Users(users.into())),
     ];
     let seq = push.seq;
+    let origin = delivery.sent_by.filter(|it| it.boot == me.boot).map(|it| ConnKey::unpack(it.conn));
     let each = audiences.into_iter().flatten().map(|audience| mail::Delivery {
         conversation: conversation.clone(),
         seq,
         audience,
         frame: Arc::clone(&frame),
-        origin: None,
+        origin,
         tracked: delivery.tracked,
     });
     Some((push, each.collect()))

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::{courier::Couriers, deliver::traceparent};
 use crate::{
-    link::{Answer, Delivery, Session, Target},
+    link::{Answer, Delivery, SentBy, Session, Target},
     ports::Ports,
     routes::NodeBoot,
 };
@@ -43,6 +43,8 @@ pub struct Parting {
     pub tracked: bool,
     /// The session that sent it and knows already.
     pub except: Option<(UserId, DeviceId, u64)>,
+    /// Its conn: it may have a newer epoch since, or be asked for anywhere.
+    pub sent_by: Option<SentBy>,
     /// How its steps are found again, where they are noted.
     pub trace: Option<TraceContext>,
 }
@@ -162,7 +164,13 @@ fn apart(turn: &[Parting], places: &Places) -> BTreeMap<NodeBoot, Vec<Delivery>>
 }
 
 fn delivery(push: &Parting, to: Vec<Target>) -> Delivery {
-    Delivery { push: push.push.clone(), to, tracked: push.tracked, traceparent: traceparent(push.trace) }
+    Delivery {
+        push: push.push.clone(),
+        to,
+        tracked: push.tracked,
+        sent_by: push.sent_by,
+        traceparent: traceparent(push.trace),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! leave as well.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File, TryLockError},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{ExitCode, Stdio},
@@ -90,6 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let names: Vec<String> = (1..=args.nodes).map(|nth| format!("n{nth}")).collect();
         // Before anything is made or changed: there may be a cluster that runs here.
         names.iter().try_for_each(|name| nobody_runs(name, &args.data.join(name)))?;
+        let _alone = alone(&args.data)?;
         let ports = (0..args.nodes).map(|nth| ports(args.port, nth)).collect::<anyhow::Result<Vec<_>>>()?;
         let shared = shared(args)?;
         let config = Config::load(args.config.as_deref(), &shared)?;
@@ -174,6 +176,21 @@ fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
         format!("redis.urls=[{}]", entry("redis7", "url")?),
         format!("postgres.url={}", entry("postgres", "url")?),
     ])
+}
+
+/// Two that start at once would take each other's directories; held as long as the cluster runs.
+fn alone(data: &Path) -> anyhow::Result<File> {
+    fs::create_dir_all(data).with_context(|| format!("--data {}", data.display()))?;
+    let file = data.join("up.lock");
+    let lock = File::create(&file).with_context(|| file.display().to_string())?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another `tidegate up` runs on {}: stop it, or choose another directory with --data",
+            data.display()
+        ),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| file.display().to_string()),
+    }
 }
 
 /// Fails while a node of that name runs on that directory.
@@ -379,5 +396,17 @@ mod tests {
     fn each_node_has_ports_of_its_own() {
         assert_eq!(ports(0, 2).unwrap(), [0; 3]);
         assert!(ports(65_530, 1).is_err());
+    }
+
+    #[test]
+    fn one_cluster_a_directory() {
+        let data = env::temp_dir().join(format!("tidegate-up-{}", std::process::id()));
+        let first = alone(&data).unwrap();
+        let refused = format!("{:#}", alone(&data).unwrap_err());
+        assert!(refused.contains("--data"), "{refused}");
+        // What is left of one that has ended is in nobody's way.
+        first.unlock().unwrap();
+        alone(&data).unwrap().unlock().unwrap();
+        fs::remove_dir_all(data).unwrap();
     }
 }

@@ -164,12 +164,14 @@ impl View {
         }
         if self.doubt_until.is_some() {
             // Whom the loss took off the list has not renewed yet.
-            let listed = |run: &NodeBoot| rows.iter().any(|row| row.info.boot.node == run.node);
-            for (run, it) in self.known.drain().filter(|(run, _)| !listed(run)) {
-                if it.row.lease == Lease::Live {
-                    others.push(it.row.clone());
-                    known.insert(run, it);
-                }
+            // An old dump may have an earlier run in its place.
+            let listed = |run: &NodeBoot| {
+                let other = |row: &NodeRow| row.info.boot.node == run.node && row.lease == Lease::Live;
+                rows.iter().any(|row| row.info.boot == *run || other(row))
+            };
+            for (run, it) in self.known.drain().filter(|(run, it)| it.counted() && !listed(run)) {
+                others.push(NodeRow { lease: Lease::Live, ..it.row.clone() });
+                known.insert(run, it);
             }
         }
         self.known = known;
@@ -344,17 +346,41 @@ mod tests {
         now += LEASE;
         assert_eq!(names(&view.looked(vec![row(&b, 4, Lease::Lapsed)], now).0.others), [""; 0]);
         // It does not renew: it is dead.
-        let (mut view, now) = (view_of_b(&b), now);
+        let (mut view, now) = view_of_b(&b);
         assert!(view.renewed(1, NodeState::Ready, now));
         view.looked(vec![row(&b, 3, Lease::Lapsed)], now);
         let (seen, dead) = view.looked(vec![row(&b, 3, Lease::Lapsed)], now + STILL_MIN);
         assert_eq!((names(&seen.others), dead), (Vec::new(), vec![b]));
     }
 
-    fn view_of_b(b: &NodeBoot) -> View {
+    #[test]
+    fn a_loss_that_brings_an_earlier_run_back_hides_nobody() {
+        let (mut view, mut now) = view(1);
+        let (b1, b2) = (run("b", 1), run("b", 2));
+        view.looked(vec![row(&b2, 7, Lease::Live)], now);
+        assert!(view.renewed(1, NodeState::Ready, now), "a dump of the time of the first run");
+        for _ in 0..2 {
+            let (seen, _) = view.looked(vec![row(&b1, 9, Lease::Lapsed)], now);
+            assert_eq!(seen.others.iter().map(|it| &it.info.boot).collect::<Vec<_>>(), [&b2]);
+            now += STILL_MIN / 2;
+        }
+        let both = vec![row(&b1, 9, Lease::Lapsed), row(&b2, 1, Lease::Live)];
+        let (seen, _) = view.looked(both, now);
+        assert_eq!(seen.others.len(), 1);
+        now += LEASE;
+        assert!(view.looked(vec![row(&b1, 9, Lease::Lapsed)], now).0.others.is_empty());
+        // Put back to an older lease, then taken off the list.
+        let (mut view, now) = view_of_b(&b1);
+        assert!(view.renewed(1, NodeState::Ready, now));
+        view.looked(vec![row(&b1, 3, Lease::Lapsed)], now);
+        assert_eq!(names(&view.looked(Vec::new(), now).0.others), ["b"]);
+        assert_eq!(names(&view.looked(Vec::new(), now).0.others), ["b"]);
+    }
+
+    fn view_of_b(b: &NodeBoot) -> (View, Instant) {
         let (mut view, now) = view(1);
         view.looked(vec![row(b, 7, Lease::Live)], now);
-        view
+        (view, now)
     }
 
     #[test]

@@ -115,7 +115,7 @@ fn session(epoch: u64) -> Session {
 }
 
 fn delivery(push: &str, to: Vec<Target>) -> Delivery {
-    Delivery { push: push.to_owned().into(), to, tracked: false, traceparent: String::new() }
+    Delivery { push: push.to_owned().into(), to, tracked: false, sent_by: None, traceparent: String::new() }
 }
 
 async fn answers_arrive_as_they_were_given(world: &World) {

@@ -114,8 +114,8 @@ fn measure(client: &Client, topic: &str, place: &Place, metrics: &Metrics) {
         place.heard(end.ok().map(|(_, end)| end));
         if let Some(lag) = place.lag() {
             metrics.node_topic_lag.set(lag.behind() as f64);
-            metrics.node_topic_lag_seconds.set(lag.behind_ms as f64 / 1e3);
         }
+        metrics.node_topic_lag_seconds.set(place.behind_ms() as f64 / 1e3);
         let until = Instant::now() + LOOK;
         while Instant::now() < until && !place.is_over() {
             thread::sleep(TICK);

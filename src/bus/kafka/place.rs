@@ -72,26 +72,44 @@ impl Place {
 
     /// How far the node is behind; none while the end is not known.
     pub(super) fn lag(&self) -> Option<TopicLag> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        self.lag_at(i64::try_from(now).unwrap_or(i64::MAX))
+        self.lag_at(now_ms())
+    }
+
+    /// The age of the oldest event that the node has read and is not done with; Kafka need not be there for that.
+    pub(super) fn behind_ms(&self) -> u64 {
+        self.state().behind_ms(now_ms())
     }
 
     fn lag_at(&self, now_ms: i64) -> Option<TopicLag> {
         let state = self.state();
-        let (oldest, number) = (state.waiting.front(), |it: i64| u64::try_from(it).unwrap_or(0));
-        let position = oldest.map_or(state.next, |it| it.from);
-        let since = oldest.and_then(|it| it.since_ms);
+        let position = state.waiting.front().map_or(state.next, |it| it.from);
         Some(TopicLag {
             position: number(position),
             // What was read since the broker said it lies behind that.
             end: number(state.end?.max(state.next).max(position)),
-            behind_ms: since.map_or(0, |since| number(now_ms.saturating_sub(since))),
+            behind_ms: state.behind_ms(now_ms),
         })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl State {
+    fn behind_ms(&self, now_ms: i64) -> u64 {
+        let since = self.waiting.front().and_then(|it| it.since_ms);
+        since.map_or(0, |since| number(now_ms.saturating_sub(since)))
+    }
+}
+
+fn number(it: i64) -> u64 {
+    u64::try_from(it).unwrap_or(0)
+}
+
+fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    i64::try_from(now).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -128,6 +146,9 @@ mod tests {
         assert_eq!(place.lag_at(9_000), lag(13, 13, 0));
         place.heard(None);
         assert_eq!(place.lag_at(9_000), None);
+        place.read(14, [waiting(13, 2_000)].into_iter());
+        assert_eq!(place.state().behind_ms(9_000), 7_000, "its age needs nobody");
+        place.done();
         // The topic was made anew.
         place.heard(Some(13));
         place.at_end(0);

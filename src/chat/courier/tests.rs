@@ -153,7 +153,7 @@ fn answer(request: u64) -> Answer {
 fn push(bytes: impl Into<bytes::Bytes>, epoch: u64) -> Delivery {
     let (user, device) = (UserId::new("ann").unwrap(), DeviceId::new("d").unwrap());
     let to = vec![Target::Conn(Session { user, device, epoch })];
-    Delivery { push: bytes.into(), to, tracked: true, traceparent: String::new() }
+    Delivery { push: bytes.into(), to, tracked: true, sent_by: None, traceparent: String::new() }
 }
 
 async fn settle() {

@@ -7,6 +7,7 @@ use tidegate_protocol::{
 
 use super::*;
 use crate::{
+    link::SentBy,
     mail::{ConnKey, Item, Mailbox, mailbox},
     metrics,
 };
@@ -34,7 +35,13 @@ fn session(name: &str, epoch: u64) -> Session {
 }
 
 fn delivery(push: &pb::Push, to: Vec<Target>) -> Delivery {
-    Delivery { push: push.encode_to_vec().into(), to, tracked: true, traceparent: String::new() }
+    Delivery {
+        push: push.encode_to_vec().into(),
+        to,
+        tracked: true,
+        sent_by: None,
+        traceparent: String::new(),
+    }
 }
 
 #[tokio::test]
@@ -66,6 +73,22 @@ async fn a_push_goes_to_the_sessions_named_and_says_who_is_not_here() {
     assert_eq!((found.seq, found.tracked, found.origin), (8, true, None));
     assert_eq!(found.audience, Audience::Sessions([session("ann", 4), session("bob", 1)].into()));
     assert_eq!(found.frame.push().unwrap(), push.encode_to_vec());
+}
+
+#[tokio::test]
+async fn the_conn_that_sent_a_message_is_left_out_wherever_its_user_is_looked_for() {
+    let (_poll, peer, mut mailbox) = peer();
+    peer.directory.add_user(&user("ann"), 0);
+    let key = ConnKey { shard: 0, slot: 5, generation: 9 };
+    let push = pb::Push { conversation: "d:ann:bob".into(), seq: 8, ..Default::default() };
+    for (boot, origin) in [(me().boot, Some(key)), (me().boot + 1, None)] {
+        let sent_by = Some(SentBy { boot, conn: key.pack() });
+        let to = vec![Target::Anywhere(user("ann"))];
+        peer.deliver(&me(), vec![Delivery { sent_by, ..delivery(&push, to) }]).await.unwrap();
+        let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
+        let [Item::Push(found)] = &items[..] else { panic!("one push") };
+        assert_eq!((&found.audience, found.origin), (&Audience::Users([user("ann")].into()), origin));
+    }
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ fn session(name: &str, device: &str, epoch: u64) -> Session {
 
 fn parting(push: &'static str, users: &[&str]) -> Parting {
     let users = users.iter().map(|name| user(name)).collect();
-    Parting { push: push.into(), users, tracked: true, except: None, trace: None }
+    Parting { push: push.into(), users, tracked: true, except: None, sent_by: None, trace: None }
 }
 
 /// Pushes, and whom they are for.
@@ -61,4 +61,14 @@ fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left
         ),
     ];
     assert_eq!(told, expected);
+}
+
+#[test]
+fn whoever_is_asked_the_conn_that_sent_it_is_named() {
+    let sent_by = Some(SentBy { boot: 1, conn: 77 });
+    let push = Parting { sent_by, ..parting("1", &["ann", "bob"]) };
+    // The same conn, under an epoch that it got since.
+    let places: Places = [(user("ann"), vec![(node("n2"), session("ann", "phone", 9))])].into();
+    let found = apart(&[push], &places);
+    assert_eq!(found[&node("n2")][0].sent_by, sent_by);
 }

@@ -6,6 +6,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     ops::Range,
+    thread,
     time::Duration,
 };
 
@@ -18,6 +19,8 @@ const MEMBERS_MAX: usize = 1000;
 
 /// So often a change is asked for.
 const TRIES: usize = 5;
+/// And so long after it was refused for now.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// An HS256 token of `user`, good for a day.
 pub(super) fn token(key: &[u8], user: &str) -> String {
@@ -90,6 +93,7 @@ impl Admin {
                 break;
             }
             ensure!(status == 503 && left > 0, "POST {path}: {status} {}", answer.trim());
+            thread::sleep(AGAIN);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use tidegate_protocol::{
 };
 
 use crate::link::{
-    Answer, Ask, AskKey, Delivery, Landing, Level, Session, Settled, Stray, Target, Told, UpTo, Word,
+    Answer, Ask, AskKey, Delivery, Landing, Level, SentBy, Session, Settled, Stray, Target, Told, UpTo, Word,
 };
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
@@ -88,13 +88,22 @@ fn code(number: u32) -> Read<Code> {
 }
 
 pub(super) fn put_delivery(delivery: Delivery) -> pb::LinkDelivery {
-    let Delivery { push, to, tracked, traceparent } = delivery;
-    pb::LinkDelivery { push, to: to.into_iter().map(put_target).collect(), tracked, traceparent }
+    let Delivery { push, to, tracked, sent_by, traceparent } = delivery;
+    let to = to.into_iter().map(put_target).collect();
+    let (origin_boot, origin_conn) = sent_by.map_or((0, 0), |it| (it.boot, it.conn));
+    pb::LinkDelivery { push, to, tracked, traceparent, origin_boot, origin_conn }
 }
 
 pub(super) fn delivery(sent: pb::LinkDelivery) -> Read<Delivery> {
     let to = all(sent.to, target)?;
-    Ok(Delivery { push: sent.push, to, tracked: sent.tracked, traceparent: traceparent(sent.traceparent) })
+    let sent_by = SentBy { boot: sent.origin_boot, conn: sent.origin_conn };
+    Ok(Delivery {
+        push: sent.push,
+        to,
+        tracked: sent.tracked,
+        sent_by: (sent_by != SentBy { boot: 0, conn: 0 }).then_some(sent_by),
+        traceparent: traceparent(sent.traceparent),
+    })
 }
 
 fn put_target(target: Target) -> pb::LinkTarget {

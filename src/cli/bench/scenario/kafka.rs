@@ -38,15 +38,26 @@ pub(super) struct Load<'a> {
     pub(super) partitions: u32,
 }
 
-/// A section with one node, and one with three.
+/// A section with one node, and one with three, which are held against the one.
 pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
     let quick = Load { conns: 12, in_flight: 8, seconds: 0.5, partitions: 3, ..*what };
     let what = if args.quick { &quick } else { what };
     ensure!(what.conns >= 2 && what.conns.is_multiple_of(2), "an even number of connections");
-    NODES.into_iter().try_for_each(|nodes| one(launcher, args, what, nodes, out))
+    let mut alone: Option<Vec<Outcome>> = None;
+    for nodes in NODES {
+        let (mut section, full) = with(launcher, args, what, nodes)?;
+        match &alone {
+            Some(alone) => beside(&mut section, nodes, &full, alone),
+            None => load(&mut section, &full),
+        }
+        out(section);
+        alone.get_or_insert(full);
+    }
+    Ok(())
 }
 
-fn one(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize, out: Sink<'_>) -> Result<()> {
+/// The section of so many nodes, and what they accepted.
+fn with(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize) -> Result<(Section, Vec<Outcome>)> {
     let ground = Ground::make(what.services, launcher, nodes, what.partitions)?;
     let kafka = &ground.config.kafka;
     let bare = bare(&ground, launcher, args)?;
@@ -96,13 +107,18 @@ fn one(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize, out: Sin
     flat_out(&mut section, rival(args), &full, &raw);
     section.one("log records per accepted message", records, "", Some(Target::AtMost(1.0)));
     half_load(&mut section, rate, &half, &raw_half);
-    if nodes == 1 {
-        load(&mut section, &full);
-    }
     section.note(format!("Bare records have {} B, as many as a message of {} B.", bare.size, args.size));
     section.note("An ack waits for Postgres as well (ADR 11), which the bare side does not know.");
-    out(section);
-    Ok(())
+    Ok((section, full))
+}
+
+/// What more nodes do beside one of the same run.
+fn beside(section: &mut Section, nodes: usize, ours: &[Outcome], alone: &[Outcome]) {
+    let (many, one) = (each(ours, Outcome::rate), each(alone, Outcome::rate));
+    section.ratio(&format!("accepts/s, {nodes} nodes / one node of this run"), &many, &one, None);
+    section.note(
+        "All nodes have the processors of one: the ratio says what sharing the log costs, not what it gains.",
+    );
 }
 
 fn flat_out(section: &mut Section, us: &str, ours: &[Outcome], raw: &[Outcome]) {
