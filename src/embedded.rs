@@ -326,7 +326,7 @@ impl Engine {
                 return Err(AppendError::Rejected(why));
             }
             let space = self.core.space();
-            // What is too old goes although the disk is full, or it would stay so.
+            // What is too old goes although the disk is full, which in time makes room.
             if space == Space::Nothing || space == Space::Short && !records.iter().all(makes_room) {
                 let why = "the disk is full; free some space and it goes on by itself";
                 return Err(AppendError::Unavailable(why.to_owned()));

@@ -242,8 +242,8 @@ pub trait Store: Send + Sync {
     ) -> Result<Option<Summary>, StoreError>;
 
     /// Changes what users keep of conversations ([`Level::apply`]): marks move forward only. When this returns, every
-    /// read sees it; it outlives the process, and that of the store's server, as what is archived does. On the embedded store
-    /// the newest may be lost with the machine.
+    /// read sees it; it outlives the process, and that of the store's server, as what is archived does. Reads may see it a little
+    /// before: without a change it returns once all that could be seen before is as durable.
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
 
     /// Puts what the user wishes now over what was wished before, if it wishes anything, and gives the result. As

@@ -23,7 +23,11 @@ pub async fn clear(
     above: Above,
 ) -> Result<Option<Mark>, Refusal> {
     let mark = point::reach(store, user, conversation, (seq, above), |view| view.level().cleared.seq).await?;
-    let Some(mark) = mark else { return Ok(None) };
+    let Some(mark) = mark else {
+        // Whoever moved it may not be confirmed yet.
+        store.save_marks(&[]).await.map_err(away)?;
+        return Ok(None);
+    };
     let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
     store.save_marks(&[change]).await.map_err(away)?;
     Ok(Some(mark))

@@ -32,7 +32,11 @@ pub async fn read(
     above: Above,
 ) -> Result<Option<Mark>, Refusal> {
     let mark = point::reach(store, user, conversation, (seq, above), |view| view.mark().seq).await?;
-    let Some(mark) = mark else { return Ok(None) };
+    let Some(mark) = mark else {
+        // Whoever moved it may not be confirmed yet.
+        store.save_marks(&[]).await.map_err(away)?;
+        return Ok(None);
+    };
     let change = (user.clone(), conversation.clone(), Personal::Read(mark));
     store.save_marks(&[change]).await.map_err(away)?;
     Ok(Some(mark))

@@ -151,6 +151,7 @@ impl Writer {
                 reply.send(self.archive(partition, fence, &delta)).ok();
             }
             Job::Marks { marks, reply } => match self.save_marks(&marks) {
+                Ok(()) if self.unsynced == 0 => drop(reply.send(Ok(()))),
                 Ok(()) => self.kept.add(reply, ()),
                 Err(error) => drop(reply.send(Err(error))),
             },

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_brings_an_earlier_run_back_hides_nobody() {
+    fn a_loss_that_brings_an_earlier_run_back_as_lapsed_hides_nobody() {
         let (mut view, mut now) = view(1);
         let (b1, b2) = (run("b", 1), run("b", 2));
         view.looked(vec![row(&b2, 7, Lease::Live)], now);

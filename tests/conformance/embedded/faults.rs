@@ -1,5 +1,7 @@
 //! A disk that fails, or is full: what is confirmed, what is refused, and what goes on.
 
+use tidegate::chat::{point::Above, receipt};
+
 use super::*;
 
 #[tokio::test]
@@ -64,6 +66,25 @@ async fn a_nearly_full_disk_takes_what_makes_room() {
     let bus = Arc::clone(&small.bus);
     let refused = eventually(async || bus.append(0, vec![pruned(0)]).await.err()).await;
     assert!(matches!(refused, AppendError::Unavailable(_)), "{refused:?}");
+}
+
+/// What a retry finds in memory, the disk may not have.
+#[tokio::test]
+async fn a_read_that_was_refused_is_not_confirmed_to_a_retry_before_the_disk_has_it() {
+    let disk = TestDisk::new();
+    let mut small = Small::start(&disk).await;
+    small.say(&["m1", "m2"], 0).await;
+    let read = async |seq| receipt::read(&*small.store, &user("bob"), &direct(), seq, Above::Nothing).await;
+    assert!(read(1).await.unwrap().is_some());
+    disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
+    disk.set(0, 0);
+    assert!(read(2).await.is_err());
+    assert!(read(2).await.is_err(), "a retry was told that it is kept");
+    disk.sync_errno.store(0, Ordering::SeqCst);
+    disk.set(u64::MAX, 0);
+    eventually(async || read(2).await.ok()).await;
+    let summary = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap();
+    assert_eq!(summary.standing.unwrap().level.mark.seq, 2);
 }
 
 #[tokio::test]
