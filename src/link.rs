@@ -55,10 +55,10 @@ pub struct Delivery {
 }
 
 /// The conn that sent a message, as its record's origin names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentBy {
     /// The run of its node: a push may come to another one.
-    pub boot: u64,
+    pub at: NodeBoot,
     /// It, there.
     pub conn: u64,
 }

@@ -188,6 +188,8 @@ pub async fn leave(ports: &Ports) {
         reaper::sweep(ports, &ports.me, reaper::Untold::Leave).await
     };
     let left = timeout(LEAVE_MAX, left).await;
+    // What was read just now was to be gathered a little longer.
+    ports.events.tell_reads();
     if timeout(TELL_MAX, ports.events.quiet()).await.is_err() {
         tracing::warn!("some events were not told; who left is told by the other nodes");
     }

@@ -448,3 +448,33 @@ fn nobody_waits_to_log_in_while_all_members_of_a_very_large_group_are_read() {
         });
     }
 }
+
+#[test]
+fn members_of_a_very_large_group_that_could_not_be_read_are_read_again() {
+    let mesh = mesh();
+    let mut members = crowd(&mesh, 4, 3);
+    let topics = Gate::new();
+    (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(topics.clone())));
+    for thousand in 0..3 {
+        let names: Vec<String> = (0..1_000).map(|n| format!("x{thousand}-{n}")).collect();
+        mesh.join("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let store = Arc::clone(&mesh.node(1).store);
+    (0..2).for_each(|_| store.plan("members", Fault::None));
+    store.plan("members", Fault::Fail);
+    let before = store.calls("members");
+    topics.open();
+    // Two pages in place, and the one that fails; then all four, beside everything else, from the first on.
+    eventually("they are read again", || (store.calls("members") >= before + 3 + 2 + 4).then_some(()));
+    let mut count = 0;
+    eventually("it is told again", || {
+        count += 1;
+        let seq = say(&mut members[0], &format!("after {count}"));
+        let heard = members[1].take("a push or a hint", |frame| match &frame.body {
+            Some(Said::Push(push)) => push.seq >= seq,
+            Some(Said::Behind(behind)) => behind.max_seq >= seq,
+            _ => false,
+        });
+        matches!(heard.body, Some(Said::Push(_))).then_some(())
+    });
+}

@@ -9,6 +9,7 @@ use std::{
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     link::LocalLink,
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
@@ -23,7 +24,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     Time,
-    id::{DeviceId, NodeId, UserId},
+    id::{ConversationId, DeviceId, NodeId, UserId},
 };
 use tokio::{
     task::JoinHandle,
@@ -159,7 +160,7 @@ fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
         owned: Arc::default(),
         peers: Arc::new(Peers::new(lags())),
         trace: Arc::default(),
-        events: Arc::default(),
+        events: Arc::new(Events::new("/tidegate/t", 1, 1 << 20)),
     })
 }
 
@@ -230,6 +231,20 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), [""; 0]);
     assert_eq!(routes.nodes().await.unwrap().len(), 1, "nothing is left of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_just_before_a_node_leaves_is_told() {
+    let routes = routes();
+    let a = Peer::start(&routes, "a", 1).await;
+    seconds(1).await;
+    let events = &a.ports.events;
+    let before = events.counts().0;
+    events.read(&user("ann"), &ConversationId::direct(&user("ann"), &user("bob")), 5);
+    assert_eq!(events.counts().0, before, "marks are gathered for a moment");
+    a.task.abort();
+    member::leave(&a.ports).await;
+    assert_eq!(events.counts().0, before + 1);
 }
 
 #[tokio::test(start_paused = true)]

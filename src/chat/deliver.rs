@@ -167,8 +167,9 @@ impl Outbound {
             tracked,
         };
         let sender = || (message.sender.clone(), message.device.clone(), message.order.epoch);
-        let sent_by = SentBy { boot: record.origin.boot, conn: record.origin.conn };
-        self.part_with(&delivery, || Some((sender(), sent_by)));
+        let at = || NodeBoot { node: record.origin.node.clone(), boot: record.origin.boot };
+        let sent_by = || SentBy { at: at(), conn: record.origin.conn };
+        self.part_with(&delivery, || Some((sender(), sent_by())));
         self.item(shards, Item::Push(delivery));
     }
 

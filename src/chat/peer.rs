@@ -243,7 +243,7 @@ fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Del
         (!users.is_empty()).then(|| Audience::Users(users.into())),
     ];
     let seq = push.seq;
-    let origin = delivery.sent_by.filter(|it| it.boot == me.boot).map(|it| ConnKey::unpack(it.conn));
+    let origin = delivery.sent_by.as_ref().filter(|it| it.at == *me).map(|it| ConnKey::unpack(it.conn));
     let each = audiences.into_iter().flatten().map(|audience| mail::Delivery {
         conversation: conversation.clone(),
         seq,

@@ -168,7 +168,7 @@ fn delivery(push: &Parting, to: Vec<Target>) -> Delivery {
         push: push.push.clone(),
         to,
         tracked: push.tracked,
-        sent_by: push.sent_by,
+        sent_by: push.sent_by.clone(),
         traceparent: traceparent(push.trace),
     }
 }

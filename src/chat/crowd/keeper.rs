@@ -55,6 +55,8 @@ pub(super) struct Keeper {
     /// Groups with members here of which something may have been missed that would have said that they are large.
     strange: HashSet<ConversationId>,
     jobs: JoinSet<Done>,
+    /// Where all groups stand is being read; with a store that is slow that may take longer than a round.
+    looking: bool,
     renewed: Instant,
     losses: u64,
 }
@@ -134,6 +136,7 @@ impl Keeper {
             recent: Groups::default(),
             strange: HashSet::new(),
             jobs: JoinSet::new(),
+            looking: false,
             renewed: Instant::now(),
             losses: 0,
         }
@@ -165,7 +168,10 @@ impl Keeper {
                 },
                 Some(done) = self.jobs.join_next() => match done {
                     Ok(Done::Declared(groups, result)) => self.declared(groups, &result),
-                    Ok(Done::Heads(heads, soon)) => self.stand(heads, soon),
+                    Ok(Done::Heads(heads, soon)) => {
+                        self.looking &= soon;
+                        self.stand(heads, soon);
+                    }
                     Ok(Done::Strange(found)) => self.adopt(found).await,
                     Ok(Done::Members(group, here)) => self.read(&group, here),
                     Ok(Done::Feed(Ok(opened))) => {
@@ -176,7 +182,10 @@ impl Keeper {
                         tracing::debug!(%error, "the node's topic is not read");
                         self.open_feed();
                     }
-                    Err(error) => tracing::error!(%error, "a job for large groups ended"),
+                    Err(error) => {
+                        self.looking = false;
+                        tracing::error!(%error, "a job for large groups ended");
+                    }
                 },
                 _ = tick.tick() => self.tick().await,
             }

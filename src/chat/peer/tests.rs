@@ -81,8 +81,10 @@ async fn the_conn_that_sent_a_message_is_left_out_wherever_its_user_is_looked_fo
     peer.directory.add_user(&user("ann"), 0);
     let key = ConnKey { shard: 0, slot: 5, generation: 9 };
     let push = pb::Push { conversation: "d:ann:bob".into(), seq: 8, ..Default::default() };
-    for (boot, origin) in [(me().boot, Some(key)), (me().boot + 1, None)] {
-        let sent_by = Some(SentBy { boot, conn: key.pack() });
+    let later = NodeBoot { boot: me().boot + 1, ..me() };
+    let other = NodeBoot { node: NodeId::new("n2").unwrap(), ..me() };
+    for (at, origin) in [(me(), Some(key)), (later, None), (other, None)] {
+        let sent_by = Some(SentBy { at, conn: key.pack() });
         let to = vec![Target::Anywhere(user("ann"))];
         peer.deliver(&me(), vec![Delivery { sent_by, ..delivery(&push, to) }]).await.unwrap();
         let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };

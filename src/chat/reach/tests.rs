@@ -65,8 +65,8 @@ fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left
 
 #[test]
 fn whoever_is_asked_the_conn_that_sent_it_is_named() {
-    let sent_by = Some(SentBy { boot: 1, conn: 77 });
-    let push = Parting { sent_by, ..parting("1", &["ann", "bob"]) };
+    let sent_by = Some(SentBy { at: node("n2"), conn: 77 });
+    let push = Parting { sent_by: sent_by.clone(), ..parting("1", &["ann", "bob"]) };
     // The same conn, under an epoch that it got since.
     let places: Places = [(user("ann"), vec![(node("n2"), session("ann", "phone", 9))])].into();
     let found = apart(&[push], &places);

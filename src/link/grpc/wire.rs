@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, DeviceId, UserId},
+    id::{ConversationId, DeviceId, NodeId, UserId},
     machine::ledger::Outcome,
     pb::{
         self, link_outcome::Body as OutcomeBody, link_stray::Body as StrayBody, link_word::Body as WordBody,
@@ -10,8 +10,12 @@ use tidegate_protocol::{
     record::Hash16,
 };
 
-use crate::link::{
-    Answer, Ask, AskKey, Delivery, Landing, Level, SentBy, Session, Settled, Stray, Target, Told, UpTo, Word,
+use crate::{
+    link::{
+        Answer, Ask, AskKey, Delivery, Landing, Level, SentBy, Session, Settled, Stray, Target, Told, UpTo,
+        Word,
+    },
+    routes::NodeBoot,
 };
 
 /// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
@@ -90,18 +94,21 @@ fn code(number: u32) -> Read<Code> {
 pub(super) fn put_delivery(delivery: Delivery) -> pb::LinkDelivery {
     let Delivery { push, to, tracked, sent_by, traceparent } = delivery;
     let to = to.into_iter().map(put_target).collect();
-    let (origin_boot, origin_conn) = sent_by.map_or((0, 0), |it| (it.boot, it.conn));
-    pb::LinkDelivery { push, to, tracked, traceparent, origin_boot, origin_conn }
+    let (origin_node, origin_boot, origin_conn) =
+        sent_by.map(|it| (it.at.node.to_string(), it.at.boot, it.conn)).unwrap_or_default();
+    pb::LinkDelivery { push, to, tracked, traceparent, origin_node, origin_boot, origin_conn }
 }
 
 pub(super) fn delivery(sent: pb::LinkDelivery) -> Read<Delivery> {
     let to = all(sent.to, target)?;
-    let sent_by = SentBy { boot: sent.origin_boot, conn: sent.origin_conn };
+    let sent_by = NodeId::new(&sent.origin_node)
+        .ok()
+        .map(|node| SentBy { at: NodeBoot { node, boot: sent.origin_boot }, conn: sent.origin_conn });
     Ok(Delivery {
         push: sent.push,
         to,
         tracked: sent.tracked,
-        sent_by: (sent_by != SentBy { boot: 0, conn: 0 }).then_some(sent_by),
+        sent_by,
         traceparent: traceparent(sent.traceparent),
     })
 }

@@ -103,7 +103,10 @@ impl Keeper {
         match (state.reading.take(), here) {
             (Some(Reading { to, came }), Ok(here)) => self.are_members(group, to, &mut state, here, came),
             (_, Err(error)) => {
-                tracing::debug!(%error, %group, "all members can't be read: the next push tries again")
+                // Who is a member is not known, whatever the index says: the group is looked at anew.
+                tracing::debug!(%error, %group, "all members can't be read: it is tried again");
+                self.strange.insert(group.clone());
+                return;
             }
             (None, Ok(_)) => {}
         }

@@ -148,7 +148,10 @@ impl Keeper {
             let renew = renew.collect();
             self.declare(renew);
         }
-        self.look(all, false);
+        if !self.looking && !all.is_empty() {
+            self.looking = true;
+            self.look(all, false);
+        }
     }
 
     fn declare(&mut self, groups: Vec<ConversationId>) {
