@@ -414,17 +414,22 @@ fn a_topic_that_was_not_read_for_a_while_has_its_members_look() {
     up_to(&mut members[1], "after");
 }
 
+/// More than are read in place.
+fn three_thousand_join(mesh: &Mesh) {
+    for thousand in 0..3 {
+        let names: Vec<String> = (0..1_000).map(|n| format!("x{thousand}-{n}")).collect();
+        mesh.join("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn nobody_waits_to_log_in_while_all_members_of_a_very_large_group_are_read() {
     let mesh = mesh();
     let mut members = crowd(&mesh, 4, 3);
     let (topics, gate) = (Gate::new(), Gate::new());
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(topics.clone())));
-    // More than are read in place, by the time that the other nodes hear of it.
-    for thousand in 0..3 {
-        let names: Vec<String> = (0..1_000).map(|n| format!("x{thousand}-{n}")).collect();
-        mesh.join("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
-    }
+    // They are many by the time that the other nodes hear of it.
+    three_thousand_join(&mesh);
     (0..2).for_each(|_| mesh.node(1).store.plan("members", Fault::None));
     mesh.node(1).store.plan("members", Fault::Hold(gate.clone()));
     topics.open();
@@ -455,10 +460,7 @@ fn members_of_a_very_large_group_that_could_not_be_read_are_read_again() {
     let mut members = crowd(&mesh, 4, 3);
     let topics = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(topics.clone())));
-    for thousand in 0..3 {
-        let names: Vec<String> = (0..1_000).map(|n| format!("x{thousand}-{n}")).collect();
-        mesh.join("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
-    }
+    three_thousand_join(&mesh);
     let store = Arc::clone(&mesh.node(1).store);
     (0..2).for_each(|_| store.plan("members", Fault::None));
     store.plan("members", Fault::Fail);
