@@ -188,6 +188,15 @@ pub enum RoutesError {
     /// [`Routes::renew`] and [`Routes::nodes`] alone; other calls are [`Self::Unknown`] then.
     #[error("the routes are slow: {0}")]
     Late(String),
+    /// A registration that may stand, or stand yet, with this token: [`Routes::register`] alone says so. Nobody else takes that row
+    /// away as long as the node lives.
+    #[error("the routes did not answer a registration: {why}")]
+    InDoubt {
+        /// What is known of the reason.
+        why: String,
+        /// What the row has, if it stands.
+        token: Token,
+    },
     /// The row is not the caller's any more (`only_if` failed): close the conn `REPLACED`.
     #[error("the route belongs to another conn now")]
     NotCurrent(Option<Token>),

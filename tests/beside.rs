@@ -266,6 +266,25 @@ fn a_session_is_stopped_although_its_successor_got_no_answer_of_the_routes() {
     assert_eq!(old.expect_close(), Code::Replaced);
 }
 
+/// Flaws S1, S2, S3: the client does not come again.
+#[test]
+fn a_login_whose_answer_was_lost_leaves_nobody_behind_neither_its_row_nor_whom_it_replaced() {
+    let mesh = Mesh::start(2, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));
+    for (user, nth) in [("ann", 0), ("bob", 1)] {
+        let mut old = mesh.login(nth, Wire::Tcp, user, "phone");
+        let mut desk = mesh.login(nth, Wire::Tcp, user, "desk");
+        // The first try to take it back is lost as well.
+        mesh.node(1).routes.plan("register", Fault::LoseAnswer);
+        mesh.node(1).routes.plan("remove", Fault::Fail);
+        let mut refused = mesh.hello(1, Wire::Tcp, user, "phone");
+        assert_eq!(refused.expect_close(), Code::Overloaded);
+        assert_eq!(old.expect_close(), Code::Replaced);
+        let here = format!("n{}", nth + 1);
+        eventually("its row is gone", || (mesh.places(user) == [here.as_str()]).then_some(()));
+        nothing(&mut [&mut desk]);
+    }
+}
+
 #[test]
 fn a_session_is_stopped_although_its_successor_went_away_before_its_route_stood() {
     let mesh = Mesh::start(1, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));

@@ -103,7 +103,7 @@ impl KafkaBus {
             Ok(Arc::new(Appender::new(config, metrics, bounds, answer_within)?))
         };
         let mut asking = client::common(&kafka, Cluster::Nodes)?;
-        asking.set("allow.auto.create.topics", "false").set("statistics.interval.ms", "0").remove("debug");
+        asking.set("statistics.interval.ms", "0").remove("debug");
         let asking = read::Client::from_config_and_context(&asking, Context::new(Reading, metrics))?;
         Ok(Self {
             reader,

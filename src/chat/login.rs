@@ -15,7 +15,7 @@ use tokio::{
 use super::{crowd::Crowds, deliver::Outbound};
 use crate::{
     link::{LinkError, Session},
-    mail::{ConnKey, LoginDone, LoginError},
+    mail::{ConnKey, LoginDone, LoginError, Mail, ShardHandles},
     ports::Ports,
     routes::{NodeBoot, Registration, Route, RoutesError},
     store::{Store, StoreError},
@@ -35,6 +35,9 @@ const STOP_AGAIN: Duration = Duration::from_millis(250);
 const STOP_TRIES: u32 = 3;
 const STOP_TRIES_LATER: u32 = 60;
 
+/// How long a registration whose answer was lost may still come to stand.
+const SET_MAX: Duration = Duration::from_secs(5);
+
 /// Between two tries of a store that is away.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -45,6 +48,7 @@ pub async fn login(
     user: UserId,
     device: DeviceId,
     now: UserSettings,
+    shards: ShardHandles,
 ) -> Result<LoginDone, LoginError> {
     // First what may wait for a disk: from the moment the route stands until its shard has the answer nothing may wait, or
     // the mail of a newer login that replaces it comes before it and finds nobody. Lost wishes are no reason to refuse.
@@ -61,8 +65,8 @@ pub async fn login(
     };
     let registered = ports.routes.register(wish).await.map_err(|error| {
         tracing::warn!(%error, "a login could not be registered");
-        if matches!(error, RoutesError::Unknown(_)) {
-            stop_older(&ports, user.clone(), device.clone());
+        if let RoutesError::InDoubt { token, .. } = error {
+            settle(&ports, Route { user: user.clone(), device: device.clone(), token }, shards);
         }
         LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
     })?;
@@ -117,26 +121,48 @@ async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
     }
 }
 
-/// A registration whose answer was lost may have replaced a session that nobody knows any more, for the next login finds
-/// this one's route: so all nodes stop what is older than the route that stands.
-fn stop_older(ports: &Arc<Ports>, user: UserId, device: DeviceId) {
+/// A registration whose answer was lost may have replaced a session that nobody knows any more, for the next login finds this
+/// one's route: so all nodes stop what is older than the route that stands. Where that is still this one's, which has no
+/// connection, it is taken back (flaws S1, S2).
+fn settle(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let ports = Arc::clone(ports);
     runtime.spawn(async move {
+        let (began, mut stopped) = (time::Instant::now(), None);
         for _ in 0..STOP_TRIES_LATER {
-            if let Ok(rows) = ports.routes.lookup(std::slice::from_ref(&user)).await {
-                let now = rows.into_iter().flatten().find(|(other, _)| *other == device);
-                // Nobody's, then it was taken away since, or never set: whoever has lost its route puts it back.
-                let Some(epoch) = now.and_then(|(_, token)| token.epoch.checked_sub(1)) else { return };
-                for peer in ports.peers.others().iter() {
-                    let session = Session { user: user.clone(), device: device.clone(), epoch };
-                    stop_elsewhere(&ports, peer.info.boot.clone(), session).await;
+            let found = ports.routes.lookup(std::slice::from_ref(&lost.user)).await;
+            let now = found.map(|rows| rows.into_iter().flatten().find(|(other, _)| *other == lost.device));
+            match now {
+                Ok(Some((_, token))) if token.epoch >= lost.token.epoch => {
+                    if stopped.replace(token.epoch) != Some(token.epoch) {
+                        stop_older(&ports, &lost, token.epoch, &shards).await;
+                    }
+                    // By its whole token: whoever took over meanwhile stays.
+                    if token != lost.token || ports.routes.remove(std::slice::from_ref(&lost)).await.is_ok() {
+                        return;
+                    }
                 }
-                return;
+                // An older one has it, or nobody, who puts it back that lost it: this one was never set.
+                Ok(_) if began.elapsed() >= SET_MAX => return,
+                Ok(_) | Err(_) => {}
             }
             time::sleep(STOP_AGAIN).await;
         }
+        tracing::warn!(user = %lost.user, "a route that may stand for nobody could not be looked for");
     });
+}
+
+/// On this node and on all others.
+async fn stop_older(ports: &Arc<Ports>, lost: &Route, than: u64, shards: &ShardHandles) {
+    for shard in shards.get().into_iter().flatten() {
+        // A shard is gone only when the node stops, and then its clients are told so.
+        shard.post(Mail::Replaced(lost.user.clone(), lost.device.clone(), than, None)).await.ok();
+    }
+    let Some(epoch) = than.checked_sub(1) else { return };
+    for peer in ports.peers.others().iter() {
+        let session = Session { user: lost.user.clone(), device: lost.device.clone(), epoch };
+        stop_elsewhere(ports, peer.info.boot.clone(), session).await;
+    }
 }
 
 /// True: it is stopped, or its node is gone.

@@ -45,6 +45,7 @@ impl Looks {
     pub(super) async fn next(&mut self, archived: Position) -> Look {
         loop {
             tokio::select! {
+                biased;
                 Some(Ok(look)) = self.looking.join_next() => return look,
                 _ = self.tick.tick(), if self.looking.is_empty() => self.begin(archived),
             }

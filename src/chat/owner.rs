@@ -3,7 +3,12 @@
 //! Whatever goes wrong here stops the partition or retries; it never skips a record and never answers one that the
 //! ledger did not decide. Defeats S6 to S12 (seqs come from the log alone), S20 and S21 (ids are archived with it).
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    future::{Future, pending},
+    sync::Arc,
+    time::Duration,
+};
 
 use tidegate_protocol::{
     id::ConversationKind,
@@ -99,6 +104,15 @@ enum Step {
     Read(Result<Batch, ReadError>),
 }
 
+/// Whichever is ready; if both are, the former.
+async fn first_of<T>(former: impl Future<Output = T>, latter: impl Future<Output = T>) -> T {
+    tokio::select! {
+        biased;
+        it = former => it,
+        it = latter => it,
+    }
+}
+
 /// A record with what the ledger said of it.
 type Decided = (Record, Outcome);
 
@@ -190,6 +204,7 @@ impl Owner {
         sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
         // Until then a log that is away is not read again; the archive goes on meanwhile.
         let mut rest = None;
+        let mut logins_first = false;
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
             let (writes, partition) = (self.archive.is_writing(), self.partition);
@@ -203,12 +218,25 @@ impl Owner {
                 // Who has something to write does not wait for the log alone.
                 if writes { read.await } else { progress::from_log(&ports.owned, partition, read).await }
             };
+            let taken = async {
+                match logins::next(logins).await {
+                    Some(batch) => Step::Logins(batch),
+                    None => pending().await,
+                }
+            };
+            let read = async { Step::Read(read.await) };
+            // In a known order, so that a seed of the simulation is one run; by turns, or of these two the one that always is ready
+            // would keep the other out.
+            logins_first = !logins_first;
+            let either = async {
+                if logins_first { first_of(taken, read).await } else { first_of(read, taken).await }
+            };
             let step = async {
                 tokio::select! {
-                    Some(batch) = logins::next(logins) => Step::Logins(batch),
-                    look = looks.next(archived) => Step::Looked(look),
+                    biased;
                     done = self.archive.written() => Step::Archived(done),
-                    batch = read => Step::Read(batch),
+                    look = looks.next(archived) => Step::Looked(look),
+                    step = either => step,
                 }
             };
             let step = tokio::select! {

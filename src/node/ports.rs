@@ -15,7 +15,7 @@ use crate::{
     auth,
     bus::{
         Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, LocalBus, LocalBusConfig, NodeFeed, TopicId,
-        TopicPlan, TopicState, compare_log, ensure_topics, topic_plans,
+        TopicState, compare_log,
     },
     chat::announce::Announcer,
     config::Config,
@@ -178,7 +178,8 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
-    let feed = node_feed(config, &bus, &me).await?;
+    // Before anybody can know of this run.
+    let feed = bus.consume_node(&me).await.context("the node's topic on Kafka")?;
     let client = Arc::new(redis::Client::new(&config.redis)?);
     let settings = link_settings(config)?;
     let numbers = RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK);
@@ -224,21 +225,6 @@ async fn warn_of_few_copies(config: &Config) {
             tracing::warn!(%error, "log.answer = `decided` counts on the copies of the log's topic, which can't be looked at");
         }
     }
-}
-
-/// Opens the node's own topic, before anybody can know of this run; makes it where it is missing.
-async fn node_feed(config: &Config, bus: &KafkaBus, me: &NodeBoot) -> anyhow::Result<Box<dyn NodeFeed>> {
-    let error = match bus.consume_node(me).await {
-        Ok(feed) => return Ok(feed),
-        Err(error) => error,
-    };
-    tracing::info!(%error, "the node's topic can't be read; it is made, if it is missing");
-    let plans: Vec<TopicPlan> = topic_plans(&config.kafka, std::slice::from_ref(&config.node.id))
-        .into_iter()
-        .filter(TopicPlan::is_node)
-        .collect();
-    ensure_topics(&config.kafka, &plans).await.context("the node's topic on Kafka")?;
-    bus.consume_node(me).await.context("the node's topic on Kafka")
 }
 
 /// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.

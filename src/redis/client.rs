@@ -1,16 +1,19 @@
 //! One shared connection to Redis: every call has a deadline, and none waits for a server that is known to be away.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared, join_all},
+};
 use redis::{
     Cmd, ErrorKind, FromRedisValue, RedisError, RetryMethod, ServerErrorKind, Value, from_redis_value,
 };
 use tidegate_protocol::Time;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 use super::{
     ConnectError, Script,
@@ -21,6 +24,10 @@ use crate::config;
 
 /// Calls that go in one pipeline; more are sent one pipeline after the other, each with a deadline of its own.
 const PIPELINE_MAX: usize = 500;
+
+/// How long a connection may take to be made, beside the calls that want it: of several sentinels the first may be away, and
+/// the driver gives each a second, which is more than a call has.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// A command or a run of a script.
 #[derive(Debug)]
@@ -44,13 +51,16 @@ pub(crate) enum CallError {
 /// A connection to Redis, made when it is first needed and again when it broke. Its tasks live on the runtime of
 /// whoever calls first.
 pub(crate) struct Client {
-    source: Source,
+    source: Arc<Source>,
     timeout: Duration,
     prefix: String,
     begun: Instant,
     breaker: Mutex<Breaker>,
-    conn: tokio::sync::Mutex<Option<Conn>>,
+    conn: Mutex<Option<Connecting>>,
 }
+
+/// A connection that is being made, or was, or why there is none.
+type Connecting = Shared<BoxFuture<'static, Result<Conn, String>>>;
 
 impl Call {
     /// A command: its name, then keys and arguments.
@@ -85,12 +95,12 @@ impl Call {
 impl Client {
     pub(crate) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
         Ok(Self {
-            source: Source::new(config)?,
+            source: Arc::new(Source::new(config)?),
             timeout: config.timeout(),
             prefix: config.prefix.clone(),
             begun: Instant::now(),
             breaker: Mutex::default(),
-            conn: tokio::sync::Mutex::default(),
+            conn: Mutex::default(),
         })
     }
 
@@ -170,20 +180,38 @@ impl Client {
     }
 
     async fn connected(&self) -> Result<Conn, Failed> {
-        let mut conn = self.conn.lock().await;
-        if let Some(conn) = &*conn {
-            return Ok(conn.clone());
-        }
-        let fresh = self.source.connect(self.timeout).await.map_err(|error| Failed::connecting(&error))?;
-        *conn = Some(fresh.clone());
-        Ok(fresh)
+        let connecting = self.connecting();
+        connecting.await.map_err(Failed::connecting)
     }
 
-    /// Forgets the connection. If somebody is connecting right now, it is a fresh one anyway.
+    /// The connection, if there is one that was not given up; else one is made, whether the call waits for it or not.
+    fn connecting(&self) -> Connecting {
+        let mut conn = self.conn();
+        if let Some(conn) = conn.as_ref().filter(|conn| !matches!(conn.peek(), Some(Err(_)))) {
+            return conn.clone();
+        }
+        let (source, within) = (Arc::clone(&self.source), self.timeout);
+        let made = async move {
+            let made = timeout(CONNECT_MAX, source.connect(within)).await;
+            made.map_err(|_| format!("no connection within {CONNECT_MAX:?}"))?
+                .map_err(|error| error.to_string())
+        };
+        let made = conn.insert(made.boxed().shared());
+        // Whoever waits for it may not stay until it is made.
+        tokio::spawn(made.clone());
+        made.clone()
+    }
+
+    /// Forgets the connection. If one is being made right now, it is a fresh one anyway.
     fn disconnect(&self) {
-        if let Ok(mut conn) = self.conn.try_lock() {
+        let mut conn = self.conn();
+        if conn.as_ref().is_some_and(|conn| conn.peek().is_some()) {
             *conn = None;
         }
+    }
+
+    fn conn(&self) -> MutexGuard<'_, Option<Connecting>> {
+        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Time {
@@ -263,8 +291,8 @@ impl Failed {
         Self { error: error(format!("no answer within {after:?}")), reconnect: false, serves: false }
     }
 
-    fn connecting(error: &RedisError) -> Self {
-        Self { error: CallError::Away(error.to_string()), reconnect: true, serves: false }
+    fn connecting(why: String) -> Self {
+        Self { error: CallError::Away(why), reconnect: true, serves: false }
     }
 
     fn of(error: &RedisError, some_happened: bool) -> Self {

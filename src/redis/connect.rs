@@ -113,7 +113,7 @@ impl Source {
         }
     }
 
-    /// A fresh connection; the caller bounds the time.
+    /// A fresh connection; the caller bounds the time, as each server that is asked for it may take its own.
     pub(super) async fn connect(&self, timeout: Duration) -> Result<Conn, RedisError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))

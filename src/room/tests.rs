@@ -1,8 +1,11 @@
 //! Which nodes hear what is said in a room: those with members, as long as they say so, and all of them in doubt.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tidegate_protocol::{Time, id::NodeId};
@@ -16,12 +19,36 @@ use crate::{
     metrics,
     ports::Seen,
     routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
-    scratch::{ClockNumbers, MemoryScratch},
+    scratch::{MemoryScratch, ScratchError},
     store::MemoryStore,
 };
 
+/// Numbers that can't be made new so often, and count how often they were.
+#[derive(Default)]
+struct Stubborn {
+    refuse: AtomicU64,
+    made_new: AtomicU64,
+}
+
+#[async_trait::async_trait]
+impl Numbers for Stubborn {
+    async fn take(&self, _: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+        Ok(1..=count.get())
+    }
+
+    async fn changed(&self) -> Result<(), ScratchError> {
+        let refuses = self.refuse.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if refuses.is_ok() {
+            return Err(ScratchError::Unavailable("a fault".to_owned()));
+        }
+        self.made_new.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
 /// Nodes that share routes on one clock.
 struct World {
+    numbers: Arc<Stubborn>,
     now: Arc<AtomicU64>,
     routes: Arc<MemoryRoutes>,
     /// What fails of what the rooms ask of the routes.
@@ -50,7 +77,7 @@ impl World {
         let clock = Arc::clone(&now);
         let time = move || Time::from_millis(clock.load(Ordering::SeqCst));
         let routes = Arc::new(MemoryRoutes::new(1, Leases::default(), time));
-        Self { now, routes, plan: FaultPlan::none() }
+        Self { numbers: Arc::default(), now, routes, plan: FaultPlan::none() }
     }
 
     async fn node(&self, name: &str) -> OneNode {
@@ -76,7 +103,7 @@ impl World {
         });
         let lanes = StrayLanes::new(Arc::clone(&ports.link), Handle::current(), metrics::install().0);
         let directory = Arc::new(Directory::default());
-        let numbers = Arc::new(ClockNumbers::new(|| 1));
+        let numbers = Arc::clone(&self.numbers) as Arc<dyn Numbers>;
         let told = Arc::new(Mutex::new(Vec::new()));
         let note = Arc::clone(&told);
         let rooms =
@@ -215,5 +242,25 @@ async fn who_came_in_while_nobody_could_be_told_hears_that_it_may_lack_something
     assert_eq!(b.take_told(), [], "the others can't know yet");
     time::sleep(RETRY_EVERY).await;
     assert_eq!((a.hears().await, b.take_told()), (vec![boot("b")], vec![hall()]));
+    keeper.abort();
+}
+
+/// Flaw S9: until the floors were told, numbers of before could be given again.
+#[tokio::test(start_paused = true)]
+async fn numbers_are_made_new_after_each_loss_and_tried_again_until_they_are() {
+    let world = World::new();
+    let b = world.node("b").await;
+    let keeper = tokio::spawn(Arc::clone(&b.rooms).keep());
+    time::sleep(RETRY_EVERY * 3).await;
+    let made_new = || world.numbers.made_new.load(Ordering::SeqCst);
+    assert_eq!(made_new(), 0, "nothing was lost");
+    for losses in 1..=2 {
+        world.numbers.refuse.store(3, Ordering::SeqCst);
+        b.ports.peers.set(Seen { losses, ..Seen::default() });
+        time::sleep(RETRY_EVERY / 2).await;
+        assert_eq!(world.numbers.refuse.load(Ordering::SeqCst), 2, "at once");
+        time::sleep(RETRY_EVERY * 5).await;
+        assert_eq!(made_new(), losses, "once, as soon as it can be");
+    }
     keeper.abort();
 }

@@ -21,7 +21,16 @@ impl Breaks for RoutesError {
 #[async_trait]
 impl Routes for Faulty<dyn Routes> {
     async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
-        self.call("register", self.inner.register(wish)).await
+        let mut taken = None;
+        let work = async {
+            let done = self.inner.register(wish).await;
+            taken = done.as_ref().ok().map(|done| done.token.clone());
+            done
+        };
+        match (self.call("register", work).await, taken) {
+            (Err(RoutesError::Unknown(why)), Some(token)) => Err(RoutesError::InDoubt { why, token }),
+            (other, _) => other,
+        }
     }
 
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {

@@ -153,7 +153,11 @@ impl Routes for RedisRoutes {
                 continue;
             }
             let how = if wish.only_if.is_some() { "only" } else { "new" };
-            let outcome = self.client.one(self.set_call(&row, how, wish.only_if.as_ref())).await?;
+            let outcome = self.client.one(self.set_call(&row, how, wish.only_if.as_ref())).await;
+            let outcome = outcome.map_err(|error| match error.into() {
+                RoutesError::Unknown(why) => RoutesError::InDoubt { why, token: row.token.clone() },
+                error => error,
+            })?;
             match rows::outcome(outcome)? {
                 rows::Outcome::Set(replaced) => {
                     // With `only_if` the same owner is told even where nothing was there to replace it.

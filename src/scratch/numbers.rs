@@ -61,7 +61,7 @@ pub trait Numbers: Send + Sync {
     async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError>;
 
     /// What hands out may have lost something: an unexpected beat, or a number met twice. After Ok nothing is
-    /// handed out here that was reserved before.
+    /// handed out here that was reserved before; after an error nothing is that others could have been given, until it is Ok.
     async fn changed(&self) -> Result<(), ScratchError>;
 }
 

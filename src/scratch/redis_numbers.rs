@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -53,6 +53,8 @@ pub struct RedisNumbers {
     block: u64,
     /// What the floors said; [`UNKNOWN`] before they were asked.
     epoch: AtomicU64,
+    /// Redis may have been rolled back, and the floors could not be told yet: what it has left is not taken (S9).
+    doubtful: AtomicBool,
     seen: Mutex<Seen>,
     own: Mutex<Own>,
 }
@@ -81,7 +83,8 @@ impl RedisNumbers {
     /// Numbers over a connection that is shared.
     pub(crate) fn over(client: Arc<Client>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
         let (seen, own) = (Mutex::new(Seen::new(SEEN_MAX)), Mutex::new(Own::new(OWN_MAX)));
-        Self { client, floors, block: block.get(), epoch: AtomicU64::new(UNKNOWN), seen, own }
+        let (epoch, doubtful) = (AtomicU64::new(UNKNOWN), AtomicBool::new(false));
+        Self { client, floors, block: block.get(), epoch, doubtful, seen, own }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -212,6 +215,9 @@ impl RedisNumbers {
         let mut last = ScratchError::Unavailable("another caller holds the lock of these numbers".to_owned());
         let mut failures = 0;
         loop {
+            if self.doubtful.load(Ordering::SeqCst) {
+                return Err(ScratchError::Unavailable("it may have lost numbers that were given".to_owned()));
+            }
             // Asked once more after the time is up: it may be this node that was held up, not the holder.
             let last_try = begun.elapsed() >= GIVE_UP;
             let outcome = match self.malloc(key, count.get(), &lock).await {
@@ -228,6 +234,8 @@ impl RedisNumbers {
                 Err(error) => Err(error),
             };
             match outcome {
+                // Seen meanwhile.
+                Ok(Some(_)) if self.doubtful.load(Ordering::SeqCst) => {}
                 Ok(Some(numbers)) => {
                     self.seen().raise(key, *numbers.end());
                     return Ok(numbers);
@@ -266,9 +274,11 @@ impl Numbers for RedisNumbers {
     }
 
     async fn changed(&self) -> Result<(), ScratchError> {
+        self.doubtful.store(true, Ordering::SeqCst);
         let epoch = self.floors.raise().await.map_err(away)?;
         self.learn(epoch);
         self.own().clear();
+        self.doubtful.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -99,7 +99,8 @@ impl Shard {
         }
         let key = conn.key;
         let wish = conn.session.wished();
-        let work = login::login(Arc::clone(&self.context.ports), identity.user, device, wish);
+        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
+        let work = login::login(ports, identity.user, device, wish, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {

@@ -36,7 +36,7 @@ fn topics_on(broker: SocketAddr) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on() {
+async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on_and_no_topic_comes_by_itself() {
     let starting = [(); 2].map(|()| thread::spawn(OwnKafka::start));
     let [log, nodes] = starting.map(|starting| starting.join().unwrap());
     let kafka = Kafka {
@@ -91,6 +91,16 @@ async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on() {
     bus.publish_node(me, records(&["3"])).await.unwrap();
     assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["3"]))));
     assert_eq!(texts(&bus.read(0, 3, 9, 99).await.unwrap()), [(3, "d".to_owned())]);
+
+    // These brokers would make what is asked for; nobody asks.
+    let nobody = node("nobody", 1);
+    assert!(bus.publish_node(&nobody, records(&["x"])).await.is_err());
+    let refused = bus.consume_node(&nobody).await.err().expect("there is no such topic").to_string();
+    assert!(refused.contains("tidegate topics ensure --node"), "{refused}");
+    let elsewhere = Kafka { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
+    assert!(KafkaBus::connect(&elsewhere, LONG, &metrics::install().0).await.is_err());
+    assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
+    assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
 }
 
 /// Waits until the node is behind by that much.

@@ -5,7 +5,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -29,6 +29,8 @@ struct Counting {
     /// How many of the next reservations wait for `open`.
     hold: AtomicU64,
     open: Semaphore,
+    /// They can't be raised.
+    stuck: AtomicBool,
 }
 
 #[async_trait]
@@ -48,6 +50,9 @@ impl Floors for Counting {
     }
 
     async fn raise(&self) -> Result<u64, FloorError> {
+        if self.stuck.load(Ordering::SeqCst) {
+            return Err(FloorError::Away("a fault".to_owned()));
+        }
         self.floors.raise().await
     }
 }
@@ -72,7 +77,7 @@ async fn on_postgres() -> World {
 impl World {
     fn new(version: Version, floors: Arc<dyn Floors>, database: Option<Database>) -> Self {
         let (reserved, hold, open) = (AtomicU64::new(0), AtomicU64::new(0), Semaphore::new(0));
-        let floors = Arc::new(Counting { floors, reserved, hold, open });
+        let floors = Arc::new(Counting { floors, reserved, hold, open, stuck: AtomicBool::new(false) });
         Self { server: Server::start(version), floors, given: Mutex::default(), _database: database }
     }
 
@@ -121,6 +126,7 @@ suite! {
         s11_a_holder_that_stalled_gives_nothing_of_its_block
         s9_an_emptied_server_costs_a_hole
         s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen
+        s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_raised
         s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen
         s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen
         s11_blocks_of_before_a_change_are_thrown_away
@@ -223,6 +229,31 @@ async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &W
         for _ in 0..100 {
             world.take(seen, 3).await;
         }
+    }
+}
+
+async fn s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_raised(world: &World) {
+    let (node, other) = (world.node(), world.node());
+    for _ in 0..15 {
+        world.take(&node, 10).await;
+    }
+    let _: String = world.server.ask(&["SAVE"]);
+    for _ in 0..60 {
+        world.take(&node, 3).await;
+    }
+    world.server.kill();
+    assert!(world.server.run());
+    assert!(world.repeated(&other, 1).await > 0, "or this test shows nothing");
+    world.floors.stuck.store(true, Ordering::SeqCst);
+    other.changed().await.unwrap_err();
+    for _ in 0..50 {
+        world.take(&other, 3).await;
+    }
+    world.floors.stuck.store(false, Ordering::SeqCst);
+    other.changed().await.unwrap();
+    for _ in 0..50 {
+        world.take(&other, 3).await;
+        world.take(&node, 3).await;
     }
 }
 

@@ -239,6 +239,28 @@ async fn the_master_that_sentinels_name_is_used_and_followed() {
     }
 }
 
+/// The time of a call is not enough to find out that the first is away and to ask the next: the connection is made beside it.
+#[tokio::test]
+async fn a_first_sentinel_that_hangs_keeps_nobody_from_the_master() {
+    let master = Server::start(Version::V7);
+    let sentinels: Vec<Server> = (0..3).map(|_| Server::sentinel(&master)).collect();
+    let urls = sentinels.iter().flat_map(|sentinel| sentinel.config().urls).collect();
+    let config = config::Redis { mode: "sentinel".to_owned(), urls, ..master.config() };
+    sentinels[0].signal(Signal::STOP);
+    let routes = routes(&config);
+    let begun = Stopwatch::start();
+    assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unavailable(_))));
+    assert!(begun.elapsed() <= TIMEOUT * 2, "a call has its deadline: {:?}", begun.elapsed());
+    // The driver gives the first one a second.
+    let found = eventually(&routes).await;
+    assert!(found < Duration::from_secs(3), "{found:?}");
+    // Lost again, while it still hangs.
+    let _: i64 = master.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let again = eventually(&routes).await;
+    assert!(again < Duration::from_secs(3), "{again:?}");
+    sentinels[0].signal(Signal::CONT);
+}
+
 async fn follows_sentinels_of(version: Version) {
     let (master, replica) = (Server::start(version), Server::start(version));
     let port = master.port.to_string();

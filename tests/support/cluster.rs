@@ -20,7 +20,7 @@ use tidegate::auth;
 use tidegate_protocol::codec::Wire;
 use tokio_postgres::NoTls;
 
-use super::{Client, Process, eventually, fresh_data, services::service};
+use super::{Client, PATIENCE, Process, eventually, eventually_within, fresh_data, services::service};
 
 /// Nodes of one cluster; killed when the test ends.
 pub struct Cluster {
@@ -206,7 +206,12 @@ impl Cluster {
 
     /// Waits until every partition has an owner; the first node may have all of them, and be about to give some away.
     pub fn all_owned(&self) {
-        eventually("every partition has an owner", || {
+        self.all_owned_within(PATIENCE);
+    }
+
+    /// The same where it may take longer.
+    pub fn all_owned_within(&self, within: Duration) {
+        eventually_within(within, "every partition has an owner", || {
             let owned: f64 = self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).sum();
             (owned >= 4.0).then_some(())
         });

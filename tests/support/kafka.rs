@@ -29,7 +29,8 @@ pub struct OwnKafka {
 }
 
 impl OwnKafka {
-    /// Starts an empty one, of the programs of the tests' broker, and waits until it answers.
+    /// Starts an empty one, of the programs of the tests' broker, and waits until it answers. It would make topics for whoever asks
+    /// for one that is not there, as many do.
     pub fn start() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -118,7 +119,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={data}
-auto.create.topics.enable=false
+auto.create.topics.enable=true
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 group.initial.rebalance.delay.ms=0

@@ -25,6 +25,8 @@ pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
     config.set("client.id", "tidegate");
     config.set("socket.nagle.disable", "true");
     config.set("reconnect.backoff.max.ms", "1000");
+    // Where the brokers would make topics, they would be of one copy. A producer asks for that unless it is told not to.
+    config.set("allow.auto.create.topics", "false");
     // What is measured is the log: topics of nodes would say theirs in the same place.
     config.set("statistics.interval.ms", if cluster == Cluster::Log { "1000" } else { "0" });
     // Topic ids are told at that level (`context`).
@@ -84,7 +86,7 @@ pub(super) fn reader(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
     // The library asks for a name; nobody joins that group.
     config.set("group.id", format!("{}.readers", kafka.group));
     never_commit(&mut config);
-    config.set("auto.offset.reset", "error").set("allow.auto.create.topics", "false");
+    config.set("auto.offset.reset", "error");
     let bytes = kafka.read_ahead_bytes.max(kafka.record_bytes_max + OVERHEAD);
     config.set("queued.max.messages.kbytes", (bytes / 1024).max(1).to_string());
     config.set("fetch.message.max.bytes", bytes.min(1 << 20).to_string());
@@ -109,7 +111,7 @@ pub(super) fn member(kafka: &Kafka) -> Result<ClientConfig, KafkaRefusal> {
     // A planned take-over waits for a heartbeat of each node, twice where a partition moves from one that stays.
     config.set("heartbeat.interval.ms", (kafka.session_ms / 30).clamp(100, 200).to_string());
     config.set("max.poll.interval.ms", (kafka.revoke_ms * 2 + kafka.session_ms).max(60_000).to_string());
-    config.set("allow.auto.create.topics", "false").set("auto.offset.reset", "latest");
+    config.set("auto.offset.reset", "latest");
     config.set("statistics.interval.ms", "0");
     config.set("queued.max.messages.kbytes", "1").set("fetch.message.max.bytes", "1024");
     // A line for each of its partitions and each of their states stood before what the group has to say.

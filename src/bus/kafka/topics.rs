@@ -41,13 +41,6 @@ pub struct TopicPlan {
     what: Plan,
 }
 
-impl TopicPlan {
-    /// Whether it is one of a node, which may live on another Kafka than the log.
-    pub fn is_node(&self) -> bool {
-        self.what == Plan::Node
-    }
-}
-
 /// What a topic is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
