@@ -11,11 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use tidegate_protocol::{
     Time,
     machine::drain::{Drain, Outcome, Phase, Plan, Settings, Snapshot, Step, Why},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::{
     assign::Assigner,
@@ -29,7 +30,7 @@ use crate::{
 /// How often the counts are looked at in a drain.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a shard with a full mailbox is waited for.
+/// How long a shard with a full mailbox is waited for before the drain goes on without it; it is told as soon as there is room.
 const POST_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The drain of one node.
@@ -57,6 +58,10 @@ struct State {
     /// Clients closed a second, as planned.
     rate: u32,
 }
+
+/// By shard, what it is being told.
+#[derive(Default)]
+struct Told(Vec<Option<JoinHandle<()>>>);
 
 impl Drainer {
     /// The drain of a node that serves now; `start` is that of its shards.
@@ -143,10 +148,11 @@ impl Drainer {
 
     /// Waits for a drain to be asked for, and carries it out until nobody is left.
     pub async fn run(self: Arc<Self>) {
+        let mut told = Told::default();
         loop {
             let (steps, phase) = self.look();
             for step in steps {
-                self.carry_out(step).await;
+                self.carry_out(step, &mut told).await;
             }
             self.metrics.drain_phase.set(gauge(phase));
             match phase {
@@ -210,7 +216,7 @@ impl Drainer {
         (mem::take(steps), machine.phase())
     }
 
-    async fn carry_out(&self, step: Step) {
+    async fn carry_out(&self, step: Step, told: &mut Told) {
         match step {
             Step::Cordon => tracing::info!(
                 conns = self.unfinished(),
@@ -218,14 +224,14 @@ impl Drainer {
             ),
             Step::Resume => {
                 self.admission.close_door(false);
-                self.tell(|| mail::Drain::Forget).await;
+                told.tell(&self.shards, || mail::Drain::Forget).await;
                 tracing::info!("the drain was aborted: ready again");
             }
             Step::Notice(pace, plan) => {
                 log_plan(&plan);
                 self.admission.close_door(true);
                 let progress = Arc::clone(&self.state().progress);
-                self.tell(|| mail::Drain::Begin(pace, Arc::clone(&progress))).await;
+                told.tell(&self.shards, || mail::Drain::Begin(pace, Arc::clone(&progress))).await;
             }
             Step::Rush(why) => {
                 match why {
@@ -240,27 +246,18 @@ impl Drainer {
                     }
                 }
                 self.admission.close_door(true);
-                self.tell(|| mail::Drain::Rush).await;
+                told.tell(&self.shards, || mail::Drain::Rush).await;
             }
             Step::Cut(conns) => {
                 tracing::warn!(conns, "the time is over: the clients that are left are cut");
                 self.metrics.drain_cut.increment(conns as u64);
-                self.tell(|| mail::Drain::Cut).await;
+                told.tell(&self.shards, || mail::Drain::Cut).await;
             }
             Step::Flush => {
                 self.admission.close_door(true);
                 self.empty.notify_one();
             }
             Step::Exit(_) => {}
-        }
-    }
-
-    async fn tell(&self, order: impl Fn() -> mail::Drain) {
-        for (index, shard) in self.shards.iter().enumerate() {
-            let post = shard.post(Mail::Drain(order()));
-            if tokio::time::timeout(POST_PATIENCE, post).await.is_err() {
-                tracing::warn!(index, "a shard with a full mailbox did not hear of the drain");
-            }
         }
     }
 
@@ -274,6 +271,32 @@ impl Drainer {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Told {
+    /// Tells all shards, each behind what it was told before.
+    async fn tell(&mut self, shards: &[ShardHandle], order: impl Fn() -> mail::Drain) {
+        self.0.resize_with(shards.len(), || None);
+        for (shard, told) in shards.iter().zip(&mut self.0) {
+            let (shard, before, order) = (shard.clone(), told.take(), order());
+            *told = Some(tokio::spawn(async move {
+                if let Some(before) = before {
+                    // It does nothing that could panic.
+                    before.await.ok();
+                }
+                // A shard that ended has nobody to tell.
+                shard.post(Mail::Drain(order)).await.ok();
+            }));
+        }
+        let all = join_all(self.0.iter_mut().flatten());
+        if tokio::time::timeout(POST_PATIENCE, all).await.is_err() {
+            let late = self.0.iter().flatten().filter(|task| !task.is_finished()).count();
+            tracing::warn!(late, "shards with a full mailbox hear of the drain as soon as there is room");
+        }
+        for told in &mut self.0 {
+            told.take_if(|task| task.is_finished());
+        }
     }
 }
 
@@ -292,5 +315,40 @@ fn gauge(phase: Phase) -> f64 {
         Phase::Noticing => 2.0,
         Phase::Draining => 3.0,
         Phase::Flushing | Phase::Done => 4.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shard_whose_mailbox_is_full_hears_all_orders_later_and_in_order() {
+        let poll = mio::Poll::new().unwrap();
+        let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
+        let (handle, mut mailbox) = mail::mailbox(waker, 1 << 20);
+        let mut waiting = 0;
+        while handle.try_post(Mail::Drain(mail::Drain::Cut)) {
+            waiting += 1;
+        }
+        let (shards, mut told) = ([handle], Told::default());
+        told.tell(&shards, || mail::Drain::Forget).await;
+        told.tell(&shards, || mail::Drain::Rush).await;
+        assert!(told.0[0].is_some(), "it is being told");
+        let mut heard = Vec::new();
+        for _ in 0..waiting + 2 {
+            match mailbox.take() {
+                Some(Mail::Drain(order)) => heard.push(order),
+                _ => panic!("there is one"),
+            }
+            // Those who wait for room are next.
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let late = heard.split_off(waiting);
+        assert!(matches!(late[..], [mail::Drain::Forget, mail::Drain::Rush]));
+        told.tell(&shards, || mail::Drain::Cut).await;
+        assert!(told.0[0].is_none(), "it was told");
     }
 }

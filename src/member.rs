@@ -43,6 +43,9 @@ const LEAVE_MAX: Duration = Duration::from_secs(1);
 /// How long what was noted may take to be told then.
 const TELL_MAX: Duration = Duration::from_millis(300);
 
+/// How long [`leave`] takes at most.
+pub const LEAVING_MAX: Duration = LEAVE_MAX.saturating_add(TELL_MAX);
+
 /// What is said with each renewal.
 type Say = Box<dyn Fn() -> NodeInfo + Send + Sync>;
 

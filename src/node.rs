@@ -51,6 +51,9 @@ use crate::{
 /// How often the parts of the node are looked at.
 const PARTS_TICK: Duration = Duration::from_millis(250);
 
+/// Between two looks at a part that is to end.
+const PARTS_POLL: Duration = Duration::from_millis(5);
+
 /// How long stopping may take before it goes on regardless.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -59,6 +62,17 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(3);
 
 /// How long the log may take to confirm what was handed over.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// How long calls that are still out may take to end.
+const CALLS_MAX: Duration = Duration::from_secs(1);
+
+/// From the end of a drain, which is its deadline at the latest, to that of the process, where each port takes all its time:
+/// the owners, what waits for topics of nodes, the log, the routes and events, and calls.
+pub const LAST_STEPS: Duration = GIVE_UP_MAX
+    .saturating_add(CLOSE_MAX)
+    .saturating_add(CLOSE_MAX)
+    .saturating_add(member::LEAVING_MAX)
+    .saturating_add(CALLS_MAX);
 
 /// The file in the data directory that tells where a running node listens.
 pub const NODE_FILE: &str = "node.json";
@@ -279,14 +293,16 @@ impl Node {
         if let Err(error) = fs::remove_file(&self.node_file) {
             tracing::debug!(%error, "the node file was gone already");
         }
-        for (handle, _) in &self.shards {
-            // A shard that ended by itself has no clients to tell.
-            handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+        for (handle, thread) in &self.shards {
+            // A shard that ended by itself has no clients to tell; one that takes no mail is not waited for beyond the time.
+            while !thread.is_finished() && !handle.try_post(Mail::Stop(Code::Draining)) && !is_over() {
+                thread::park_timeout(PARTS_POLL);
+            }
         }
         let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
         for thread in threads {
             while !thread.is_finished() && !is_over() {
-                thread::park_timeout(Duration::from_millis(5));
+                thread::park_timeout(PARTS_POLL);
             }
             if thread.is_finished()
                 && let Ok(Err(error)) = thread.join()
@@ -313,7 +329,7 @@ impl Node {
         // The rows of the last conns are gone, or are swept here.
         self.lease.0.abort();
         self.services.block_on(member::leave(&self.ports));
-        self.services.shutdown_timeout(Duration::from_secs(1));
+        self.services.shutdown_timeout(CALLS_MAX);
     }
 }
 

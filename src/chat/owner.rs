@@ -13,7 +13,7 @@ use std::{
 use tidegate_protocol::{
     id::ConversationKind,
     machine::ledger::{Ledger, Need, Outcome, Stop},
-    record::{Body, Record, RecordError, Rules},
+    record::{Body, Position, Record, RecordError, Rules},
 };
 use tokio::{
     sync::watch,
@@ -195,50 +195,19 @@ impl Owner {
         stopping: &CancellationToken,
         lost: &CancellationToken,
     ) -> GivenUp {
-        let ports = Arc::clone(&self.ports);
         // Ends with this, whichever way.
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
         sweeper.spawn(self.switch());
-        let mut looks = Looks::new(self.partition, self.fence, &ports);
-        sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&ports)));
+        let mut looks = Looks::new(self.partition, self.fence, &self.ports);
+        sweeper.spawn(progress::watch_end(self.partition, Arc::clone(&self.ports)));
         // Until then a log that is away is not read again; the archive goes on meanwhile.
         let mut rest = None;
         let mut logins_first = false;
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
-            let (writes, partition) = (self.archive.is_writing(), self.partition);
-            let read = async {
-                if let Some(rest) = rest {
-                    sleep_until(rest).await;
-                }
-                ports.bus.read(partition, next, BATCH_RECORDS, BATCH_BYTES).await
-            };
-            let read = async {
-                // Who has something to write does not wait for the log alone.
-                if writes { read.await } else { progress::from_log(&ports.owned, partition, read).await }
-            };
-            let taken = async {
-                match logins::next(logins).await {
-                    Some(batch) => Step::Logins(batch),
-                    None => pending().await,
-                }
-            };
-            let read = async { Step::Read(read.await) };
-            // In a known order, so that a seed of the simulation is one run; by turns, or of these two the one that always is ready
-            // would keep the other out.
             logins_first = !logins_first;
-            let either = async {
-                if logins_first { first_of(taken, read).await } else { first_of(read, taken).await }
-            };
-            let step = async {
-                tokio::select! {
-                    biased;
-                    done = self.archive.written() => Step::Archived(done),
-                    look = looks.next(archived) => Step::Looked(look),
-                    step = either => step,
-                }
-            };
+            let step = self.step((next, archived), rest, (&mut looks, logins), logins_first);
             let step = tokio::select! {
                 biased;
                 () = lost.cancelled() => return self.archive.end(&mut self.ledger).await,
@@ -266,6 +235,44 @@ impl Owner {
             if let Err(error) = done {
                 return error;
             }
+        }
+    }
+
+    /// What comes next, of what may be there at once in a known order, so that a seed of the simulation is one run: what is ready
+    /// for a moment only is first, logins and the log are by turns, or the one that always is ready would keep the other out.
+    async fn step(
+        &mut self,
+        (next, archived): (u64, Position),
+        rest: Option<Instant>,
+        (looks, logins): (&mut Looks, &mut Logins),
+        logins_first: bool,
+    ) -> Step {
+        let (writes, partition, ports) = (self.archive.is_writing(), self.partition, &self.ports);
+        let read = async {
+            if let Some(rest) = rest {
+                sleep_until(rest).await;
+            }
+            ports.bus.read(partition, next, BATCH_RECORDS, BATCH_BYTES).await
+        };
+        let read = async {
+            // Who has something to write does not wait for the log alone.
+            let read =
+                if writes { read.await } else { progress::from_log(&ports.owned, partition, read).await };
+            Step::Read(read)
+        };
+        let taken = async {
+            match logins::next(logins).await {
+                Some(batch) => Step::Logins(batch),
+                None => pending().await,
+            }
+        };
+        let either =
+            async { if logins_first { first_of(taken, read).await } else { first_of(read, taken).await } };
+        tokio::select! {
+            biased;
+            done = self.archive.written() => Step::Archived(done),
+            look = looks.next(archived) => Step::Looked(look),
+            step = either => step,
         }
     }
 

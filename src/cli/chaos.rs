@@ -84,9 +84,9 @@ pub struct Args {
     /// Another version of the program: each restarted node comes back as the other of the two
     #[arg(long, value_name = "BINARY", requires = "rolling")]
     next: Option<PathBuf>,
-    /// What breaks in each third restart, while the node leaves
-    #[arg(long, requires = "rolling", value_enum)]
-    with: Option<rolling::With>,
+    /// What breaks in each third restart, while the node leaves; of several, another one each time
+    #[arg(long, requires = "rolling", value_enum, value_delimiter = ',')]
+    with: Vec<rolling::With>,
     /// Faults of up to a minute, not 10 s, and more kinds of them
     #[arg(long, requires = "cluster")]
     long: bool,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::bail;
 use tidegate_protocol::machine::drain::{self, Plan};
 
-use crate::{budget::Admission, config::Config};
+use crate::{budget::Admission, config::Config, node::LAST_STEPS};
 
 /// Where the configuration comes from, as for `serve`.
 #[derive(clap::Args, Debug)]
@@ -145,10 +145,8 @@ fn short(plan: &Plan, deadline: Duration) -> Option<String> {
     })
 }
 
-/// Seconds to grant: for the plan, and never less than the deadline, which is when the node ends by itself.
+/// Seconds to grant: for the plan, and never less than the deadline, when nobody is left, and what the node does then.
 fn grace(plan: &Plan, deadline: Duration) -> u64 {
-    /// From the deadline to the end of the process.
-    const LAST_STEPS: Duration = Duration::from_secs(2);
     let whole = plan.grace.max(deadline + LAST_STEPS);
     whole.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX)
 }

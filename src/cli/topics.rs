@@ -19,7 +19,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum What {
-    /// Make the topics that are missing, as [kafka] says; fail on those that differ, and say how to mend them
+    /// Make the topics that are missing, as [kafka] says; fail on those that promise less, and say how to mend them
     Ensure(Ensure),
 }
 
@@ -39,7 +39,7 @@ struct Ensure {
 /// Makes the topics.
 ///
 /// # Errors
-/// A wrong configuration, brokers that don't answer, and topics that are there and differ.
+/// A wrong configuration, brokers that don't answer, and topics that are there and promise less.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let What::Ensure(args) = &args.what;
     for node in &args.nodes {
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// Makes the topics of the log and of these nodes, and prints a line for each.
 ///
 /// # Errors
-/// There is no Kafka, its brokers don't answer, or topics are there and differ.
+/// There is no Kafka, its brokers don't answer, or topics are there and promise less.
 pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<()> {
     if config.kafka.brokers.is_empty() {
         bail!("there is no Kafka to make topics on: set node.profile=cluster and kafka.brokers");
@@ -66,7 +66,7 @@ pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<
             TopicState::Made => {
                 println!("{name}  made: partitions {}, replication {}", plan.partitions, plan.replication)
             }
-            TopicState::There => println!("{name}  is there as the settings say"),
+            TopicState::There => println!("{name}  is there, with all that the settings ask for"),
             TopicState::Differs(how) => {
                 differ += 1;
                 eprintln!("{how}");

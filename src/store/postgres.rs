@@ -7,6 +7,7 @@ mod archive;
 mod codec;
 mod connect;
 mod floors;
+mod gather;
 mod import;
 mod marks;
 mod migrate;
@@ -27,7 +28,7 @@ use tidegate_protocol::{
 };
 
 pub use self::{connect::OpenError, import::Importing};
-use self::{connect::Source, session::Session, trouble::Trouble, weeks::Weeks};
+use self::{connect::Source, gather::Gather, session::Session, trouble::Trouble, weeks::Weeks};
 use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
 };
@@ -58,6 +59,7 @@ struct Core {
     /// For one turn to the server.
     wait: Duration,
     weeks: Weeks,
+    marks: Gather,
     /// One drop of old weeks at a time.
     dropping: tokio::sync::Mutex<()>,
 }
@@ -91,6 +93,7 @@ impl PostgresStore {
             readers: source.pool(config, (config.pool_max / 2).max(1))?,
             wait: config.statement() + NETWORK,
             weeks: Weeks::default(),
+            marks: Gather::default(),
             dropping: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
@@ -250,8 +253,7 @@ impl Store for PostgresStore {
         if changes.is_empty() {
             return Ok(());
         }
-        let core = &*self.core;
-        core.run(move || async move { marks::save_marks(&mut core.readers().await?, changes).await }).await
+        gather::save(&self.core, changes).await
     }
 
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {

@@ -133,9 +133,11 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
     let more = Kafka { partitions: 4, ..kafka.clone() };
     let TopicState::Differs(how) = ensure(&more).await.remove(0) else { panic!("it differs") };
     assert!(how.contains("set kafka.partitions = 3"), "{how}");
-    let longer = Kafka { retention_ms: 60_000, ..kafka.clone() };
+    let longer = Kafka { retention_ms: kafka.retention_ms + 1_000, ..kafka.clone() };
     let TopicState::Differs(how) = ensure(&longer).await.remove(0) else { panic!("it differs") };
-    assert!(how.contains("--add-config retention.ms=60000"), "{how}");
+    assert!(how.contains("--add-config retention.ms=604801000"), "{how}");
+    let shorter = Kafka { retention_ms: 10_000, ..kafka.clone() };
+    assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "it keeps more");
     let refused = KafkaBus::connect(&more, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.0.contains("set kafka.partitions = 3"), "{refused}");
     let absent = Kafka { topic: format!("{}.not", kafka.topic), ..kafka.clone() };

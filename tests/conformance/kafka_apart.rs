@@ -94,13 +94,19 @@ async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on_and_no_to
 
     // These brokers would make what is asked for; nobody asks.
     let nobody = node("nobody", 1);
-    assert!(bus.publish_node(&nobody, records(&["x"])).await.is_err());
+    bus.publish_node(&nobody, records(&["x"])).await.unwrap();
     let refused = bus.consume_node(&nobody).await.err().expect("there is no such topic").to_string();
     assert!(refused.contains("tidegate topics ensure --node"), "{refused}");
     let elsewhere = Kafka { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
     assert!(KafkaBus::connect(&elsewhere, LONG, &metrics::install().0).await.is_err());
     assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
     assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
+    let there = Kafka { brokers: kafka.node_brokers.clone(), ..kafka.clone() };
+    let gone = admin(&there).delete_topics(&[&kafka.topic_of("me")], &AdminOptions::new()).await.unwrap();
+    assert!(gone[0].is_ok(), "{gone:?}");
+    // The producer knows it from before, and finds it gone.
+    assert!(bus.publish_node(me, records(&["4"])).await.is_err());
+    assert_eq!(topics_on(nodes.address()), [""; 0]);
 }
 
 /// Waits until the node is behind by that much.

@@ -442,3 +442,46 @@ async fn a_mark_that_is_kept_is_in_the_log_of_the_server() {
         assert!(at("pg_current_wal_flush_lsn").await > before, "mark {seq}");
     }
 }
+
+/// DESIGN 6.8: marks are gathered.
+#[tokio::test]
+async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() {
+    let database = Database::new().await;
+    let store = node(&database).await;
+    let save = async |name: String, seq| {
+        let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
+        store.save_marks(&[(user(&name), direct(), mark)]).await
+    };
+    save("first".to_owned(), 1).await.unwrap();
+    // Whoever comes now waits for that row, and the others gather behind it.
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.execute("SELECT FROM marks WHERE user_id = 'first' FOR UPDATE", &[]).await.unwrap();
+    let mut first = Box::pin(save("first".to_owned(), 2));
+    assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let until = Instant::now() + Duration::from_secs(10);
+    while database.number(waits).await == 0 {
+        assert!(Instant::now() < until, "it waits for the row");
+    }
+    // Of one pair several marks, and of another one that goes back.
+    let many = (0..300).map(|n| save(format!("user-{}", n % 250), 1 + n % 7));
+    let mut many = Box::pin(futures_util::future::join_all(many));
+    assert!(poll_fn(|context| Poll::Ready(many.as_mut().poll(context))).await.is_pending());
+    held.commit().await.unwrap();
+    let (first, many) = tokio::join!(first, many);
+    assert!(first.is_ok() && many.iter().all(Result::is_ok), "{first:?} {many:?}");
+    assert_eq!(database.number("SELECT count(*) FROM marks").await, 251);
+    assert_eq!(database.number("SELECT count(DISTINCT xmin::text) FROM marks").await, 2, "transactions");
+    for n in 0..50 {
+        let newest = (1 + n % 7).max(1 + (n + 250) % 7);
+        let is = format!("SELECT seq FROM marks WHERE user_id = 'user-{n}'");
+        assert_eq!(database.number(&is).await, newest, "user-{n}");
+    }
+    // A row that makes no sense is told to who asked for it alone.
+    database.execute("UPDATE marks SET hidden = '\\xff' WHERE user_id = 'user-7'").await;
+    let three = ["user-6", "user-7", "user-8"].map(|name| save(name.to_owned(), 100));
+    let [six, seven, eight] = <[_; 3]>::try_from(futures_util::future::join_all(three).await).unwrap();
+    assert!(matches!(seven, Err(StoreError::Damaged(_))), "{seven:?}");
+    assert_eq!((six, eight), (Ok(()), Ok(())));
+}

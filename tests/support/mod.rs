@@ -40,18 +40,27 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Calls `look` until it gives something; panics with `what` when it never does.
-pub fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    eventually_within(PATIENCE, what, look)
-}
-
-/// The same for what may take longer than the patience, and has a bound of its own.
-pub fn eventually_within<T>(within: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + within;
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The same for what may take longer than the patience, and has a bound of its own.
+pub fn eventually_within<T>(within: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        let pause = deadline.min(Instant::now() + PATIENCE / 2);
+        let found =
+            eventually(what, || look().map(Some).or_else(|| (Instant::now() >= pause).then_some(None)));
+        match found {
+            Some(found) => return found,
+            None => assert!(Instant::now() < deadline, "in vain: {what}"),
+        }
     }
 }

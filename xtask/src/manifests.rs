@@ -4,6 +4,7 @@
 
 mod agree;
 mod monitoring;
+mod network;
 mod plants;
 pub(crate) mod render;
 

@@ -54,7 +54,7 @@ enum Plan {
 pub enum TopicState {
     /// It was made.
     Made,
-    /// It was there as planned.
+    /// It was there, and promises all that is planned, or more.
     There,
     /// It is there and differs; how, and what to do about it.
     Differs(String),
@@ -170,7 +170,7 @@ async fn compare(
             ),
         }));
     }
-    if copies != plan.replication as usize {
+    if copies < plan.replication as usize {
         return Ok(TopicState::Differs(format!(
             "{} has {copies} copies of each partition, kafka.replication says {}: change it with kafka-reassign-partitions, or the setting",
             plan.name, plan.replication
@@ -186,7 +186,7 @@ async fn compare(
     let resource = resource.ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
     let differs = plan.settings.iter().filter_map(|(name, wanted)| {
         let is = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-        (is != *wanted).then_some((*name, is, wanted))
+        (!is_enough(name, &is, wanted)).then_some((*name, is, wanted))
     });
     let differs: Vec<_> = differs.collect();
     if differs.is_empty() {
@@ -203,6 +203,23 @@ async fn compare(
         plan.name,
         cure.join(",")
     )))
+}
+
+/// Whether what is set for a topic promises what is wanted. More of it is no reason to keep a node from starting: who raises the
+/// retention of a topic while Postgres is away must not have to change every node's settings first.
+fn is_enough(name: &str, is: &str, wanted: &str) -> bool {
+    let bound = |text: &str| match text.parse::<i64>() {
+        Ok(-1) if name.starts_with("retention.") => Some(i64::MAX),
+        other => other.ok(),
+    };
+    match (name, bound(is), bound(wanted)) {
+        (
+            "retention.ms" | "retention.bytes" | "max.message.bytes" | "min.insync.replicas",
+            Some(is),
+            Some(wanted),
+        ) => is >= wanted,
+        _ => is == wanted,
+    }
 }
 
 /// Partitions, and the copies of the one that has the fewest; waits until the brokers know what the controller made.
@@ -243,6 +260,25 @@ pub(super) fn wrong_count(topic: &str, found: usize, wanted: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_than_what_is_wanted_is_enough_and_less_is_not() {
+        for (name, is, wanted, enough) in [
+            ("retention.ms", "60000", "60000", true),
+            ("retention.ms", "60001", "60000", true),
+            ("retention.ms", "59999", "60000", false),
+            ("retention.ms", "-1", "60000", true),
+            ("retention.bytes", "60000", "-1", false),
+            ("retention.bytes", "-1", "-1", true),
+            ("min.insync.replicas", "1", "2", false),
+            ("min.insync.replicas", "3", "2", true),
+            ("max.message.bytes", "", "2", false),
+            ("unclean.leader.election.enable", "true", "false", false),
+            ("cleanup.policy", "compact", "delete", false),
+        ] {
+            assert_eq!(is_enough(name, is, wanted), enough, "{name} {is} {wanted}");
+        }
+    }
 
     #[test]
     fn the_plan_says_partitions_copies_and_how_long() {

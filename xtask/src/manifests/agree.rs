@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Facts, render::Settings, workload};
+use super::{Facts, network::Pods, render::Settings, workload};
 
 /// Kinds that are there, whatever else is.
 const KINDS: &[&str] = &["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"];
@@ -205,15 +205,9 @@ impl<'a> Look<'a> {
         found.need(keys == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"], || {
             format!("pods are spread over {keys:?}, not over zones and machines")
         });
-        for policy in self.of_kind("NetworkPolicy") {
-            for rule in policy["spec"]["ingress"].as_array().into_iter().flatten() {
-                for port in rule["ports"].as_array().into_iter().flatten() {
-                    found.need(self.port(&port["port"]).is_some(), || {
-                        format!("the NetworkPolicy lets {} in, which is no port", port["port"])
-                    });
-                }
-            }
-        }
+        let port = |name: &Value| self.port(name);
+        let pods = Pods { labels, port: &port, settings: self.settings, is_cluster: self.is_cluster() };
+        self.of_kind("NetworkPolicy").for_each(|policy| found.0.extend(pods.problems(policy)));
         for scaler in self.of_kind("HorizontalPodAutoscaler") {
             let target = &scaler["spec"]["scaleTargetRef"];
             let right = ["apiVersion", "kind"].iter().all(|key| target[key] == self.set[key]);

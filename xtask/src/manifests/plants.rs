@@ -8,6 +8,7 @@ use super::{Facts, agree, workload};
 /// In place of a kind: whatever has the pods.
 const PODS: &str = "pods";
 
+const NET: &str = "NetworkPolicy";
 const POD: &str = "/spec/template/spec";
 const NODE: &str = "/spec/template/spec/containers/0";
 
@@ -57,6 +58,23 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
         ("scaling of nothing", "HorizontalPodAutoscaler", own("/spec/scaleTargetRef/name"), json!("gate")),
         ("a budget for nobody", "PodDisruptionBudget", own("/spec/selector/matchLabels"), json!({})),
         ("no spreading", PODS, pod("/topologySpreadConstraints"), Value::Null),
+        ("peers from anywhere", NET, own("/spec/ingress/1/from"), Value::Null),
+        ("peers of any namespace", NET, own("/spec/ingress/1/from/0/namespaceSelector"), json!({})),
+        (
+            "peers of another kind",
+            NET,
+            own("/spec/ingress/1/from/0/podSelector"),
+            json!({"matchLabels": {"a": "b"}}),
+        ),
+        ("figures for everybody", NET, own("/spec/ingress/2/from"), json!([])),
+        ("every port open", NET, own("/spec/ingress/0/ports"), Value::Null),
+        ("no way in for clients", NET, own("/spec/ingress/0/ports/0/port"), json!("monitor")),
+        ("the way out not kept", NET, own("/spec/policyTypes"), json!(["Ingress"])),
+        ("everything let out", NET, own("/spec/egress/1/ports"), Value::Null),
+        ("peers that can't be called", NET, own("/spec/egress/0/ports/0/port"), json!(7803)),
+        ("strangers called as peers", NET, own("/spec/egress/0/to"), Value::Null),
+        ("no names", NET, own("/spec/egress/1/ports/0/protocol"), json!("TCP")),
+        ("no Kafka", NET, own("/spec/egress/2/ports/0/port"), json!(9093)),
         ("an unknown setting", "ConfigMap", own("/data/tidegate.toml"), json!("[node]\nname = \"n1\"\n")),
     ]
 }

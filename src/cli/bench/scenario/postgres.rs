@@ -13,15 +13,15 @@ use std::{collections::BTreeSet, sync::Arc};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::Ledger,
-    record::{Body, Message, Origin, Position, Record, RuleChange, SenderOrder, body_hash},
+    record::{Body, Message, Origin, Position, Record, SenderOrder, body_hash},
 };
 
 /// Content of a message.
 const SIZE: usize = 100;
 /// Figures between the first message and the last.
 const STEPS: u64 = 10;
-/// Positions that a first attempt is compared with: keys younger than that stay in memory.
-const WINDOW: u64 = 1_000;
+/// Rows back to which the ledger keeps what it has archived.
+const KEEP: u64 = 1_000;
 
 /// What is asked for.
 pub(super) struct Load<'a> {
@@ -74,8 +74,7 @@ async fn measure(load: &Load<'_>) -> Result<Section> {
         eprintln!("{total} messages: {rate:.0}/s");
         section.one(&format!("archived a second, up to {total} messages"), rate, "/s", None);
     }
-    // Each begins with its rules.
-    let last: u64 = owners.iter().map(|owner| owner.ledger.archived_position().offset - 1).sum();
+    let last: u64 = owners.iter().map(|owner| owner.ledger.archived_position().offset).sum();
     ensure!(last == total, "{total} messages were archived, the positions say {last}");
     Ok(section)
 }
@@ -94,13 +93,8 @@ impl Owner {
         let fence = Fence(rand::random());
         let taken = store.take_over(partition, fence, TopicId(1)).await?;
         ensure!(taken.position == Position::START, "the database is not empty: give an empty one with --url");
-        let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
-        // As a cluster has it: first attempts are not looked up. Nothing is to be known of a log that begins.
-        ledger.apply(
-            0,
-            &record(0, Body::Rules(RuleChange { dedup_window: Some(WINDOW), ..RuleChange::default() }))?,
-        )?;
-        ledger.keys_complete_from(0);
+        let ledger = Ledger::resume(taken.position, taken.rules, rand::random());
+        // As a cluster has it: every key is looked up that is not in memory, which is what these all are.
         Ok(Self { store: Arc::clone(store), partition, fence, ledger, random: u64::from(partition) + 1 })
     }
 
@@ -135,7 +129,7 @@ impl Owner {
         let delta = self.ledger.take_delta(to)?;
         self.store.archive(self.partition, self.fence, &delta).await.context("archive")?;
         self.ledger.archived(to)?;
-        self.ledger.evict(to.offset.saturating_sub(WINDOW), 4 * records.len());
+        self.ledger.evict(to.offset.saturating_sub(KEEP), 4 * records.len());
         Ok(())
     }
 
