@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::{Code, machine::drain::Outcome};
 
@@ -23,6 +24,7 @@ mod ports;
 mod settings;
 mod tasks;
 
+pub use self::ids::all as leased_ids;
 use self::{
     lease::Said,
     ports::{Broken, Built},
@@ -293,12 +295,21 @@ impl Node {
         if let Err(error) = fs::remove_file(&self.node_file) {
             tracing::debug!(%error, "the node file was gone already");
         }
-        for (handle, thread) in &self.shards {
+        self.services.block_on(async {
+            let over = async {
+                while !is_over() {
+                    tokio::time::sleep(PARTS_POLL).await;
+                }
+            };
             // A shard that ended by itself has no clients to tell; one that takes no mail is not waited for beyond the time.
-            while !thread.is_finished() && !handle.try_post(Mail::Stop(Code::Draining)) && !is_over() {
-                thread::park_timeout(PARTS_POLL);
+            let told =
+                join_all(self.shards.iter().map(|(handle, _)| handle.post(Mail::Stop(Code::Draining))));
+            tokio::select! {
+                biased;
+                _ = told => {}
+                () = over => tracing::warn!("a shard did not take the order to stop"),
             }
-        }
+        });
         let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
         for thread in threads {
             while !thread.is_finished() && !is_over() {

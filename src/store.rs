@@ -27,7 +27,7 @@ pub use memory::MemoryStore;
 pub use postgres::{Importing, OpenError, PostgresStore};
 
 /// Names one term of one owner: 128 fresh random bits for each take-over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u128);
 
 /// Where a new owner starts: with `Ledger::resume`, after `Position::matches`.

@@ -3,7 +3,7 @@
 //! A word is kept for as long as a client waits. What an earlier owner said, the store still knows by the dedup key.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     hash::BuildHasher as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -150,7 +150,8 @@ pub(super) async fn words(
     asks: &[Ask],
 ) -> Vec<Word> {
     let mut words: Vec<(Word, Option<Fence>)> = answered.recall(from, asks);
-    let mut lost: HashMap<(u32, Fence), Vec<(usize, AskKey)>> = HashMap::new();
+    // In order, so that a simulation runs the same way each time.
+    let mut lost: BTreeMap<(u32, Fence), Vec<(usize, AskKey)>> = BTreeMap::new();
     for (place, ((word, fence), ask)) in words.iter().zip(asks).enumerate() {
         if let (Word::Forgotten, Some(fence), Some(key)) = (word, fence, ask.key) {
             lost.entry((ask.partition, *fence)).or_default().push((place, key));

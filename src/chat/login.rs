@@ -17,7 +17,7 @@ use crate::{
     link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError, Mail, ShardHandles},
     ports::Ports,
-    routes::{NodeBoot, Registration, Route, RoutesError},
+    routes::{NodeBoot, Registration, Route, RoutesError, Token},
     store::{Store, StoreError},
 };
 
@@ -35,8 +35,9 @@ const STOP_AGAIN: Duration = Duration::from_millis(250);
 const STOP_TRIES: u32 = 3;
 const STOP_TRIES_LATER: u32 = 60;
 
-/// How long a registration whose answer was lost may still come to stand.
-const SET_MAX: Duration = Duration::from_secs(5);
+/// How long a registration whose answer was lost may still come to stand once the routes answer again: as long as its connection may take
+/// to send it again.
+const SET_MAX: Duration = Duration::from_secs(15);
 
 /// Between two tries of a store that is away.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -86,7 +87,12 @@ pub async fn login(
 ///
 /// # Errors
 /// [`RoutesError::NotCurrent`] names the newer connection; with any other the route is as it was, or one epoch further on.
-pub async fn renew(ports: Arc<Ports>, route: Route, newest: u64) -> Result<Route, RoutesError> {
+pub async fn renew(
+    ports: Arc<Ports>,
+    route: Route,
+    newest: u64,
+    shards: ShardHandles,
+) -> Result<Route, RoutesError> {
     let wish = Registration {
         user: route.user.clone(),
         device: route.device.clone(),
@@ -98,11 +104,35 @@ pub async fn renew(ports: Arc<Ports>, route: Route, newest: u64) -> Result<Route
         // Lost with everything else, and not put back yet.
         Err(RoutesError::NotCurrent(None)) => {
             ports.routes.reassert(std::slice::from_ref(&route)).await?;
-            ports.routes.register(wish).await?
+            ports.routes.register(wish).await
         }
-        other => other?,
+        other => other,
     };
-    Ok(Route { token: registered.token, ..route })
+    match registered {
+        Ok(registered) => Ok(Route { token: registered.token, ..route }),
+        Err(RoutesError::InDoubt { token, why }) => {
+            let lost = Route { token, ..route };
+            for _ in 0..STOP_TRIES {
+                if let Ok(now) = row_of(&ports, &lost).await {
+                    if now.as_ref() == Some(&lost.token) {
+                        return Ok(lost);
+                    }
+                    break;
+                }
+                time::sleep(STOP_AGAIN).await;
+            }
+            settle(&ports, lost.clone(), shards);
+            Err(RoutesError::InDoubt { why, token: lost.token })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Which connection has the row of that device.
+async fn row_of(ports: &Ports, route: &Route) -> Result<Option<Token>, RoutesError> {
+    let rows = ports.routes.lookup(std::slice::from_ref(&route.user)).await?;
+    let row = rows.into_iter().flatten().find(|(device, _)| *device == route.device);
+    Ok(row.map(|(_, token)| token))
 }
 
 /// Has the session that was replaced stopped on its node, which this one may not have heard of yet. Goes on beside the login
@@ -128,12 +158,11 @@ fn settle(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let ports = Arc::clone(ports);
     runtime.spawn(async move {
-        let (began, mut stopped) = (time::Instant::now(), None);
-        for _ in 0..STOP_TRIES_LATER {
-            let found = ports.routes.lookup(std::slice::from_ref(&lost.user)).await;
-            let now = found.map(|rows| rows.into_iter().flatten().find(|(other, _)| *other == lost.device));
-            match now {
-                Ok(Some((_, token))) if token.epoch >= lost.token.epoch => {
+        // Since there was an answer again: what is stuck on its way stays stuck as long as that.
+        let (mut since, mut stopped) = (None, None);
+        loop {
+            match row_of(&ports, &lost).await {
+                Ok(Some(token)) if token.epoch >= lost.token.epoch => {
                     if stopped.replace(token.epoch) != Some(token.epoch) {
                         stop_older(&ports, &lost, token.epoch, &shards).await;
                     }
@@ -142,13 +171,12 @@ fn settle(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
                         return;
                     }
                 }
-                // An older one has it, or nobody, who puts it back that lost it: this one was never set.
-                Ok(_) if began.elapsed() >= SET_MAX => return,
+                // An older one has it, or nobody, who puts it back that lost it: this one was not set so far.
+                Ok(_) if since.get_or_insert_with(time::Instant::now).elapsed() >= SET_MAX => return,
                 Ok(_) | Err(_) => {}
             }
             time::sleep(STOP_AGAIN).await;
         }
-        tracing::warn!(user = %lost.user, "a route that may stand for nobody could not be looked for");
     });
 }
 
@@ -205,20 +233,20 @@ pub async fn answer_all(
 /// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
 /// looks itself (flaws S1, S2).
 async fn answer(key: ConnKey, route: &Route, ports: &Ports, crowds: &Crowds, mut out: Outbound) {
-    let of_user = ports.routes.lookup(std::slice::from_ref(&route.user)).await;
-    if let Ok(rows) = of_user {
-        match rows.into_iter().flatten().find(|(device, _)| *device == route.device) {
-            Some((_, token)) if token.epoch > route.token.epoch => {
-                return out.replaced(key, route, token.epoch).await;
-            }
-            Some(_) => {}
-            // Taken away while nobody had indexed it yet.
-            None => {
-                if let Err(error) = ports.routes.reassert(std::slice::from_ref(route)).await {
-                    tracing::debug!(%error, "a route that was lost was not put back");
-                }
-            }
+    match row_of(ports, route).await {
+        Ok(Some(token)) if token.epoch > route.token.epoch => {
+            return out.replaced(key, route, token.epoch).await;
         }
+        Ok(Some(_)) | Err(_) => {}
+        // Taken away while nobody had indexed it yet.
+        Ok(None) => match ports.routes.reassert(std::slice::from_ref(route)).await {
+            // A newer one had it, and is gone again.
+            Ok(stands) if stands == [false] => {
+                return out.replaced(key, route, route.token.epoch.saturating_add(1)).await;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "a route that was lost was not put back"),
+        },
     }
     // The session's own deadline ends it, and then nobody waits for this.
     let until = time::Instant::now() + ANSWER_MAX;

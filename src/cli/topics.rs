@@ -8,6 +8,7 @@ use tidegate_protocol::id::check_id;
 use crate::{
     bus::{TopicState, ensure_topics, topic_plans},
     config::Config,
+    node,
 };
 
 /// Arguments of `tidegate topics`.
@@ -28,7 +29,7 @@ struct Ensure {
     /// Configuration file (TOML)
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// A node whose topic is made as well; may be repeated
+    /// A node whose topic is made as well; may be repeated. Those of node.ids, which nodes lease, are made without being named
     #[arg(long = "node", value_name = "ID")]
     nodes: Vec<String>,
     /// Any configuration key, as section.key=value; may be repeated
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     runtime.block_on(ensure(&config, &args.nodes))
 }
 
-/// Makes the topics of the log and of these nodes, and prints a line for each.
+/// Makes the topics of the log, of these nodes and of all ids that nodes may lease, and prints a line for each.
 ///
 /// # Errors
 /// There is no Kafka, its brokers don't answer, or topics are there and promise less.
@@ -58,7 +59,10 @@ pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<
     if config.kafka.brokers.is_empty() {
         bail!("there is no Kafka to make topics on: set node.profile=cluster and kafka.brokers");
     }
-    let plans = topic_plans(&config.kafka, nodes);
+    // Who will have which id is not known before.
+    let leased = node::leased_ids(config)?;
+    let nodes: Vec<String> = nodes.iter().cloned().chain(leased.iter().map(ToString::to_string)).collect();
+    let plans = topic_plans(&config.kafka, &nodes);
     let states = ensure_topics(&config.kafka, &plans).await?;
     let mut differ = 0;
     for ((name, state), plan) in states.iter().zip(&plans) {

@@ -23,6 +23,15 @@ pub(super) struct Claim {
     claimant: u64,
 }
 
+/// The ids of which a node leases one; none where each has a name of its own.
+///
+/// # Errors
+/// `node.id` is no name.
+pub fn all(config: &Config) -> anyhow::Result<Vec<NodeId>> {
+    let ids = (0..config.node.ids).map(|nth| NodeId::new(&format!("{}-{nth}", config.node.id)));
+    Ok(ids.collect::<Result<_, _>>()?)
+}
+
 /// The settings with the id that the node has, and the claim to it where it is leased.
 ///
 /// # Errors
@@ -32,8 +41,7 @@ pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Cl
     if config.node.ids == 0 {
         return Ok((config, None));
     }
-    let ids = (0..config.node.ids).map(|nth| NodeId::new(&format!("{}-{nth}", config.node.id)));
-    let ids: Vec<NodeId> = ids.collect::<Result<_, _>>()?;
+    let ids = all(&config)?;
     let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant: rand::random() };
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,7 +1,7 @@
 -- KEYS 1 seq:{key}: hash of CURR (last number given), LAST (last of the block), TIME (of the last refill, us),
 --      SIZE (of that block), FENCE (epoch of the store), LOCK (token of who refills), UNTIL (when its lock ends, us)
 -- ARGV 1 how many; 2 lock token: 128 random bits of the caller; 3 the epoch the caller knows; 4 lock time, ms;
---      5 the highest number of this key that the caller has seen given
+--      5 the highest number of this key that the caller has seen given; 6 the longest lock time of any caller, ms
 -- Returns {"ok", first, last, fence}; {"missing", 0, 0} and {"exhausted", us since the last refill, its size}: the
 --      caller has the lock now, reserves in the store and calls seq_publish.lua; {"locked", us until the lock ends}.
 -- Numbers of an older epoch, or behind what was seen given, count as missing: S9. A lock has a token of the caller's
@@ -19,7 +19,7 @@ end
 local ends = tonumber(saved[7] or '0')
 -- The caller's own lock is one whose answer was lost. One that ends later than any could is of before the clock was
 -- set back.
-if saved[6] and saved[6] ~= ARGV[2] and now < ends and ends <= now + tonumber(ARGV[4]) * 1000 then
+if saved[6] and saved[6] ~= ARGV[2] and now < ends and ends <= now + tonumber(ARGV[6]) * 1000 then
   return {'locked', ends - now}
 end
 redis.call('HSET', key, 'LOCK', ARGV[2], 'UNTIL', string.format('%.0f', now + tonumber(ARGV[4]) * 1000))

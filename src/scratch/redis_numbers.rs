@@ -16,7 +16,7 @@ use redis::Value;
 
 use super::{
     ScratchError,
-    numbers::{FloorError, Floors, Numbers, Own, Seen},
+    numbers::{Block, FloorError, Floors, Numbers, Own, Seen},
 };
 use crate::{
     config,
@@ -29,6 +29,9 @@ static SEQ_PUBLISH: Script = Script::new(include_str!("../redis/seq_publish.lua"
 /// How long one refill may take before another caller does it: so short that the next call after a holder died has
 /// its numbers within a second.
 const LOCK: Duration = Duration::from_millis(300);
+/// The same where the floors are slow: twice what they took last, up to this. With less than they take each caller would take the
+/// lock from the one before, and nobody's block be published.
+const LOCK_MAX: Duration = Duration::from_millis(900);
 /// How long a caller waits for a lock and tries again before it goes on without numbers.
 const GIVE_UP: Duration = Duration::from_millis(950);
 /// Failures of the server or the floors in one call: one is an old connection, more are a server that is away.
@@ -53,6 +56,8 @@ pub struct RedisNumbers {
     block: u64,
     /// What the floors said; [`UNKNOWN`] before they were asked.
     epoch: AtomicU64,
+    /// How long the floors took for the last block, in us.
+    reserved_us: AtomicU64,
     /// Redis may have been rolled back, and the floors could not be told yet: what it has left is not taken (S9).
     doubtful: AtomicBool,
     seen: Mutex<Seen>,
@@ -84,7 +89,16 @@ impl RedisNumbers {
     pub(crate) fn over(client: Arc<Client>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
         let (seen, own) = (Mutex::new(Seen::new(SEEN_MAX)), Mutex::new(Own::new(OWN_MAX)));
         let (epoch, doubtful) = (AtomicU64::new(UNKNOWN), AtomicBool::new(false));
-        Self { client, floors, block: block.get(), epoch, doubtful, seen, own }
+        Self {
+            client,
+            floors,
+            block: block.get(),
+            epoch,
+            reserved_us: AtomicU64::new(0),
+            doubtful,
+            seen,
+            own,
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -121,8 +135,9 @@ impl RedisNumbers {
             .arg(count)
             .arg(lock)
             .arg(epoch)
-            .arg(LOCK.as_millis())
-            .arg(self.seen().get(key));
+            .arg(self.lock_time().as_millis())
+            .arg(self.seen().get(key))
+            .arg(LOCK_MAX.as_millis());
         let (state, numbers) = words(&self.client.one(call).await?)?;
         match (state.as_str(), numbers.as_slice()) {
             ("ok", [first, last, epoch]) => Ok(Malloc::Ok(*first..=*last, *epoch)),
@@ -131,6 +146,18 @@ impl RedisNumbers {
             ("locked", [left]) => Ok(Malloc::Locked(Duration::from_micros(*left))),
             _ => Err(ScratchError::Unknown(format!("seq_malloc.lua said {state:?}"))),
         }
+    }
+
+    fn lock_time(&self) -> Duration {
+        (Duration::from_micros(self.reserved_us.load(Ordering::Relaxed)) * 2).clamp(LOCK, LOCK_MAX)
+    }
+
+    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, ScratchError> {
+        let begun = Instant::now();
+        let block = self.floors.reserve(key, size).await.map_err(away);
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.reserved_us.store(took.min(1_000_000), Ordering::Relaxed);
+        block
     }
 
     fn next_size(&self, lasted_us: u64, size: u64) -> u64 {
@@ -154,7 +181,7 @@ impl RedisNumbers {
         size: u64,
     ) -> Result<Option<RangeInclusive<u64>>, ScratchError> {
         let size = NonZeroU64::new(size.max(count)).unwrap_or(NonZeroU64::MIN);
-        let block = self.floors.reserve(key, size).await.map_err(away)?;
+        let block = self.reserve(key, size).await?;
         self.learn(block.epoch);
         let call = Call::script(&SEQ_PUBLISH, [self.key(key)])
             .arg(lock)
@@ -200,7 +227,7 @@ impl RedisNumbers {
             return Ok(numbers);
         }
         let size = NonZeroU64::new(self.block.max(count.get())).unwrap_or(NonZeroU64::MIN);
-        let block = self.floors.reserve(key, size).await.map_err(away)?;
+        let block = self.reserve(key, size).await?;
         self.learn(block.epoch);
         self.seen().raise(key, *block.numbers.end());
         let last = block.numbers.start() + (count.get() - 1);

@@ -31,7 +31,8 @@ impl Shard {
         }
         let (key, route) = (conn.key, who.route.clone());
         tracing::info!(user = %route.user, newest = it.newest, "the ledger has seen a newer epoch of a device");
-        let work = login::renew(Arc::clone(&self.context.ports), route, it.newest);
+        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
+        let work = login::renew(ports, route, it.newest, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {

@@ -28,7 +28,7 @@ fn live(cluster: &Cluster, nth: usize) -> Vec<String> {
 
 #[test]
 fn two_nodes_lease_ids_and_that_of_a_dead_one_is_leased_again_when_its_lease_is_over() {
-    let mut cluster = Cluster::prepare(4, &["node.ids=3"]);
+    let mut cluster = Cluster::prepare(4, &["node.ids=3", "node.id=pod"]);
     (0..4).for_each(|nth| cluster.set_for(nth, &["node.id=pod"]));
     cluster.restart(0);
     assert_eq!(id(&cluster, 0), "pod-0");

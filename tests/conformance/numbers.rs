@@ -31,11 +31,15 @@ struct Counting {
     open: Semaphore,
     /// They can't be raised.
     stuck: AtomicBool,
+    /// How long a reservation takes, in ms.
+    slow_ms: AtomicU64,
 }
 
 #[async_trait]
 impl Floors for Counting {
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
+        let takes = Duration::from_millis(self.slow_ms.load(Ordering::SeqCst));
+        tokio::time::timeout(takes, std::future::pending::<()>()).await.ok();
         let block = self.floors.reserve(key, size).await;
         let held = self.hold.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         self.reserved.fetch_add(1, Ordering::SeqCst);
@@ -77,7 +81,8 @@ async fn on_postgres() -> World {
 impl World {
     fn new(version: Version, floors: Arc<dyn Floors>, database: Option<Database>) -> Self {
         let (reserved, hold, open) = (AtomicU64::new(0), AtomicU64::new(0), Semaphore::new(0));
-        let floors = Arc::new(Counting { floors, reserved, hold, open, stuck: AtomicBool::new(false) });
+        let (stuck, slow_ms) = (AtomicBool::new(false), AtomicU64::new(0));
+        let floors = Arc::new(Counting { floors, reserved, hold, open, stuck, slow_ms });
         Self { server: Server::start(version), floors, given: Mutex::default(), _database: database }
     }
 
@@ -132,6 +137,7 @@ suite! {
         s11_blocks_of_before_a_change_are_thrown_away
         s12_numbers_rise_while_locks_are_taken
         a_server_that_is_away_costs_holes_and_numbers_go_on
+        s7_floors_slower_than_the_lock_are_waited_for_and_not_asked_by_everybody
     }
 }
 
@@ -365,6 +371,23 @@ async fn a_server_that_is_away_costs_holes_and_numbers_go_on(world: &World) {
             last[of] = now;
         }
     }
+}
+
+async fn s7_floors_slower_than_the_lock_are_waited_for_and_not_asked_by_everybody(world: &World) {
+    let nodes = [world.node(), world.node(), world.node()];
+    // More than a lock lasts at first.
+    world.floors.slow_ms.store(400, Ordering::SeqCst);
+    // The first time nobody knows that.
+    futures_util::future::join_all(nodes.iter().map(|node| world.take(node, 1))).await;
+    let reserved = || world.floors.reserved.load(Ordering::SeqCst);
+    let before = reserved();
+    for _ in 0..2 {
+        // Nothing is left of a block for whoever comes next.
+        let all = (0..12).map(|nth| world.take(&nodes[nth % 3], 100));
+        futures_util::future::join_all(all).await;
+    }
+    let asked = reserved() - before;
+    assert!(asked <= 30, "{asked} reservations for 24 ranges as large as a block");
 }
 
 async fn eventually(what: &str, mut look: impl FnMut() -> bool) {

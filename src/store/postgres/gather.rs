@@ -14,6 +14,10 @@ use crate::store::{Personal, StoreError};
 /// Changes of one transaction, unless one caller has more.
 const BATCH: usize = 500;
 
+/// Of a transaction that failed, callers whose changes are tried alone and fail again before the others are not tried: for a server
+/// that hangs each takes its time.
+const TRIES_ALONE: usize = 2;
+
 pub(super) type Change = (UserId, ConversationId, Personal);
 
 /// Who waits for a transaction to take what they changed.
@@ -56,13 +60,19 @@ impl Gather {
 }
 
 /// Whoever waits hears when the flight ends before its time, with its runtime.
-struct Flight<'a>(&'a Gather);
+struct Flight {
+    core: Arc<Core>,
+    /// It ended in order: nobody waits, or somebody else flies by now.
+    over: bool,
+}
 
-impl Drop for Flight<'_> {
+impl Drop for Flight {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.flying = false;
-        state.waiting.clear();
+        if !self.over {
+            let mut state = self.core.marks.lock();
+            state.flying = false;
+            state.waiting.clear();
+        }
     }
 }
 
@@ -75,33 +85,38 @@ pub(super) async fn save(core: &Arc<Core>, changes: &[Change]) -> Result<(), Sto
         !std::mem::replace(&mut state.flying, true)
     };
     if begins {
-        let core = Arc::clone(core);
-        tokio::spawn(async move { fly(&core).await });
+        tokio::spawn(fly(Flight { core: Arc::clone(core), over: false }));
     }
     done.await.unwrap_or_else(|_| Err(StoreError::Unknown("the store was closed meanwhile".to_owned())))
 }
 
-async fn fly(core: &Core) {
-    let flight = Flight(&core.marks);
+async fn fly(mut flight: Flight) {
+    let core = Arc::clone(&flight.core);
     while let Some(jobs) = core.marks.next() {
         let all: Vec<Change> = jobs.iter().flat_map(|job| job.changes.iter().cloned()).collect();
-        let done = write(core, &all).await;
-        let is_of_one = matches!(
-            done,
-            Err(ref error) if !matches!(
-                error,
-                StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_)
-            )
-        );
+        let done = write(&core, &all).await;
+        // A row that makes no sense, or that somebody holds, is the trouble of whoever asked for it; a server that is away is
+        // that of all, and is not asked for each.
+        let mut away = match &done {
+            Ok(()) => TRIES_ALONE,
+            Err(StoreError::NoConnection(_) | StoreError::Unknown(_)) => TRIES_ALONE,
+            Err(_) if jobs.len() == 1 => TRIES_ALONE,
+            Err(_) => 0,
+        };
         for job in jobs {
-            // A row that makes no sense is the trouble of whoever asked for it.
-            let done = if is_of_one { write(core, &job.changes).await } else { done.clone() };
+            let mut done = done.clone();
+            if away < TRIES_ALONE {
+                done = write(&core, &job.changes).await;
+                away += usize::from(matches!(
+                    done,
+                    Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
+                ));
+            }
             // Who asked may have gone.
             job.reply.send(done).ok();
         }
     }
-    // It was ended in order: somebody else may fly by now.
-    std::mem::forget(flight);
+    flight.over = true;
 }
 
 async fn write(core: &Core, changes: &[Change]) -> Result<(), StoreError> {

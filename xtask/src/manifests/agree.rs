@@ -32,6 +32,7 @@ pub(super) fn problems(documents: &[Value], facts: &Facts) -> Vec<String> {
     let scaled = look.of_kind("HorizontalPodAutoscaler").next().is_some();
     found.need(scaled == look.is_cluster(), || "nodes of a cluster are scaled, and no others".into());
     look.names(&mut found);
+    look.topics(&mut found);
     look.ports(&mut found);
     look.services(&mut found);
     look.selectors(&mut found);
@@ -122,6 +123,16 @@ impl<'a> Look<'a> {
                 format!("{ids} ids (node.ids) for up to {pods} pods and {surge} more in a rollout")
             });
         }
+    }
+
+    /// Somebody makes the topics before the node starts, which makes none: those of all ids that are leased, by the settings, or that
+    /// of the pod.
+    fn topics(&self, found: &mut Found) {
+        let ensure = ["topics", "ensure", "--node", "$(TIDEGATE__NODE__ID)"];
+        let ensure = if self.is_deployment() { &ensure[..2] } else { &ensure[..] };
+        let mut before = self.spec["initContainers"].as_array().into_iter().flatten();
+        let made = before.any(|container| container["args"] == serde_json::json!(ensure));
+        found.need(made || !self.is_cluster(), || format!("no init container runs {ensure:?}"));
     }
 
     fn is_deployment(&self) -> bool {

@@ -89,7 +89,12 @@ impl Pods<'_> {
             found.push(format!("the NetworkPolicy keeps a node from (port, udp) {missing:?}"));
         }
         let more: Vec<_> = let_out.difference(&wanted).collect();
-        if self.is_cluster && !more.is_empty() {
+        // Sentinels name the master, which has a port of its own.
+        let named = self.settings.value("redis.mode").as_deref() != Some("sentinel");
+        if !named && more.is_empty() {
+            found.push("the NetworkPolicy lets a node out to the sentinels, and to no master".to_owned());
+        }
+        if named && self.is_cluster && !more.is_empty() {
             found
                 .push(format!("the NetworkPolicy lets a node out at (port, udp) {more:?}, where nothing is"));
         }
@@ -126,7 +131,8 @@ fn is_open(rule: &Value, side: &str) -> bool {
         || named.any(|peer| {
             let selectors = [&peer["podSelector"], &peer["namespaceSelector"]];
             let is_empty = |it: &Value| it.as_object().is_some_and(serde_json::Map::is_empty);
-            selectors.into_iter().any(is_empty) || peer["ipBlock"]["cidr"] == "0.0.0.0/0"
+            selectors.into_iter().any(is_empty)
+                || ["0.0.0.0/0", "::/0"].iter().any(|all| peer["ipBlock"]["cidr"] == *all)
         })
 }
 

@@ -75,6 +75,8 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
         ("strangers called as peers", NET, own("/spec/egress/0/to"), Value::Null),
         ("no names", NET, own("/spec/egress/1/ports/0/protocol"), json!("TCP")),
         ("no Kafka", NET, own("/spec/egress/2/ports/0/port"), json!(9093)),
+        ("no topics", PODS, pod("/initContainers/0/args"), json!(["topics"])),
+        ("no topic for a pod", "StatefulSet", pod("/initContainers/0/args"), json!(["topics", "ensure"])),
         ("an unknown setting", "ConfigMap", own("/data/tidegate.toml"), json!("[node]\nname = \"n1\"\n")),
     ]
 }
