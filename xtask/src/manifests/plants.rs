@@ -3,7 +3,7 @@
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::{Facts, agree, workload};
+use super::{Facts, agree, render::Settings, workload};
 
 /// In place of a kind: whatever has the pods.
 const PODS: &str = "pods";
@@ -88,8 +88,15 @@ pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<us
         let kind = if kind == PODS { pods } else { kind };
         (what, kind, path, value)
     });
-    // Only a Deployment leases ids.
-    let fits = |what: &str| what != "more pods than ids" || pods == "Deployment";
+    let profile = Settings::of(documents)?.value("node.profile");
+    // Only a Deployment leases ids, and only nodes of a cluster call somebody and have topics.
+    let fits = |what: &str| match what {
+        "more pods than ids" => pods == "Deployment",
+        "peers that can't be called" | "no Kafka" | "no topics" | "no topic for a pod" => {
+            profile.as_deref() == Some("cluster")
+        }
+        _ => true,
+    };
     let there = |kind: &str| documents.iter().any(|it| it["kind"] == kind);
     let plants: Vec<_> = plants.filter(|(what, kind, ..)| there(kind) && fits(what)).collect();
     for (what, kind, path, value) in &plants {
