@@ -173,7 +173,8 @@ fn settle(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
                 }
                 // An older one has it, or nobody, who puts it back that lost it: this one was not set so far.
                 Ok(_) if since.get_or_insert_with(time::Instant::now).elapsed() >= SET_MAX => return,
-                Ok(_) | Err(_) => {}
+                Ok(_) => {}
+                Err(_) => since = None,
             }
             time::sleep(STOP_AGAIN).await;
         }

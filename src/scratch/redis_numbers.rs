@@ -29,7 +29,7 @@ static SEQ_PUBLISH: Script = Script::new(include_str!("../redis/seq_publish.lua"
 /// How long one refill may take before another caller does it: so short that the next call after a holder died has
 /// its numbers within a second.
 const LOCK: Duration = Duration::from_millis(300);
-/// The same where the floors are slow: twice what they took last, up to this. With less than they take each caller would take the
+/// The same where the floors are slow, and then the next call takes as much longer: twice what they took last, up to this. With less than they take each caller would take the
 /// lock from the one before, and nobody's block be published.
 const LOCK_MAX: Duration = Duration::from_millis(900);
 /// How long a caller waits for a lock and tries again before it goes on without numbers.

@@ -85,8 +85,15 @@ impl Source {
             None => Manager::from_config(self.config.clone(), NoTls, fast),
         };
         let wait = Some(settings.connect());
-        let durable = Hook::async_fn(|client, _| {
-            Box::pin(async move { client.batch_execute(DURABLE).await.map_err(HookError::Backend) })
+        let within = settings.connect();
+        let durable = Hook::async_fn(move |client, _| {
+            Box::pin(async move {
+                // The pool bounds what it does itself, and not this.
+                let asked = tokio::time::timeout(within, client.batch_execute(DURABLE)).await;
+                let asked =
+                    asked.map_err(|_| HookError::message("a new connection did not answer in time"))?;
+                asked.map_err(HookError::Backend)
+            })
         });
         let pool = Pool::builder(manager)
             .config(PoolConfig {

@@ -46,6 +46,8 @@ impl Gather {
     /// The next for one transaction; none ends the flight.
     fn next(&self) -> Option<Vec<Job>> {
         let mut state = self.lock();
+        // Who waited too long was told so, and nobody waits behind what nobody waits for.
+        state.waiting.retain(|job| !job.reply.is_closed());
         let mut count = 0;
         let mut fits = |job: &Job| {
             count += job.changes.len();
@@ -76,7 +78,7 @@ impl Drop for Flight {
     }
 }
 
-/// Saves them with those of others; the caller may go away, and they are saved all the same.
+/// Saves them with those of others. A caller may go away: what had its turn by then is saved all the same.
 pub(super) async fn save(core: &Arc<Core>, changes: &[Change]) -> Result<(), StoreError> {
     let (reply, done) = oneshot::channel();
     let begins = {
