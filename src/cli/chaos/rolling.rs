@@ -125,7 +125,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     }
     until("the clients log in", || shared.online() == clients).await?;
     println!(
-        "{clients} clients logged in within {:.1} s, a tenth of them deaf; {rate} messages a second",
+        "seed {seed}: {clients} clients logged in within {:.1} s, a tenth of them deaf; {rate} messages a second",
         began.elapsed().as_secs_f64()
     );
     let spread = Spread::of(&cluster, clients).await?;
