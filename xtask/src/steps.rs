@@ -42,7 +42,11 @@ const STEPS: &[(&str, &str, Run)] = &[
         "the same for three nodes, and for the Kafka, Redis and Postgres below them",
         chaos::cluster_short,
     ),
-    ("rolling", "three nodes restart one after the other under 1,500 clients", chaos::rolling_short),
+    (
+        "rolling",
+        "three nodes restart one after the other under 1,500 clients, one of them while something breaks",
+        chaos::rolling_short,
+    ),
     ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 
