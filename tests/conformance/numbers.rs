@@ -107,6 +107,19 @@ impl World {
         *range.end()
     }
 
+    /// Gives numbers to the node, and restarts the server from a dump of before the last of them.
+    async fn roll_back(&self, node: &RedisNumbers) {
+        for _ in 0..15 {
+            self.take(node, 10).await;
+        }
+        let _: String = self.server.ask(&["SAVE"]);
+        for _ in 0..60 {
+            self.take(node, 3).await;
+        }
+        self.server.kill();
+        assert!(self.server.run());
+    }
+
     /// How often a number comes again before anybody has seen that the server was rolled back.
     async fn repeated(&self, node: &RedisNumbers, takes: u64) -> u64 {
         let mut repeated = 0;
@@ -216,15 +229,7 @@ async fn s9_an_emptied_server_costs_a_hole(world: &World) {
 
 async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &World) {
     let (node, other) = (world.node(), world.node());
-    for _ in 0..15 {
-        world.take(&node, 10).await;
-    }
-    let _: String = world.server.ask(&["SAVE"]);
-    for _ in 0..60 {
-        world.take(&node, 3).await;
-    }
-    world.server.kill();
-    assert!(world.server.run());
+    world.roll_back(&node).await;
     // Who knows nothing of this key takes what was given before: a store finds it by its unique key.
     assert!(world.repeated(&other, 5).await > 0, "or this test shows nothing");
     // Who has seen its numbers does not take older ones, even before the beat.
@@ -240,15 +245,7 @@ async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &W
 
 async fn s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_raised(world: &World) {
     let (node, other) = (world.node(), world.node());
-    for _ in 0..15 {
-        world.take(&node, 10).await;
-    }
-    let _: String = world.server.ask(&["SAVE"]);
-    for _ in 0..60 {
-        world.take(&node, 3).await;
-    }
-    world.server.kill();
-    assert!(world.server.run());
+    world.roll_back(&node).await;
     assert!(world.repeated(&other, 1).await > 0, "or this test shows nothing");
     world.floors.stuck.store(true, Ordering::SeqCst);
     other.changed().await.unwrap_err();
