@@ -28,7 +28,13 @@ use tidegate_protocol::{
 };
 
 pub use self::{connect::OpenError, import::Importing};
-use self::{connect::Source, gather::Gather, session::Session, trouble::Trouble, weeks::Weeks};
+use self::{
+    connect::Source,
+    gather::{Conversations, Gather, Save, Wishes, send},
+    session::Session,
+    trouble::Trouble,
+    weeks::Weeks,
+};
 use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
 };
@@ -59,7 +65,9 @@ struct Core {
     /// For one turn to the server.
     wait: Duration,
     weeks: Weeks,
-    marks: Gather,
+    saves: Gather<Save>,
+    conversations: Gather<Conversations>,
+    wishes: Gather<Wishes>,
     /// One drop of old weeks at a time.
     dropping: tokio::sync::Mutex<()>,
 }
@@ -93,7 +101,9 @@ impl PostgresStore {
             readers: source.pool(config, (config.pool_max / 2).max(1))?,
             wait: config.statement() + NETWORK,
             weeks: Weeks::default(),
-            marks: Gather::default(),
+            saves: Gather::default(),
+            conversations: Gather::default(),
+            wishes: Gather::default(),
             dropping: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
@@ -219,11 +229,8 @@ impl Store for PostgresStore {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
-        let core = &*self.core;
-        core.run(
-            move || async move { readers::memberships(&mut core.readers().await?, user, after, limit).await },
-        )
-        .await
+        let page = Conversations { user: user.clone(), after: after.cloned(), limit };
+        send(&self.core, page).await
     }
 
     async fn members(
@@ -253,12 +260,17 @@ impl Store for PostgresStore {
         if changes.is_empty() {
             return Ok(());
         }
-        gather::save(&self.core, changes).await
+        send(&self.core, Save(changes.to_vec())).await
     }
 
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let before = send(&self.core, Wishes(user.clone())).await?;
+        // Most logins wish nothing new: they only read.
+        if now.over(before) == before {
+            return Ok(before);
+        }
         let core = &*self.core;
-        core.run(move || async move { marks::wishes(&mut core.readers().await?, user, now).await }).await
+        core.run(move || async move { marks::wish(&mut core.readers().await?, user, now).await }).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

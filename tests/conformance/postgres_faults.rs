@@ -72,7 +72,7 @@ async fn archive(store: &Arc<dyn Store>, fence: Fence, delta: &Delta) -> Result<
 /// How many sessions of this database stand in a transaction and are told nothing.
 async fn idle_in_transaction(database: &Database) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%UPDATE partitions%'";
+        WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%n.seq <= h.last_seq%'";
     database.number(sql).await
 }
 

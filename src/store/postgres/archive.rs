@@ -3,7 +3,7 @@
 //! Values go as arrays and not by COPY: an owner that stops within a COPY is not idle for the server, which would wait
 //! for it with the partition's row locked (S10). Each statement here is one message.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tidegate_protocol::{
     Code,
@@ -11,6 +11,7 @@ use tidegate_protocol::{
     machine::ledger::{Delta, Key, Member, Recalled, Row},
     record::{Body, Hash16},
 };
+use tokio_postgres::Row as PgRow;
 use uuid::Uuid;
 
 use super::{
@@ -212,6 +213,12 @@ impl<'a> People<'a> {
         people
     }
 
+    /// No head has to be counted anew beside those that are put.
+    fn are_counted(&self) -> bool {
+        let heads: HashSet<&str> = self.head.iter().copied().collect();
+        self.conversation.iter().all(|id| heads.contains(id))
+    }
+
     fn put<'b>(&'b self, partition: &'b i32) -> Call<'b> {
         let Self { conversation, user, role, muted, numbers, head, head_numbers, settings } = self;
         let [joined, left, sent, joined_messages, left_messages, stays] = numbers;
@@ -294,14 +301,17 @@ fn push_ids<'a, const N: usize>(columns: &mut [Vec<&'a str>; N], ids: [&'a str; 
     }
 }
 
-/// Writes all of the delta but the position, in the transaction of the session.
+/// Up to so many rows of any table the end of the transaction is sent with them: of a large one that fails it must be known that it was too large,
+/// and not whether it happened.
+const SMALL: usize = 256;
+
+/// Writes all of the delta but the position, in the transaction of the session, and ends that.
 pub(super) async fn write(
     session: &mut Session,
     partition: i32,
     week: i32,
     delta: &Delta,
 ) -> Result<(), Trouble> {
-    refuse_taken(session, delta).await?;
     let (rows, people, others) = (Rows::new(delta)?, People::new(delta), Others::new(delta));
     let keys = Keys::new(&delta.keys);
     let pruned: Vec<_> = delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))).collect();
@@ -318,40 +328,65 @@ pub(super) async fn write(
         calls.push(call(KEYS, &[&partition, &week, hash, body_hash, seq, time, offset, refused]));
     }
     calls.push(people.put(&partition));
+    let size = rows.seq.len() + keys.hash.len() + people.conversation.len() + people.head.len();
+    if size <= SMALL && people.are_counted() && Session::fit(&calls) {
+        return session.finish(&calls).await;
+    }
     let answers = session.go_on(&calls).await?;
     for row in answers.last().into_iter().flatten() {
         let mut reader = Reader::new(row);
         let (conversation, change) = (reader.get::<&str>()?, reader.get::<i64>()?);
         session.go_on(&[call(COUNT, &[&conversation, &change])]).await?;
     }
-    Ok(())
+    session.commit().await
 }
 
-/// Rows have the seqs 1, 2, 3, …: within the delta they rise, and the first of a conversation is above its end.
-async fn refuse_taken(session: &mut Session, delta: &Delta) -> Result<(), Trouble> {
-    let mut ends: HashMap<&ConversationId, u64> = HashMap::new();
-    let (mut first, mut falls) = (Vec::new(), None);
-    for (place, row) in delta.rows.iter().enumerate() {
-        let Some(id) = row.body.conversation() else { continue };
-        match ends.insert(id, row.seq) {
-            None => first.push((place, id, row.seq)),
-            Some(end) if row.seq <= end => {
-                falls = Some((place, id, row.seq));
-                break;
+/// The first row of each conversation, which has to be above its end: rows have the seqs 1, 2, 3, …, so within a delta they rise.
+#[derive(Default)]
+pub(super) struct Firsts<'a> {
+    rows: Vec<(usize, &'a ConversationId, u64)>,
+    ids: Vec<&'a str>,
+    seqs: Vec<i64>,
+    /// One that is not above the row before it.
+    falls: Option<(usize, &'a ConversationId, u64)>,
+}
+
+impl<'a> Firsts<'a> {
+    pub(super) fn new(delta: &'a Delta) -> Self {
+        let (mut ends, mut firsts) = (HashMap::<&ConversationId, u64>::new(), Self::default());
+        for (place, row) in delta.rows.iter().enumerate() {
+            let Some(id) = row.body.conversation() else { continue };
+            match ends.insert(id, row.seq) {
+                None => {
+                    firsts.rows.push((place, id, row.seq));
+                    firsts.ids.push(id.as_str());
+                    firsts.seqs.push(codec::bound(row.seq));
+                }
+                Some(end) if row.seq <= end => {
+                    firsts.falls = Some((place, id, row.seq));
+                    break;
+                }
+                Some(_) => {}
             }
-            Some(_) => {}
         }
+        firsts
     }
-    let ids: Vec<_> = first.iter().map(|(_, id, _)| id.as_str()).collect();
-    let seqs: Vec<_> = first.iter().map(|(_, _, seq)| codec::bound(*seq)).collect();
-    let found = session.go_on(&[call(TAKEN, &[&ids, &seqs])]).await?;
-    let taken = match found.first().and_then(|rows| rows.first()) {
-        Some(row) => first.get(Reader::new(row).place()?).copied(),
-        None => None,
-    };
-    match taken.into_iter().chain(falls).min_by_key(|(place, ..)| *place) {
-        Some((_, id, seq)) => Err(StoreError::Conflict(id.clone(), seq).into()),
-        None => Ok(()),
+
+    /// Asks for the first that is taken, once the partition is locked.
+    pub(super) fn ask(&self) -> Call<'_> {
+        call(TAKEN, &[&self.ids, &self.seqs])
+    }
+
+    /// Refuses the first row that is there already, by what the server says.
+    pub(super) fn refuse(&self, found: &[PgRow]) -> Result<(), Trouble> {
+        let taken = match found.first() {
+            Some(row) => self.rows.get(Reader::new(row).place()?).copied(),
+            None => None,
+        };
+        match taken.into_iter().chain(self.falls).min_by_key(|(place, ..)| *place) {
+            Some((_, id, seq)) => Err(StoreError::Conflict(id.clone(), seq).into()),
+            None => Ok(()),
+        }
     }
 }
 

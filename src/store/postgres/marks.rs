@@ -9,6 +9,7 @@ use tidegate_protocol::{
 
 use super::{
     codec::{self, Reader, big},
+    gather::Wishes,
     session::{Session, call},
     trouble::{Trouble, damaged},
 };
@@ -36,7 +37,11 @@ INSERT INTO marks SELECT * FROM unnest(
     cleared_messages = EXCLUDED.cleared_messages, cleared_own = EXCLUDED.cleared_own, hidden = EXCLUDED.hidden";
 
 const WISHES: &str = "
-SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search FROM wishes WHERE user_id = $1";
+SELECT n.place, w.* FROM unnest($1::text[]) WITH ORDINALITY AS n(user_id, place)
+CROSS JOIN LATERAL (
+    SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search
+    FROM wishes w WHERE w.user_id = n.user_id LIMIT 1
+) w";
 
 const NEW_WISHES: &str = "INSERT INTO wishes (user_id) VALUES ($1) ON CONFLICT DO NOTHING";
 
@@ -46,6 +51,9 @@ SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search FROM w
 const PUT_WISHES: &str = "
 UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7
 WHERE user_id = $1";
+
+/// What a user marks.
+pub(super) type Change = (UserId, ConversationId, Personal);
 
 /// Columns of marks.
 #[derive(Default)]
@@ -69,10 +77,7 @@ impl<'a> Marks<'a> {
     }
 }
 
-pub(super) async fn save_marks(
-    session: &mut Session,
-    changes: &[(UserId, ConversationId, Personal)],
-) -> Result<(), Trouble> {
+pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Result<(), Trouble> {
     let mut of_pair: BTreeMap<(&str, &str), Vec<&Personal>> = BTreeMap::new();
     for (user, conversation, change) in changes {
         of_pair.entry((user.as_str(), conversation.as_str())).or_default().push(change);
@@ -100,24 +105,31 @@ pub(super) async fn save_marks(
     }
     if !marks.user.is_empty() {
         let Marks { user, conversation, numbers: [a, b, c, d, e, f], hidden } = &marks;
-        session.go_on(&[call(PUT_MARKS, &[user, conversation, a, b, c, d, e, f, hidden])]).await?;
+        let put = call(PUT_MARKS, &[user, conversation, a, b, c, d, e, f, hidden]);
+        return session.finish(&[put]).await;
     }
     session.commit().await
 }
 
-/// Most logins wish nothing new: they only read.
-pub(super) async fn wishes(
+/// What each of them wished before, in order.
+pub(super) async fn wishes(session: &mut Session, of: &[&Wishes]) -> Result<Vec<UserSettings>, Trouble> {
+    let users: Vec<&str> = of.iter().map(|it| it.0.as_str()).collect();
+    let mut all = vec![UserSettings::default(); of.len()];
+    for row in session.read(&[call(WISHES, &[&users])]).await?.iter().flatten() {
+        let mut reader = Reader::new(row);
+        let place = reader.place()?;
+        *all.get_mut(place).ok_or_else(damaged)? = reader.wishes()?;
+    }
+    Ok(all)
+}
+
+/// Puts what a user wishes now over what it wished before; all of it.
+pub(super) async fn wish(
     session: &mut Session,
     user: &UserId,
     now: UserSettings,
 ) -> Result<UserSettings, Trouble> {
     let id = user.as_str();
-    let found = session.read(&[call(WISHES, &[&id])]).await?;
-    let before = found.iter().flatten().next().map(|row| Reader::new(row).wishes()).transpose()?;
-    let before = before.unwrap_or_default();
-    if now.over(before) == before {
-        return Ok(before);
-    }
     let found = session.begin(BEGIN, &[call(NEW_WISHES, &[&id]), call(LOCKED_WISHES, &[&id])]).await?;
     let row = found.last().and_then(|rows| rows.first());
     let row = row.ok_or_else(|| Trouble::Again("a wish was taken away meanwhile".to_owned()))?;
@@ -127,7 +139,6 @@ pub(super) async fn wishes(
     let (unread, retention) = (wishes.unread.map(Unread::word), wishes.retention.map(Retention::word));
     let search = wishes.search.map(Search::word);
     let put = call(PUT_WISHES, &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search]);
-    session.go_on(&[put]).await?;
-    session.commit().await?;
+    session.finish(&[put]).await?;
     Ok(wishes)
 }

@@ -7,7 +7,7 @@ use tidegate_protocol::{
 use tokio_postgres::Row;
 
 use super::{
-    archive,
+    archive::{self, Firsts},
     codec::{Reader, big, bound, fence as stored, hash, limit, topic as named},
     session::{Call, Session, call},
     trouble::{Trouble, damaged},
@@ -128,7 +128,7 @@ pub(super) async fn take_over(
     Err(StoreError::LogReplaced(Reader::new(row).topic()?).into())
 }
 
-/// Moves the position first, which locks out everybody else, then writes the rest.
+/// Moves the position first, which locks out everybody else, then writes the rest: two turns to the server, a third for what is large.
 pub(super) async fn archive(
     session: &mut Session,
     weeks: &Weeks,
@@ -143,8 +143,10 @@ pub(super) async fn archive(
     let keys_from = big(rules.keys_from);
     let mut put = call(MOVE, &[&partition, &mine, &from_offset, &from_hash, &to_offset, &to_hash]);
     put.add(&[&version, &window, &keys_from]);
-    let moved = session.begin("BEGIN", &[put]).await?;
-    let Some(row) = moved.first().and_then(|rows| rows.first()) else {
+    let firsts = Firsts::new(delta);
+    let found = session.begin("BEGIN", &[put, firsts.ask()]).await?;
+    let [moved, taken] = &found[..] else { return Err(damaged()) };
+    let Some(row) = moved.first() else {
         let found = session.go_on(&[call(STANDS, &[&partition])]).await?;
         session.roll_back().await;
         return why_not(found.first().and_then(|rows| rows.first()), fence, delta);
@@ -155,8 +157,8 @@ pub(super) async fn archive(
         weeks.make(session, week).await?;
         return Err(Trouble::Again("a new week begins".to_owned()));
     }
-    archive::write(session, partition, week, delta).await?;
-    session.commit().await
+    firsts.refuse(taken)?;
+    archive::write(session, partition, week, delta).await
 }
 
 /// The partition is not where the delta begins: somebody else's, archived already, or put back.

@@ -7,8 +7,9 @@ use tidegate_protocol::{
 
 use super::{
     codec::{Reader, bound, limit},
+    gather::Conversations,
     session::{Session, call},
-    trouble::Trouble,
+    trouble::{Trouble, damaged},
 };
 use crate::store::{Direction, Membership, Page, PageQuery, Summary};
 
@@ -25,8 +26,11 @@ macro_rules! standing {
     };
 }
 
+/// Pages of many users.
 const MEMBERSHIPS: &str = concat!(
-    "SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
+    "SELECT n.place, p.* FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS n(user_id, after, most, place)
+    CROSS JOIN LATERAL (
+    SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
     standing!(),
     " FROM memberships u
     CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
@@ -36,7 +40,8 @@ const MEMBERSHIPS: &str = concat!(
     LEFT JOIN LATERAL (
         SELECT * FROM marks k WHERE k.user_id = u.user_id AND k.conversation = u.conversation LIMIT 1
     ) k ON true
-    WHERE u.user_id = $1 AND u.conversation > $2 ORDER BY u.conversation LIMIT $3"
+    WHERE u.user_id = n.user_id AND u.conversation > n.after ORDER BY u.conversation LIMIT n.most
+    ) p ORDER BY n.place, p.conversation"
 );
 
 const MEMBERS: &str = "
@@ -79,20 +84,23 @@ macro_rules! page {
 const FORWARD: &str = page!(">", "ASC");
 const BACKWARD: &str = page!("<", "DESC");
 
+/// A page for each, in order.
 pub(super) async fn memberships(
     session: &mut Session,
-    user: &UserId,
-    after: Option<&ConversationId>,
-    most: usize,
-) -> Result<Vec<Membership>, Trouble> {
-    let (user, after, most) = (user.as_str(), after.map_or("", |id| id.as_str()), limit(most));
-    let found = session.read(&[call(MEMBERSHIPS, &[&user, &after, &most])]).await?;
-    let rows = found.iter().flatten().map(|row| {
+    asked: &[&Conversations],
+) -> Result<Vec<Vec<Membership>>, Trouble> {
+    let users: Vec<&str> = asked.iter().map(|it| it.user.as_str()).collect();
+    let after: Vec<&str> = asked.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
+    let most: Vec<i64> = asked.iter().map(|it| limit(it.limit)).collect();
+    let mut pages = vec![Vec::new(); asked.len()];
+    for row in session.read(&[call(MEMBERSHIPS, &[&users, &after, &most])]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
+        let place = reader.place()?;
         let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
-        Ok(Membership { conversation, standing: reader.standing()?, head, members })
-    });
-    rows.collect()
+        let membership = Membership { conversation, standing: reader.standing()?, head, members };
+        pages.get_mut(place).ok_or_else(damaged)?.push(membership);
+    }
+    Ok(pages)
 }
 
 pub(super) async fn members(

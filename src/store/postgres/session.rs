@@ -86,6 +86,12 @@ impl Session {
     pub(super) async fn read(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, Trouble> {
         let statements = self.prepare(calls).await?;
         self.clean = false;
+        // One statement is one snapshot by itself, for a third of the work.
+        if let ([call], [statement]) = (calls, &statements[..]) {
+            let rows = self.in_time(self.client()?.query(statement, &call.values)).await?;
+            self.clean = rows.as_ref().err().is_none_or(|error| error.as_db_error().is_some());
+            return Ok(vec![rows?]);
+        }
         let client = self.client()?;
         let work = async {
             // Each is sent at its first poll, so in this order.
@@ -137,6 +143,35 @@ impl Session {
         Ok(all)
     }
 
+    /// Whether so many can be sent together with the end of the transaction.
+    pub(super) fn fit(calls: &[Call<'_>]) -> bool {
+        calls.len() < TOGETHER
+    }
+
+    /// Does the last of a transaction and ends it, in one turn: when this is Ok, it is durable. What the server refuses, it takes back
+    /// with everything before.
+    pub(super) async fn finish(&mut self, calls: &[Call<'_>]) -> Result<(), Trouble> {
+        let statements = self.prepare(calls).await?;
+        let client = self.client()?;
+        if client.is_closed() {
+            return Err(Trouble::Away("the server has ended the connection".to_owned()));
+        }
+        let work = async {
+            let rows = join_all(
+                calls.iter().zip(&statements).map(|(call, statement)| client.query(statement, &call.values)),
+            );
+            futures_util::future::join(rows, client.batch_execute("COMMIT")).await
+        };
+        let (rows, ended) = self.in_time(work).await.map_err(|_| no_answer_to_commit())?;
+        self.clean = ended.is_ok();
+        for row in rows {
+            row.map_err(
+                |error| if error.as_db_error().is_some() { error.into() } else { at_commit(&error) },
+            )?;
+        }
+        ended.map_err(|error| at_commit(&error))
+    }
+
     /// Changes tables, in the transaction.
     pub(super) async fn change(&mut self, sql: &str) -> Result<(), Trouble> {
         Ok(self.in_time(self.client()?.batch_execute(sql)).await??)
@@ -145,9 +180,7 @@ impl Session {
     /// Ends it: when this is Ok, it is durable.
     pub(super) async fn commit(&mut self) -> Result<(), Trouble> {
         let turn = self.in_time(self.client()?.batch_execute("COMMIT")).await;
-        let answer = turn.map_err(|_| {
-            Trouble::Store(StoreError::Unknown("the server did not answer the commit in time".to_owned()))
-        })?;
+        let answer = turn.map_err(|_| no_answer_to_commit())?;
         answer.map_err(|error| at_commit(&error))?;
         self.clean = true;
         Ok(())
@@ -161,4 +194,8 @@ impl Session {
         let Ok(client) = self.client() else { return };
         self.clean = matches!(self.in_time(client.batch_execute("ROLLBACK")).await, Ok(Ok(())));
     }
+}
+
+fn no_answer_to_commit() -> Trouble {
+    Trouble::Store(StoreError::Unknown("the server did not answer the commit in time".to_owned()))
 }
