@@ -149,6 +149,32 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
 }
 
 #[tokio::test]
+async fn topics_of_many_ids_are_made_and_looked_at_together_each_with_its_own_answer() {
+    let kafka = settings();
+    let ids: Vec<String> = (0..110).map(|nth| format!("pod-{nth}")).collect();
+    let some = topic_plans(&Kafka { partitions: 2, ..kafka.clone() }, &ids[103..105]);
+    ensure_topics(&kafka, &some).await.unwrap();
+    // One is named twice, and the log is there with fewer partitions.
+    let plans = topic_plans(&kafka, &[&ids[..], &ids[..1]].concat());
+    let states = ensure_topics(&kafka, &plans).await.unwrap();
+    assert_eq!(states.len(), 111);
+    for ((name, state), plan) in states.into_iter().zip(&plans) {
+        assert_eq!(name, plan.name);
+        match state {
+            TopicState::Differs(how) => {
+                assert!(name == kafka.topic && how.contains("set kafka.partitions = 2"), "{how}")
+            }
+            TopicState::There => {
+                assert!(["pod-103", "pod-104"].iter().any(|id| name.ends_with(id)), "{name}")
+            }
+            TopicState::Made => assert!(name != kafka.topic, "{name}"),
+        }
+    }
+    let again = ensure_topics(&kafka, &plans).await.unwrap();
+    assert_eq!(again.iter().filter(|(_, state)| *state == TopicState::There).count(), 110);
+}
+
+#[tokio::test]
 async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_how() {
     let kafka = settings();
     let counted = metrics::install().0;

@@ -1,14 +1,15 @@
 //! Making topics on purpose, as the settings say; what is there and differs is refused with its cure.
 
 use std::{
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rdkafka::{
-    ClientConfig,
     admin::{
-        AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
+        AdminClient, AdminOptions, ConfigResource, NewTopic, OwnedResourceSpecifier, ResourceSpecifier,
+        TopicReplication,
     },
     client::DefaultClientContext,
     config::FromClientConfig as _,
@@ -23,6 +24,9 @@ use super::{
 use crate::config::Kafka;
 
 type Admin = AdminClient<DefaultClientContext>;
+
+/// How many topics one question is about.
+const AT_ONCE: usize = 100;
 
 /// Between two looks at a topic that was just made.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -47,6 +51,59 @@ enum Plan {
     Log,
     Node,
     Events,
+}
+
+impl Plan {
+    fn cluster(self) -> Cluster {
+        if self == Self::Node { Cluster::Nodes } else { Cluster::Log }
+    }
+}
+
+impl TopicPlan {
+    fn topic(&self) -> NewTopic<'_> {
+        let replication = TopicReplication::Fixed(self.replication as i32);
+        let topic = NewTopic::new(&self.name, self.partitions as i32, replication);
+        self.settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value))
+    }
+
+    /// Whether a topic of that shape, with what is set for it, promises what is planned; if not, what to do about it.
+    fn held_against(&self, (partitions, copies): Shape, resource: &ConfigResource) -> TopicState {
+        if partitions != self.partitions as usize {
+            return TopicState::Differs(match self.what {
+                Plan::Log | Plan::Node => wrong_count(&self.name, partitions, self.partitions),
+                Plan::Events => format!(
+                    "{} has {partitions} partitions, kafka.event_partitions says {}: set it to {partitions}, or change the topic with \
+                     kafka-topics.sh --alter --topic {} --partitions N",
+                    self.name, self.partitions, self.name
+                ),
+            });
+        }
+        if copies < self.replication as usize {
+            return TopicState::Differs(format!(
+                "{} has {copies} copies of each partition, kafka.replication says {}: change it with kafka-reassign-partitions, or the setting",
+                self.name, self.replication
+            ));
+        }
+        let differs = self.settings.iter().filter_map(|(name, wanted)| {
+            let is = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
+            (!is_enough(name, &is, wanted)).then_some((*name, is, wanted))
+        });
+        let (mut how, mut cure) = (Vec::new(), Vec::new());
+        for (name, is, wanted) in differs {
+            how.push(format!("{name} is {is}, not {wanted}"));
+            cure.push(format!("{name}={wanted}"));
+        }
+        if how.is_empty() {
+            return TopicState::There;
+        }
+        TopicState::Differs(format!(
+            "{}: {}; change it with: kafka-configs.sh --alter --entity-type topics --entity-name {} --add-config {}",
+            self.name,
+            how.join(", "),
+            self.name,
+            cure.join(",")
+        ))
+    }
 }
 
 /// What was found or done.
@@ -85,7 +142,8 @@ pub fn topic_plans(kafka: &Kafka, nodes: &[String]) -> Vec<TopicPlan> {
     };
     let log = settings(kafka.retention_ms, kafka.retention_bytes);
     let mut plans = vec![plan(kafka.topic.clone(), kafka.partitions, log, Plan::Log)];
-    for node in nodes {
+    // A broker refuses to be asked for one twice at once.
+    for node in BTreeSet::from_iter(nodes) {
         plans.push(plan(kafka.topic_of(node), 1, settings(kafka.node_retention_ms, 0), Plan::Node));
     }
     if !kafka.event_topic.is_empty() {
@@ -105,14 +163,20 @@ pub async fn ensure_topics(
     kafka: &Kafka,
     plans: &[TopicPlan],
 ) -> Result<Vec<(String, TopicState)>, KafkaRefusal> {
-    let mut states = Vec::new();
-    for plan in plans {
-        let cluster = if plan.what == Plan::Node { Cluster::Nodes } else { Cluster::Log };
-        let mut config = client::common(kafka, cluster)?;
-        config.set("statistics.interval.ms", "0").remove("debug");
-        states.push((plan.name.clone(), ensure(&config, plan).await?));
+    let mut states: Vec<Option<TopicState>> = vec![None; plans.len()];
+    for cluster in [Cluster::Log, Cluster::Nodes] {
+        let own: Vec<usize> = (0..plans.len()).filter(|at| plans[*at].what.cluster() == cluster).collect();
+        // There are as many topics as ids that nodes may lease: each question is asked for many.
+        for part in own.chunks(AT_ONCE) {
+            let admin = admin(kafka, cluster)?;
+            let asked: Vec<&TopicPlan> = part.iter().map(|at| &plans[*at]).collect();
+            for (at, state) in part.iter().zip(ensure(&admin, &asked).await?) {
+                states[*at] = Some(state);
+            }
+        }
     }
-    Ok(states)
+    let named = plans.iter().zip(states);
+    Ok(named.filter_map(|(plan, state)| Some((plan.name.clone(), state?))).collect())
 }
 
 /// How the topic of the log, which is there, differs from what is planned.
@@ -120,89 +184,85 @@ pub async fn ensure_topics(
 /// # Errors
 /// A broker that does not answer, or one that does not let it be looked at.
 pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
-    let mut config = client::common(kafka, Cluster::Log)?;
+    let admin = admin(kafka, Cluster::Log)?;
+    let Some(log) = topic_plans(kafka, &[]).into_iter().next() else { return Ok(TopicState::There) };
+    let compared = compare(&admin, &[&log]).await?;
+    Ok(compared.into_iter().next().unwrap_or(TopicState::There))
+}
+
+fn admin(kafka: &Kafka, cluster: Cluster) -> Result<Arc<Admin>, KafkaRefusal> {
+    let mut config = client::common(kafka, cluster)?;
     config.set("statistics.interval.ms", "0").remove("debug");
-    let admin = Arc::new(Admin::from_config(&config)?);
-    match topic_plans(kafka, &[]).into_iter().next() {
-        Some(log) => compare(&admin, &options(), &log).await,
-        None => Ok(TopicState::There),
-    }
+    Ok(Arc::new(Admin::from_config(&config)?))
 }
 
 fn options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(ANSWER * 2)).operation_timeout(Some(Duration::from_secs(10)))
 }
 
-async fn ensure(config: &ClientConfig, plan: &TopicPlan) -> Result<TopicState, KafkaRefusal> {
-    let admin = Arc::new(Admin::from_config(config)?);
-    let options = options();
-    let replication = TopicReplication::Fixed(plan.replication as i32);
-    let mut topic = NewTopic::new(&plan.name, plan.partitions as i32, replication);
-    for (name, value) in &plan.settings {
-        topic = topic.set(name, value);
+/// What became of each, in order.
+async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicState>, KafkaRefusal> {
+    let topics: Vec<NewTopic<'_>> = plans.iter().map(|plan| plan.topic()).collect();
+    let made = admin.create_topics(&topics, &options()).await?;
+    let made: HashMap<String, Option<RDKafkaErrorCode>> = made
+        .into_iter()
+        .map(|one| match one {
+            Ok(name) => (name, None),
+            Err((name, code)) => (name, Some(code)),
+        })
+        .collect();
+    let mut there = Vec::new();
+    for plan in plans {
+        match made.get(&plan.name) {
+            Some(None) => {}
+            Some(Some(RDKafkaErrorCode::TopicAlreadyExists)) => there.push(*plan),
+            Some(Some(RDKafkaErrorCode::InvalidReplicationFactor)) => {
+                return Err(KafkaRefusal(format!(
+                    "{}: there are fewer than {} brokers; start more, or set kafka.replication lower",
+                    plan.name, plan.replication
+                )));
+            }
+            Some(Some(code)) => {
+                return Err(KafkaRefusal(format!("{} could not be made: {code}", plan.name)));
+            }
+            None => return Err(KafkaRefusal(format!("{}: the broker said nothing", plan.name))),
+        }
     }
-    let made = admin.create_topics([&topic], &options).await?;
-    match made.into_iter().next() {
-        Some(Ok(_)) => shape(&admin, &plan.name).await.map(|_| TopicState::Made),
-        Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => compare(&admin, &options, plan).await,
-        Some(Err((name, RDKafkaErrorCode::InvalidReplicationFactor))) => Err(KafkaRefusal(format!(
-            "{name}: there are fewer than {} brokers; start more, or set kafka.replication lower",
-            plan.replication
-        ))),
-        Some(Err((name, code))) => Err(KafkaRefusal(format!("{name} could not be made: {code}"))),
-        None => Err(KafkaRefusal(format!("{}: the broker said nothing", plan.name))),
-    }
+    // Who was told that a topic is made can use it.
+    shapes(admin, plans).await?;
+    let mut compared = compare(admin, &there).await?.into_iter();
+    let state = |plan: &&TopicPlan| match made.get(&plan.name) {
+        Some(None) => Some(TopicState::Made),
+        _ => compared.next(),
+    };
+    Ok(plans.iter().filter_map(state).collect())
 }
 
-async fn compare(
-    admin: &Arc<Admin>,
-    options: &AdminOptions,
-    plan: &TopicPlan,
-) -> Result<TopicState, KafkaRefusal> {
-    let (found, copies) = shape(admin, &plan.name).await?;
-    if found != plan.partitions as usize {
-        return Ok(TopicState::Differs(match plan.what {
-            Plan::Log | Plan::Node => wrong_count(&plan.name, found, plan.partitions),
-            Plan::Events => format!(
-                "{} has {found} partitions, kafka.event_partitions says {}: set it to {found}, or change the topic with \
-                 kafka-topics.sh --alter --topic {} --partitions N",
-                plan.name, plan.partitions, plan.name
-            ),
-        }));
+/// How each is, in order.
+async fn compare(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicState>, KafkaRefusal> {
+    if plans.is_empty() {
+        return Ok(Vec::new());
     }
-    if copies < plan.replication as usize {
-        return Ok(TopicState::Differs(format!(
-            "{} has {copies} copies of each partition, kafka.replication says {}: change it with kafka-reassign-partitions, or the setting",
-            plan.name, plan.replication
-        )));
+    let shapes = shapes(admin, plans).await?;
+    let specifiers: Vec<ResourceSpecifier<'_>> =
+        plans.iter().map(|plan| ResourceSpecifier::Topic(&plan.name)).collect();
+    let described = admin.describe_configs(&specifiers, &options()).await?;
+    let described: HashMap<String, ConfigResource> = described
+        .into_iter()
+        .filter_map(|resource| {
+            let resource = resource.ok()?;
+            let OwnedResourceSpecifier::Topic(name) = &resource.specifier else { return None };
+            Some((name.clone(), resource))
+        })
+        .collect();
+    let mut states = Vec::with_capacity(plans.len());
+    for (plan, shape) in plans.iter().zip(shapes) {
+        let resource = described
+            .get(&plan.name)
+            .ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
+        states.push(plan.held_against(shape, resource));
     }
-    let specifier = ResourceSpecifier::Topic(&plan.name);
-    let described = admin.describe_configs([&specifier], options).await?;
-    let resource = described.into_iter().find_map(|resource| {
-        let resource = resource.ok()?;
-        matches!(&resource.specifier, OwnedResourceSpecifier::Topic(name) if *name == plan.name)
-            .then_some(resource)
-    });
-    let resource = resource.ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
-    let differs = plan.settings.iter().filter_map(|(name, wanted)| {
-        let is = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-        (!is_enough(name, &is, wanted)).then_some((*name, is, wanted))
-    });
-    let differs: Vec<_> = differs.collect();
-    if differs.is_empty() {
-        return Ok(TopicState::There);
-    }
-    let list = differs.iter().map(|(name, is, wanted)| format!("{name} is {is}, not {wanted}"));
-    let list: Vec<String> = list.collect();
-    let cure = differs.iter().map(|(name, _, wanted)| format!("{name}={wanted}"));
-    let cure: Vec<String> = cure.collect();
-    Ok(TopicState::Differs(format!(
-        "{}: {}; change it with: kafka-configs.sh --alter --entity-type topics --entity-name {} --add-config {}",
-        plan.name,
-        list.join(", "),
-        plan.name,
-        cure.join(",")
-    )))
+    Ok(states)
 }
 
 /// Whether what is set for a topic promises what is wanted. More of it is no reason to keep a node from starting: who raises the
@@ -222,31 +282,44 @@ fn is_enough(name: &str, is: &str, wanted: &str) -> bool {
     }
 }
 
-/// Partitions, and the copies of the one that has the fewest; waits until the brokers know what the controller made.
-async fn shape(admin: &Arc<Admin>, name: &str) -> Result<(usize, usize), KafkaRefusal> {
+/// Partitions, and the copies of the one that has the fewest.
+type Shape = (usize, usize);
+
+/// That of each, in order; waits until the brokers know what the controller made.
+async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, KafkaRefusal> {
     let until = Instant::now() + ANSWER;
-    while Instant::now() < until {
-        let (admin, topic) = (Arc::clone(admin), name.to_owned());
+    loop {
+        let asked = Arc::clone(admin);
         // The library waits for the broker in this call, and has no other.
-        let looked = tokio::task::spawn_blocking(move || look(&admin, &topic)).await;
-        if let Some(shape) = looked.unwrap_or_else(|error| Err(KafkaRefusal(error.to_string())))? {
-            return Ok(shape);
+        let looked = tokio::task::spawn_blocking(move || look(&asked)).await;
+        let seen = looked.unwrap_or_else(|error| Err(KafkaRefusal(error.to_string())))?;
+        let lacking = plans.iter().find(|plan| !seen.contains_key(&plan.name));
+        match lacking {
+            None => return Ok(plans.iter().filter_map(|plan| seen.get(&plan.name).copied()).collect()),
+            Some(plan) if Instant::now() >= until => {
+                return Err(KafkaRefusal(format!(
+                    "{} has partitions without a leader; look at the brokers' logs",
+                    plan.name
+                )));
+            }
+            Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
     }
-    Err(KafkaRefusal(format!("{name} has partitions without a leader; look at the brokers' logs")))
 }
 
-/// None while a leader is missing. All topics are asked for: the library's Rust interface gives up its hold of a single
+/// Those of which no leader is missing. All topics are asked for: the library's Rust interface gives up its hold of a single
 /// one too early.
-fn look(admin: &Admin, name: &str) -> Result<Option<(usize, usize)>, KafkaRefusal> {
+fn look(admin: &Admin) -> Result<HashMap<String, Shape>, KafkaRefusal> {
     let metadata = admin.inner().fetch_metadata(None, ANSWER)?;
-    let topic = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
-    let led = topic.filter(|topic| topic.partitions().iter().all(|partition| partition.leader() >= 0));
-    Ok(led.map(|topic| {
-        let copies = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
-        (topic.partitions().len(), copies.unwrap_or(0))
-    }))
+    let whole = metadata.topics().iter().filter(|topic| {
+        topic.error().is_none() && topic.partitions().iter().all(|partition| partition.leader() >= 0)
+    });
+    Ok(whole
+        .map(|topic| {
+            let copies = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
+            (topic.name().to_owned(), (topic.partitions().len(), copies.unwrap_or(0)))
+        })
+        .collect())
 }
 
 /// What to say of a topic with another number of partitions than the settings say.
