@@ -2,17 +2,19 @@
 # read-only. What a node writes is below /data.
 
 FROM rust:1.95-bookworm AS build
+# TLS and SCRAM of Kafka; empty = an image without OpenSSL.
+ARG FEATURES=tidegate/kafka-tls
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package tidegate --bin tidegate \
+    cargo build --release --locked --package tidegate --bin tidegate --features "$FEATURES" \
     && install -D target/release/tidegate /out/tidegate
 
 FROM debian:bookworm-slim
 # Certificates are to be those of the day, not of a pinned version.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates \
+    && apt-get install --yes --no-install-recommends ca-certificates libssl3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tidegate \
     && install --directory --owner=tidegate --group=tidegate /data /keys

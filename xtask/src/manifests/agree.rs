@@ -157,13 +157,8 @@ impl<'a> Look<'a> {
             });
         }
         let advertised = self.variable("TIDEGATE__LINK__ADVERTISE")["value"].as_str().unwrap_or_default();
-        let service = self.set["spec"]["serviceName"].as_str().unwrap_or_default();
-        let port = self.port(&Value::from("link")).unwrap_or(0);
-        let right = match self.is_deployment() {
-            true => format!("$(POD_IP):{port}"),
-            false => format!("$(TIDEGATE__NODE__ID).{service}:{port}"),
-        };
-        found.need(advertised == right, || {
+        let right = format!("$(POD_IP):{}", self.port(&Value::from("link")).unwrap_or(0));
+        found.need(advertised == right || !self.is_cluster(), || {
             format!("TIDEGATE__LINK__ADVERTISE is {advertised}, peers find it at {right}")
         });
     }
@@ -236,9 +231,8 @@ impl<'a> Look<'a> {
             found.need(self.facts.paths.contains(path), || {
                 format!("{probe} asks for {path:?}, which listen.monitor does not have")
             });
-            let of_drain = probe != "livenessProbe";
-            found.need((path == "/readyz") == of_drain, || {
-                format!("{probe} asks for {path}: /readyz is 503 in a drain, which must not end the pod")
+            found.need((path == "/readyz") == (probe == "readinessProbe"), || {
+                format!("{probe} asks for {path}: /readyz is 503 in a drain and while Redis is away at the start, which must not end the pod")
             });
         }
     }
@@ -260,6 +254,15 @@ impl<'a> Look<'a> {
                 self.facts.grace
             )
         });
+        let told = self.number("drain.grace_ms");
+        found.need(told == given.saturating_sub(before) * 1_000, || {
+            format!("drain.grace_ms is {told}; of {given} s the node has what preStop ({before} s) leaves")
+        });
+        let is_local = |service: &Value| service["spec"]["externalTrafficPolicy"] == "Local";
+        // Three looks of a balancer at a machine, 10 s apart, as clouds have it.
+        found.need(before >= 30 || !self.of_kind("Service").any(is_local), || {
+            format!("preStop is {before} s: a balancer goes on sending to a machine whose pod takes nobody any more")
+        });
         let full = self.number("limits.conns_max");
         for scaler in self.of_kind("HorizontalPodAutoscaler") {
             let metric = &scaler["spec"]["metrics"][0]["pods"];
@@ -268,8 +271,12 @@ impl<'a> Look<'a> {
             });
             let each = metric["target"]["averageValue"].as_str().and_then(|text| text.parse::<u64>().ok());
             let (each, least) = (each.unwrap_or(0), whole(&scaler["spec"]["minReplicas"]));
-            found.need(least > 1 && each > 0 && each * least <= full * (least - 1), || {
-                format!("{least} nodes with {each} connections each: without one of them the others are over {full}")
+            let most = i32::try_from(whole(&scaler["spec"]["maxReplicas"])).unwrap_or(i32::MAX);
+            // Each that leaves makes the others this much fuller, and comes back empty: the last one has what all before it added.
+            let fuller = f64::from(most) / f64::from((most - 1).max(1));
+            let last = each as f64 * fuller.powi(most - 1);
+            found.need(least > 1 && each > 0 && last <= full as f64, || {
+                format!("{most} nodes with {each} connections each: the last to restart has {last:.0}, over {full}")
             });
         }
     }

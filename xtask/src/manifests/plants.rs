@@ -19,7 +19,8 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
     let own = |path: &str| path.to_owned();
     vec![
         ("a grace too short", PODS, pod("/terminationGracePeriodSeconds"), json!(50)),
-        ("a preStop too long", PODS, node("/lifecycle/preStop/sleep/seconds"), json!(30)),
+        ("a balancer that was not told", PODS, node("/lifecycle/preStop/sleep/seconds"), json!(29)),
+        ("a preStop too long", PODS, node("/lifecycle/preStop/sleep/seconds"), json!(45)),
         ("another client port", PODS, node("/ports/0/containerPort"), json!(7801)),
         ("another port of the Service", "Service", own("/spec/ports/0/port"), json!(80)),
         ("a Service of nobody", "Service", own("/spec/selector"), json!({"app": "another"})),
@@ -30,6 +31,12 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
         ("an unknown variable", PODS, node("/env/1/name"), json!("TIDEGATE__NODE__NAME")),
         ("peers at another name", "StatefulSet", own("/spec/serviceName"), json!("tidegate")),
         ("peers at another address", "Deployment", node("/env/2/value"), json!("0.0.0.0:7802")),
+        (
+            "peers at a name",
+            "StatefulSet",
+            node("/env/3/value"),
+            json!("$(TIDEGATE__NODE__ID).tidegate-nodes:7802"),
+        ),
         (
             "a name that changes",
             "Deployment",
@@ -53,11 +60,21 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
             "scaling too late",
             "HorizontalPodAutoscaler",
             own("/spec/metrics/0/pods/target/averageValue"),
-            json!("12000"),
+            json!("6000"),
         ),
         ("scaling of nothing", "HorizontalPodAutoscaler", own("/spec/scaleTargetRef/name"), json!("gate")),
         ("a budget for nobody", "PodDisruptionBudget", own("/spec/selector/matchLabels"), json!({})),
         ("no spreading", PODS, pod("/topologySpreadConstraints"), Value::Null),
+        ("no topics", PODS, pod("/initContainers/0/args"), json!(["topics"])),
+        ("no topic for a pod", "StatefulSet", pod("/initContainers/0/args"), json!(["topics", "ensure"])),
+        ("an unknown setting", "ConfigMap", own("/data/tidegate.toml"), json!("[node]\nname = \"n1\"\n")),
+    ]
+}
+
+/// The same, of who may call whom.
+fn of_network() -> Vec<(&'static str, &'static str, String, Value)> {
+    let own = |path: &str| path.to_owned();
+    vec![
         ("peers from anywhere", NET, own("/spec/ingress/1/from"), Value::Null),
         ("peers of any namespace", NET, own("/spec/ingress/1/from/0/namespaceSelector"), json!({})),
         (
@@ -75,16 +92,13 @@ fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
         ("strangers called as peers", NET, own("/spec/egress/0/to"), Value::Null),
         ("no names", NET, own("/spec/egress/1/ports/0/protocol"), json!("TCP")),
         ("no Kafka", NET, own("/spec/egress/2/ports/0/port"), json!(9093)),
-        ("no topics", PODS, pod("/initContainers/0/args"), json!(["topics"])),
-        ("no topic for a pod", "StatefulSet", pod("/initContainers/0/args"), json!(["topics", "ensure"])),
-        ("an unknown setting", "ConfigMap", own("/data/tidegate.toml"), json!("[node]\nname = \"n1\"\n")),
     ]
 }
 
 /// How many there were; fails on one that nobody found.
 pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<usize> {
     let pods = workload(documents).and_then(|it| it["kind"].as_str()).unwrap_or_default();
-    let plants = plants().into_iter().map(|(what, kind, path, value)| {
+    let plants = plants().into_iter().chain(of_network()).map(|(what, kind, path, value)| {
         let kind = if kind == PODS { pods } else { kind };
         (what, kind, path, value)
     });
@@ -92,9 +106,11 @@ pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<us
     // Only a Deployment leases ids, and only nodes of a cluster call somebody and have topics.
     let fits = |what: &str| match what {
         "more pods than ids" => pods == "Deployment",
-        "peers that can't be called" | "no Kafka" | "no topics" | "no topic for a pod" => {
-            profile.as_deref() == Some("cluster")
-        }
+        "peers that can't be called"
+        | "peers at a name"
+        | "no Kafka"
+        | "no topics"
+        | "no topic for a pod" => profile.as_deref() == Some("cluster"),
         _ => true,
     };
     let there = |kind: &str| documents.iter().any(|it| it["kind"] == kind);
