@@ -107,13 +107,20 @@ struct Wordy {
     verbose: Option<String>,
 }
 
-/// Ready is who serves those who are here and would serve more of them. A full node is: unready, it would end a rollout or a
+/// Ready is who is known to the other nodes, serves those who are here and would serve more of them. A node that came while Redis is away
+/// has nobody and can let nobody in: if it were ready, a rollout would go on to the next one, and empty the cluster. One that was known
+/// stays ready: it is of use to those whom it has. A full node is: unready, it would end a rollout or a
 /// drain of a machine that waits for it, and where all are full a load balancer would have nobody left to say so.
 async fn readyz(State(api): State<Api>, Query(wordy): Query<Wordy>) -> Response {
     let phase = api.drainer.phase();
-    let is_ready = phase == Phase::Ready;
+    let is_known = !api.ports.peers.seen().rows.is_empty();
+    let is_ready = phase == Phase::Ready && is_known;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let state = if is_ready && !api.admission.has_room() { "full" } else { phase.name() };
+    let state = match phase {
+        Phase::Ready if !is_known => Phase::Starting.name(),
+        Phase::Ready if !api.admission.has_room() => "full",
+        phase => phase.name(),
+    };
     let mut body = json!({"state": state, "conns": api.admission.conns()});
     if wordy.verbose.is_some()
         && let Some(body) = body.as_object_mut()

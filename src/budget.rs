@@ -10,6 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_protocol::Code;
 
 mod memory;
@@ -69,10 +70,21 @@ impl Pressure {
     }
 }
 
+/// Takes as many open files as the system allows this process: many start with 1,024, which is for programs that can't use more.
+pub fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+}
+
 impl Admission {
     /// Bounds of `conns_max` connections (0 = by the limit of open files) and `per_address_max` an address (0 = none).
     pub fn new(conns_max: usize, per_address_max: usize) -> Arc<Self> {
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let files = getrlimit(Resource::Nofile).current;
         let by_files = files.map_or(usize::MAX, |files| files as usize).saturating_sub(DESCRIPTORS_RESERVED);
         Arc::new(Self {
             conns_max: if conns_max == 0 { by_files } else { conns_max.min(by_files) },

@@ -14,6 +14,7 @@ pub mod nodes;
 pub mod plan;
 pub mod send;
 pub mod serve;
+mod signals;
 pub mod store;
 pub mod tail;
 pub mod token;

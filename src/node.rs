@@ -148,6 +148,20 @@ impl Doors {
     }
 }
 
+/// The ports; a node that can't have them leaves its id to others.
+async fn build(
+    config: &Config,
+    claim: Option<&ids::Claim>,
+    start: Instant,
+    metrics: &metrics::Metrics,
+) -> anyhow::Result<Built> {
+    let built = ports::build(config, start, metrics).await;
+    if let (Err(_), Some(claim)) = (&built, claim) {
+        claim.give_back(&config.node.id).await;
+    }
+    built
+}
+
 impl Node {
     /// Builds and starts everything; when this returns, clients are served.
     ///
@@ -157,11 +171,11 @@ impl Node {
         let start = Instant::now();
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
-        let (config, claim) = &services.block_on(ids::leased(config))?;
         let token_key = ports::token_key(config)?;
         let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
+        let (config, claim) = &services.block_on(ids::leased(config))?;
         let Built { ports, broken, link, numbers, announcer, feed } =
-            services.block_on(ports::build(config, start, &metrics))?;
+            services.block_on(build(config, claim.as_ref(), start, &metrics))?;
         let ports = Arc::new(ports);
         services.spawn(announcer.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);

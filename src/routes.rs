@@ -16,7 +16,7 @@ mod memory;
 mod redis;
 
 pub use self::announced::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
-pub use self::redis::{ROW_TTL, RedisRoutes};
+pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
 pub use about::{About, Draining, TopicLag};
 pub use memory::{Leases, MemoryRoutes};
 

@@ -244,6 +244,24 @@ fn a_logout_between_the_route_of_a_newer_login_and_its_answer_takes_nothing_from
 }
 
 #[test]
+fn s2_a_connection_that_ends_while_its_login_is_answered_leaves_no_route() {
+    let (mesh, _ann) = mesh();
+    let (gate, node) = (Gate::new(), mesh.node(1));
+    node.routes.plan("lookup", Fault::Hold(gate.clone()));
+    let bob = mesh.hello(1, Wire::Tcp, "bob", "phone");
+    reached(&gate, 1);
+    assert_eq!(mesh.places("bob"), ["n2"]);
+    drop(bob);
+    eventually("its row is gone", || mesh.places("bob").is_empty().then_some(()));
+    let before = node.routes.calls("remove");
+    gate.open();
+    // The login finds no row, takes it for lost and puts it back.
+    eventually("it is taken away again", || (node.routes.calls("remove") > before).then_some(()));
+    eventually("nobody is there", || mesh.places("bob").is_empty().then_some(()));
+    assert_eq!(node.routes.calls("reassert"), 1);
+}
+
+#[test]
 fn changes_of_members_and_messages_of_a_small_group_come_to_another_node_in_their_order() {
     let (mesh, mut ann) = mesh();
     let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");

@@ -25,7 +25,7 @@ use crate::{
     directory::{Directory, ShardSet},
     link::{self, SentBy},
     mail::{Audience, ConnKey, Delivery, Item, Lag, Mail, Outdated, ShardHandle, ShardHandles},
-    routes::{NodeBoot, Route},
+    routes::NodeBoot,
 };
 
 mod crowd;
@@ -278,9 +278,8 @@ impl Outbound {
         held.are_the_shards();
     }
 
-    /// The route of a connection is another's, with this epoch.
-    pub(super) async fn replaced(&mut self, key: ConnKey, route: &Route, epoch: u64) {
-        let mail = Mail::Replaced(route.user.clone(), route.device.clone(), epoch, None);
+    /// Tells the shard of a connection something of its own.
+    pub(super) async fn tell(&mut self, key: ConnKey, mail: Mail) {
         self.post(usize::from(key.shard), mail).await;
     }
 

@@ -15,7 +15,7 @@ use tokio::{
 use super::{crowd::Crowds, deliver::Outbound};
 use crate::{
     link::{LinkError, Session},
-    mail::{ConnKey, LoginDone, LoginError, Mail, ShardHandles},
+    mail::{ConnKey, LoginDone, LoginError, Mail, Reassert, ShardHandles},
     ports::Ports,
     routes::{NodeBoot, Registration, Route, RoutesError, Token},
     store::{Store, StoreError},
@@ -30,11 +30,13 @@ const LOGINS_MAX: usize = 32;
 /// How long a login waits for its groups; longer than its session waits for them.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Between two tries to stop a session elsewhere; how many while its successor waits, for about a second, and how many after.
+/// Between two tries to stop a session elsewhere; how many while its successor waits, and how many after.
 const STOP_AGAIN: Duration = Duration::from_millis(250);
 const STOP_TRIES: u32 = 3;
 const STOP_TRIES_LATER: u32 = 60;
 
+/// How long its successor waits at most: a node that is frozen lets each try take its time (DESIGN 6.3).
+const STOP_MAX: Duration = Duration::from_secs(1);
 /// How long a registration whose answer was lost may still come to stand once the routes answer again: as long as its connection may take
 /// to send it again.
 const SET_MAX: Duration = Duration::from_secs(15);
@@ -138,7 +140,7 @@ async fn row_of(ports: &Ports, route: &Route) -> Result<Option<Token>, RoutesErr
 /// Has the session that was replaced stopped on its node, which this one may not have heard of yet. Goes on beside the login
 /// when it takes long: until then the ledger voids what an older connection sends.
 async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
-    if try_stop(ports, &at, &session, STOP_TRIES).await {
+    if matches!(time::timeout(STOP_MAX, try_stop(ports, &at, &session, STOP_TRIES)).await, Ok(true)) {
         return;
     }
     let ports = Arc::clone(ports);
@@ -231,21 +233,30 @@ pub async fn answer_all(
     }
 }
 
+/// The route of a connection is another's, with this epoch.
+fn replaced(route: &Route, epoch: u64) -> Mail {
+    Mail::Replaced(route.user.clone(), route.device.clone(), epoch, None)
+}
+
 /// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
 /// looks itself (flaws S1, S2).
 async fn answer(key: ConnKey, route: &Route, ports: &Ports, crowds: &Crowds, mut out: Outbound) {
     match row_of(ports, route).await {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
-            return out.replaced(key, route, token.epoch).await;
+            return out.tell(key, replaced(route, token.epoch)).await;
         }
         Ok(Some(_)) | Err(_) => {}
         // Taken away while nobody had indexed it yet.
         Ok(None) => match ports.routes.reassert(std::slice::from_ref(route)).await {
             // A newer one had it, and is gone again.
             Ok(stands) if stands == [false] => {
-                return out.replaced(key, route, route.token.epoch.saturating_add(1)).await;
+                return out.tell(key, replaced(route, route.token.epoch.saturating_add(1))).await;
             }
-            Ok(_) => {}
+            // Or it was taken away because its connection is gone: then nobody else does so again (flaws S2, S5).
+            Ok(_) => {
+                let settled = vec![(key, route.clone(), true)];
+                out.tell(key, Mail::Reassert(Reassert::Settle(settled))).await;
+            }
             Err(error) => tracing::debug!(%error, "a route that was lost was not put back"),
         },
     }

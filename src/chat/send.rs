@@ -33,6 +33,9 @@ const BATCHES_MAX: usize = 256;
 /// Most records appended at once.
 const APPEND_MAX: usize = 4_096;
 
+/// Bytes of one append, unless one record is larger. A log refuses more than it can hold at once, and with it everybody's records (`kafka.append_bytes_max`).
+const APPEND_BYTES: usize = 1024 * 1024;
+
 /// Most appends that may wait for the log to confirm them, for each of its partitions.
 const APPENDS_MAX: usize = 16;
 
@@ -207,11 +210,12 @@ pub async fn append_all(
                         intake.release(batch.iter().map(weight).sum());
                         continue;
                     }
-                    let encoded: Vec<Bytes> = batch.iter().map(Record::encode).collect();
-                    out.unanswered().appending(partition, &batch);
-                    let bus = Arc::clone(&ports.bus);
-                    // Polled first in the order of these calls, which is the order in the log.
-                    appends.push(async move { (batch, bus.append(partition, encoded).await) });
+                    for (batch, encoded) in in_parts(batch) {
+                        out.unanswered().appending(partition, &batch);
+                        let bus = Arc::clone(&ports.bus);
+                        // Polled first in the order of these calls, which is the order in the log.
+                        appends.push(async move { (batch, bus.append(partition, encoded).await) });
+                    }
                 }
                 out.flush().await;
             }
@@ -229,6 +233,27 @@ fn apart(batch: Vec<Record>, partitions: u32) -> BTreeMap<u32, Vec<Record>> {
         by_partition.entry(partition).or_default().push(record);
     }
     by_partition
+}
+
+/// As the log takes them, each part within its bytes.
+fn in_parts(batch: Vec<Record>) -> Vec<(Vec<Record>, Vec<Bytes>)> {
+    let mut parts: Vec<(Vec<Record>, Vec<Bytes>)> = Vec::new();
+    let mut room = 0;
+    for record in batch {
+        let encoded = record.encode();
+        match parts.last_mut().filter(|_| encoded.len() <= room) {
+            Some((records, bytes)) => {
+                room -= encoded.len();
+                records.push(record);
+                bytes.push(encoded);
+            }
+            None => {
+                room = APPEND_BYTES.saturating_sub(encoded.len());
+                parts.push((vec![record], vec![encoded]));
+            }
+        }
+    }
+    parts
 }
 
 async fn settle(
@@ -293,6 +318,11 @@ fn refuse(batch: &[Record], answer: &Answer, out: &mut Outbound) {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_protocol::{
+        id::{DeviceId, MsgId, NodeId, UserId},
+        record::{Message, Origin, SenderOrder, body_hash},
+    };
+
     use super::*;
 
     #[test]
@@ -306,6 +336,33 @@ mod tests {
         assert_eq!(intake.reserve(1), Err(Code::Overloaded));
         intake.note_memory(false);
         assert_eq!(intake.reserve(100), Ok(()));
+    }
+
+    #[test]
+    fn what_many_said_is_appended_in_parts_and_in_order() {
+        let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 1, request: 1 };
+        let sized = |size: usize, n: u64| {
+            let content = Bytes::from(vec![b'x'; size]);
+            let body = Body::Message(Message {
+                conversation: ConversationId::parse("d:ann:bob").unwrap(),
+                sender: UserId::new("ann").unwrap(),
+                device: DeviceId::new("phone").unwrap(),
+                msg_id: MsgId::new(&format!("m{n}")).unwrap(),
+                attempt: 0,
+                body_hash: body_hash(&content),
+                content,
+                order: SenderOrder::default(),
+                flags: 0,
+            });
+            Record { origin: origin.clone(), received_at: 1, body, trace: None }
+        };
+        let sizes = [600 << 10, 600 << 10, 10, 2 << 20, 10];
+        let batch: Vec<Record> = sizes.iter().zip(0..).map(|(size, n)| sized(*size, n)).collect();
+        let parts = in_parts(batch.clone());
+        let counts: Vec<usize> = parts.iter().map(|(records, _)| records.len()).collect();
+        assert_eq!(counts, [1, 2, 1, 1]);
+        let bytes: Vec<Bytes> = parts.into_iter().flat_map(|(_, bytes)| bytes).collect();
+        assert_eq!(bytes, batch.iter().map(Record::encode).collect::<Vec<_>>());
     }
 
     #[test]

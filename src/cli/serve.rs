@@ -1,15 +1,18 @@
 //! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
 
-use std::{
-    io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
-};
+use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::Outcome;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{auth, config::Config, node::Node};
+use super::signals::Signals;
+use crate::{
+    auth,
+    budget::{Admission, raise_open_files},
+    config::Config,
+    node::Node,
+};
 
 /// Arguments of `tidegate serve`.
 #[derive(clap::Args, Debug, Default)]
@@ -45,6 +48,8 @@ const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// # Errors
 /// Says what is wrong with the configuration or in the way of starting.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    // From the first moment on: the first process of a container does not end by a signal that nobody listens to, and would be killed later.
+    let signals = Signals::listen()?;
     args.leave_with.map_or(Ok(()), leave_with)?;
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
@@ -59,8 +64,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(why) = super::plan::too_short(&config) {
         tracing::warn!("{why}");
     }
+    raise_open_files();
+    if let Some(why) = too_many(&config) {
+        tracing::warn!("{why}");
+    }
     let node = Node::start(&config)?;
-    node.block_on(async { listen_to_signals(&node) })?;
+    signals.lead_to(&node);
     greet(&node, &config);
     let outcome = match node.wait() {
         Ok(outcome) => outcome,
@@ -83,21 +92,15 @@ fn leave_with(starter: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first signal begins the drain, the second one speeds it up.
-fn listen_to_signals(node: &Node) -> std::io::Result<()> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let drainer = Arc::clone(node.drainer());
-    node.spawn(async move {
-        for hint in ["stopping: clients are told to come back; a second signal hurries", "stopping now"] {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-            eprintln!("{hint}");
-            drainer.signal();
-        }
-    });
-    Ok(())
+/// Why a node will not hold as many as it is told, with the cure.
+fn too_many(config: &Config) -> Option<String> {
+    let (told, holds) = (config.limits.conns_max, Admission::new(config.limits.conns_max, 0).conns_max());
+    (holds < told).then(|| {
+        format!(
+            "limits.conns_max {told}: this process may have files open for {holds} clients; raise its limit of open files (ulimit -Hn, \
+             LimitNOFILE), or lower limits.conns_max, by which others plan"
+        )
+    })
 }
 
 fn greet(node: &Node, config: &Config) {

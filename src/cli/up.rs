@@ -40,8 +40,8 @@ const START_MAX: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
 /// How long the tokens that are printed are good for.
 const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
-/// Where `cargo xtask services up` writes down what runs.
-const SERVICES: &str = "target/services/services.json";
+/// Where `cargo xtask services up` writes down what runs, below the folder of builds.
+const SERVICES: &str = "services/services.json";
 
 /// Arguments of `tidegate up`.
 #[derive(clap::Args, Debug)]
@@ -157,8 +157,14 @@ fn services() -> anyhow::Result<Vec<String>> {
     if env::var_os("TIDEGATE__KAFKA__BROKERS").is_some() {
         return Ok(Vec::new());
     }
-    let text = fs::read(SERVICES).with_context(|| {
-        format!("no services: name them with --config FILE, or run `cargo xtask services up` ({SERVICES})")
+    // Where builds go, services are.
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let list = target.join(SERVICES);
+    let text = fs::read(&list).with_context(|| {
+        format!(
+            "no services: name them with --config FILE, or run `cargo xtask services up` ({})",
+            list.display()
+        )
     })?;
     settings_of(&serde_json::from_slice(&text)?)
 }

@@ -97,6 +97,10 @@ impl Config {
                     node.store == "embedded",
                     "node.store: `memory` is for node.profile = `single`; leave it away in `cluster`",
                 );
+                need(
+                    self.limits.content_bytes_max + 2_048 <= kafka.record_bytes_max,
+                    "limits.content_bytes_max: at least 2048 less than kafka.record_bytes_max, or the log refuses a large message",
+                );
                 self.check_answer(need);
             }
             _ => need(false, "node.profile: `single` or `cluster`"),

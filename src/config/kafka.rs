@@ -200,12 +200,13 @@ impl Kafka {
             "kafka.event_retention_ms: between a minute and ten years",
         );
         need(
-            (64 * 1024..=64 << 20).contains(&self.record_bytes_max),
-            "kafka.record_bytes_max: between 65536 bytes and 64 MiB",
+            (96 * 1024..=64 << 20).contains(&self.record_bytes_max),
+            "kafka.record_bytes_max: between 98304 bytes (1,000 members with long names) and 64 MiB",
         );
         need(
-            self.append_bytes_max >= 2 * self.record_bytes_max && self.append_bytes_max <= 1 << 30,
-            "kafka.append_bytes_max: at least twice kafka.record_bytes_max, at most 1 GiB",
+            self.append_bytes_max >= 2 * self.record_bytes_max.max(1 << 20)
+                && self.append_bytes_max <= 1 << 30,
+            "kafka.append_bytes_max: at least 2 MiB and twice kafka.record_bytes_max, at most 1 GiB",
         );
         need(
             (64 * 1024..=256 << 20).contains(&self.read_ahead_bytes),

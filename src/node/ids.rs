@@ -8,7 +8,7 @@ use tidegate_protocol::id::NodeId;
 use super::ports::leases;
 use crate::{
     config::Config,
-    routes::{NodeBoot, RedisRoutes},
+    routes::{Lapses, NodeBoot, RedisRoutes},
 };
 
 /// How long a free id is waited for: a node that died holds its own until its lease is over.
@@ -43,9 +43,9 @@ pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Cl
     }
     let ids = all(&config)?;
     let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant: rand::random() };
-    let deadline = Instant::now() + PATIENCE;
+    let (deadline, mut seen) = (Instant::now() + PATIENCE, Lapses::default());
     loop {
-        let why = match claim.routes.claim_id(&ids, claim.claimant).await {
+        let why = match claim.routes.claim_id(&ids, claim.claimant, &mut seen).await {
             Ok(Some(id)) => {
                 tracing::info!(%id, "this node has leased an id");
                 config.node.id = id.to_string();
@@ -73,6 +73,14 @@ impl Claim {
     /// The node has announced itself.
     pub(super) async fn settle(&self, me: &NodeBoot) {
         if let Err(error) = self.routes.settle_id(me, self.claimant).await {
+            tracing::debug!(%error, "a claim to an id was left to end by itself");
+        }
+    }
+
+    /// The node could not start: others may have the id.
+    pub(super) async fn give_back(&self, id: &str) {
+        let Ok(id) = NodeId::new(id) else { return };
+        if let Err(error) = self.routes.give_back_id(&id, self.claimant).await {
             tracing::debug!(%error, "a claim to an id was left to end by itself");
         }
     }

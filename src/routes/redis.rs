@@ -26,6 +26,8 @@ mod codec;
 mod ids;
 mod rows;
 
+pub use ids::Lapses;
+
 static INTEREST_GET: Script = Script::new(include_str!("../redis/interest_get.lua"));
 static INTEREST_PUT: Script = Script::new(include_str!("../redis/interest_put.lua"));
 static RUN_RENEW: Script = Script::new(include_str!("../redis/run_renew.lua"));

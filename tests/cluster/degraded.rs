@@ -95,6 +95,34 @@ fn with_redis_away_who_is_there_talks_on_logins_are_refused_with_a_code_and_all_
 }
 
 #[test]
+fn a_node_that_comes_while_redis_is_away_is_ready_when_it_can_let_somebody_in_and_stays_so() {
+    let way = Way::to_service("redis7");
+    let mut cluster = Cluster::start(2, &[&format!("redis.urls=[redis://{}]", way.address())]);
+    cluster.all_linked();
+    let ready = |cluster: &Cluster| {
+        let admin = cluster.node(1).addresses.admin;
+        let (status, said) = crate::support::http::ask(admin, "GET", "/readyz", "");
+        let said: Value = serde_json::from_str(&said).expect("JSON");
+        (status, said["state"].as_str().expect("a word").to_owned())
+    };
+    assert_eq!(ready(&cluster), (200, "ready".to_owned()));
+    assert_eq!(cluster.stop(1), Some(0));
+    way.close();
+    cluster.restart(1);
+    assert_eq!(ready(&cluster), (503, "starting".to_owned()));
+    is_refused(&cluster, 1, "cat");
+    way.open();
+    eventually("it is known", || (ready(&cluster).0 == 200).then_some(()));
+    eventually("logins are possible", || refusal(&cluster, 1, "cat").is_none().then_some(()));
+    way.close();
+    let node = cluster.node(1);
+    let before = node.metric("lease_failures_total");
+    eventually("its lease is not renewed", || (node.metric("lease_failures_total") > before).then_some(()));
+    assert_eq!(ready(&cluster), (200, "ready".to_owned()), "of use to whom it has");
+    way.open();
+}
+
+#[test]
 fn what_redis_had_is_put_back_by_the_nodes_and_nobody_is_missed_meanwhile() {
     let cluster = Cluster::start(2, &[]);
     cluster.all_linked();

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tidegate::routes::{Leases, RedisRoutes, Routes, RoutesError};
+use tidegate::routes::{Lapses, Leases, RedisRoutes, Routes, RoutesError};
 use tidegate_protocol::id::NodeId;
 
 use super::{
+    kafka::eventually,
     node,
     redis::{Server, Version},
     routes::info,
@@ -23,7 +24,9 @@ async fn of_many_that_start_at_once_no_two_get_one_id() {
         let mut asking = tokio::task::JoinSet::new();
         for claimant in 0..30 {
             let routes = Arc::clone(&routes);
-            asking.spawn(async move { routes.claim_id(&ids(10), claimant).await.unwrap() });
+            asking.spawn(async move {
+                routes.claim_id(&ids(10), claimant, &mut Lapses::default()).await.unwrap()
+            });
         }
         let all: Vec<Option<NodeId>> = asking.join_all().await;
         let given: BTreeSet<NodeId> = all.iter().flatten().cloned().collect();
@@ -36,21 +39,51 @@ async fn s3_an_id_is_free_again_when_its_lease_is_over_and_the_run_that_had_it_c
     let server = Server::start(Version::V7);
     let routes = RedisRoutes::connect(&server.patient(), Leases::default()).unwrap();
     let ids = ids(1);
-    assert_eq!(routes.claim_id(&ids, 7).await.unwrap(), Some(ids[0].clone()));
-    assert_eq!(
-        routes.claim_id(&ids, 7).await.unwrap(),
-        Some(ids[0].clone()),
-        "its answer may have been lost"
-    );
-    assert_eq!(routes.claim_id(&ids, 8).await.unwrap(), None);
+    let mut seen = Lapses::default();
+    let mut claim = async |claimant| routes.claim_id(&ids, claimant, &mut seen).await.unwrap();
+    let it = Some(ids[0].clone());
+    assert_eq!(claim(7).await, it);
+    assert_eq!(claim(7).await, it, "its answer may have been lost");
+    assert_eq!(claim(8).await, None);
     let first = node("pod-0", 70);
     // What has not announced itself keeps its claim.
     routes.settle_id(&first, 7).await.unwrap();
-    assert_eq!(routes.claim_id(&ids, 8).await.unwrap(), None);
+    assert_eq!(claim(8).await, None);
     routes.renew(&info(&first)).await.unwrap();
     routes.settle_id(&first, 7).await.unwrap();
-    assert_eq!(routes.claim_id(&ids, 8).await.unwrap(), None, "its lease holds it now");
+    assert_eq!(claim(8).await, None, "its lease holds it now");
     server.age(Duration::from_secs(11));
-    assert_eq!(routes.claim_id(&ids, 8).await.unwrap(), Some(ids[0].clone()));
+    assert_eq!(claim(8).await, None, "nobody has seen yet that it renews no more");
+    eventually(async || (claim(8).await == it).then_some(())).await;
     assert_eq!(routes.renew(&info(&first)).await, Err(RoutesError::LeaseLost), "it was only frozen");
+}
+
+#[tokio::test]
+async fn s3_after_an_outage_of_redis_a_node_that_starts_takes_no_id_of_one_that_lives() {
+    let server = Server::start(Version::V7);
+    let routes = RedisRoutes::connect(&server.patient(), Leases::default()).unwrap();
+    let (one, two) = (ids(1), ids(2));
+    let (lives, mut seen) = (node("pod-0", 70), Lapses::default());
+    routes.renew(&info(&lives)).await.unwrap();
+    // All leases are over, and nobody has renewed his yet.
+    server.age(Duration::from_secs(60));
+    assert_eq!(routes.claim_id(&one, 8, &mut seen).await.unwrap(), None);
+    assert_eq!(
+        routes.claim_id(&two, 8, &mut seen).await.unwrap(),
+        Some(two[1].clone()),
+        "one that nobody had"
+    );
+    let renewed = routes.renew(&info(&lives)).await;
+    assert_eq!(renewed, Ok(2), "it lives");
+    assert_eq!(routes.claim_id(&one, 9, &mut seen).await.unwrap(), None);
+    // One that could not start leaves its id to the next.
+    assert_eq!(routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(), None);
+    routes.give_back_id(&two[1], 9).await.unwrap();
+    assert_eq!(
+        routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(),
+        None,
+        "another's claim stays"
+    );
+    routes.give_back_id(&two[1], 8).await.unwrap();
+    assert_eq!(routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(), Some(two[1].clone()));
 }

@@ -17,7 +17,7 @@ use rdkafka::{
     config::FromClientConfigAndContext as _,
     consumer::{BaseConsumer, Consumer as _, ConsumerContext},
     error::{KafkaError, KafkaResult},
-    types::RDKafkaRespErr,
+    types::{RDKafkaErrorCode, RDKafkaRespErr},
 };
 use tokio::sync::Notify;
 
@@ -256,13 +256,20 @@ pub(super) fn join(
 /// heartbeats wait like that fights for its partitions with whoever has them now. So nothing here waits in the library, and
 /// each question wakes the thread that sends heartbeats.
 fn run(client: Client, member: &Member) {
-    let (mut unsubscribed, mut woken) = (false, Instant::now());
+    let (mut unsubscribed, mut woken, mut said) = (false, Instant::now(), None);
     loop {
         // One poll is one event, whatever it is, so one alone would have the group wait for the lines of a log.
         for _ in 0..EVENTS {
             // Records of the moment before a partition was paused: somebody else reads them.
             if let Some(Err(error)) = client.poll(Duration::ZERO) {
-                tracing::debug!(%error, "the group of owners");
+                let code = error.rdkafka_error_code();
+                // Nothing else would say why the node owns nothing.
+                if code.is_some_and(is_refusal) && said != code {
+                    said = code;
+                    tracing::error!(%error, "Kafka refuses this node the group of owners: allow its user to read kafka.group and kafka.topic");
+                } else {
+                    tracing::debug!(%error, "the group of owners");
+                }
             }
         }
         thread::park_timeout(TICK);
@@ -299,6 +306,15 @@ fn run(client: Client, member: &Member) {
     tracing::debug!("nothing is owned any more: the member of the group ends");
     drop(client);
     tracing::debug!("left the group of owners");
+}
+
+fn is_refusal(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode::{
+        ClusterAuthorizationFailed, GroupAuthorizationFailed, SaslAuthenticationFailed,
+        TopicAuthorizationFailed,
+    };
+    [GroupAuthorizationFailed, TopicAuthorizationFailed, ClusterAuthorizationFailed, SaslAuthenticationFailed]
+        .contains(&code)
 }
 
 struct KafkaOwnership(Arc<Member>);

@@ -63,6 +63,8 @@ impl Ground {
             format!("link.secret_file={}", secret.display()),
             format!("kafka.brokers=[{}]", entry("kafka", "address")?),
             "kafka.replication=1".to_owned(),
+            // A switch of the rules is a record of its own, amid those that are counted.
+            "log.rules=1".to_owned(),
             format!("kafka.partitions={partitions}"),
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),

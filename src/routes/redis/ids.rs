@@ -2,13 +2,17 @@
 //!
 //! What holds an id is the lease of the run that has it; a claim stands in for that until the run has announced itself. An
 //! id whose run has not renewed its lease in time is free once that run is retired, so that it can't come back beside
-//! the new one (flaws S3, S5).
+//! the new one (flaws S3, S5). After an outage of Redis all leases have run out at once, so a run is taken for dead only when it has been
+//! seen to renew nothing for a while, and ids that nobody had come first.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::id::NodeId;
 
-use super::{Lease, NodeBoot, RedisRoutes, Retire, Routes as _, RoutesError};
+use super::{Lease, NodeBoot, NodeRow, RedisRoutes, Retire, Routes as _, RoutesError};
 use crate::redis::{Call, Script};
 
 static ID_CLAIM: Script = Script::new(include_str!("../../redis/id_claim.lua"));
@@ -17,16 +21,51 @@ static ID_GIVE_BACK: Script = Script::new(include_str!("../../redis/id_give_back
 /// How long a node may take from its claim to its announcement; one that dies in between keeps the id for as long.
 const CLAIM: Duration = Duration::from_secs(300);
 
+/// A run whose lease is over is left alone until its beat has stood still for so long, two renewals, while somebody looked.
+const STILL_MIN: Duration = Duration::from_secs(6);
+
+/// What one who wants an id has seen of runs whose leases are over: their beats, and since when.
+#[derive(Debug, Default)]
+pub struct Lapses(HashMap<NodeBoot, (u64, Instant)>);
+
+impl Lapses {
+    /// Which of these runs are over, as far as can be seen by now.
+    fn look(&mut self, rows: &[NodeRow], now: Instant) -> Vec<NodeBoot> {
+        let lapsed = rows.iter().filter(|row| row.lease == Lease::Lapsed);
+        let before = std::mem::take(&mut self.0);
+        for row in lapsed {
+            let since =
+                before.get(&row.info.boot).filter(|(beat, _)| *beat == row.beat).map(|(_, since)| *since);
+            self.0.insert(row.info.boot.clone(), (row.beat, since.unwrap_or(now)));
+        }
+        let still = self.0.iter().filter(|(_, (_, since))| now.duration_since(*since) >= STILL_MIN);
+        still.map(|(boot, _)| boot.clone()).collect()
+    }
+}
+
 impl RedisRoutes {
-    /// Claims the first of these ids that no live run has, for that claimant; none when all are held.
+    /// Claims the first of these ids that no run has, or else one whose run is over, for that claimant; none when all are held.
     ///
     /// # Errors
-    /// Those of the routes. Asked again, the claimant finds what it has claimed.
-    pub async fn claim_id(&self, ids: &[NodeId], claimant: u64) -> Result<Option<NodeId>, RoutesError> {
+    /// Those of the routes. Asked again, with what was seen before, the claimant finds what it has claimed.
+    pub async fn claim_id(
+        &self,
+        ids: &[NodeId],
+        claimant: u64,
+        seen: &mut Lapses,
+    ) -> Result<Option<NodeId>, RoutesError> {
         let rows = self.nodes().await?;
-        let held =
-            |id: &&NodeId| rows.iter().any(|row| row.lease == Lease::Live && row.info.boot.node == **id);
-        for id in ids.iter().filter(|id| !held(id)) {
+        let over = seen.look(&rows, Instant::now());
+        // How much is in the way of it: nothing, runs that are over, or one that may live.
+        let ground = |id: &NodeId| {
+            let runs = rows.iter().filter(|row| row.info.boot.node == *id && row.lease != Lease::Retired);
+            let way = runs.map(|row| if over.contains(&row.info.boot) { 1 } else { 2 });
+            way.max().unwrap_or(0)
+        };
+        let mut free: Vec<(u8, &NodeId)> =
+            ids.iter().map(|id| (ground(id), id)).filter(|(way, _)| *way < 2).collect();
+        free.sort_by_key(|(way, _)| *way);
+        for (_, id) in free {
             let call = Call::script(&ID_CLAIM, [self.id_key(id)])
                 .arg(format!("{claimant:x}"))
                 .arg(CLAIM.as_millis());
@@ -34,7 +73,7 @@ impl RedisRoutes {
             if claimed == 0 {
                 continue;
             }
-            if self.vacate(id).await? {
+            if self.vacate(id, &over).await? {
                 return Ok(Some(id.clone()));
             }
             self.drop_claim(id, claimant).await?;
@@ -51,11 +90,20 @@ impl RedisRoutes {
         if is_there { self.drop_claim(&of.node, claimant).await } else { Ok(()) }
     }
 
-    /// Whether no run has the id, as of after the claim; one whose lease has lapsed is retired.
-    async fn vacate(&self, id: &NodeId) -> Result<bool, RoutesError> {
+    /// The claim is not needed: the node could not start.
+    ///
+    /// # Errors
+    /// Those of the routes; the claim ends by itself then.
+    pub async fn give_back_id(&self, id: &NodeId, claimant: u64) -> Result<(), RoutesError> {
+        self.drop_claim(id, claimant).await
+    }
+
+    /// Whether no run has the id, as of after the claim; one that is over is retired.
+    async fn vacate(&self, id: &NodeId, over: &[NodeBoot]) -> Result<bool, RoutesError> {
         for row in self.nodes().await?.iter().filter(|row| row.info.boot.node == *id) {
             let gone = match row.lease {
                 Lease::Live => false,
+                Lease::Lapsed if !over.contains(&row.info.boot) => false,
                 Lease::Lapsed => self.retire(&row.info.boot, Retire::Lapsed).await?,
                 Lease::Retired => true,
             };
