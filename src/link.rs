@@ -86,9 +86,10 @@ pub struct Session {
 /// What became of one push for one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
-    /// It is in that conn's outbox, or that conn was told to be `Behind`.
+    /// It is in that conn's outbox, or that conn was told to be `Behind`; or its user has other conns there, and it closed a moment ago: then
+    /// its own node takes the route away (ADR 14), and its next login reads what it lacks.
     Delivered,
-    /// That conn is not here (any more): the route may be removed by its token.
+    /// Its user has no conn here (any more): the route may be removed by its token.
     NotHere,
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use std::{
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -55,6 +55,54 @@ fn a_node_that_was_stopped_reads_what_came_meanwhile_before_it_takes_anybody_for
     for (client, id) in clients.iter_mut().zip(asked) {
         assert!(matches!(client.reply(id), Said::Pong(_)), "{:?}", client.wire);
     }
+}
+
+#[test]
+fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
+    let data = fresh_data();
+    std::fs::create_dir_all(&data).expect("a folder");
+    let key = data.join("key");
+    tidegate::auth::create_key(&key).expect("a file");
+    let key = format!("auth.key_file={}", key.display());
+    // There is no Redis, so it waits for an id.
+    let cluster = ["node.profile=cluster", "node.ids=2", "kafka.brokers=[127.0.0.1:1]", &key];
+    let away = ["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"];
+    let mut child = command(&data, &[&cluster[..], &away[..]].concat()).spawn().expect("the binary runs");
+    let said = || std::fs::read_to_string(data.join("stderr")).unwrap_or_default();
+    let signal = || {
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, Signal::TERM).expect("it runs");
+    };
+    eventually("it waits", || said().contains("no id is free yet").then_some(()));
+    signal();
+    eventually("it has heard it", || said().contains("a second signal hurries").then_some(()));
+    signal();
+    let status = eventually("it ends", || child.try_wait().expect("a child"));
+    assert_eq!(status.code(), Some(0), "{}", said());
+    assert!(said().contains("stopped before the node had started"), "{}", said());
+    std::fs::remove_dir_all(&data).ok();
+}
+
+#[test]
+fn a_node_takes_as_many_open_files_as_it_may_and_says_when_its_clients_need_more() {
+    let data = fresh_data();
+    let serve = command(&data, &["limits.conns_max=100000000"]);
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "ulimit -Sn 1024; exec \"$0\" \"$@\""])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let errors = std::fs::File::create(data.join("stderr")).expect("a file");
+    limited.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let mut node = Process::spawn(&data, limited);
+    let ready: Value = serde_json::from_str(&node.http("GET", "/readyz?verbose", "")).expect("JSON");
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let clients = ready["connsMax"].as_u64().expect("a number");
+    assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 200).min(100_000_000)));
+    let warns = node.said().contains("limits.conns_max 100000000: this process may have files open for");
+    assert_eq!(warns, clients < 100_000_000, "{}", node.said());
+    node.signal(Signal::TERM);
+    assert_eq!(node.exit().code(), Some(0));
 }
 
 #[test]
@@ -270,6 +318,7 @@ fn up_says_how_to_get_services() {
         .args(["up", "--nodes", "3"])
         .current_dir(&data)
         .env_remove("TIDEGATE__KAFKA__BROKERS")
+        .env_remove("CARGO_TARGET_DIR")
         .output()
         .expect("the binary runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

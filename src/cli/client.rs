@@ -31,11 +31,11 @@ pub struct LoginArgs {
     pub user: String,
     /// Where the node is, if not on this data directory
     #[arg(long, value_name = "HOST:PORT")]
-    server: Option<String>,
+    pub(super) server: Option<String>,
     /// Ask there which node to log in at, as http://host:port of any client port; may be repeated: the first that answers is
     /// asked
     #[arg(long, value_name = "URL", conflicts_with = "server")]
-    assign: Vec<String>,
+    pub(super) assign: Vec<String>,
     #[command(flatten)]
     data: super::DataArg,
 }
@@ -85,7 +85,10 @@ impl Client {
         if assigned.stale {
             eprintln!("Redis is away: the nodes are those that were seen last");
         }
-        Self::login_first(assigned.addresses.iter().map(|place| place.address.as_str()), args, device).await
+        let named = assigned.addresses.iter().map(|place| place.address.as_str());
+        // Nodes behind one address name none: the one that is known is meant. Where no node takes anybody, it says so.
+        let known = args.assign.iter().map(String::as_str).filter(|_| assigned.addresses.is_empty());
+        Self::login_first(named.chain(known), args, device).await
     }
 
     /// Logs in at the first of these, each host:port or a URL of it, that takes the user.

@@ -40,6 +40,8 @@ impl Signals {
                 next().await;
                 eprintln!("{hint}");
                 let node = tokio::select! {
+                    // A node that serves is never ended without its drain.
+                    biased;
                     node = timeout(START_MAX, started.wait_for(Option::is_some)) => node.ok().and_then(Result::ok),
                     () = next() => None,
                 };

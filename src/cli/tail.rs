@@ -217,9 +217,10 @@ struct Moving {
 }
 
 impl Moving {
-    /// Goes at the slot that the node has given, to one of those that it names; without any it stays until it is closed.
+    /// Goes at the slot that the node has given, to one of those that it names. Without any, where all nodes have one address, it goes to
+    /// that (SPEC "Leaving"); who was given none stays until it is closed.
     fn begin(&mut self, away: pb::GoAway, args: &Listener) {
-        if away.alternates.is_empty() {
+        if away.alternates.is_empty() && args.login.server.is_none() && args.login.assign.is_empty() {
             return;
         }
         let wait = u64::from(away.after_ms) + rand::random_range(0..=u64::from(away.window_ms) / 2);
@@ -229,7 +230,11 @@ impl Moving {
         self.task.spawn(async move {
             tokio::time::sleep(Duration::from_millis(wait)).await;
             let there = away.alternates.iter().map(String::as_str);
-            match Client::login_first(there, &login, &device).await {
+            let came = match away.alternates.is_empty() {
+                true => Client::login(&login, &device).await,
+                false => Client::login_first(there, &login, &device).await,
+            };
+            match came {
                 Ok(client) => Some(client),
                 Err(why) => {
                     eprintln!("none of the other nodes can be used yet: {why:#}");

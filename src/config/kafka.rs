@@ -279,6 +279,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_client_may_say_fits_into_a_record_a_record_into_an_append_and_a_reply_into_a_delivery() {
+        let with =
+            |more: &[&str]| problem(&[&["node.profile=cluster", "kafka.brokers=[k1:9092]"], more].concat());
+        assert_eq!(with(&["kafka.record_bytes_max=98304", "kafka.append_bytes_max=2097152"]), "");
+        assert!(with(&["kafka.record_bytes_max=98303"]).contains("kafka.record_bytes_max"));
+        assert!(with(&["kafka.append_bytes_max=2097151"]).contains("kafka.append_bytes_max"));
+        let large = ["limits.content_bytes_max=98304", "limits.frame_bytes_max=262144"];
+        assert_eq!(with(&large), "");
+        assert!(
+            with(&[large[0], large[1], "kafka.record_bytes_max=98304"]).contains("limits.content_bytes_max")
+        );
+        assert!(with(&["timing.reply_ms=5000", "kafka.delivery_ms=5000"]).contains("kafka.delivery_ms"));
+        assert_eq!(with(&["timing.reply_ms=5000", "kafka.delivery_ms=5001"]), "");
+    }
+
+    #[test]
     fn properties_that_carry_a_promise_can_not_be_set() {
         let set = |property: &str| {
             let properties = format!("kafka.properties=[{property}]");

@@ -1,6 +1,9 @@
 //! The section `[link]`: how nodes reach each other, and how they know each other.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -45,6 +48,14 @@ impl Default for Link {
 }
 
 impl Link {
+    /// `advertise` with an IPv6 address in brackets: what Kubernetes says of a pod has none.
+    pub fn advertised(&self) -> String {
+        match self.advertise.rsplit_once(':') {
+            Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{port}"),
+            _ => self.advertise.clone(),
+        }
+    }
+
     /// The address to tell peers.
     pub fn advertised(&self) -> String {
         if self.advertise.is_empty() { self.listen.to_string() } else { self.advertise.clone() }
@@ -67,8 +78,8 @@ impl Link {
             "link.advertise: needed, since link.listen names no address that peers could use",
         );
         need(
-            self.advertise.is_empty() || is_host_and_port(&self.advertise),
-            "link.advertise: write host:port, an IPv6 address in brackets",
+            self.advertise.is_empty() || is_host_and_port(&self.advertised()),
+            "link.advertise: write host:port",
         );
         need(
             (64 * 1024..=1 << 30).contains(&self.queue_bytes),
@@ -136,6 +147,11 @@ mod tests {
         ] {
             let found = problems(|link| (any(link), link.advertise = address.to_owned()).1);
             assert_eq!(found.is_empty(), sound, "{address}: {found:?}");
+        }
+        let told = |text: &str| Link { advertise: text.to_owned(), ..Link::default() }.advertised();
+        assert_eq!(told("fd00::1:7802"), "[fd00::1]:7802");
+        for as_it_is in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802", ""] {
+            assert_eq!(told(as_it_is), as_it_is);
         }
     }
 }

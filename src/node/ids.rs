@@ -52,7 +52,11 @@ pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Cl
                 return Ok((config, Some(claim)));
             }
             Ok(None) => None,
-            Err(error) => Some(error),
+            // While nobody can renew, nobody is seen to stand still.
+            Err(error) => {
+                seen = Lapses::default();
+                Some(error)
+            }
         };
         if Instant::now() > deadline {
             match why {

@@ -252,7 +252,7 @@ pub(super) fn listen(
 pub(super) fn peer_address(config: &Config, listener: Option<&Listener>) -> String {
     match listener {
         Some(listener) if config.link.advertise.is_empty() => listener.address().to_string(),
-        Some(_) => config.link.advertise.clone(),
+        Some(_) => config.link.advertised(),
         None => String::new(),
     }
 }

@@ -20,6 +20,7 @@ use tidegate_protocol::{codec::Wire, pb};
 
 use crate::{
     events::Listener,
+    history,
     reaper::{online, pass},
     send_until_acked,
     support::{Client, Cluster, PATIENCE, Said, Stopwatch, ask, eventually, hello, send, text_of},
@@ -33,6 +34,45 @@ const PACE: Duration = Duration::from_millis(30);
 const TWO_SESSIONS: Duration = Duration::from_secs(6 + 6 + 2);
 /// Where a writer is that is nowhere.
 const NOWHERE: usize = usize::MAX;
+
+/// Sessions that wait to move a position, and those that have, and are told nothing more.
+const MOVES: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%UPDATE partitions%'";
+const STUCK: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+    AND state = 'idle in transaction' AND clock_timestamp() - state_change > interval '200 ms'";
+
+#[test]
+fn s10_an_owner_that_froze_within_its_archive_is_cut_off_and_its_successor_goes_on() {
+    let cluster = Cluster::start(2, &[]);
+    cluster.all_shared();
+    let mut clients: Vec<Client> =
+        (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.text(&format!("peer-{n}"), "m1", "m1"), 1);
+    }
+    let held = cluster.hold_archive();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.say(ask::send(send(&format!("peer-{n}"), "m2", "m2")));
+    }
+    // Each node owns two of four partitions: one of three is that of the first.
+    eventually("the owners wait", || (cluster.number(MOVES) >= 3).then_some(()));
+    cluster.node(0).signal(Signal::STOP);
+    drop(held);
+    eventually("it stands within its transaction", || (cluster.number(STUCK) > 0).then_some(()));
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(send_until_acked(client, &format!("peer-{n}"), "m2").0, 2);
+    }
+    cluster.node(0).signal(Signal::CONT);
+    for nth in 3..=6 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            assert_eq!(send_until_acked(client, &format!("peer-{n}"), &format!("m{nth}")).0, nth);
+        }
+    }
+    for (n, client) in clients.iter_mut().enumerate() {
+        let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
+        assert_eq!(history(client, &format!("d:peer-{n}:user-{n}")), expected);
+    }
+}
 
 /// What the writers share.
 struct Shared {

@@ -62,7 +62,7 @@ impl Place {
         for name in names.into_iter().chain(["redis.prefix"]) {
             command.args(["--set", &format!("{name}={}", self.ground.setting(&format!("{name}=")))]);
         }
-        Running::start(command.current_dir(&self.folder))
+        Running::start(command.current_dir(&self.folder).env_remove("CARGO_TARGET_DIR"))
     }
 
     /// A line that `tidegate up` printed to be typed.

@@ -55,6 +55,7 @@ mod paging;
 mod port;
 mod postgres;
 mod postgres_faults;
+mod postgres_together;
 mod reader;
 mod redis;
 mod redis_faults;

@@ -37,7 +37,12 @@ impl Process {
 
     /// Starts a node on a data directory.
     pub fn start_on(data: &Path, sets: &[&str]) -> Self {
-        let mut child = command(data, sets).spawn().expect("the binary runs");
+        Self::spawn(data, command(data, sets))
+    }
+
+    /// Starts it by a command of one's own, which may say what the process is allowed.
+    pub fn spawn(data: &Path, mut serve: Command) -> Self {
+        let mut child = serve.spawn().expect("the binary runs");
         let file = data.join(NODE_FILE);
         let addresses = eventually("the node says where it listens", || {
             if let Some(status) = child.try_wait().expect("a child") {

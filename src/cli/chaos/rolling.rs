@@ -7,6 +7,7 @@
 mod client;
 mod spread;
 mod stalls;
+mod verdict;
 mod versions;
 
 use std::{
@@ -23,7 +24,7 @@ use anyhow::{Context as _, bail};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rustix::process::Signal;
 use serde_json::Value;
-use tidegate_protocol::machine::drain::{self, Plan};
+use tidegate_protocol::machine::drain;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -33,12 +34,12 @@ use self::{
     client::{Noted, Shared, conversation, name},
     spread::Spread,
     stalls::Stalls,
+    verdict::{Turn, verdict},
     versions::Versions,
 };
 use super::{
     Args, binary,
     cluster::{Cluster, PARTITIONS},
-    drain::{PACE_MAX, PACE_OVER, busiest},
     rows,
 };
 use crate::{
@@ -62,9 +63,6 @@ const BROKEN: Duration = Duration::from_secs(4);
 /// How long everybody may take to log in, to come back, and to have everything.
 const PATIENCE: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(50);
-/// Clients that all were kept from running for so long arrive at once, whatever the plan.
-const STALL_MAX: Duration = Duration::from_millis(500);
-
 /// Of the nodes. Logins of thousands at once, from one address.
 const SETS: &[&str] =
     &["limits.conns_per_ip=0", "timing.handshake_ms=30000", "trace.per_second=0", versions::SETTLE];
@@ -78,26 +76,6 @@ pub(super) enum With {
     Redis,
     /// Kafka stands still for 4 s.
     Kafka,
-}
-
-/// What one restart was like.
-struct Turn {
-    node: usize,
-    plan: Plan,
-    /// From the signal to the end of the process.
-    took: Duration,
-    /// The same as the configuration says, at most.
-    longest: Duration,
-    /// Logins elsewhere in that time, as soon as they were done.
-    arrivals: Vec<Duration>,
-    /// The longest login of that time, and when it was done, since the signal.
-    login: (Duration, Duration),
-    code: Option<i32>,
-    spoiled: Option<With>,
-    /// For how long the clients were kept from running.
-    stall: Duration,
-    /// What it came back as, where that is another program by turns.
-    back_as: Option<String>,
 }
 
 /// Starts the nodes, restarts them so many times under load, and judges.
@@ -225,7 +203,7 @@ async fn restart(
     {
         let mut noted = shared.noted();
         noted.arrivals.clear();
-        noted.login = Default::default();
+        (noted.login, noted.pause) = Default::default();
     }
     let (from, stalls) = (shared.began.elapsed(), Stalls::watch());
     let process = &mut cluster.nodes[nth].process;
@@ -247,10 +225,11 @@ async fn restart(
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
     until("everybody is logged in again", || shared.online() == shared.clients).await?;
+    let pause = shared.noted().pause;
     // A process that was kept from running is late by that.
     let longest = settings.deadline + LAST_STEPS + stall;
     let code = status.code();
-    Ok(Turn { node: nth, plan, took, longest, arrivals, login, code, spoiled, stall, back_as: None })
+    Ok(Turn { node: nth, plan, took, longest, arrivals, login, pause, code, spoiled, stall, back_as: None })
 }
 
 /// Breaks something else while a node leaves, and mends it.
@@ -321,38 +300,6 @@ async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Turn {
-    /// How much faster than planned they came, where it was fastest; not judged in a second, when something broke, or when they
-    /// could not run.
-    fn pace(&self) -> Option<f64> {
-        let over = self.plan.window.min(PACE_OVER);
-        let mut arrivals = self.arrivals.clone();
-        arrivals.sort_unstable();
-        let most = busiest(&arrivals, over) as f64;
-        let judged = over >= Duration::from_secs(1) && self.spoiled.is_none() && self.stall < STALL_MAX;
-        judged.then(|| most / over.as_secs_f64() / f64::from(self.plan.rate.max(1)))
-    }
-
-    fn print(&self) {
-        let spoiled = self.spoiled.map(|it| format!("; meanwhile: {it:?}")).unwrap_or_default();
-        let pace = self.pace().map_or("not judged".to_owned(), |pace| format!("{pace:.2} x plan"));
-        let code = self.code.map_or("none".to_owned(), |code| code.to_string());
-        let back = self.back_as.as_ref().map(|back| format!("; back as {back}")).unwrap_or_default();
-        println!(
-            "n{}: {} clients, planned {} a second over {:.1} s; {} arrivals elsewhere at {pace}, the longest login {} ms, done after {:.1} s, clients kept from running for up to {} ms; gone after {:.1} s, exit code {code}{spoiled}{back}",
-            self.node + 1,
-            self.plan.conns,
-            self.plan.rate,
-            self.plan.window.as_secs_f64(),
-            self.arrivals.len(),
-            self.login.0.as_millis(),
-            self.login.1.as_secs_f64(),
-            self.stall.as_millis(),
-            self.took.as_secs_f64(),
-        );
-    }
-}
-
 /// What the archive has: per sender the numbers in the order of their seqs.
 async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64, u64)>>> {
     let config = Config::load(None, sets)?;
@@ -373,126 +320,4 @@ async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64,
         stored.get_mut(index).context("an id that nobody sent")?.push((seq, number));
     }
     Ok(stored)
-}
-
-/// Prints what was seen, and fails when a promise was broken.
-fn verdict(
-    shared: &Shared,
-    spread: &Spread,
-    turns: &[Turn],
-    stored: &[Vec<(u64, u64)>],
-) -> anyhow::Result<()> {
-    let (mut lost, mut doubled, mut misplaced, mut acked) = (0, 0, 0, 0);
-    for (index, rows) in stored.iter().enumerate() {
-        let last = shared.acked[index].load(Ordering::Acquire);
-        let numbers: HashSet<u64> = rows.iter().map(|(_, number)| *number).collect();
-        acked += last;
-        lost += (1..=last).filter(|number| !numbers.contains(number)).count();
-        doubled += rows.len() - numbers.len();
-        misplaced += rows.iter().filter(|(seq, number)| seq != number).count();
-    }
-    let noted = shared.noted();
-    let [pause, deaf] = noted.pause.map(|pause| pause.as_millis());
-    println!(
-        "{} restarts: {acked} acked, {lost} of them lost, {doubled} stored twice, {misplaced} out of order; {} pushes repeated; {} clients, up to {:.1} % from even at first",
-        turns.len(),
-        noted.repeated,
-        shared.clients,
-        100.0 * spread.off()
-    );
-    println!(
-        "{} moves with both connections open, {} logins after a close; longest pause without a connection {pause} ms, of deaf clients {deaf} ms; slowest ack {} ms",
-        noted.moves[0],
-        noted.moves[1],
-        noted.slowest.as_millis()
-    );
-    let mut broken = noted.broken.clone();
-    broken.extend(spread.judge());
-    if lost + doubled + misplaced > 0 {
-        broken.push(format!("{lost} lost, {doubled} stored twice, {misplaced} out of order"));
-    }
-    for turn in turns {
-        if turn.pace().is_some_and(|pace| pace > PACE_MAX) {
-            broken.push(format!(
-                "n{}: clients arrived at {:.2} x the plan",
-                turn.node + 1,
-                turn.pace().unwrap_or(0.0)
-            ));
-        }
-        // What breaks meanwhile may have it cut clients, and may not keep it from ending in time and saying so.
-        let fine = if turn.spoiled.is_some() { &[Some(0), Some(3)][..] } else { &[Some(0)] };
-        if !fine.contains(&turn.code) {
-            broken.push(format!("n{}: exit code {:?}", turn.node + 1, turn.code));
-        }
-        if turn.took > turn.longest {
-            broken.push(format!(
-                "n{}: gone after {:.1} s, not within {:.1} s",
-                turn.node + 1,
-                turn.took.as_secs_f64(),
-                turn.longest.as_secs_f64()
-            ));
-        }
-    }
-    if !broken.is_empty() {
-        let more = broken.len();
-        broken.truncate(20);
-        bail!("the rolling restart broke {more} promises:\n  {}", broken.join("\n  "));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn turn(arrivals: Vec<Duration>, code: i32) -> Turn {
-        let settings = Config::default().drain_settings();
-        let plan = drain::plan(5_000, &settings);
-        Turn {
-            node: 0,
-            plan,
-            took: Duration::from_secs(40),
-            longest: settings.deadline,
-            arrivals,
-            login: Default::default(),
-            code: Some(code),
-            spoiled: None,
-            stall: Duration::ZERO,
-            back_as: None,
-        }
-    }
-
-    /// As planned: 5,000 over 30 s.
-    fn even() -> Vec<Duration> {
-        (0..5_000).map(|n| Duration::from_millis(6) * n).collect()
-    }
-
-    fn fails(turns: &[Turn], change: impl FnOnce(&Shared, &mut Vec<Vec<(u64, u64)>>)) -> bool {
-        let shared = Shared::new(3, 1, Vec::new());
-        shared.acked.iter().for_each(|acked| acked.store(2, Ordering::Release));
-        let mut stored = vec![vec![(1, 1), (2, 2)]; 3];
-        change(&shared, &mut stored);
-        verdict(&shared, &Spread(vec![1; 3]), turns, &stored).is_err()
-    }
-
-    #[test]
-    fn each_broken_promise_of_a_rolling_restart_fails() {
-        let fine = || [turn(even(), 0)];
-        assert!(!fails(&fine(), |_, _| {}));
-        assert!(!fails(&fine(), |_, stored| stored[1].push((3, 3))), "stored, and the ack was on its way");
-        assert!(fails(&fine(), |_, stored| _ = stored[1].pop()), "lost");
-        assert!(fails(&fine(), |_, stored| stored[1].push((3, 2))), "twice");
-        assert!(fails(&fine(), |_, stored| stored[1] = vec![(1, 2), (2, 1)]), "out of order");
-        assert!(fails(&fine(), |shared, _| shared.noted().broken.push("a push".into())));
-        assert!(fails(&[turn(even(), 3)], |_, _| {}), "cut");
-        let spoiled = |code| Turn { spoiled: Some(With::Redis), ..turn(even(), code) };
-        assert!(!fails(&[spoiled(3)], |_, _| {}), "that may happen when Redis is away");
-        assert!(fails(&[spoiled(101)], |_, _| {}), "that may not");
-        assert!(fails(&[Turn { took: Duration::from_secs(51), ..spoiled(0) }], |_, _| {}), "too late");
-        let storm = even().into_iter().map(|at| at / 2).collect();
-        assert!(fails(&[turn(storm, 0)], |_, _| {}), "twice as fast as planned");
-        let uneven = |conns| verdict(&Shared::new(0, 1, Vec::new()), &Spread(conns), &fine(), &[]).is_err();
-        assert!(!uneven(vec![5_400, 4_800, 4_800]));
-        assert!(uneven(vec![6_000, 4_500, 4_500]));
-    }
 }

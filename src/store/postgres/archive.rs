@@ -168,6 +168,11 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
+    fn bytes(&self) -> usize {
+        let records: usize = self.record.iter().map(Vec::len).sum();
+        records + self.content.iter().map(|it| it.len()).sum::<usize>()
+    }
+
     fn insert(&self) -> Call<'_> {
         let Self { conversation, seq, ordinal, own, offset, sender, record, content, .. } = self;
         let (recalled_seq, recalled_time) = (&self.recalled_seq, &self.recalled_time);
@@ -304,6 +309,7 @@ fn push_ids<'a, const N: usize>(columns: &mut [Vec<&'a str>; N], ids: [&'a str; 
 /// Up to so many rows of any table the end of the transaction is sent with them: of a large one that fails it must be known that it was too large,
 /// and not whether it happened.
 const SMALL: usize = 256;
+const SMALL_BYTES: usize = 1024 * 1024;
 
 /// Writes all of the delta but the position, in the transaction of the session, and ends that.
 pub(super) async fn write(
@@ -329,7 +335,8 @@ pub(super) async fn write(
     }
     calls.push(people.put(&partition));
     let size = rows.seq.len() + keys.hash.len() + people.conversation.len() + people.head.len();
-    if size <= SMALL && people.are_counted() && Session::fit(&calls) {
+    let is_small = size <= SMALL && rows.bytes() <= SMALL_BYTES && pruned.is_empty();
+    if is_small && people.are_counted() && Session::fit(&calls) {
         return session.finish(&calls).await;
     }
     let answers = session.go_on(&calls).await?;

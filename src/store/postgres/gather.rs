@@ -101,7 +101,10 @@ impl<E: Errand> Drop for Flight<E> {
         if !self.over {
             let mut state = E::gather(&self.core).lock();
             state.flights -= 1;
-            state.waiting.clear();
+            // Another one takes them.
+            if state.flights == 0 {
+                state.waiting.clear();
+            }
         }
     }
 }

@@ -198,7 +198,7 @@ impl Client {
     /// A login is done.
     fn arrived(&mut self, how: usize) {
         let shared = Arc::clone(&self.shared);
-        let is_first = !shared.online[self.index].swap(true, Ordering::AcqRel) && self.away.is_none();
+        let is_first = !shared.online[self.index].load(Ordering::Acquire) && self.away.is_none();
         let mut noted = shared.noted();
         if let Some(away) = self.away.take() {
             let pause = &mut noted.pause[usize::from(self.is_deaf())];
@@ -209,6 +209,8 @@ impl Client {
             noted.moves[how] += 1;
         }
         drop(noted);
+        // Last: who waits for everybody looks at what was noted then.
+        shared.online[self.index].store(true, Ordering::Release);
         (self.pull, self.asked) = (true, None);
         if let Some(flight) = &mut self.flight {
             flight.due = At::now();

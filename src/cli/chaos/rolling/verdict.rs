@@ -1,0 +1,212 @@
+//! What a rolling restart was like, and whether it kept what is promised.
+
+use std::{collections::HashSet, sync::atomic::Ordering, time::Duration};
+
+use anyhow::bail;
+use tidegate_protocol::machine::drain::Plan;
+
+use super::{With, client::Shared, spread::Spread};
+use crate::cli::chaos::drain::{PACE_MAX, PACE_OVER, busiest};
+
+/// Clients that all were kept from running for so long arrive at once, whatever the plan.
+const STALL_MAX: Duration = Duration::from_millis(500);
+
+/// How long a client that moves as it is told may be without a connection, on a machine that does all of it on two cores; the aim is 1 s.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// What one restart was like.
+pub(super) struct Turn {
+    pub(super) node: usize,
+    pub(super) plan: Plan,
+    /// From the signal to the end of the process.
+    pub(super) took: Duration,
+    /// The same as the configuration says, at most.
+    pub(super) longest: Duration,
+    /// Logins elsewhere in that time, as soon as they were done.
+    pub(super) arrivals: Vec<Duration>,
+    /// The longest login of that time, and when it was done, since the signal.
+    pub(super) login: (Duration, Duration),
+    /// The longest time without a connection, of those who move as they are told and of the deaf, until everybody was back.
+    pub(super) pause: [Duration; 2],
+    pub(super) code: Option<i32>,
+    pub(super) spoiled: Option<With>,
+    /// For how long the clients were kept from running.
+    pub(super) stall: Duration,
+    /// What it came back as, where that is another program by turns.
+    pub(super) back_as: Option<String>,
+}
+
+impl Turn {
+    /// How much faster than planned they came, where it was fastest; not judged in a second, when something broke, or when they
+    /// could not run.
+    fn pace(&self) -> Option<f64> {
+        let over = self.plan.window.min(PACE_OVER);
+        let mut arrivals = self.arrivals.clone();
+        arrivals.sort_unstable();
+        let most = busiest(&arrivals, over) as f64;
+        let judged = over >= Duration::from_secs(1) && self.went_as_planned();
+        judged.then(|| most / over.as_secs_f64() / f64::from(self.plan.rate.max(1)))
+    }
+
+    fn went_as_planned(&self) -> bool {
+        self.spoiled.is_none() && self.stall < STALL_MAX
+    }
+
+    pub(super) fn print(&self) {
+        let spoiled = self.spoiled.map(|it| format!("; meanwhile: {it:?}")).unwrap_or_default();
+        let pace = self.pace().map_or("not judged".to_owned(), |pace| format!("{pace:.2} x plan"));
+        let code = self.code.map_or("none".to_owned(), |code| code.to_string());
+        let back = self.back_as.as_ref().map(|back| format!("; back as {back}")).unwrap_or_default();
+        println!(
+            "n{}: {} clients, planned {} a second over {:.1} s; {} arrivals elsewhere at {pace}, the longest login {} ms, done after {:.1} s, nobody away for more than {} ms, clients kept from running for up to {} ms; gone after {:.1} s, exit code {code}{spoiled}{back}",
+            self.node + 1,
+            self.plan.conns,
+            self.plan.rate,
+            self.plan.window.as_secs_f64(),
+            self.arrivals.len(),
+            self.login.0.as_millis(),
+            self.login.1.as_secs_f64(),
+            self.pause[0].as_millis(),
+            self.stall.as_millis(),
+            self.took.as_secs_f64(),
+        );
+    }
+}
+
+/// Prints what was seen, and fails when a promise was broken.
+pub(super) fn verdict(
+    shared: &Shared,
+    spread: &Spread,
+    turns: &[Turn],
+    stored: &[Vec<(u64, u64)>],
+) -> anyhow::Result<()> {
+    let (mut lost, mut doubled, mut misplaced, mut acked) = (0, 0, 0, 0);
+    for (index, rows) in stored.iter().enumerate() {
+        let last = shared.acked[index].load(Ordering::Acquire);
+        let numbers: HashSet<u64> = rows.iter().map(|(_, number)| *number).collect();
+        acked += last;
+        lost += (1..=last).filter(|number| !numbers.contains(number)).count();
+        doubled += rows.len() - numbers.len();
+        misplaced += rows.iter().filter(|(seq, number)| seq != number).count();
+    }
+    let noted = shared.noted();
+    let longest =
+        |which: usize| turns.iter().map(|turn| turn.pause[which]).max().unwrap_or_default().as_millis();
+    let [pause, deaf] = [0, 1].map(longest);
+    println!(
+        "{} restarts: {acked} acked, {lost} of them lost, {doubled} stored twice, {misplaced} out of order; {} pushes repeated; {} clients, up to {:.1} % from even at first",
+        turns.len(),
+        noted.repeated,
+        shared.clients,
+        100.0 * spread.off()
+    );
+    println!(
+        "{} moves with both connections open, {} logins after a close; longest pause without a connection {pause} ms, of deaf clients {deaf} ms; slowest ack {} ms",
+        noted.moves[0],
+        noted.moves[1],
+        noted.slowest.as_millis()
+    );
+    let mut broken = noted.broken.clone();
+    broken.extend(spread.judge());
+    if lost + doubled + misplaced > 0 {
+        broken.push(format!("{lost} lost, {doubled} stored twice, {misplaced} out of order"));
+    }
+    for turn in turns {
+        if turn.pace().is_some_and(|pace| pace > PACE_MAX) {
+            broken.push(format!(
+                "n{}: clients arrived at {:.2} x the plan",
+                turn.node + 1,
+                turn.pace().unwrap_or(0.0)
+            ));
+        }
+        if turn.went_as_planned() && turn.pause[0] > PAUSE_MAX {
+            let away = turn.pause[0].as_secs_f64();
+            broken.push(format!(
+                "n{}: a client that moved as it was told was away for {away:.1} s",
+                turn.node + 1
+            ));
+        }
+        // What breaks meanwhile may have it cut clients, and may not keep it from ending in time and saying so.
+        let fine = if turn.spoiled.is_some() { &[Some(0), Some(3)][..] } else { &[Some(0)] };
+        if !fine.contains(&turn.code) {
+            broken.push(format!("n{}: exit code {:?}", turn.node + 1, turn.code));
+        }
+        if turn.took > turn.longest {
+            broken.push(format!(
+                "n{}: gone after {:.1} s, not within {:.1} s",
+                turn.node + 1,
+                turn.took.as_secs_f64(),
+                turn.longest.as_secs_f64()
+            ));
+        }
+    }
+    if !broken.is_empty() {
+        let more = broken.len();
+        broken.truncate(20);
+        bail!("the rolling restart broke {more} promises:\n  {}", broken.join("\n  "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::machine::drain;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn turn(arrivals: Vec<Duration>, code: i32) -> Turn {
+        let settings = Config::default().drain_settings();
+        let plan = drain::plan(5_000, &settings);
+        Turn {
+            node: 0,
+            plan,
+            took: Duration::from_secs(40),
+            longest: settings.deadline,
+            arrivals,
+            login: Default::default(),
+            pause: [Duration::from_millis(900), Duration::from_secs(9)],
+            code: Some(code),
+            spoiled: None,
+            stall: Duration::ZERO,
+            back_as: None,
+        }
+    }
+
+    /// As planned: 5,000 over 30 s.
+    fn even() -> Vec<Duration> {
+        (0..5_000).map(|n| Duration::from_millis(6) * n).collect()
+    }
+
+    fn fails(turns: &[Turn], change: impl FnOnce(&Shared, &mut Vec<Vec<(u64, u64)>>)) -> bool {
+        let shared = Shared::new(3, 1, Vec::new());
+        shared.acked.iter().for_each(|acked| acked.store(2, Ordering::Release));
+        let mut stored = vec![vec![(1, 1), (2, 2)]; 3];
+        change(&shared, &mut stored);
+        verdict(&shared, &Spread(vec![1; 3]), turns, &stored).is_err()
+    }
+
+    #[test]
+    fn each_broken_promise_of_a_rolling_restart_fails() {
+        let fine = || [turn(even(), 0)];
+        assert!(!fails(&fine(), |_, _| {}));
+        assert!(!fails(&fine(), |_, stored| stored[1].push((3, 3))), "stored, and the ack was on its way");
+        assert!(fails(&fine(), |_, stored| _ = stored[1].pop()), "lost");
+        assert!(fails(&fine(), |_, stored| stored[1].push((3, 2))), "twice");
+        assert!(fails(&fine(), |_, stored| stored[1] = vec![(1, 2), (2, 1)]), "out of order");
+        assert!(fails(&fine(), |shared, _| shared.noted().broken.push("a push".into())));
+        assert!(fails(&[turn(even(), 3)], |_, _| {}), "cut");
+        let spoiled = |code| Turn { spoiled: Some(With::Redis), ..turn(even(), code) };
+        assert!(!fails(&[spoiled(3)], |_, _| {}), "that may happen when Redis is away");
+        assert!(fails(&[spoiled(101)], |_, _| {}), "that may not");
+        assert!(fails(&[Turn { took: Duration::from_secs(51), ..spoiled(0) }], |_, _| {}), "too late");
+        let away = |turn| Turn { pause: [Duration::from_secs(6), Duration::ZERO], ..turn };
+        assert!(fails(&[away(turn(even(), 0))], |_, _| {}), "away for long");
+        assert!(!fails(&[away(spoiled(0))], |_, _| {}), "that may happen when Redis is away");
+        let storm = even().into_iter().map(|at| at / 2).collect();
+        assert!(fails(&[turn(storm, 0)], |_, _| {}), "twice as fast as planned");
+        let uneven = |conns| verdict(&Shared::new(0, 1, Vec::new()), &Spread(conns), &fine(), &[]).is_err();
+        assert!(!uneven(vec![5_400, 4_800, 4_800]));
+        assert!(uneven(vec![6_000, 4_500, 4_500]));
+    }
+}

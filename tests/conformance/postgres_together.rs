@@ -1,0 +1,134 @@
+//! What many clients ask of Postgres at once: it is gathered, waits for no connection, and each gets its own answer.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::{join, join_all};
+use tidegate::{
+    config,
+    store::{Mark, Personal, PostgresStore, Store, StoreError},
+};
+use tidegate_protocol::{id::ConversationId, settings::UserSettings};
+
+use super::{
+    postgres::Database,
+    store::owner::{Owner, message},
+    user,
+};
+
+const WAITS: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
+fn direct() -> ConversationId {
+    ConversationId::direct(&user("ann"), &user("bob"))
+}
+
+/// Until so many sessions wait for a lock.
+async fn waiting(database: &Database, count: i64) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while database.number(WAITS).await < count {
+        assert!(Instant::now() < until, "{count} wait");
+    }
+}
+
+/// After an outage or a restart all clients of a node come at once, to the few connections that they share.
+#[tokio::test]
+async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own() {
+    let database = Database::new().await;
+    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    let names: Vec<_> = (0..300).map(|n| user(&format!("u{n}"))).collect();
+    let to = |n: usize| ConversationId::direct(&names[n], &user("all"));
+    // Every third has nobody, and wished nothing.
+    let has = |n: usize| n % 3 > 0;
+    let said: Vec<_> =
+        (0..300).filter(|n| has(*n)).map(|n| message(&to(n), "all", &format!("m{n}"), 0, "text")).collect();
+    let (_, delta) = owner.apply(&said).await;
+    store.archive(0, owner.fence, &delta).await.unwrap();
+    let wish = |n: usize| UserSettings { ack_timeout_ms: 1_000 + n as u32, ..UserSettings::default() };
+    for n in (0..300).filter(|n| has(*n)) {
+        assert_eq!(store.wishes(&names[n], wish(n)).await, Ok(wish(n)));
+    }
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE wishes, memberships IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let ask = async |n: usize| {
+        join(store.wishes(&names[n], UserSettings::default()), store.memberships(&names[n], None, 10)).await
+    };
+    let mut all = Box::pin(join_all((0..300).map(ask)));
+    assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+    // Longer than anybody may wait for a connection.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1_500) {
+        waiting(&database, 1).await;
+        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+    }
+    held.commit().await.unwrap();
+    for (n, (wished, page)) in all.await.into_iter().enumerate() {
+        assert_eq!(wished, Ok(if has(n) { wish(n) } else { UserSettings::default() }), "{n}");
+        let found: Vec<_> = page.unwrap().into_iter().map(|it| it.conversation).collect();
+        assert_eq!(found, if has(n) { vec![to(n)] } else { Vec::new() }, "{n}");
+    }
+    // Each has a page of its own, from where it asked.
+    let pages = [(None, 2), (Some(to(1)), 1), (Some(to(299)), 5)];
+    let everybody = user("all");
+    let found =
+        join_all(pages.iter().map(|(after, limit)| store.memberships(&everybody, after.as_ref(), *limit)))
+            .await;
+    let mut sorted: Vec<_> = (0..300).filter(|n| has(*n)).map(to).collect();
+    sorted.sort();
+    for ((after, limit), page) in pages.iter().zip(found) {
+        let wanted: Vec<_> = sorted
+            .iter()
+            .filter(|it| after.as_ref().is_none_or(|after| *it > after))
+            .take(*limit)
+            .cloned()
+            .collect();
+        let page: Vec<_> = page.unwrap().into_iter().map(|it| it.conversation).collect();
+        assert_eq!(page, wanted);
+    }
+}
+
+/// DESIGN 6.8: marks are gathered.
+#[tokio::test]
+async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let save = async |name: String, seq| {
+        let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
+        store.save_marks(&[(user(&name), direct(), mark)]).await
+    };
+    save("first".to_owned(), 1).await.unwrap();
+    // Whoever comes now waits for that row, and the others gather behind it.
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.execute("SELECT FROM marks WHERE user_id = 'first' FOR UPDATE", &[]).await.unwrap();
+    let mut first = Box::pin(save("first".to_owned(), 2));
+    assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    // Of one pair several marks, and of another one that goes back.
+    let many = (0..300).map(|n| save(format!("user-{}", n % 250), 1 + n % 7));
+    let mut many = Box::pin(join_all(many));
+    assert!(poll_fn(|context| Poll::Ready(many.as_mut().poll(context))).await.is_pending());
+    held.commit().await.unwrap();
+    let (first, many) = tokio::join!(first, many);
+    assert!(first.is_ok() && many.iter().all(Result::is_ok), "{first:?} {many:?}");
+    assert_eq!(database.number("SELECT count(*) FROM marks").await, 251);
+    assert_eq!(database.number("SELECT count(DISTINCT xmin::text) FROM marks").await, 2, "transactions");
+    for n in 0..50 {
+        let newest = (1 + n % 7).max(1 + (n + 250) % 7);
+        let is = format!("SELECT seq FROM marks WHERE user_id = 'user-{n}'");
+        assert_eq!(database.number(&is).await, newest, "user-{n}");
+    }
+    // A row that makes no sense is told to who asked for it alone.
+    database.execute("UPDATE marks SET hidden = '\\xff' WHERE user_id = 'user-7'").await;
+    let three = ["user-6", "user-7", "user-8"].map(|name| save(name.to_owned(), 100));
+    let [six, seven, eight] = <[_; 3]>::try_from(join_all(three).await).unwrap();
+    assert!(matches!(seven, Err(StoreError::Damaged(_))), "{seven:?}");
+    assert_eq!((six, eight), (Ok(()), Ok(())));
+}
