@@ -48,17 +48,14 @@ impl Default for Link {
 }
 
 impl Link {
-    /// `advertise` with an IPv6 address in brackets: what Kubernetes says of a pod has none.
+    /// The address to tell peers; an IPv6 address in brackets: what Kubernetes says of a pod has none.
     pub fn advertised(&self) -> String {
         match self.advertise.rsplit_once(':') {
             Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{port}"),
-            _ => self.advertise.clone(),
+            Some(_) => self.advertise.clone(),
+            None if self.advertise.is_empty() => self.listen.to_string(),
+            None => self.advertise.clone(),
         }
-    }
-
-    /// The address to tell peers.
-    pub fn advertised(&self) -> String {
-        if self.advertise.is_empty() { self.listen.to_string() } else { self.advertise.clone() }
     }
 
     pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
@@ -150,7 +147,7 @@ mod tests {
         }
         let told = |text: &str| Link { advertise: text.to_owned(), ..Link::default() }.advertised();
         assert_eq!(told("fd00::1:7802"), "[fd00::1]:7802");
-        for as_it_is in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802", ""] {
+        for as_it_is in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802"] {
             assert_eq!(told(as_it_is), as_it_is);
         }
     }

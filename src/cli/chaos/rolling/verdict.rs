@@ -52,6 +52,39 @@ impl Turn {
         self.spoiled.is_none() && self.stall < STALL_MAX
     }
 
+    /// What it did not keep.
+    fn broken(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        if self.pace().is_some_and(|pace| pace > PACE_MAX) {
+            broken.push(format!(
+                "n{}: clients arrived at {:.2} x the plan",
+                self.node + 1,
+                self.pace().unwrap_or(0.0)
+            ));
+        }
+        if self.went_as_planned() && self.pause[0] > PAUSE_MAX {
+            let away = self.pause[0].as_secs_f64();
+            broken.push(format!(
+                "n{}: a client that moved as it was told was away for {away:.1} s",
+                self.node + 1
+            ));
+        }
+        // What breaks meanwhile may have it cut clients, and may not keep it from ending in time and saying so.
+        let fine = if self.spoiled.is_some() { &[Some(0), Some(3)][..] } else { &[Some(0)] };
+        if !fine.contains(&self.code) {
+            broken.push(format!("n{}: exit code {:?}", self.node + 1, self.code));
+        }
+        if self.took > self.longest {
+            broken.push(format!(
+                "n{}: gone after {:.1} s, not within {:.1} s",
+                self.node + 1,
+                self.took.as_secs_f64(),
+                self.longest.as_secs_f64()
+            ));
+        }
+        broken
+    }
+
     pub(super) fn print(&self) {
         let spoiled = self.spoiled.map(|it| format!("; meanwhile: {it:?}")).unwrap_or_default();
         let pace = self.pace().map_or("not judged".to_owned(), |pace| format!("{pace:.2} x plan"));
@@ -111,35 +144,7 @@ pub(super) fn verdict(
     if lost + doubled + misplaced > 0 {
         broken.push(format!("{lost} lost, {doubled} stored twice, {misplaced} out of order"));
     }
-    for turn in turns {
-        if turn.pace().is_some_and(|pace| pace > PACE_MAX) {
-            broken.push(format!(
-                "n{}: clients arrived at {:.2} x the plan",
-                turn.node + 1,
-                turn.pace().unwrap_or(0.0)
-            ));
-        }
-        if turn.went_as_planned() && turn.pause[0] > PAUSE_MAX {
-            let away = turn.pause[0].as_secs_f64();
-            broken.push(format!(
-                "n{}: a client that moved as it was told was away for {away:.1} s",
-                turn.node + 1
-            ));
-        }
-        // What breaks meanwhile may have it cut clients, and may not keep it from ending in time and saying so.
-        let fine = if turn.spoiled.is_some() { &[Some(0), Some(3)][..] } else { &[Some(0)] };
-        if !fine.contains(&turn.code) {
-            broken.push(format!("n{}: exit code {:?}", turn.node + 1, turn.code));
-        }
-        if turn.took > turn.longest {
-            broken.push(format!(
-                "n{}: gone after {:.1} s, not within {:.1} s",
-                turn.node + 1,
-                turn.took.as_secs_f64(),
-                turn.longest.as_secs_f64()
-            ));
-        }
-    }
+    broken.extend(turns.iter().flat_map(Turn::broken));
     if !broken.is_empty() {
         let more = broken.len();
         broken.truncate(20);
