@@ -45,7 +45,7 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
     let names: Vec<_> = (0..300).map(|n| user(&format!("u{n}"))).collect();
     let to = |n: usize| ConversationId::direct(&names[n], &user("all"));
     // Every third has nobody, and wished nothing.
-    let has = |n: usize| n % 3 > 0;
+    let has = |n: usize| !n.is_multiple_of(3);
     let said: Vec<_> =
         (0..300).filter(|n| has(*n)).map(|n| message(&to(n), "all", &format!("m{n}"), 0, "text")).collect();
     let (_, delta) = owner.apply(&said).await;
