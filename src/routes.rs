@@ -4,7 +4,7 @@
 //! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time: users see delays, never wrong
 //! order, and the beat of the node lease tells the nodes to assert their routes again (DESIGN 7).
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
@@ -19,6 +19,10 @@ pub use self::announced::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
 pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
 pub use about::{About, Draining, TopicLag};
 pub use memory::{Leases, MemoryRoutes};
+
+/// A run is taken for dead only when its beat has stood still this long, two renewals, under somebody's eyes, with the routes answering
+/// all the time. After an outage all leases have run out at once: whoever comes back first must not retire the others.
+pub const STILL_MIN: Duration = Duration::from_secs(6);
 
 /// One run of a node: a node that restarts is another one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,15 +4,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::RENEW_EVERY;
 use crate::{
     ports::Seen,
-    routes::{Lease, NodeBoot, NodeRow, NodeState},
+    routes::{Lease, NodeBoot, NodeRow, NodeState, STILL_MIN},
 };
-
-/// A run is taken for dead only when its beat has stood still this long under this node's eyes, with the routes answering
-/// all the time. After an outage all leases have run out at once: whoever comes back first must not retire the others.
-const STILL_MIN: Duration = RENEW_EVERY.saturating_mul(2);
 
 /// So many calls in a row may be late before the routes are taken for away. One is on any machine that is busy, and says nothing
 /// of what they hold: the beat does.
@@ -187,7 +182,7 @@ impl View {
 mod tests {
     use tidegate_protocol::id::NodeId;
 
-    use super::*;
+    use super::{super::RENEW_EVERY, *};
     use crate::routes::NodeInfo;
 
     const LEASE: Duration = Duration::from_secs(10);

@@ -166,9 +166,12 @@ pub async fn ensure_topics(
     let mut states: Vec<Option<TopicState>> = vec![None; plans.len()];
     for cluster in [Cluster::Log, Cluster::Nodes] {
         let own: Vec<usize> = (0..plans.len()).filter(|at| plans[*at].what.cluster() == cluster).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let admin = admin(kafka, cluster)?;
         // There are as many topics as ids that nodes may lease: each question is asked for many.
         for part in own.chunks(AT_ONCE) {
-            let admin = admin(kafka, cluster)?;
             let asked: Vec<&TopicPlan> = part.iter().map(|at| &plans[*at]).collect();
             for (at, state) in part.iter().zip(ensure(&admin, &asked).await?) {
                 states[*at] = Some(state);
@@ -186,7 +189,9 @@ pub async fn ensure_topics(
 pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
     let admin = admin(kafka, Cluster::Log)?;
     let Some(log) = topic_plans(kafka, &[]).into_iter().next() else { return Ok(TopicState::There) };
-    let compared = compare(&admin, &[&log]).await?;
+    let shape = shapes(&admin, &[&log]).await?;
+    let there: Vec<_> = [&log].into_iter().zip(shape).collect();
+    let compared = compare(&admin, &there).await?;
     Ok(compared.into_iter().next().unwrap_or(TopicState::There))
 }
 
@@ -211,11 +216,9 @@ async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicSta
             Err((name, code)) => (name, Some(code)),
         })
         .collect();
-    let mut there = Vec::new();
     for plan in plans {
         match made.get(&plan.name) {
-            Some(None) => {}
-            Some(Some(RDKafkaErrorCode::TopicAlreadyExists)) => there.push(*plan),
+            Some(None | Some(RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Some(Some(RDKafkaErrorCode::InvalidReplicationFactor)) => {
                 return Err(KafkaRefusal(format!(
                     "{}: there are fewer than {} brokers; start more, or set kafka.replication lower",
@@ -229,23 +232,22 @@ async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicSta
         }
     }
     // Who was told that a topic is made can use it.
-    shapes(admin, plans).await?;
+    let shapes = shapes(admin, plans).await?;
+    let is_new = |plan: &TopicPlan| made.get(&plan.name) == Some(&None);
+    let there: Vec<(&TopicPlan, Shape)> =
+        plans.iter().copied().zip(shapes).filter(|(plan, _)| !is_new(plan)).collect();
     let mut compared = compare(admin, &there).await?.into_iter();
-    let state = |plan: &&TopicPlan| match made.get(&plan.name) {
-        Some(None) => Some(TopicState::Made),
-        _ => compared.next(),
-    };
+    let state = |plan: &&TopicPlan| if is_new(plan) { Some(TopicState::Made) } else { compared.next() };
     Ok(plans.iter().filter_map(state).collect())
 }
 
 /// How each is, in order.
-async fn compare(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicState>, KafkaRefusal> {
-    if plans.is_empty() {
+async fn compare(admin: &Admin, there: &[(&TopicPlan, Shape)]) -> Result<Vec<TopicState>, KafkaRefusal> {
+    if there.is_empty() {
         return Ok(Vec::new());
     }
-    let shapes = shapes(admin, plans).await?;
     let specifiers: Vec<ResourceSpecifier<'_>> =
-        plans.iter().map(|plan| ResourceSpecifier::Topic(&plan.name)).collect();
+        there.iter().map(|(plan, _)| ResourceSpecifier::Topic(&plan.name)).collect();
     let described = admin.describe_configs(&specifiers, &options()).await?;
     let described: HashMap<String, ConfigResource> = described
         .into_iter()
@@ -255,12 +257,12 @@ async fn compare(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicSt
             Some((name.clone(), resource))
         })
         .collect();
-    let mut states = Vec::with_capacity(plans.len());
-    for (plan, shape) in plans.iter().zip(shapes) {
+    let mut states = Vec::with_capacity(there.len());
+    for (plan, shape) in there {
         let resource = described
             .get(&plan.name)
             .ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
-        states.push(plan.held_against(shape, resource));
+        states.push(plan.held_against(*shape, resource));
     }
     Ok(states)
 }

@@ -13,16 +13,16 @@ use std::{
 use tidegate_protocol::id::NodeId;
 
 use super::{Lease, NodeBoot, NodeRow, RedisRoutes, Retire, Routes as _, RoutesError};
-use crate::redis::{Call, Script};
+use crate::{
+    redis::{Call, Script},
+    routes::STILL_MIN,
+};
 
 static ID_CLAIM: Script = Script::new(include_str!("../../redis/id_claim.lua"));
 static ID_GIVE_BACK: Script = Script::new(include_str!("../../redis/id_give_back.lua"));
 
 /// How long a node may take from its claim to its announcement; one that dies in between keeps the id for as long.
 const CLAIM: Duration = Duration::from_secs(300);
-
-/// A run whose lease is over is left alone until its beat has stood still for so long, two renewals, while somebody looked.
-const STILL_MIN: Duration = Duration::from_secs(6);
 
 /// What one who wants an id has seen of runs whose leases are over: their beats, and since when.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl RedisRoutes {
             if self.vacate(id, &over).await? {
                 return Ok(Some(id.clone()));
             }
-            self.drop_claim(id, claimant).await?;
+            self.give_back_id(id, claimant).await?;
         }
         Ok(None)
     }
@@ -87,15 +87,7 @@ impl RedisRoutes {
     /// Those of the routes; the claim ends by itself then.
     pub async fn settle_id(&self, of: &NodeBoot, claimant: u64) -> Result<(), RoutesError> {
         let is_there = self.nodes().await?.iter().any(|row| row.info.boot == *of && row.lease == Lease::Live);
-        if is_there { self.drop_claim(&of.node, claimant).await } else { Ok(()) }
-    }
-
-    /// The claim is not needed: the node could not start.
-    ///
-    /// # Errors
-    /// Those of the routes; the claim ends by itself then.
-    pub async fn give_back_id(&self, id: &NodeId, claimant: u64) -> Result<(), RoutesError> {
-        self.drop_claim(id, claimant).await
+        if is_there { self.give_back_id(&of.node, claimant).await } else { Ok(()) }
     }
 
     /// Whether no run has the id, as of after the claim; one that is over is retired.
@@ -114,7 +106,11 @@ impl RedisRoutes {
         Ok(true)
     }
 
-    async fn drop_claim(&self, id: &NodeId, claimant: u64) -> Result<(), RoutesError> {
+    /// Ends a claim that is not needed any more: the id is held otherwise, or the node could not start.
+    ///
+    /// # Errors
+    /// Those of the routes; the claim ends by itself then.
+    pub async fn give_back_id(&self, id: &NodeId, claimant: u64) -> Result<(), RoutesError> {
         let call = Call::script(&ID_GIVE_BACK, [self.id_key(id)]).arg(format!("{claimant:x}"));
         let _: i64 = self.client.one(call).await?;
         Ok(())
