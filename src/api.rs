@@ -28,6 +28,7 @@ pub mod monitor;
 mod nodes;
 mod presence;
 mod trace;
+pub mod waiting;
 
 use crate::{assign::Assigner, budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
 

@@ -14,7 +14,9 @@ use std::{
 use anyhow::Context as _;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::Outcome};
+use tokio::sync::watch;
 
 mod ids;
 pub mod import;
@@ -23,6 +25,7 @@ mod memory;
 mod ports;
 mod settings;
 mod tasks;
+mod waiting;
 
 pub use self::ids::all as leased_ids;
 use self::{
@@ -39,7 +42,7 @@ use crate::{
         admin::{Admin, Pending},
         send::Intake,
     },
-    config::Config,
+    config::{self, Config},
     directory::Directory,
     drain::Drainer,
     link::Listener,
@@ -118,16 +121,16 @@ pub struct Node {
     _listener: Option<Listener>,
 }
 
-/// The ports that are listened on.
+/// The ports that are listened on; that for clients only once there is somebody to let them in.
 struct Doors {
-    client: TcpListener,
+    client: Socket,
     admin: TcpListener,
     monitor: Option<TcpListener>,
 }
 
 impl Doors {
     fn open(config: &Config) -> anyhow::Result<(Self, Addresses)> {
-        let client = sockopt::listen(config.listen.client, config.listen.backlog)
+        let client = sockopt::bind(config.listen.client)
             .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
         let admin = sockopt::listen(config.listen.admin, 128)
             .with_context(|| format!("listen.admin {} can't be used", config.listen.admin))?;
@@ -138,7 +141,7 @@ impl Doors {
         let monitor = monitor.transpose()?;
         let shared = Some(&config.auth.key_file).filter(|file| !file.as_os_str().is_empty());
         let addresses = Addresses {
-            client: client.local_addr()?,
+            client: client.local_addr()?.as_socket().context("listen.client is no address")?,
             admin: admin.local_addr()?,
             monitor: monitor.as_ref().map(TcpListener::local_addr).transpose()?,
             pid: std::process::id(),
@@ -148,34 +151,21 @@ impl Doors {
     }
 }
 
-/// The ports; a node that can't have them leaves its id to others.
-async fn build(
-    config: &Config,
-    claim: Option<&ids::Claim>,
-    start: Instant,
-    metrics: &metrics::Metrics,
-) -> anyhow::Result<Built> {
-    let built = ports::build(config, start, metrics).await;
-    if let (Err(_), Some(claim)) = (&built, claim) {
-        claim.give_back(&config.node.id).await;
-    }
-    built
-}
-
 impl Node {
-    /// Builds and starts everything; when this returns, clients are served.
+    /// Builds and starts everything; when this returns, clients are served. Services of a cluster that do not answer are waited for, without
+    /// an end; `waits` is true while there is nothing else to do, and the process may end.
     ///
     /// # Errors
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
-    pub fn start(config: &Config) -> anyhow::Result<Self> {
+    pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = ports::token_key(config)?;
         let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
-        let (config, claim) = &services.block_on(ids::leased(config))?;
-        let Built { ports, broken, link, numbers, announcer, feed } =
-            services.block_on(build(config, claim.as_ref(), start, &metrics))?;
+        let parts = waiting::parts(config, start, &doors, (&metrics, &rendered), waits);
+        let (config, claim, built) = services.block_on(parts)?;
+        let (config, Built { ports, broken, link, numbers, announcer, feed }) = (&config, built);
         let ports = Arc::new(ports);
         services.spawn(announcer.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
@@ -201,8 +191,7 @@ impl Node {
         let rules = settings.rules;
         let (listener, running) = {
             let _guard = services.enter();
-            let listener = floor.listen(services.handle(), config)?;
-            (listener, floor.start((&intake, outlets), settings))
+            (floor.listen(services.handle(), config)?, floor.start((&intake, outlets), settings))
         };
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
         let hands = (Arc::clone(&admission), Arc::clone(&intake));
@@ -213,9 +202,10 @@ impl Node {
         services.spawn(Arc::clone(&drainer).run());
         let places = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
         let said = Said::new(&assigner, places, (&admission, &drainer), &ports, rules);
+        let client = listening(doors.client, &config.listen)?;
         let lease = services.block_on(said.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
         let (acceptor, stopper) =
-            Acceptor::new(doors.client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
+            Acceptor::new(client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
         let (seen, leaving) = (Arc::clone(&ports), Arc::clone(&drainer));
         let api = Api { admin, ports: seen, assigner, admission, metrics: rendered, drainer: leaving };
@@ -356,6 +346,14 @@ impl Node {
         self.services.block_on(member::leave(&self.ports));
         self.services.shutdown_timeout(CALLS_MAX);
     }
+}
+
+/// The client port, from now on open.
+fn listening(client: Socket, config: &config::Listen) -> anyhow::Result<TcpListener> {
+    client
+        .listen(config.backlog)
+        .with_context(|| format!("listen.client {} can't be used", config.client))?;
+    Ok(client.into())
 }
 
 /// Who sends clients to nodes.

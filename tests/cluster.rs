@@ -30,6 +30,8 @@ mod rebalance;
 mod rules;
 #[path = "cluster/standby.rs"]
 mod standby;
+#[path = "cluster/starting.rs"]
+mod starting;
 #[path = "support/mod.rs"]
 mod support;
 #[path = "cluster/trace.rs"]

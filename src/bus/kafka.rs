@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rdkafka::{config::FromClientConfigAndContext as _, consumer::Consumer as _};
+use rdkafka::{config::FromClientConfigAndContext as _, consumer::Consumer as _, error::KafkaError};
 
 use self::{
     append::{Appender, Lane, Target},
@@ -43,12 +43,29 @@ pub use topics::{TopicPlan, TopicState, compare_log, ensure_topics, topic_plans}
 
 /// Why the log on Kafka can't be used; the text names the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct KafkaRefusal(pub String);
+#[error("{why}")]
+pub struct KafkaRefusal {
+    /// In words.
+    pub why: String,
+    /// No broker answered, or a topic is not there yet: the same may succeed later.
+    pub is_away: bool,
+}
 
-impl From<rdkafka::error::KafkaError> for KafkaRefusal {
-    fn from(error: rdkafka::error::KafkaError) -> Self {
-        Self(format!("Kafka: {error}"))
+impl KafkaRefusal {
+    fn wrong(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_away: false }
+    }
+
+    fn away(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_away: true }
+    }
+}
+
+impl From<KafkaError> for KafkaRefusal {
+    fn from(error: KafkaError) -> Self {
+        // A setting that the library refuses stays refused.
+        let is_away = !matches!(error, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_));
+        Self { why: format!("Kafka: {error}"), is_away }
     }
 }
 
@@ -91,7 +108,7 @@ impl KafkaBus {
     ) -> Result<Self, KafkaRefusal> {
         let (settings, counted) = (kafka.clone(), metrics.clone());
         let opened = tokio::task::spawn_blocking(move || Self::open(settings, answer_within, &counted));
-        opened.await.map_err(|error| KafkaRefusal(format!("the log could not be opened: {error}")))?
+        opened.await.map_err(|error| KafkaRefusal::wrong(format!("the log could not be opened: {error}")))?
     }
 
     fn open(kafka: Kafka, answer_within: Duration, metrics: &Metrics) -> Result<Self, KafkaRefusal> {

@@ -5,6 +5,7 @@ use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::Outcome;
+use tokio::sync::watch;
 
 use super::signals::Signals;
 use crate::{
@@ -49,7 +50,8 @@ const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// Says what is wrong with the configuration or in the way of starting.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // From the first moment on: the first process of a container does not end by a signal that nobody listens to, and would be killed later.
-    let signals = Signals::listen()?;
+    let waits = watch::Sender::new(false);
+    let signals = Signals::listen(waits.subscribe())?;
     args.leave_with.map_or(Ok(()), leave_with)?;
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
@@ -68,7 +70,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(why) = too_many(&config) {
         tracing::warn!("{why}");
     }
-    let node = Node::start(&config)?;
+    let node = Node::start(&config, &waits)?;
     signals.lead_to(&node);
     greet(&node, &config);
     let outcome = match node.wait() {

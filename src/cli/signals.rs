@@ -20,8 +20,8 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Hears SIGTERM and SIGINT from now on. The first process of a container does not end by a signal that nobody listens to: a pod
-    /// that was deleted while its node started would serve until it is killed.
-    pub(super) fn listen() -> anyhow::Result<Self> {
+    /// that was deleted while its node started would serve until it is killed. While the start `waits`, a signal ends it at once.
+    pub(super) fn listen(mut waits: watch::Receiver<bool>) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (mut term, mut int) = {
             let _guard = runtime.enter();
@@ -44,6 +44,7 @@ impl Signals {
                     biased;
                     node = timeout(START_MAX, started.wait_for(Option::is_some)) => node.ok().and_then(Result::ok),
                     () = next() => None,
+                    Ok(_) = waits.wait_for(|waits| *waits) => None,
                 };
                 match node.as_deref() {
                     Some(Some(drainer)) => drainer.signal(),

@@ -277,7 +277,12 @@ async fn all_ready(members: &mut [Member]) -> anyhow::Result<Vec<Addresses>> {
                 bail!("node {} did not start ({status}):\n{}", member.name, last_lines(&log));
             }
             if Instant::now() > until {
-                bail!("node {} did not start in time; its log: {}", member.name, log.display());
+                bail!(
+                    "node {} did not start in time; its log, {}, ends:\n{}",
+                    member.name,
+                    log.display(),
+                    last_lines(&log)
+                );
             }
             tokio::time::sleep(LOOK).await;
         });

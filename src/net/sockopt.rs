@@ -11,12 +11,21 @@ use crate::config;
 /// # Errors
 /// Fails when the address is taken or not ours.
 pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<std::net::TcpListener> {
+    let socket = bind(address)?;
+    socket.listen(backlog)?;
+    Ok(socket.into())
+}
+
+/// The same before it listens: whoever comes is refused by the kernel, and does not wait for somebody who may not come.
+///
+/// # Errors
+/// Fails when the address is taken or not ours.
+pub fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(backlog)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Sets what an accepted socket needs: no delay, and early, bounded "full".

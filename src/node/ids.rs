@@ -45,30 +45,21 @@ pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Cl
     let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant: rand::random() };
     let (deadline, mut seen) = (Instant::now() + PATIENCE, Lapses::default());
     loop {
-        let why = match claim.routes.claim_id(&ids, claim.claimant, &mut seen).await {
-            Ok(Some(id)) => {
-                tracing::info!(%id, "this node has leased an id");
-                config.node.id = id.to_string();
-                return Ok((config, Some(claim)));
-            }
-            Ok(None) => None,
-            // While nobody can renew, nobody is seen to stand still.
-            Err(error) => {
-                seen = Lapses::default();
-                Some(error)
-            }
-        };
-        if Instant::now() > deadline {
-            match why {
-                Some(error) => return Err(error).context("redis.urls: an id could not be leased (node.ids)"),
-                None => bail!(
-                    "all {} ids are held by nodes that live: raise node.ids above the number of nodes, by one for each that a \
-                     rollout starts before another ends",
-                    config.node.ids
-                ),
-            }
+        // Redis that is away is waited for elsewhere, and while nobody can renew, nobody is seen to stand still: a new look begins then.
+        let claimed = claim.routes.claim_id(&ids, claim.claimant, &mut seen).await;
+        if let Some(id) = claimed.context("redis.urls: an id could not be leased (node.ids)")? {
+            tracing::info!(%id, "this node has leased an id");
+            config.node.id = id.to_string();
+            return Ok((config, Some(claim)));
         }
-        tracing::info!(?why, "no id is free yet");
+        if Instant::now() > deadline {
+            bail!(
+                "all {} ids are held by nodes that live: raise node.ids above the number of nodes, by one for each that a \
+                 rollout starts before another ends",
+                config.node.ids
+            );
+        }
+        tracing::info!("no id is free yet");
         tokio::time::sleep(AGAIN).await;
     }
 }

@@ -14,8 +14,8 @@ use tokio::{runtime::Handle, sync::watch};
 use crate::{
     auth,
     bus::{
-        Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, LocalBus, LocalBusConfig, NodeFeed, TopicId,
-        TopicState, compare_log,
+        Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed,
+        ReadError, TopicId, TopicState, compare_log,
     },
     chat::announce::Announcer,
     config::Config,
@@ -25,9 +25,9 @@ use crate::{
     metrics::Metrics,
     ports::{LagLimit, Lags, Peers, Ports},
     redis,
-    routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes},
+    routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
-    store::{EmbeddedStore, MemoryStore, PostgresStore, Store},
+    store::{EmbeddedStore, MemoryStore, OpenError, PostgresStore, Store},
     trace::Tracer,
 };
 
@@ -82,6 +82,16 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
         "cluster" => Box::pin(cluster(config, me, metrics)).await,
         _ => single(config, me, start, metrics),
     }
+}
+
+/// Whether it is a service that does not answer, or a topic that is not there yet: the same may succeed later.
+pub(super) fn is_away(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(OpenError::Away(_)))
+            || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_away: true, .. }))
+            || matches!(cause.downcast_ref(), Some(ReadError::Unavailable(_)))
+            || cause.is::<RoutesError>()
+    })
 }
 
 /// Routes that note who comes and goes, and who tells it.
@@ -174,7 +184,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
 /// nodes.
 async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<Built> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
-    let store = Arc::new(PostgresStore::open(&config.postgres).await.context("postgres")?);
+    let store = Arc::new(PostgresStore::open(&config.postgres).await?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions},
@@ -139,13 +138,13 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
     let shorter = Kafka { retention_ms: 10_000, ..kafka.clone() };
     assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "it keeps more");
     let refused = KafkaBus::connect(&more, ANSWER, &metrics::install().0).await.err().unwrap();
-    assert!(refused.0.contains("set kafka.partitions = 3"), "{refused}");
+    assert!(refused.why.contains("set kafka.partitions = 3"), "{refused}");
     let absent = Kafka { topic: format!("{}.not", kafka.topic), ..kafka.clone() };
     let refused = KafkaBus::connect(&absent, ANSWER, &metrics::install().0).await.err().unwrap();
-    assert!(refused.0.contains("tidegate topics ensure"), "{refused}");
+    assert!(refused.why.contains("tidegate topics ensure"), "{refused}");
     let silent = Kafka { brokers: vec!["127.0.0.1:1".to_owned()], ..kafka };
     let refused = KafkaBus::connect(&silent, ANSWER, &metrics::install().0).await.err().unwrap();
-    assert!(refused.0.contains("kafka.brokers"), "{refused}");
+    assert!(refused.why.contains("kafka.brokers"), "{refused}");
 }
 
 #[tokio::test]
@@ -182,7 +181,7 @@ async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_ho
     let kafka = Kafka { event_topic: format!("{}.events", kafka.topic), event_partitions: 2, ..kafka };
     let refused = KafkaEvents::connect(&kafka, &counted).await.err().unwrap();
     assert!(
-        refused.0.contains("tidegate topics ensure") && refused.0.contains("kafka.event_topic"),
+        refused.why.contains("tidegate topics ensure") && refused.why.contains("kafka.event_topic"),
         "{refused}"
     );
     assert_eq!(ensure(&kafka).await, vec![TopicState::Made; 3]);
@@ -354,26 +353,4 @@ async fn an_append_that_is_not_answered_is_unknown_then_refused_and_all_come_in_
     mock.broker_round_trip_time(1, Duration::ZERO).unwrap();
     let placed = eventually(async || bus.append(0, records(&["d"])).await.ok()).await;
     assert_eq!(placed.first, 2, "what was unknown is there, what was refused is not");
-}
-
-#[tokio::test]
-async fn a_read_behind_by_much_holds_little() {
-    let kafka = Kafka { read_ahead_bytes: 64 * 1024, record_bytes_max: 64 * 1024, ..settings() };
-    ensure(&kafka).await;
-    let world = World { bus: Arc::new(open(&kafka).await), me: node("me", 1) };
-    let _mine = world.own_all().await;
-    let record = Bytes::from(vec![b'x'; 10_000]);
-    for _ in 0..20 {
-        world.bus.append(0, vec![record.clone(); 50]).await.unwrap();
-    }
-    let mut next = 0;
-    while next < 1_000 {
-        let batch = world.bus.read(0, next, 1_000, 50_000).await.unwrap();
-        assert!(batch.records.len() <= 5);
-        assert_eq!(batch.records[0].offset, next);
-        assert!(batch.bounds.next > next);
-        next += batch.records.len() as u64;
-    }
-    let large = vec![Bytes::from(vec![b'x'; 70_000])];
-    assert!(matches!(world.bus.append(0, large).await, Err(AppendError::Rejected(_))));
 }

@@ -42,10 +42,12 @@ mod embedded;
 mod ids;
 mod kafka;
 mod kafka_apart;
+mod kafka_bounds;
 mod kafka_doors;
 mod kafka_group;
 mod link;
 mod numbers;
+mod numbers_failover;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../support/kafka.rs"]
 mod own_kafka;

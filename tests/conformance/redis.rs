@@ -104,6 +104,21 @@ fn fresh_folder() -> PathBuf {
     folder
 }
 
+/// Makes an authority, and a certificate for 127.0.0.1 that it signed.
+fn certify(folder: &Path) {
+    let openssl = |words: &str| {
+        let mut command = Command::new("openssl");
+        command.args(words.split(' ')).current_dir(folder).stderr(Stdio::null());
+        let status = command.status().expect("openssl is missing: install the package `openssl`");
+        assert!(status.success(), "openssl {words}");
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
+    openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=redis"));
+    fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("a file");
+    openssl("x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -days 2 -extfile names -out cert.pem");
+}
+
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -142,22 +157,21 @@ impl Server {
     /// One with a certificate for 127.0.0.1, signed by the authority in `ca.pem` of its folder.
     pub(crate) fn tls() -> Self {
         let folder = fresh_folder();
-        let openssl = |words: &str| {
-            let mut command = Command::new("openssl");
-            command.args(words.split(' ')).current_dir(&folder).stderr(Stdio::null());
-            let status = command.status().expect("openssl is missing: install the package `openssl`");
-            assert!(status.success(), "openssl {words}");
-        };
-        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
-        openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=redis"));
-        fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("a file");
-        openssl("x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -days 2 -extfile names -out cert.pem");
+        certify(&folder);
+        Self::start_tls(folder, &[])
+    }
+
+    fn start_tls(folder: PathBuf, words: &[&str]) -> Self {
         let tls_port = free_port();
-        let words =
-            ["--tls-port", &tls_port.to_string(), "--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"];
+        let port = tls_port.to_string();
+        let tls = ["--tls-port", &port, "--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"];
         let more = ["--tls-ca-cert-file", "ca.pem", "--tls-auth-clients", "no"];
-        Self::start_in(folder, Version::V7, &[&words[..], &more[..]].concat(), Some(tls_port))
+        Self::start_in(folder, Version::V7, &[&tls[..], &more[..], words].concat(), Some(tls_port))
+    }
+
+    /// Where others of its cluster reach it.
+    fn base_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
     }
 
     fn start_in(folder: PathBuf, version: Version, words: &[&str], tls_port: Option<u16>) -> Self {
@@ -247,8 +261,8 @@ impl Server {
     }
 
     pub(crate) fn config(&self) -> config::Redis {
-        let port = self.tls_port.unwrap_or(self.port);
-        config::Redis { urls: vec![format!("redis://127.0.0.1:{port}")], ..config::Redis::default() }
+        let urls = vec![format!("redis://127.0.0.1:{}", self.base_port())];
+        config::Redis { urls, ..config::Redis::default() }
     }
 }
 
@@ -268,17 +282,37 @@ pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {
     config::Redis { urls, mode: "cluster".to_owned(), timeout_ms: PATIENT_MS, ..config::Redis::default() }
 }
 
+const IN_A_CLUSTER: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];
+
 /// Three masters without replicas, each with a third of the slots.
 pub(crate) fn cluster(version: Version) -> Vec<Server> {
-    let words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];
-    let servers: Vec<_> = (0..3).map(|_| Server::start_with(version, &words)).collect();
+    joined((0..3).map(|_| Server::start_with(version, &IN_A_CLUSTER)).collect())
+}
+
+/// The same, with one authority for all of them, who speak TLS among each other, too.
+pub(crate) fn tls_cluster() -> Vec<Server> {
+    let first = fresh_folder();
+    certify(&first);
+    let more = [(); 2].map(|()| fresh_folder());
+    for (folder, file) in
+        more.iter().flat_map(|folder| ["ca.pem", "cert.pem", "key.pem"].map(|it| (folder, it)))
+    {
+        fs::copy(first.join(file), folder.join(file)).expect("a file");
+    }
+    let words = [&IN_A_CLUSTER[..], &["--tls-cluster", "yes"]].concat();
+    joined([first].into_iter().chain(more).map(|folder| Server::start_tls(folder, &words)).collect())
+}
+
+/// Of a third of the slots, each.
+fn joined(servers: Vec<Server>) -> Vec<Server> {
+    let base = servers[0].base_port().to_string();
     for (at, server) in servers.iter().enumerate() {
         // One by one: 6.2 knows no ranges.
         let slots: Vec<String> = (at * 16_384 / 3..(at + 1) * 16_384 / 3).map(|it| it.to_string()).collect();
         let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
         let _: String = server.ask(&words.collect::<Vec<_>>());
         let _: String = server.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
-        let _: String = server.ask(&["CLUSTER", "MEET", "127.0.0.1", &servers[0].port.to_string()]);
+        let _: String = server.ask(&["CLUSTER", "MEET", "127.0.0.1", &base]);
     }
     for server in &servers {
         eventually("the cluster is whole", || {
@@ -288,4 +322,19 @@ pub(crate) fn cluster(version: Version) -> Vec<Server> {
         });
     }
     servers
+}
+
+/// A replica of one of them, that all know.
+pub(crate) fn add_copy(master: &Server, others: &[Server]) -> Server {
+    let copy = Server::start_with(master.version, &IN_A_CLUSTER);
+    let _: String = copy.ask(&["CLUSTER", "MEET", "127.0.0.1", &master.port.to_string()]);
+    let id: String = master.ask(&["CLUSTER", "MYID"]);
+    for server in others.iter().chain([master, &copy]) {
+        eventually("each knows each", || {
+            let info: String = server.ask(&["CLUSTER", "INFO"]);
+            info.contains(&format!("cluster_known_nodes:{}", others.len() + 2)).then_some(())
+        });
+    }
+    eventually("it knows its master", || copy.try_ask::<String>(&["CLUSTER", "REPLICATE", &id]).ok());
+    copy
 }

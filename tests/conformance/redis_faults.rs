@@ -14,7 +14,7 @@ use tidegate::{
 
 use super::{
     device, node,
-    redis::{Server, Version},
+    redis::{Server, Version, tls_cluster},
     routes::info,
     stopwatch::Stopwatch,
     user,
@@ -303,4 +303,31 @@ async fn with_tls_the_certificate_is_checked() {
     let strange = config::Redis { tls_ca_file: std::path::PathBuf::new(), ..config };
     let refused = lookup(&routes(&strange), "ann").await;
     assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn with_tls_all_masters_of_a_cluster_are_reached_and_their_certificates_checked() {
+    let servers = tls_cluster();
+    let ca = servers[0].folder.join("ca.pem");
+    // What is left of each is its door with TLS.
+    for server in &servers {
+        let _: String = server.ask(&["CONFIG", "SET", "port", "0"]);
+        assert!(server.try_ask::<String>(&["PING"]).is_err());
+    }
+    let config = config::Redis { tls: true, tls_ca_file: ca, ..super::redis::cluster_config(&servers) };
+    // One is enough to find the others.
+    for urls in [config.urls.clone(), config.urls[1..2].to_vec()] {
+        let routes = routes(&config::Redis { urls, ..config.clone() });
+        for nth in 0..30 {
+            let name = format!("u{nth}");
+            routes.register(wish(&name, &node("a", 1))).await.unwrap();
+            assert_eq!(lookup(&routes, &name).await, Ok(1), "{name}");
+        }
+    }
+    let strange = config::Redis { tls_ca_file: std::path::PathBuf::new(), ..config.clone() };
+    let bare = config::Redis { tls: false, tls_ca_file: std::path::PathBuf::new(), ..config };
+    for mistaken in [strange, bare] {
+        let refused = lookup(&routes(&mistaken), "u0").await;
+        assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
+    }
 }

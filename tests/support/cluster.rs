@@ -20,7 +20,9 @@ use tidegate::auth;
 use tidegate_protocol::codec::Wire;
 use tokio_postgres::NoTls;
 
-use super::{Client, PATIENCE, Process, eventually, eventually_within, fresh_data, services::service};
+use super::{
+    Begun, Client, PATIENCE, Process, command, eventually, eventually_within, fresh_data, services::service,
+};
 
 /// Nodes of one cluster; killed when the test ends.
 pub struct Cluster {
@@ -172,13 +174,23 @@ impl Cluster {
 
     /// Starts a node again that was ended.
     pub fn restart(&mut self, nth: usize) {
+        self.nodes[nth] = Some(self.begin(nth).serves());
+    }
+
+    /// Has the nth node come, and does not wait until it serves; [`Self::has`] takes it.
+    pub fn begin(&self, nth: usize) -> Begun {
         let data = self.folder.join(format!("n{}", nth + 1));
         fs::create_dir_all(&data).expect("a place for files");
         fs::copy(self.token_key(), data.join("token.key")).expect("a key");
         let id = format!("node.id=n{}", nth + 1);
         let all = self.sets.iter().chain([&id]).chain(&self.own_sets[nth]);
         let sets: Vec<&str> = all.map(String::as_str).collect();
-        self.nodes[nth] = Some(Process::start_on(&data, &sets));
+        Process::begin(&data, command(&data, &sets))
+    }
+
+    /// The nth node serves.
+    pub fn has(&mut self, nth: usize, node: Process) {
+        self.nodes[nth] = Some(node);
     }
 
     /// How far the owners are, as the first node heard it.

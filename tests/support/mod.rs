@@ -30,7 +30,7 @@ pub use self::{
     node::TestNode,
     port::free_port,
     postgres::OwnPostgres,
-    process::{Process, command, fresh_data},
+    process::{Begun, Process, command, fresh_data},
     way::Way,
 };
 

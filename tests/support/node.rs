@@ -42,7 +42,7 @@ impl TestNode {
         config.listen.admin = ([127, 0, 0, 1], 0).into();
         config.limits.conns_per_ip = 0;
         configure(&mut config);
-        let node = Node::start(&config).expect("the node starts");
+        let node = Node::start(&config, &tokio::sync::watch::Sender::new(false)).expect("the node starts");
         Self { node: Some(node), data: data.to_owned(), keep: false }
     }
 

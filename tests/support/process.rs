@@ -28,6 +28,40 @@ pub struct Process {
     key: Vec<u8>,
 }
 
+/// A node that has not said yet where it listens; killed when it is not waited for.
+pub struct Begun {
+    /// None once it is a process like others.
+    child: Option<Child>,
+    data: PathBuf,
+}
+
+impl Begun {
+    /// The node once it serves.
+    pub fn serves(mut self) -> Process {
+        let (data, child) = (self.data.clone(), self.child.as_mut().expect("it is here"));
+        let file = data.join(NODE_FILE);
+        let addresses = eventually("the node says where it listens", || {
+            if let Some(status) = child.try_wait().expect("a child") {
+                panic!("the node ended with {status}: {}", said(&data));
+            }
+            let says = serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok();
+            says.filter(|at| at.pid == child.id())
+        });
+        let key = auth::load_or_create_key(&data).expect("the node made a key");
+        Process { child: self.child.take().expect("it is here"), data, addresses, key }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            eprintln!("the node said: {}", said(&self.data));
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
 impl Process {
     /// Starts a node with two shards and these `--set` values.
     pub fn start(sets: &[&str]) -> Self {
@@ -41,17 +75,13 @@ impl Process {
     }
 
     /// Starts it by a command of one's own, which may say what the process is allowed.
-    pub fn spawn(data: &Path, mut serve: Command) -> Self {
-        let mut child = serve.spawn().expect("the binary runs");
-        let file = data.join(NODE_FILE);
-        let addresses = eventually("the node says where it listens", || {
-            if let Some(status) = child.try_wait().expect("a child") {
-                panic!("the node ended with {status}: {}", said(data));
-            }
-            serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok().filter(|at| at.pid == child.id())
-        });
-        let key = auth::load_or_create_key(data).expect("the node made a key");
-        Self { child, data: data.to_owned(), addresses, key }
+    pub fn spawn(data: &Path, serve: Command) -> Self {
+        Self::begin(data, serve).serves()
+    }
+
+    /// Starts it, and does not wait until it serves.
+    pub fn begin(data: &Path, mut serve: Command) -> Begun {
+        Begun { child: Some(serve.spawn().expect("the binary runs")), data: data.to_owned() }
     }
 
     /// Where clients connect.

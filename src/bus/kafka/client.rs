@@ -35,7 +35,7 @@ pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
     if kafka.security.starts_with("sasl") {
         let file = &kafka.sasl_password_file;
         let password = fs::read_to_string(file).map_err(|error| {
-            KafkaRefusal(format!("kafka.sasl_password_file: {}: {error}", file.display()))
+            KafkaRefusal::wrong(format!("kafka.sasl_password_file: {}: {error}", file.display()))
         })?;
         config.set("sasl.mechanism", &kafka.sasl_mechanism).set("sasl.username", &kafka.sasl_username);
         config.set("sasl.password", password.trim_end_matches(['\r', '\n']));

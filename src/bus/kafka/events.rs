@@ -55,13 +55,14 @@ impl KafkaEvents {
             let there = metadata.topics().iter().any(|it| it.name() == topic && it.error().is_none());
             match there {
                 true => Ok(Self { topic, producer: Some(producer) }),
-                false => Err(KafkaRefusal(format!(
+                false => Err(KafkaRefusal::away(format!(
                     "there is no topic {topic} for events: make it with `tidegate topics ensure`, or set \
                      kafka.event_topic to nothing"
                 ))),
             }
         });
-        let opened = opened.await.map_err(|error| KafkaRefusal(format!("the topic of events: {error}")))?;
+        let opened =
+            opened.await.map_err(|error| KafkaRefusal::wrong(format!("the topic of events: {error}")))?;
         opened.map(Some)
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn open(
         Feed { client: Arc::clone(&client), topic, key, next: 0, id: None, place: Arc::clone(&place) };
     let topic = feed.topic.clone();
     let missing = |error: KafkaError| {
-        KafkaRefusal(format!(
+        KafkaRefusal::away(format!(
             "the node's topic {topic}: {error}; `tidegate topics ensure --node ID` makes it"
         ))
     };
@@ -100,7 +100,7 @@ pub(super) fn open(
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), KafkaRefusal> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
-    spawned.map(drop).map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))
+    spawned.map(drop).map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))
 }
 
 /// Asks for the end of the topic again and again. Not the thread that reads: it waits for the node, which may stand still.

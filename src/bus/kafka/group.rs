@@ -248,7 +248,7 @@ pub(super) fn join(
             ours.lock().left = true;
             ours.changed.notify_waiters();
         })
-        .map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))?;
+        .map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))?;
     Ok((Arc::clone(&member), Box::new(KafkaOwnership(member))))
 }
 

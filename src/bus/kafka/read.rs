@@ -98,12 +98,12 @@ impl Reader {
                     reader.serve(TICK);
                 }
             })
-            .map_err(|error| KafkaRefusal(format!("a thread could not be started: {error}")))?;
+            .map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))?;
         reader.check_topic(count)?;
         while reader.topic_id().is_none() {
             if begun.elapsed() > ANSWER {
                 let why = "the brokers do not tell the ids of topics: Apache Kafka 2.8 or later is needed";
-                return Err(KafkaRefusal(why.to_owned()));
+                return Err(KafkaRefusal::wrong(why));
             }
             thread::sleep(SETTLE);
         }
@@ -121,17 +121,17 @@ impl Reader {
         let metadata = self
             .client
             .fetch_metadata(Some(topic), ANSWER)
-            .map_err(|error| KafkaRefusal(format!("no broker of kafka.brokers answers: {error}")))?;
+            .map_err(|error| KafkaRefusal::away(format!("no broker of kafka.brokers answers: {error}")))?;
         let found = metadata.topics().first();
         if let Some(error) = found.and_then(|found| found.error()) {
             let code = RDKafkaErrorCode::from(error);
-            return Err(KafkaRefusal(format!(
+            return Err(KafkaRefusal::away(format!(
                 "the topic {topic}: {code}; `tidegate topics ensure` makes it"
             )));
         }
         match found.map_or(0, |found| found.partitions().len()) {
             found if found == count as usize => Ok(()),
-            found => Err(KafkaRefusal(super::topics::wrong_count(topic, found, count))),
+            found => Err(KafkaRefusal::wrong(super::topics::wrong_count(topic, found, count))),
         }
     }
 
@@ -276,7 +276,7 @@ impl Partition {
         let number = number as i32;
         let queue = client.split_partition_queue(topic, number);
         if queue.is_none() {
-            return Err(KafkaRefusal(format!("{topic} is no name of a topic")));
+            return Err(KafkaRefusal::wrong(format!("{topic} is no name of a topic")));
         }
         let held = VecDeque::new();
         let state = State { owned: false, queue, problem: None, next: None, held, first: 0, end: 0 };

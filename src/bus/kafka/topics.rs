@@ -220,15 +220,15 @@ async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicSta
         match made.get(&plan.name) {
             Some(None | Some(RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Some(Some(RDKafkaErrorCode::InvalidReplicationFactor)) => {
-                return Err(KafkaRefusal(format!(
+                return Err(KafkaRefusal::wrong(format!(
                     "{}: there are fewer than {} brokers; start more, or set kafka.replication lower",
                     plan.name, plan.replication
                 )));
             }
             Some(Some(code)) => {
-                return Err(KafkaRefusal(format!("{} could not be made: {code}", plan.name)));
+                return Err(KafkaRefusal::wrong(format!("{} could not be made: {code}", plan.name)));
             }
-            None => return Err(KafkaRefusal(format!("{}: the broker said nothing", plan.name))),
+            None => return Err(KafkaRefusal::wrong(format!("{}: the broker said nothing", plan.name))),
         }
     }
     // Who was told that a topic is made can use it.
@@ -261,7 +261,7 @@ async fn compare(admin: &Admin, there: &[(&TopicPlan, Shape)]) -> Result<Vec<Top
     for (plan, shape) in there {
         let resource = described
             .get(&plan.name)
-            .ok_or_else(|| KafkaRefusal(format!("{} can't be described", plan.name)))?;
+            .ok_or_else(|| KafkaRefusal::wrong(format!("{} can't be described", plan.name)))?;
         states.push(plan.held_against(*shape, resource));
     }
     Ok(states)
@@ -294,12 +294,12 @@ async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, 
         let asked = Arc::clone(admin);
         // The library waits for the broker in this call, and has no other.
         let looked = tokio::task::spawn_blocking(move || look(&asked)).await;
-        let seen = looked.unwrap_or_else(|error| Err(KafkaRefusal(error.to_string())))?;
+        let seen = looked.unwrap_or_else(|error| Err(KafkaRefusal::wrong(error.to_string())))?;
         let lacking = plans.iter().find(|plan| !seen.contains_key(&plan.name));
         match lacking {
             None => return Ok(plans.iter().filter_map(|plan| seen.get(&plan.name).copied()).collect()),
             Some(plan) if Instant::now() >= until => {
-                return Err(KafkaRefusal(format!(
+                return Err(KafkaRefusal::wrong(format!(
                     "{} has partitions without a leader; look at the brokers' logs",
                     plan.name
                 )));

@@ -10,9 +10,11 @@ use rustls::{
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
+use tokio::time::timeout;
 use tokio_postgres::{
     Client, NoTls,
     config::{SslMode, TargetSessionAttrs},
+    error::SqlState,
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -38,9 +40,12 @@ pub enum OpenError {
     /// An address or a certificate.
     #[error("postgres: {0}")]
     Config(String),
-    /// The server is away, or refuses: the same call may succeed later.
+    /// The server is away: the same call may succeed later.
     #[error("postgres: {0}")]
     Away(String),
+    /// The server knows no such login or database, or lets it do too little.
+    #[error("postgres: {0}; see postgres.url and postgres.password_file")]
+    Refused(String),
     /// A newer tidegate made the tables, or somebody changed how they are made.
     #[error("postgres: {0}")]
     Schema(String),
@@ -52,10 +57,24 @@ pub enum OpenError {
     Filled(String),
 }
 
+impl From<tokio_postgres::Error> for OpenError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let code = error.code().map_or("", SqlState::code);
+        let text = said(&error);
+        // Invalid authorization, and no such database.
+        let is_refused = code.starts_with("28")
+            || code.starts_with("3D")
+            || code == SqlState::INSUFFICIENT_PRIVILEGE.code();
+        if is_refused { Self::Refused(text) } else { Self::Away(text) }
+    }
+}
+
 /// Where connections come from.
 pub(super) struct Source {
     config: tokio_postgres::Config,
     tls: Option<MakeRustlsConnect>,
+    /// How long a connection and its login may take.
+    within: Duration,
 }
 
 impl Source {
@@ -74,7 +93,11 @@ impl Source {
             .keepalives_idle(Duration::from_secs(10))
             .tcp_user_timeout(settings.statement())
             .target_session_attrs(TargetSessionAttrs::ReadWrite);
-        Ok(Self { config, tls: settings.tls.then(|| tls(&settings.tls_ca_file)).transpose()? })
+        Ok(Self {
+            config,
+            tls: settings.tls.then(|| tls(&settings.tls_ca_file)).transpose()?,
+            within: settings.connect(),
+        })
     }
 
     /// At most `size` connections that calls share.
@@ -89,7 +112,7 @@ impl Source {
         let durable = Hook::async_fn(move |client, _| {
             Box::pin(async move {
                 // The pool bounds what it does itself, and not this.
-                let asked = tokio::time::timeout(within, client.batch_execute(DURABLE)).await;
+                let asked = timeout(within, client.batch_execute(DURABLE)).await;
                 let asked =
                     asked.map_err(|_| HookError::message("a new connection did not answer in time"))?;
                 asked.map_err(HookError::Backend)
@@ -109,15 +132,18 @@ impl Source {
 
     /// A connection of its own, for what takes long.
     pub(super) async fn alone(&self) -> Result<Client, OpenError> {
-        let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
+        let late = |_| OpenError::Away("no connection within postgres.connect_ms".to_owned());
+        // The library bounds the first part of it alone.
         let client = match &self.tls {
             Some(tls) => {
-                let (client, connection) = Box::pin(self.config.connect(tls.clone())).await.map_err(away)?;
+                let connect = Box::pin(self.config.connect(tls.clone()));
+                let (client, connection) = timeout(self.within, connect).await.map_err(late)??;
                 tokio::spawn(connection);
                 client
             }
             None => {
-                let (client, connection) = Box::pin(self.config.connect(NoTls)).await.map_err(away)?;
+                let connect = Box::pin(self.config.connect(NoTls));
+                let (client, connection) = timeout(self.within, connect).await.map_err(late)??;
                 tokio::spawn(connection);
                 client
             }

@@ -5,7 +5,6 @@ use tokio_postgres::Client;
 use super::{
     connect::{OpenError, Source},
     migrate,
-    trouble::said,
 };
 
 /// The lock that an import holds: next to those of who makes the tables and of who changes the weeks.
@@ -31,7 +30,7 @@ SELECT EXISTS (SELECT FROM heads) OR EXISTS (SELECT FROM messages) OR EXISTS (SE
 /// # Errors
 /// [`OpenError::Importing`]; the server is away.
 pub(super) async fn refuse_half(client: &Client) -> Result<(), OpenError> {
-    match client.query_opt(MARKED, &[]).await.map_err(away)? {
+    match client.query_opt(MARKED, &[]).await? {
         Some(_) => Err(OpenError::Importing(
             "an import fills these tables, or was cut off: wait for its end, or run the same `tidegate store import` again, \
              which begins anew"
@@ -39,10 +38,6 @@ pub(super) async fn refuse_half(client: &Client) -> Result<(), OpenError> {
         )),
         None => Ok(()),
     }
-}
-
-fn away(error: tokio_postgres::Error) -> OpenError {
-    OpenError::Away(said(&error))
 }
 
 /// An import that goes on. Dropped before its end it leaves the mark, which the next import finds.
@@ -56,15 +51,15 @@ impl Importing {
     pub(super) async fn begin(source: &Source) -> Result<Self, OpenError> {
         let client = Box::pin(migrate::migrate(source)).await?;
         // The lock on how the tables are made is for as long as they are made.
-        client.execute("SELECT pg_advisory_unlock($1)", &[&migrate::LOCK]).await.map_err(away)?;
-        let lock = client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.map_err(away)?;
+        client.execute("SELECT pg_advisory_unlock($1)", &[&migrate::LOCK]).await?;
+        let lock = client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?;
         if !lock.get::<_, bool>(0) {
             return Err(OpenError::Importing(
                 "another import fills these tables: wait for its end".to_owned(),
             ));
         }
-        let half = client.query_opt(MARKED, &[]).await.map_err(away)?.is_some();
-        let filled: bool = client.query_one(FILLED, &[]).await.map_err(away)?.get(0);
+        let half = client.query_opt(MARKED, &[]).await?.is_some();
+        let filled: bool = client.query_one(FILLED, &[]).await?.get(0);
         if filled && !half {
             return Err(OpenError::Filled(
                 "there are conversations or users in the tables: an import needs a database without any; name an empty one in \
@@ -80,7 +75,7 @@ impl Importing {
     /// # Errors
     /// The server is away.
     pub async fn mark(&self) -> Result<(), OpenError> {
-        self.client.batch_execute(&format!("BEGIN; {EMPTY}; {MARK}; COMMIT")).await.map_err(away)
+        self.client.batch_execute(&format!("BEGIN; {EMPTY}; {MARK}; COMMIT")).await.map_err(OpenError::from)
     }
 
     /// Everything is there: nodes may use it.
@@ -88,7 +83,7 @@ impl Importing {
     /// # Errors
     /// The server is away.
     pub async fn finish(self) -> Result<(), OpenError> {
-        self.client.batch_execute("DELETE FROM import").await.map_err(away)
+        self.client.batch_execute("DELETE FROM import").await.map_err(OpenError::from)
     }
 
     /// Takes everything back.
@@ -96,6 +91,6 @@ impl Importing {
     /// # Errors
     /// The server is away: the mark stays.
     pub async fn undo(self) -> Result<(), OpenError> {
-        self.client.batch_execute(EMPTY).await.map_err(away)
+        self.client.batch_execute(EMPTY).await.map_err(OpenError::from)
     }
 }

@@ -24,10 +24,9 @@ const THERE: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT 
 
 /// Brings the tables to what this tidegate knows. The lock ends with the session, which is given.
 pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
-    let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
     let mut client = Box::pin(source.alone()).await?;
-    client.batch_execute(PATIENT).await.map_err(away)?;
-    client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await.map_err(away)?;
+    client.batch_execute(PATIENT).await?;
+    client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await?;
     let runner = embedded::migrations::runner();
     refuse_newer(&mut client, &runner).await?;
     runner.run_async(&mut client).await.map_err(|error| refused(&error))?;
@@ -35,8 +34,7 @@ pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
 }
 
 async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenError> {
-    let away = |error: tokio_postgres::Error| OpenError::Away(said(&error));
-    if client.query_opt(THERE, &[]).await.map_err(away)?.is_none() {
+    if client.query_opt(THERE, &[]).await?.is_none() {
         return Ok(());
     }
     let last = runner.get_last_applied_migration_async(client).await.map_err(|error| refused(&error))?;

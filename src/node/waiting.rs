@@ -1,0 +1,84 @@
+//! The start of a node whose services do not answer yet: it tries again, and says meanwhile what it waits for.
+//!
+//! A node that ended instead would be started anew ever more rarely (up to every 5 minutes on Kubernetes), and miss for that time
+//! after the service is back.
+
+use std::time::{Duration, Instant};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
+
+use super::{
+    Doors,
+    ids::{self, Claim},
+    ports::{self, Built},
+};
+use crate::{
+    api::{self, waiting::Waiting},
+    config::Config,
+    metrics::Metrics,
+};
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Everything that is tried again: the name of the node, and its ports.
+type Parts = (Config, Option<Claim>, Built);
+
+/// Tries until the services are there. `waits` is true while nothing is under way, so that the process may end.
+///
+/// # Errors
+/// Names what is in the way that time does not mend.
+pub(super) async fn parts(
+    config: &Config,
+    start: Instant,
+    doors: &Doors,
+    (metrics, rendered): (&Metrics, &PrometheusHandle),
+    waits: &watch::Sender<bool>,
+) -> anyhow::Result<Parts> {
+    let mut told: Option<watch::Sender<String>> = None;
+    loop {
+        let error = match Box::pin(once(config, start, metrics)).await {
+            Ok(parts) => return Ok(parts),
+            Err(error) if ports::is_away(&error) => format!("{error:#}"),
+            Err(error) => return Err(error),
+        };
+        tracing::warn!("the node can't start yet, and tries again until it can: {error}");
+        match &told {
+            Some(told) => _ = told.send_replace(error),
+            None => told = Some(tell(error, doors, rendered)?),
+        }
+        waits.send_replace(true);
+        tokio::time::sleep(AGAIN).await;
+        waits.send_replace(false);
+    }
+}
+
+/// One try. A node that can't have its ports leaves its id to others.
+async fn once(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<Parts> {
+    let (config, claim) = Box::pin(ids::leased(config)).await?;
+    match ports::build(&config, start, metrics).await {
+        Ok(built) => Ok((config, claim, built)),
+        Err(error) => {
+            if let Some(claim) = claim {
+                claim.give_back(&config.node.id).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Says it on the ports for probes from now on, until what is given back is dropped.
+fn tell(why: String, doors: &Doors, rendered: &PrometheusHandle) -> anyhow::Result<watch::Sender<String>> {
+    let (told, what) = watch::channel(why);
+    for door in [Some(&doors.admin), doors.monitor.as_ref()].into_iter().flatten() {
+        let door = tokio::net::TcpListener::from_std(door.try_clone()?)?;
+        let waiting = Waiting { what: what.clone(), metrics: rendered.clone() };
+        tokio::spawn(async move {
+            if let Err(error) = api::waiting::serve(door, waiting).await {
+                tracing::error!(%error, "a port of the API stopped");
+            }
+        });
+    }
+    Ok(told)
+}
