@@ -9,6 +9,7 @@ mod connect;
 mod floors;
 mod gather;
 mod import;
+mod loads;
 mod marks;
 mod migrate;
 mod owner;
@@ -31,6 +32,7 @@ pub use self::{connect::OpenError, import::Importing};
 use self::{
     connect::Source,
     gather::{Conversations, Gather, Save, Wishes, send},
+    loads::Load,
     session::Session,
     trouble::Trouble,
     weeks::Weeks,
@@ -68,6 +70,7 @@ struct Core {
     saves: Gather<Save>,
     conversations: Gather<Conversations>,
     wishes: Gather<Wishes>,
+    loads: Gather<Load>,
     /// One drop of old weeks at a time.
     dropping: tokio::sync::Mutex<()>,
 }
@@ -104,6 +107,7 @@ impl PostgresStore {
             saves: Gather::default(),
             conversations: Gather::default(),
             wishes: Gather::default(),
+            loads: Gather::default(),
             dropping: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
@@ -212,9 +216,8 @@ impl Store for PostgresStore {
         fence: Fence,
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError> {
-        let (core, partition) = (&*self.core, number(partition)?);
-        core.run(move || async move { owner::load(&mut core.owners().await?, partition, fence, needs).await })
-            .await
+        let load = Load { partition: number(partition)?, fence, needs: needs.to_vec() };
+        send(&self.core, load).await?
     }
 
     async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {

@@ -1,4 +1,4 @@
-//! What many clients ask of Postgres at once: it is gathered, waits for no connection, and each gets its own answer.
+//! What many clients or owners ask of Postgres at once: it is gathered, waits for no connection, and each gets its own answer.
 
 use std::{
     future::poll_fn,
@@ -10,9 +10,14 @@ use std::{
 use futures_util::future::{join, join_all};
 use tidegate::{
     config,
-    store::{Mark, Personal, PostgresStore, Store, StoreError},
+    store::{Fence, Mark, Personal, PostgresStore, Store, StoreError},
 };
-use tidegate_protocol::{id::ConversationId, settings::UserSettings};
+use tidegate_protocol::{
+    id::ConversationId,
+    machine::ledger::{Loaded, Need, message_key},
+    record::Body,
+    settings::UserSettings,
+};
 
 use super::{
     postgres::Database,
@@ -131,4 +136,59 @@ async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() 
     let [six, seven, eight] = <[_; 3]>::try_from(join_all(three).await).unwrap();
     assert!(matches!(seven, Err(StoreError::Damaged(_))), "{seven:?}");
     assert_eq!((six, eight), (Ok(()), Ok(())));
+}
+
+/// Each message has the key of its id looked up: of many partitions that is one turn to the server.
+#[tokio::test]
+async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its_own() {
+    let database = Database::new().await;
+    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
+    let say = |n: u32| message(&to(n), "ann", "m", 0, "text");
+    let key = |n: u32| match say(n) {
+        Body::Message(message) => message_key(&message),
+        other => panic!("{other:?}"),
+    };
+    let mut ends = Vec::new();
+    for n in 0..12 {
+        let mut owner = Owner::take_over(&store, n, 1).await;
+        // The same message again and again is one row, and another position.
+        let said: Vec<_> = (0..=n).map(|_| say(n)).collect();
+        let (_, delta) = owner.apply(&said).await;
+        store.archive(n, owner.fence, &delta).await.unwrap();
+        ends.push(delta.to);
+    }
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE keys IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    // The sixth was taken over by somebody, and has a fence of its own by now.
+    let fence = |n: u32| Fence(if n == 5 { 9 } else { 1 });
+    let load = async |n: u32| {
+        let needs = [Need::Key(key((n + 1) % 12)), Need::Head(to(n)), Need::Key(key(n))];
+        store.load(n, fence(n), &needs).await
+    };
+    let mut all = Box::pin(join_all((0..12).map(load)));
+    // Longer than anybody may wait for a connection, of which there are four.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1_500) {
+        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+        waiting(&database, 1).await;
+    }
+    held.commit().await.unwrap();
+    for (n, loaded) in (0..12).zip(all.await) {
+        if n == 5 {
+            assert_eq!(loaded.unwrap_err(), StoreError::Fenced);
+            continue;
+        }
+        let loaded = loaded.unwrap();
+        assert_eq!(loaded.position, ends[n as usize], "{n}");
+        let [other, head, mine] = &loaded.rows[..] else { panic!("{loaded:?}") };
+        assert_eq!(*other, Loaded::Key(key((n + 1) % 12), None), "a key of another partition");
+        assert!(
+            matches!(head, Loaded::Head(id, Some(head)) if *id == to(n) && head.last_seq == 1),
+            "{head:?}"
+        );
+        assert!(matches!(mine, Loaded::Key(name, Some(it)) if *name == key(n) && it.seq == 1), "{mine:?}");
+    }
 }

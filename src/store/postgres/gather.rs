@@ -1,4 +1,4 @@
-//! What many clients want of one kind, many in one turn to the server: while one is under way, the next are gathered (DESIGN 6.8).
+//! What many clients or owners want of one kind, many in one turn to the server: while one is under way, the next are gathered (DESIGN 6.8).
 //!
 //! Each alone had a connection to itself, of the few that clients share, for a turn: where a node moved its clients to two others, 300 logins a
 //! second waited 2 s for one, and the server was not busy. Nobody waits for a timer: who comes alone goes at once.
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Core,
+    loads::{self, Load},
     marks::{self, Change},
     readers,
 };
@@ -230,5 +231,24 @@ impl Errand for Wishes {
 
     async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
         core.run(move || async move { marks::wishes(&mut core.readers().await?, errands).await }).await
+    }
+}
+
+impl Errand for Load {
+    type Answer = loads::Answer;
+    /// A large one, of an owner that begins, leaves room for those that go on.
+    const FLIGHTS: usize = 3;
+    const BATCH: usize = 1_000;
+
+    fn size(&self) -> usize {
+        self.needs.len()
+    }
+
+    fn gather(core: &Core) -> &Gather<Self> {
+        &core.loads
+    }
+
+    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
+        core.run(move || async move { loads::load(&mut core.owners().await?, errands).await }).await
     }
 }
