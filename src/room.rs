@@ -11,6 +11,7 @@ use foldhash::quality::RandomState;
 use tidegate_protocol::{Code, id::ConversationId};
 use tokio::time::{self, Instant};
 
+use self::blind::Blind;
 use crate::{
     directory::Directory,
     link::{Stray, StrayLanes},
@@ -32,6 +33,8 @@ const PAGE: usize = 500;
 /// The generation of every interest in a room: rooms keep no index that could be old.
 const GENERATION: u64 = 1;
 
+mod blind;
+
 /// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those who could not
 /// hear of it before.
 type Tell = Box<dyn Fn(Vec<ConversationId>) + Send + Sync>;
@@ -50,6 +53,7 @@ struct Abroad {
     lanes: Arc<StrayLanes>,
     /// The rooms that have members here.
     declared: DashMap<ConversationId, Known, RandomState>,
+    blind: Blind,
     tell: Tell,
 }
 
@@ -78,7 +82,8 @@ impl Rooms {
         tell: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
     ) -> Self {
         let (declared, tell) = (DashMap::default(), Box::new(tell));
-        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared, tell }) }
+        let blind = Blind::default();
+        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared, blind, tell }) }
     }
 
     /// Numbers for what was said in a room, and the other nodes that have members of it. A message that is sent after
@@ -91,11 +96,8 @@ impl Rooms {
             let numbers = self.numbers.take(room.as_str(), count).await;
             return Ok(Turn { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
         };
-        let (numbers, nodes) = tokio::join!(
-            self.numbers.take(room.as_str(), count),
-            abroad.ports.nodes_with(std::slice::from_ref(room))
-        );
-        let nodes = nodes.into_iter().flatten().collect();
+        let (numbers, nodes) =
+            tokio::join!(self.numbers.take(room.as_str(), count), abroad.nodes(room, count));
         Ok(Turn { numbers: numbers.map_err(refusal)?, nodes })
     }
 
@@ -140,6 +142,7 @@ impl Rooms {
             if all {
                 renewed = Instant::now();
             }
+            abroad.tell_new_nodes();
             let numbers = async { numbers_are_new || self.numbers.changed().await.is_ok() };
             (numbers_are_new, ()) = tokio::join!(numbers, abroad.renew(all));
             // A shard that was full then is told again.
@@ -155,6 +158,24 @@ fn refusal(error: crate::scratch::ScratchError) -> Code {
 }
 
 impl Abroad {
+    /// The nodes that may have members of the room.
+    async fn nodes(&self, room: &ConversationId, count: NonZeroU64) -> Vec<NodeBoot> {
+        if let Some(nodes) = self.ports.nodes_with(std::slice::from_ref(room)).await {
+            return nodes.into_iter().flatten().collect();
+        }
+        self.blind.note(room, count.get(), Instant::now());
+        self.ports.peers.runs()
+    }
+
+    /// Has the members on nodes that were not known hear that they may lack something.
+    fn tell_new_nodes(&self) {
+        for (node, rooms) in self.blind.missed(self.ports.peers.runs(), Instant::now()) {
+            for (room, count) in rooms {
+                self.lanes.send(&node, Stray::Missed { room, count });
+            }
+        }
+    }
+
     async fn declare(&self, rooms: &[ConversationId]) {
         let interests: Vec<(ConversationId, u64)> =
             rooms.iter().map(|room| (room.clone(), GENERATION)).collect();

@@ -168,7 +168,8 @@ impl Finder {
                 groups.len() - 1
             });
         }
-        let nodes = if groups.is_empty() { Vec::new() } else { self.ports.nodes_with(&groups).await };
+        let nodes = if groups.is_empty() { None } else { self.ports.nodes_with(&groups).await };
+        let nodes = nodes.unwrap_or_default();
         let mut told: BTreeMap<NodeBoot, Vec<Fan>> = BTreeMap::new();
         for fan in turn {
             let some = places.get(&fan.group).filter(|_| !fan.to_all).and_then(|place| nodes.get(*place));

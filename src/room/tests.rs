@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     fault::{Fault, FaultPlan, Faulty},
-    link::LocalLink,
+    link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Told, Word},
     metrics,
     ports::Seen,
     routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
@@ -46,6 +46,33 @@ impl Numbers for Stubborn {
     }
 }
 
+/// Writes down what other nodes are told.
+#[derive(Default)]
+struct Noting(Mutex<Vec<(NodeBoot, Stray)>>);
+
+#[async_trait::async_trait]
+impl Link for Noting {
+    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        self.0.lock().unwrap().extend(strays.into_iter().map(|stray| (to.clone(), stray)));
+        Ok(())
+    }
+    async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
+        Err(LinkError::NotHere)
+    }
+    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        Err(LinkError::NotHere)
+    }
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        Err(LinkError::NotHere)
+    }
+    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+        Err(LinkError::NotHere)
+    }
+    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+        Err(LinkError::NotHere)
+    }
+}
+
 /// Nodes that share routes on one clock.
 struct World {
     numbers: Arc<Stubborn>,
@@ -59,6 +86,7 @@ struct OneNode {
     rooms: Arc<Rooms>,
     directory: Arc<Directory>,
     ports: Arc<Ports>,
+    link: Arc<Noting>,
     /// The rooms whose members were told that they may lack something.
     told: Arc<Mutex<Vec<ConversationId>>>,
 }
@@ -89,13 +117,14 @@ impl World {
             node_max_records: 1,
             node_max_bytes: 1,
         };
+        let link = Arc::<Noting>::default();
         let ports = Arc::new(Ports {
             me: boot(name),
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
             routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
             scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-            link: Arc::new(LocalLink),
+            link: Arc::clone(&link) as Arc<dyn Link>,
             owned: Arc::default(),
             peers: Arc::default(),
             trace: Arc::default(),
@@ -110,7 +139,7 @@ impl World {
             Rooms::among_others(numbers, Arc::clone(&ports), Arc::clone(&directory), lanes, move |rooms| {
                 note.lock().unwrap().extend(rooms)
             });
-        let node = OneNode { rooms: Arc::new(rooms), directory, ports, told };
+        let node = OneNode { rooms: Arc::new(rooms), directory, ports, link, told };
         self.routes.renew(&node.info()).await.unwrap();
         node
     }
@@ -156,6 +185,10 @@ impl OneNode {
         std::mem::take(&mut self.told.lock().unwrap())
     }
 
+    fn take_strays(&self) -> Vec<(NodeBoot, Stray)> {
+        std::mem::take(&mut self.link.0.lock().unwrap())
+    }
+
     async fn hears(&self) -> Vec<NodeBoot> {
         self.rooms.turn(&hall(), NonZeroU64::MIN).await.unwrap().nodes
     }
@@ -183,6 +216,36 @@ async fn those_hear_who_have_members_and_in_doubt_all() {
     assert_eq!(a.hears().await, [boot("b")]);
     a.sees(&[&b, &c], true);
     assert_eq!(a.hears().await, [boot("b"), boot("c")]);
+    // One that came just now, and has let somebody in, is known to the routes before it is to its peers.
+    a.sees(&[&c], true);
+    assert_eq!(a.hears().await, [boot("b"), boot("c")]);
+    a.sees(&[&c], false);
+    assert_eq!(a.hears().await, [boot("b")]);
+}
+
+/// Seen in an hour of chaos: it was passed by, and nobody told its members.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_nobody_knew_while_the_routes_did_not_answer_hears_that_it_may_lack_something() {
+    let world = World::new();
+    let (a, b, c) = (world.node("a").await, world.node("b").await, world.node("c").await);
+    a.sees(&[&b], false);
+    let keeper = tokio::spawn(Arc::clone(&a.rooms).keep());
+    time::sleep(RETRY_EVERY * 2).await;
+    c.join().await;
+    (0..2).for_each(|_| world.plan.plan("interested", Fault::Fail));
+    assert_eq!((a.hears().await, a.hears().await), (vec![boot("b")], vec![boot("b")]));
+    assert_eq!(a.take_strays(), []);
+    a.sees(&[&b, &c], false);
+    time::sleep(RETRY_EVERY * 2).await;
+    let missed = |count| (boot("c"), Stray::Missed { room: hall(), count });
+    assert_eq!(a.take_strays(), [missed(2)]);
+    // Who comes long afterwards came in long afterwards.
+    a.sees(&[&b], false);
+    time::sleep(Duration::from_secs(20)).await;
+    a.sees(&[&b, &c], false);
+    time::sleep(RETRY_EVERY * 2).await;
+    assert_eq!(a.take_strays(), []);
+    keeper.abort();
 }
 
 #[tokio::test(start_paused = true)]
