@@ -31,8 +31,9 @@ use tidegate_protocol::{
 pub use self::{connect::OpenError, import::Importing};
 use self::{
     connect::Source,
-    gather::{Conversations, Gather, Save, Wishes, send},
+    gather::{Conversations, Gather, Portion, Save, Wishes, send},
     loads::Load,
+    owner::Archive,
     session::Session,
     trouble::Trouble,
     weeks::Weeks,
@@ -71,6 +72,7 @@ struct Core {
     conversations: Gather<Conversations>,
     wishes: Gather<Wishes>,
     loads: Gather<Load>,
+    portions: Gather<Portion>,
     /// One drop of old weeks at a time.
     dropping: tokio::sync::Mutex<()>,
 }
@@ -108,6 +110,7 @@ impl PostgresStore {
             conversations: Gather::default(),
             wishes: Gather::default(),
             loads: Gather::default(),
+            portions: Gather::default(),
             dropping: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
@@ -158,22 +161,23 @@ impl Core {
         once().await.map_err(Self::error)
     }
 
-    async fn archive_once(&self, partition: i32, fence: Fence, delta: &Delta) -> Result<(), Trouble> {
+    /// One try; all of them or none. Of several, which one is in the way is not found out.
+    async fn archive_once(&self, archives: &[Archive<'_>]) -> Result<(), Trouble> {
         let mut session = self.owners().await?;
-        let done = owner::archive(&mut session, &self.weeks, partition, fence, delta).await;
+        let done = owner::archive(&mut session, &self.weeks, archives).await;
         if done.as_ref().is_err_and(Trouble::was_answered) {
             session.roll_back().await;
         }
-        match done {
-            Err(Trouble::Taken(why)) => {
-                let found = archive::find_taken(&mut session, delta).await?;
+        match (done, archives) {
+            (Err(Trouble::Taken(why)), [one]) => {
+                let found = archive::find_taken(&mut session, one.delta).await?;
                 Err(found.map_or(Trouble::Away(why), Trouble::Store))
             }
-            Err(Trouble::NoTable(why)) => {
+            (Err(Trouble::NoTable(why)), _) => {
                 self.weeks.forget();
                 Err(Trouble::Again(why))
             }
-            other => other,
+            (other, _) => other,
         }
     }
 
@@ -202,7 +206,16 @@ impl Store for PostgresStore {
 
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
-        core.run(move || core.archive_once(partition, fence, delta)).await?;
+        match archive::weight(delta) {
+            Some(weight) => {
+                let delta = delta.clone();
+                send(&self.core, Portion { partition, fence, delta, weight }).await?;
+            }
+            None => {
+                let one = &[Archive { partition, fence, delta }];
+                core.run(move || core.archive_once(one)).await?;
+            }
+        }
         if core.weeks.may_drop(partition, delta.rules.keys_from) {
             let core = Arc::clone(&self.core);
             tokio::spawn(async move { core.drop_forgotten().await });

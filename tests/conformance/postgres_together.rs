@@ -9,6 +9,7 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use tidegate::{
+    bus::TopicId,
     config,
     store::{Fence, Mark, Personal, PostgresStore, Store, StoreError},
 };
@@ -191,4 +192,95 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
         );
         assert!(matches!(mine, Loaded::Key(name, Some(it)) if *name == key(n) && it.seq == 1), "{mine:?}");
     }
+}
+
+/// Of many partitions each has a few messages at a time: their archives are one transaction while another is under way, and one that can't
+/// be is refused alone.
+#[tokio::test]
+async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way_of_one_is_told_to_it_alone()
+{
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
+    let (mut owners, mut deltas) = (Vec::new(), Vec::new());
+    for n in 0..20 {
+        let mut owner = Owner::take_over(&store, n, 1).await;
+        let said: Vec<_> = (0..=n).map(|id| message(&to(n), "ann", &format!("m{id}"), 0, "text")).collect();
+        deltas.push(owner.apply(&said).await.1);
+        owners.push(owner);
+    }
+    // The week's table is there.
+    store.archive(0, owners[0].fence, &deltas[0]).await.unwrap();
+    // The sixth was taken over by somebody, and the eighth has a row already that it should not have.
+    store.take_over(5, Fence(9), TopicId(1)).await.unwrap();
+    let stranger =
+        format!("INSERT INTO messages VALUES ('{}', 3, 1, 1, 1, NULL, NULL, 'ann', '', '')", to(7));
+    database.execute(&stranger).await;
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE messages IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let archive = async |n: usize| store.archive(n as u32, owners[n].fence, &deltas[n]).await;
+    let mut first = Box::pin(join_all((1..4).map(archive)));
+    assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    let mut rest = Box::pin(join_all((4..20).map(archive)));
+    assert!(poll_fn(|context| Poll::Ready(rest.as_mut().poll(context))).await.is_pending());
+    held.commit().await.unwrap();
+    let (first, rest) = tokio::join!(first, rest);
+    for (n, done) in (1..20).zip(first.into_iter().chain(rest)) {
+        match n {
+            5 => assert_eq!(done, Err(StoreError::Fenced)),
+            7 => assert_eq!(done, Err(StoreError::Conflict(to(7), 3))),
+            _ => assert_eq!(done, Ok(()), "{n}"),
+        }
+    }
+    for n in (0..20).filter(|n| ![5, 7].contains(n)) {
+        let of =
+            |table: &str, is: &str| format!("SELECT count(*) FROM {table} WHERE partition = {n} AND {is}");
+        let rows = i64::from(n) + 1;
+        assert_eq!(database.number(&of("keys", "true")).await, rows);
+        assert_eq!(
+            database.number(&of("heads", &format!("conversation = '{}' AND last_seq = {rows}", to(n)))).await,
+            1
+        );
+        assert_eq!(database.number(&of("key_weeks", &format!("below = {rows}"))).await, 1);
+        assert_eq!(database.number(&of("partitions", &format!("log_offset = {rows}"))).await, 1);
+        let messages = format!("SELECT count(*) FROM messages WHERE conversation = '{}'", to(n));
+        assert_eq!(database.number(&messages).await, rows);
+        // It is what the store says, too: the same again finds itself archived.
+        assert_eq!(store.archive(n, owners[n as usize].fence, &deltas[n as usize]).await, Ok(()));
+    }
+    assert_eq!(
+        database.number("SELECT count(*) FROM keys WHERE partition IN (5, 7)").await,
+        0,
+        "all or nothing"
+    );
+}
+
+#[tokio::test]
+async fn archives_that_wait_for_each_other_go_in_one_transaction() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
+    let (mut owners, mut deltas) = (Vec::new(), Vec::new());
+    for n in 0..40 {
+        let mut owner = Owner::take_over(&store, n, 1).await;
+        deltas.push(owner.apply(&[message(&to(n), "ann", "m", 0, "text")]).await.1);
+        owners.push(owner);
+    }
+    store.archive(0, owners[0].fence, &deltas[0]).await.unwrap();
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE messages IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let archive = async |n: usize| store.archive(n as u32, owners[n].fence, &deltas[n]).await;
+    let mut first = Box::pin(archive(1));
+    assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    let mut rest = Box::pin(join_all((2..40).map(archive)));
+    assert!(poll_fn(|context| Poll::Ready(rest.as_mut().poll(context))).await.is_pending());
+    held.commit().await.unwrap();
+    let (first, rest) = tokio::join!(first, rest);
+    assert!(first.is_ok() && rest.iter().all(Result::is_ok), "{first:?} {rest:?}");
+    let transactions = database.number("SELECT count(DISTINCT xmin::text) FROM messages").await;
+    assert!(transactions <= 5, "{transactions} transactions for 40 archives");
 }

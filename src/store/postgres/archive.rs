@@ -70,10 +70,13 @@ WITH d AS MATERIALIZED (
     SELECT conversation, sum((left_seq = 0)::integer - coalesce((before = 0)::integer, 0)) AS change
     FROM old GROUP BY conversation
 ), h AS MATERIALIZED (
-    SELECT * FROM unnest($11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[])
-    AS h(conversation, last_seq, messages, pruned_to, deleted_seq, settings)
+    SELECT * FROM unnest(
+        $11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[], $17::integer[]
+    ) AS h(conversation, last_seq, messages, pruned_to, deleted_seq, settings, partition)
 ), heads_put AS (
-    INSERT INTO heads SELECT h.*, coalesce(c.change, 0), $17::integer FROM h LEFT JOIN changes c ON c.conversation = h.conversation
+    INSERT INTO heads
+    SELECT h.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, coalesce(c.change, 0), h.partition
+    FROM h LEFT JOIN changes c ON c.conversation = h.conversation
     ON CONFLICT (conversation) DO UPDATE SET
         last_seq = EXCLUDED.last_seq, messages = EXCLUDED.messages, pruned_to = EXCLUDED.pruned_to,
         deleted_seq = EXCLUDED.deleted_seq, settings = EXCLUDED.settings,
@@ -96,14 +99,14 @@ ON CONFLICT (conversation, user_id, device) DO UPDATE SET epoch = EXCLUDED.epoch
 /// One key an id within a week; of several weeks the newest counts.
 const KEYS: &str = "
 WITH d AS MATERIALIZED (
-    SELECT * FROM unnest($3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::integer[])
-    AS d(hash, body_hash, seq, time, log_offset, refused)
+    SELECT * FROM unnest($2::integer[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::integer[])
+    AS d(partition, hash, body_hash, seq, time, log_offset, refused)
 ), week AS (
-    INSERT INTO key_weeks SELECT $2::integer, $1::integer, max(log_offset) + 1 FROM d
+    INSERT INTO key_weeks SELECT $1::integer, partition, max(log_offset) + 1 FROM d GROUP BY partition
     ON CONFLICT (week, partition) DO UPDATE SET below = greatest(key_weeks.below, EXCLUDED.below)
 )
 INSERT INTO keys (partition, hash, week, body_hash, seq, time, log_offset, refused)
-SELECT $1::integer, hash, $2::integer, body_hash, seq, time, log_offset, refused FROM d
+SELECT partition, hash, $1::integer, body_hash, seq, time, log_offset, refused FROM d
 ON CONFLICT (partition, hash, week) DO UPDATE SET
     body_hash = EXCLUDED.body_hash, seq = EXCLUDED.seq, time = EXCLUDED.time, log_offset = EXCLUDED.log_offset,
     refused = EXCLUDED.refused";
@@ -126,23 +129,22 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn new(delta: &'a Delta) -> Result<Self, Trouble> {
+    fn add(&mut self, delta: &'a Delta) -> Result<(), Trouble> {
         let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
         let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
         let mut recalled: HashMap<_, _> =
             delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
-        let mut rows = Self::default();
         for row in &delta.rows {
             let Some(id) = row.body.conversation() else { continue };
             let by = recalled.remove(&(id, row.seq));
             if !is_gone(id, row.seq) {
-                rows.push(id, row, by)?;
+                self.push(id, row, by)?;
             }
         }
         for ((id, seq), it) in recalled {
-            rows.recalled.push((id.as_str(), big(seq), big(it.by.0), big(it.by.1)));
+            self.recalled.push((id.as_str(), big(seq), big(it.by.0), big(it.by.1)));
         }
-        Ok(rows)
+        Ok(())
     }
 
     fn push(
@@ -194,28 +196,28 @@ struct People<'a> {
     head: Vec<&'a str>,
     head_numbers: [Vec<i64>; 4],
     settings: Vec<Option<String>>,
+    partition: Vec<i32>,
 }
 
 impl<'a> People<'a> {
-    fn new(delta: &'a Delta) -> Self {
-        let mut people = Self::default();
+    fn add(&mut self, partition: i32, delta: &'a Delta) {
         for (id, user, member) in &delta.members {
             let Member { joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted, .. } =
                 *member;
-            people.conversation.push(id.as_str());
-            people.user.push(user.as_str());
-            people.role.push(codec::role(member));
-            people.muted.push(muted);
+            self.conversation.push(id.as_str());
+            self.user.push(user.as_str());
+            self.role.push(codec::role(member));
+            self.muted.push(muted);
             let numbers = [joined_seq, left_seq, sent, joined_messages, left_messages, u64::from(stays)];
-            push_all(&mut people.numbers, numbers);
+            push_all(&mut self.numbers, numbers);
         }
         for (id, head) in &delta.heads {
-            people.head.push(id.as_str());
+            self.head.push(id.as_str());
             let numbers = [head.last_seq, head.messages, head.pruned_to, head.deleted_seq];
-            push_all(&mut people.head_numbers, numbers);
-            people.settings.push(codec::settings(head));
+            push_all(&mut self.head_numbers, numbers);
+            self.settings.push(codec::settings(head));
+            self.partition.push(partition);
         }
-        people
     }
 
     /// No head has to be counted anew beside those that are put.
@@ -224,8 +226,8 @@ impl<'a> People<'a> {
         self.conversation.iter().all(|id| heads.contains(id))
     }
 
-    fn put<'b>(&'b self, partition: &'b i32) -> Call<'b> {
-        let Self { conversation, user, role, muted, numbers, head, head_numbers, settings } = self;
+    fn put(&self) -> Call<'_> {
+        let Self { conversation, user, role, muted, numbers, head, head_numbers, settings, partition } = self;
         let [joined, left, sent, joined_messages, left_messages, stays] = numbers;
         let [last_seq, messages, pruned_to, deleted_seq] = head_numbers;
         let mut call = call(MEMBERS_AND_HEADS, &[conversation, user, role, muted, joined, left, sent]);
@@ -244,6 +246,7 @@ fn push_all<const N: usize>(columns: &mut [Vec<i64>; N], numbers: [u64; N]) {
 /// Columns of dedup keys.
 #[derive(Default)]
 struct Keys {
+    partition: Vec<i32>,
     hash: Vec<Uuid>,
     body_hash: Vec<Uuid>,
     numbers: [Vec<i64>; 3],
@@ -251,15 +254,19 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(keys: &[(Hash16, Key)]) -> Self {
-        let mut columns = Self::default();
+    fn add(&mut self, partition: i32, keys: &[(Hash16, Key)]) {
         for (name, key) in keys {
-            columns.hash.push(hash(name));
-            columns.body_hash.push(hash(&key.body_hash));
-            push_all(&mut columns.numbers, [key.seq, key.time, key.offset]);
-            columns.refused.push(key.refused.map_or(0, Code::number).into());
+            self.partition.push(partition);
+            self.hash.push(hash(name));
+            self.body_hash.push(hash(&key.body_hash));
+            push_all(&mut self.numbers, [key.seq, key.time, key.offset]);
+            self.refused.push(key.refused.map_or(0, Code::number).into());
         }
-        columns
+    }
+
+    fn put<'b>(&'b self, week: &'b i32) -> Call<'b> {
+        let Self { partition, hash, body_hash, numbers: [seq, time, offset], refused } = self;
+        call(KEYS, &[week, partition, hash, body_hash, seq, time, offset, refused])
     }
 }
 
@@ -273,18 +280,16 @@ struct Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    fn new(delta: &'a Delta) -> Self {
-        let mut others = Self::default();
+    fn add(&mut self, delta: &'a Delta) {
         for (id, user, it) in &delta.stays {
-            push_ids(&mut others.stay_ids, [id.as_str(), user.as_str()]);
+            push_ids(&mut self.stay_ids, [id.as_str(), user.as_str()]);
             let numbers = [it.joined_seq, it.left_seq, it.joined_messages, it.left_messages];
-            push_all(&mut others.stay_numbers, numbers);
+            push_all(&mut self.stay_numbers, numbers);
         }
         for (id, user, device, it) in &delta.devices {
-            push_ids(&mut others.device_ids, [id.as_str(), user.as_str(), device.as_str()]);
-            push_all(&mut others.device_numbers, [it.epoch, it.next_n]);
+            push_ids(&mut self.device_ids, [id.as_str(), user.as_str(), device.as_str()]);
+            push_all(&mut self.device_numbers, [it.epoch, it.next_n]);
         }
-        others
     }
 
     fn put<'b>(&'b self, calls: &mut Vec<Call<'b>>) {
@@ -308,19 +313,40 @@ fn push_ids<'a, const N: usize>(columns: &mut [Vec<&'a str>; N], ids: [&'a str; 
 
 /// Up to so many rows of any table the end of the transaction is sent with them: of a large one that fails it must be known that it was too large,
 /// and not whether it happened.
-const SMALL: usize = 256;
+pub(super) const SMALL: usize = 256;
 const SMALL_BYTES: usize = 1024 * 1024;
 
-/// Writes all of the delta but the position, in the transaction of the session, and ends that.
-pub(super) async fn write(
-    session: &mut Session,
-    partition: i32,
-    week: i32,
-    delta: &Delta,
-) -> Result<(), Trouble> {
-    let (rows, people, others) = (Rows::new(delta)?, People::new(delta), Others::new(delta));
-    let keys = Keys::new(&delta.keys);
-    let pruned: Vec<_> = delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))).collect();
+/// What a record takes without its content, about.
+const RECORD_BYTES: usize = 256;
+
+/// What a delta weighs among [`SMALL`] others with which it is written in one transaction; none = it is to have one for itself.
+pub(super) fn weight(delta: &Delta) -> Option<usize> {
+    let Delta { rows, recalled, pruned, heads, members, stays, devices, keys, .. } = delta;
+    let counted: HashSet<&ConversationId> = heads.iter().map(|(id, _)| id).collect();
+    let is_plain = recalled.is_empty() && pruned.is_empty();
+    let is_counted = members.iter().all(|(id, ..)| counted.contains(id));
+    let content = |row: &Row| match &row.body {
+        Body::Message(message) => message.content.len(),
+        _ => 0,
+    };
+    // Records beside their content are short.
+    let bytes: usize = rows.iter().map(|row| content(row) + RECORD_BYTES).sum();
+    let all = rows.len() + heads.len() + members.len() + stays.len() + devices.len() + keys.len();
+    let weight = all.max(bytes.div_ceil(SMALL_BYTES / SMALL)).max(1);
+    (is_plain && is_counted && weight <= SMALL / 2).then_some(weight)
+}
+
+/// Writes all of the deltas of these partitions but their positions, in the transaction of the session, and ends that.
+pub(super) async fn write(session: &mut Session, week: i32, deltas: &[(i32, &Delta)]) -> Result<(), Trouble> {
+    let (mut rows, mut people, mut others) = (Rows::default(), People::default(), Others::default());
+    let (mut keys, mut pruned) = (Keys::default(), Vec::new());
+    for (partition, delta) in deltas {
+        rows.add(delta)?;
+        people.add(*partition, delta);
+        others.add(delta);
+        keys.add(*partition, &delta.keys);
+        pruned.extend(delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))));
+    }
     let mut calls = Vec::new();
     if !rows.seq.is_empty() {
         calls.push(rows.insert());
@@ -329,11 +355,9 @@ pub(super) async fn write(
     calls.extend(pruned.iter().map(|it| call(PRUNE, &[&it.0, &it.1])));
     others.put(&mut calls);
     if !keys.hash.is_empty() {
-        let [seq, time, offset] = &keys.numbers;
-        let Keys { hash, body_hash, refused, .. } = &keys;
-        calls.push(call(KEYS, &[&partition, &week, hash, body_hash, seq, time, offset, refused]));
+        calls.push(keys.put(&week));
     }
-    calls.push(people.put(&partition));
+    calls.push(people.put());
     let size = rows.seq.len() + keys.hash.len() + people.conversation.len() + people.head.len();
     let is_small = size <= SMALL && rows.bytes() <= SMALL_BYTES && pruned.is_empty();
     if is_small && people.are_counted() && Session::fit(&calls) {
@@ -359,9 +383,9 @@ pub(super) struct Firsts<'a> {
 }
 
 impl<'a> Firsts<'a> {
-    pub(super) fn new(delta: &'a Delta) -> Self {
+    pub(super) fn new(deltas: &[(i32, &'a Delta)]) -> Self {
         let (mut ends, mut firsts) = (HashMap::<&ConversationId, u64>::new(), Self::default());
-        for (place, row) in delta.rows.iter().enumerate() {
+        for (place, row) in deltas.iter().flat_map(|(_, delta)| &delta.rows).enumerate() {
             let Some(id) = row.body.conversation() else { continue };
             match ends.insert(id, row.seq) {
                 None => {

@@ -8,16 +8,20 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tidegate_protocol::id::{ConversationId, UserId};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::Delta,
+};
 use tokio::sync::oneshot;
 
 use super::{
-    Core,
+    Core, archive,
     loads::{self, Load},
     marks::{self, Change},
+    owner::Archive,
     readers,
 };
-use crate::store::{Membership, StoreError};
+use crate::store::{Fence, Membership, StoreError};
 
 /// Of a turn that failed, errands that are tried alone and fail again before the others are not tried: for a server that hangs each
 /// takes its time.
@@ -250,5 +254,40 @@ impl Errand for Load {
 
     async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
         core.run(move || async move { loads::load(&mut core.owners().await?, errands).await }).await
+    }
+}
+
+/// A small archive of one partition.
+pub(super) struct Portion {
+    pub(super) partition: i32,
+    pub(super) fence: Fence,
+    pub(super) delta: Delta,
+    pub(super) weight: usize,
+}
+
+impl Errand for Portion {
+    type Answer = ();
+    /// Where a row is held by somebody, others go on.
+    const FLIGHTS: usize = 3;
+    const BATCH: usize = archive::SMALL;
+
+    fn size(&self) -> usize {
+        self.weight
+    }
+
+    fn gather(core: &Core) -> &Gather<Self> {
+        &core.portions
+    }
+
+    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<()>, StoreError> {
+        let mut archives: Vec<Archive<'_>> = errands
+            .iter()
+            .map(|it| Archive { partition: it.partition, fence: it.fence, delta: &it.delta })
+            .collect();
+        // Everybody locks rows in this order.
+        archives.sort_unstable_by_key(|it| it.partition);
+        let archives = &archives[..];
+        core.run(move || core.archive_once(archives)).await?;
+        Ok(vec![(); errands.len()])
     }
 }

@@ -5,11 +5,12 @@ use tidegate_protocol::{
     record::{Hash16, Position},
 };
 use tokio_postgres::Row;
+use uuid::Uuid;
 
 use super::{
     archive::{self, Firsts},
     codec::{Reader, big, bound, fence as stored, hash, limit, topic as named},
-    session::{Session, call},
+    session::{Call, Session, call},
     trouble::{Trouble, damaged},
     weeks::Weeks,
 };
@@ -29,11 +30,15 @@ RETURNING log_offset, last_hash, ledger_version, dedup_window, keys_from";
 
 const TOPIC: &str = "SELECT topic FROM partitions WHERE partition = $1";
 
-/// Moves the position and locks the row; gives the week, which is the table for the keys.
+/// Moves the positions and locks the rows, in this order; gives the week for each, which is the table for the keys.
 const MOVE: &str = "
-UPDATE partitions
-SET log_offset = $5, last_hash = $6, ledger_version = $7, dedup_window = $8, keys_from = $9
-WHERE partition = $1 AND fence = $2 AND log_offset = $3 AND last_hash = $4
+UPDATE partitions p SET
+    log_offset = n.log_offset, last_hash = n.last_hash, ledger_version = n.ledger_version,
+    dedup_window = n.dedup_window, keys_from = n.keys_from
+FROM unnest(
+    $1::integer[], $2::uuid[], $3::bigint[], $4::uuid[], $5::bigint[], $6::uuid[], $7::integer[], $8::bigint[], $9::bigint[]
+) AS n(partition, fence, from_offset, from_hash, log_offset, last_hash, ledger_version, dedup_window, keys_from)
+WHERE p.partition = n.partition AND p.fence = n.fence AND p.log_offset = n.from_offset AND p.last_hash = n.from_hash
 RETURNING floor(extract(epoch FROM now()) / 604800)::integer";
 
 const STANDS: &str = "SELECT fence, log_offset, last_hash FROM partitions WHERE partition = $1";
@@ -91,37 +96,78 @@ pub(super) async fn take_over(
     Err(StoreError::LogReplaced(Reader::new(row).topic()?).into())
 }
 
-/// Moves the position first, which locks out everybody else, then writes the rest: two turns to the server, a third for what is large.
+/// What the owner of one partition archives.
+pub(super) struct Archive<'a> {
+    pub(super) partition: i32,
+    pub(super) fence: Fence,
+    pub(super) delta: &'a Delta,
+}
+
+/// Columns of positions.
+#[derive(Default)]
+struct Moves {
+    partition: Vec<i32>,
+    fence: Vec<Uuid>,
+    from: (Vec<i64>, Vec<Uuid>),
+    to: (Vec<i64>, Vec<Uuid>),
+    version: Vec<i32>,
+    window: Vec<i64>,
+    keys_from: Vec<i64>,
+}
+
+impl Moves {
+    fn new(archives: &[Archive<'_>]) -> Self {
+        let mut moves = Self::default();
+        for Archive { partition, fence, delta: Delta { from, to, rules, .. } } in archives {
+            moves.partition.push(*partition);
+            moves.fence.push(stored(*fence));
+            for (columns, position) in [(&mut moves.from, from), (&mut moves.to, to)] {
+                columns.0.push(big(position.offset));
+                columns.1.push(hash(&position.hash));
+            }
+            moves.version.push(rules.ledger_version.cast_signed());
+            moves.window.push(big(rules.dedup_window));
+            moves.keys_from.push(big(rules.keys_from));
+        }
+        moves
+    }
+
+    fn put(&self) -> Call<'_> {
+        let Self { partition, fence, from, to, version, window, keys_from } = self;
+        call(MOVE, &[partition, fence, &from.0, &from.1, &to.0, &to.1, version, window, keys_from])
+    }
+}
+
+/// Moves the positions first, which locks out everybody else, then writes the rest: two turns to the server, a third for what is large.
+/// All of it or nothing. Of several, which of them is in the way is found by trying each alone.
 pub(super) async fn archive(
     session: &mut Session,
     weeks: &Weeks,
-    partition: i32,
-    fence: Fence,
-    delta: &Delta,
+    archives: &[Archive<'_>],
 ) -> Result<(), Trouble> {
-    let Delta { from, to, rules, .. } = delta;
-    let (mine, from_hash, to_hash) = (stored(fence), hash(&from.hash), hash(&to.hash));
-    let (from_offset, to_offset) = (big(from.offset), big(to.offset));
-    let (version, window) = (rules.ledger_version.cast_signed(), big(rules.dedup_window));
-    let keys_from = big(rules.keys_from);
-    let mut put = call(MOVE, &[&partition, &mine, &from_offset, &from_hash, &to_offset, &to_hash]);
-    put.add(&[&version, &window, &keys_from]);
-    let firsts = Firsts::new(delta);
-    let found = session.begin("BEGIN", &[put, firsts.ask()]).await?;
+    let deltas: Vec<_> = archives.iter().map(|it| (it.partition, it.delta)).collect();
+    let (moves, firsts) = (Moves::new(archives), Firsts::new(&deltas));
+    let found = session.begin("BEGIN", &[moves.put(), firsts.ask()]).await?;
     let [moved, taken] = &found[..] else { return Err(damaged()) };
-    let Some(row) = moved.first() else {
-        let found = session.go_on(&[call(STANDS, &[&partition])]).await?;
-        session.roll_back().await;
-        return why_not(found.first().and_then(|rows| rows.first()), fence, delta);
+    let week = match (&moved[..], archives) {
+        ([row, ..], _) if moved.len() == archives.len() => Reader::new(row).get()?,
+        (_, [one]) => {
+            let found = session.go_on(&[call(STANDS, &[&one.partition])]).await?;
+            session.roll_back().await;
+            return why_not(found.first().and_then(|rows| rows.first()), one.fence, one.delta);
+        }
+        _ => {
+            session.roll_back().await;
+            return Err(Trouble::Away("a partition of several is not where its owner left it".to_owned()));
+        }
     };
-    let week = Reader::new(row).get()?;
     if !weeks.has(week) {
         session.roll_back().await;
         weeks.make(session, week).await?;
         return Err(Trouble::Again("a new week begins".to_owned()));
     }
     firsts.refuse(taken)?;
-    archive::write(session, partition, week, delta).await
+    archive::write(session, week, &deltas).await
 }
 
 /// The partition is not where the delta begins: somebody else's, archived already, or put back.
