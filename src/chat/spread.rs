@@ -169,7 +169,8 @@ impl Finder {
             });
         }
         let nodes = if groups.is_empty() { None } else { self.ports.nodes_with(&groups).await };
-        let nodes = nodes.unwrap_or_default();
+        // Who came to be known while the routes did not answer is told, too.
+        let nodes = nodes.unwrap_or_else(|| vec![self.ports.peers.runs(); groups.len()]);
         let mut told: BTreeMap<NodeBoot, Vec<Fan>> = BTreeMap::new();
         for fan in turn {
             let some = places.get(&fan.group).filter(|_| !fan.to_all).and_then(|place| nodes.get(*place));

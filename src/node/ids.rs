@@ -32,17 +32,18 @@ pub fn all(config: &Config) -> anyhow::Result<Vec<NodeId>> {
     Ok(ids.collect::<Result<_, _>>()?)
 }
 
-/// The settings with the id that the node has, and the claim to it where it is leased.
+/// The settings with the id that the node has, and the claim to it where it is leased. Asked again, the same claimant finds what it had claimed
+/// when an answer was lost.
 ///
 /// # Errors
 /// All ids are held, or Redis does not say.
-pub(super) async fn leased(config: &Config) -> anyhow::Result<(Config, Option<Claim>)> {
+pub(super) async fn leased(config: &Config, claimant: u64) -> anyhow::Result<(Config, Option<Claim>)> {
     let mut config = config.clone();
     if config.node.ids == 0 {
         return Ok((config, None));
     }
     let ids = all(&config)?;
-    let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant: rand::random() };
+    let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant };
     let (deadline, mut seen) = (Instant::now() + PATIENCE, Lapses::default());
     loop {
         // Redis that is away is waited for elsewhere, and while nobody can renew, nobody is seen to stand still: a new look begins then.

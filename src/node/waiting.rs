@@ -36,17 +36,21 @@ pub(super) async fn parts(
     (metrics, rendered): (&Metrics, &PrometheusHandle),
     waits: &watch::Sender<bool>,
 ) -> anyhow::Result<Parts> {
-    let mut told: Option<watch::Sender<String>> = None;
+    // A first try may take as long as others.
+    let told = match config.node.profile.as_str() {
+        "cluster" => Some(tell("nothing yet: it begins".to_owned(), doors, rendered)?),
+        _ => None,
+    };
+    let claimant = rand::random();
     loop {
-        let error = match Box::pin(once(config, start, metrics)).await {
+        let error = match Box::pin(once(config, claimant, start, metrics)).await {
             Ok(parts) => return Ok(parts),
             Err(error) if ports::is_away(&error) => format!("{error:#}"),
             Err(error) => return Err(error),
         };
         tracing::warn!("the node can't start yet, and tries again until it can: {error}");
-        match &told {
-            Some(told) => _ = told.send_replace(error),
-            None => told = Some(tell(error, doors, rendered)?),
+        if let Some(told) = &told {
+            told.send_replace(error);
         }
         waits.send_replace(true);
         tokio::time::sleep(AGAIN).await;
@@ -55,8 +59,8 @@ pub(super) async fn parts(
 }
 
 /// One try. A node that can't have its ports leaves its id to others.
-async fn once(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<Parts> {
-    let (config, claim) = Box::pin(ids::leased(config)).await?;
+async fn once(config: &Config, claimant: u64, start: Instant, metrics: &Metrics) -> anyhow::Result<Parts> {
+    let (config, claim) = Box::pin(ids::leased(config, claimant)).await?;
     match ports::build(&config, start, metrics).await {
         Ok(built) => Ok((config, claim, built)),
         Err(error) => {

@@ -45,12 +45,12 @@ impl Blind {
         now: Instant,
     ) -> Vec<(NodeBoot, Vec<(ConversationId, u64)>)> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.said.retain(|_, (_, last)| *last + KEPT > now);
         let before = std::mem::replace(&mut state.nodes, nodes.into_iter().collect());
         let new = state.nodes.difference(&before).filter(|_| !state.said.is_empty());
-        new.map(|node| {
-            (node.clone(), state.said.iter().map(|(room, (count, _))| (room.clone(), *count)).collect())
-        })
-        .collect()
+        let said = || state.said.iter().map(|(room, (count, _))| (room.clone(), *count)).collect();
+        let missed = new.map(|node| (node.clone(), said())).collect();
+        // Afterwards: a look that was late tells what it would have told in time.
+        state.said.retain(|_, (_, last)| *last + KEPT > now);
+        missed
     }
 }

@@ -219,6 +219,21 @@ async fn a_server_that_is_not_there_is_unavailable_soon() {
 }
 
 #[tokio::test]
+async fn a_login_that_does_not_exist_or_may_do_too_little_is_refused_and_not_waited_for() {
+    let database = Database::new().await;
+    let config = database.config();
+    let (_, rest) = config.url.split_once('@').expect("a login");
+    let poor = format!("poor_{}", rest.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+    database.execute(&format!("CREATE ROLE {poor} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")).await;
+    let none = format!("{}_not", config.url);
+    for url in [format!("postgres://{poor}@{rest}"), format!("postgres://nobody_at_all@{rest}"), none] {
+        let refused = PostgresStore::open(&config::Postgres { url, ..config.clone() }).await.err();
+        assert!(matches!(&refused, Some(OpenError::Refused(_))), "{refused:?}");
+    }
+    database.execute(&format!("DROP ROLE {poor}")).await;
+}
+
+#[tokio::test]
 async fn ten_thousand_messages_are_one_archive() {
     let database = Database::new().await;
     let store = node(&database).await;

@@ -89,7 +89,7 @@ impl Reader {
             (0..count).map(|number| Partition::new(&client, topic, number)).collect::<Result<_, _>>()?;
         let reader =
             Arc::new(Self { client, topic: topic.to_owned(), partitions, closed: AtomicBool::new(false) });
-        let (weak, begun) = (Arc::downgrade(&reader), Instant::now());
+        let weak = Arc::downgrade(&reader);
         // What the brokers say of the topic, errors and statistics come here; records go to the queues.
         thread::Builder::new()
             .name("tidegate-kafka".to_owned())
@@ -100,6 +100,8 @@ impl Reader {
             })
             .map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))?;
         reader.check_topic(count)?;
+        // It comes with that answer, by another thread.
+        let begun = Instant::now();
         while reader.topic_id().is_none() {
             if begun.elapsed() > ANSWER {
                 let why = "the brokers do not tell the ids of topics: Apache Kafka 2.8 or later is needed";
@@ -125,6 +127,11 @@ impl Reader {
         let found = metadata.topics().first();
         if let Some(error) = found.and_then(|found| found.error()) {
             let code = RDKafkaErrorCode::from(error);
+            if code == RDKafkaErrorCode::TopicAuthorizationFailed {
+                return Err(KafkaRefusal::wrong(format!(
+                    "the topic {topic}: {code}; see kafka.sasl_username"
+                )));
+            }
             return Err(KafkaRefusal::away(format!(
                 "the topic {topic}: {code}; `tidegate topics ensure` makes it"
             )));

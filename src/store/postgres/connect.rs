@@ -59,8 +59,14 @@ pub enum OpenError {
 
 impl From<tokio_postgres::Error> for OpenError {
     fn from(error: tokio_postgres::Error) -> Self {
+        Self::of(&error, said(&error))
+    }
+}
+
+impl OpenError {
+    /// What such an error of the server means, in these words.
+    pub(super) fn of(error: &tokio_postgres::Error, text: String) -> Self {
         let code = error.code().map_or("", SqlState::code);
-        let text = said(&error);
         // Invalid authorization, and no such database.
         let is_refused = code.starts_with("28")
             || code.starts_with("3D")

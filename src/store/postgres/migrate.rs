@@ -55,12 +55,10 @@ fn refused(error: &refinery::Error) -> OpenError {
             "the tables were made by another {stored} than this tidegate has: use the tidegate that made them, or a \
              database of its own"
         )),
-        Kind::Connection(text, cause) => {
-            OpenError::Away(match cause.downcast_ref::<tokio_postgres::Error>() {
-                Some(cause) => format!("{text}: {}", said(cause)),
-                None => text.clone(),
-            })
-        }
+        Kind::Connection(text, cause) => match cause.downcast_ref::<tokio_postgres::Error>() {
+            Some(cause) => OpenError::of(cause, format!("{text}: {}", said(cause))),
+            None => OpenError::Away(text.clone()),
+        },
         kind => OpenError::Schema(kind.to_string()),
     }
 }
