@@ -15,7 +15,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     id::ConversationId,
-    machine::ledger::{Loaded, Need, message_key},
+    machine::ledger::{Delta, Loaded, Need, message_key},
     record::Body,
     settings::UserSettings,
 };
@@ -31,6 +31,28 @@ const WAITS: &str =
 
 fn direct() -> ConversationId {
     ConversationId::direct(&user("ann"), &user("bob"))
+}
+
+/// The conversation of the nth partition.
+fn to(n: u32) -> ConversationId {
+    ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")))
+}
+
+/// The owners of so many partitions, and what each has to archive: so many messages.
+async fn applied(
+    store: &Arc<dyn Store>,
+    count: u32,
+    messages: impl Fn(u32) -> u32,
+) -> (Vec<Owner>, Vec<Delta>) {
+    let (mut owners, mut deltas) = (Vec::new(), Vec::new());
+    for n in 0..count {
+        let mut owner = Owner::take_over(store, n, 1).await;
+        let say = |id| message(&to(n), "ann", &format!("m{id}"), 0, "text");
+        let said: Vec<_> = (0..messages(n)).map(say).collect();
+        deltas.push(owner.apply(&said).await.1);
+        owners.push(owner);
+    }
+    (owners, deltas)
 }
 
 /// Until so many sessions wait for a lock.
@@ -145,7 +167,6 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
     let database = Database::new().await;
     let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
-    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
     let say = |n: u32| message(&to(n), "ann", "m", 0, "text");
     let key = |n: u32| match say(n) {
         Body::Message(message) => message_key(&message),
@@ -201,14 +222,7 @@ async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way
 {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
-    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
-    let (mut owners, mut deltas) = (Vec::new(), Vec::new());
-    for n in 0..20 {
-        let mut owner = Owner::take_over(&store, n, 1).await;
-        let said: Vec<_> = (0..=n).map(|id| message(&to(n), "ann", &format!("m{id}"), 0, "text")).collect();
-        deltas.push(owner.apply(&said).await.1);
-        owners.push(owner);
-    }
+    let (owners, deltas) = applied(&store, 20, |n| n + 1).await;
     // The week's table is there.
     store.archive(0, owners[0].fence, &deltas[0]).await.unwrap();
     // The sixth was taken over by somebody, and the eighth has a row already that it should not have.
@@ -261,13 +275,7 @@ async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way
 async fn archives_that_wait_for_each_other_go_in_one_transaction() {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
-    let to = |n: u32| ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")));
-    let (mut owners, mut deltas) = (Vec::new(), Vec::new());
-    for n in 0..40 {
-        let mut owner = Owner::take_over(&store, n, 1).await;
-        deltas.push(owner.apply(&[message(&to(n), "ann", "m", 0, "text")]).await.1);
-        owners.push(owner);
-    }
+    let (owners, deltas) = applied(&store, 40, |_| 1).await;
     store.archive(0, owners[0].fence, &deltas[0]).await.unwrap();
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
