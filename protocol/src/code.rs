@@ -94,7 +94,7 @@ codes! {
     2001 TokenInvalid "TOKEN_INVALID" false Never "The token's signature, algorithm or claims are not accepted." "Get a new token from your backend (or from `tidegate token USER`)."
     2002 TokenExpired "TOKEN_EXPIRED" false Never "The token is past its exp." "Get a new token and connect again."
     2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right."
-    2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user."
+    2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user; what was refused is sent again under a new id."
     2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token is for another device than Hello names." "Send the device that the token names in `dev`."
     2006 OriginRefused "ORIGIN_REFUSED" false Never "This web origin is not on the allow-list." "Add the origin to `listen.origins`."
 
@@ -118,7 +118,7 @@ codes! {
     4002 OrderWindowFull "ORDER_WINDOW_FULL" true Now "Too many messages wait for the expected one; reading stops." "Send the expected id first."
     4003 OrderSkipped "ORDER_SKIPPED" false Never "The chain went on without this id after waiting for it." "Send it again under a new id."
     4004 BadLink "BAD_LINK" false Never "A chained message names itself or a used id as its successor." "Give every message a fresh nextId."
-    4005 NotFound "NOT_FOUND" false Never "There is no such group or conversation." "Create it first."
+    4005 NotFound "NOT_FOUND" false Never "There is no such group or conversation." "Create it first; what was refused is sent again under a new id."
     4006 ContentTooLarge "CONTENT_TOO_LARGE" false Never "The content is larger than the limit in Welcome." "Send less, or a reference."
     4007 AlreadyExists "ALREADY_EXISTS" false Never "There is already one of that name." "Use another id."
     4008 TooManyMembers "TOO_MANY_MEMBERS" false Never "One request names too many users." "Send at most 1,000 users a request."

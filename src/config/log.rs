@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn rules_are_the_newest_or_a_version_that_is_known() {
         let wanted = |set: &str| Config::load(None, &[format!("log.rules={set}")]).map(|it| it.log.wanted());
-        assert_eq!(Config::default().log.wanted(), Some(2));
-        assert_eq!(wanted("newest").unwrap(), Some(2));
+        assert_eq!(Config::default().log.wanted(), Some(3));
+        assert_eq!(wanted("newest").unwrap(), Some(3));
         assert_eq!(wanted("1").unwrap(), Some(1));
-        for set in ["0", "3", "oldest"] {
+        for set in ["0", "4", "oldest"] {
             let refused = wanted(set).unwrap_err().to_string();
             assert!(refused.contains("log.rules: `newest`, or a version"), "{refused}");
         }

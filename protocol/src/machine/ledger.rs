@@ -57,7 +57,8 @@ use crate::{
 /// |---|---|
 /// | 1 | all of the above |
 /// | 2 | a `Rules` record that names no dedup window leaves it as it is; under version 1 it sets it to 0 |
-pub const LEDGER_NEWEST: u32 = 2;
+/// | 3 | what is refused for good stays refused, also of a message without a chain; before, only of a chained one |
+pub const LEDGER_NEWEST: u32 = 3;
 
 /// The state of one partition.
 #[derive(Debug)]

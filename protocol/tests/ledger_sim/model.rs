@@ -131,7 +131,7 @@ impl Model {
             return refused(Code::OrderBroken);
         }
         if let Err(code) = self.may_talk(it) {
-            if it.order.chained {
+            if it.order.chained || self.rules.ledger_version >= 3 {
                 self.ids.insert(id, Kept { seq: 0, time, hash: it.body_hash, offset, refused: Some(code) });
             }
             return refused(code);

@@ -42,5 +42,6 @@ mutants! {
     rows_unpinned_before_their_archive_is_done_are_caught Fault::UnpinnedTooEarly;
     a_store_that_drops_keys_by_itself_is_caught Fault::StoreDropsKeys;
     a_rules_record_that_undoes_another_is_caught Fault::Ledger(Mutation::RulesReplaced);
+    a_refused_message_without_a_chain_that_is_judged_anew_is_caught Fault::Ledger(Mutation::LooseJudgedAnew);
     an_older_node_that_passes_over_rules_it_does_not_know_is_caught Fault::UnknownRulesIgnored;
 }

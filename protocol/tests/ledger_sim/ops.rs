@@ -105,7 +105,7 @@ pub(crate) fn random(rng: &mut Rng, past: &[MemberChange], length: usize) -> Bod
         }),
         17 => Body::Prune(Prune { conversation: conversation(rng, USERS[0]), up_to: rng.below(6) as u64 }),
         _ => Body::Rules(RuleChange {
-            ledger_version: if rng.percent(20) { LEDGER_NEWEST } else { 1 },
+            ledger_version: if rng.percent(30) { *rng.pick(&[2, LEDGER_NEWEST]) } else { 1 },
             dedup_window: [None, None, Some(0), Some(4), Some(12), Some(1_000)][rng.below(6)],
             keys_from: if rng.percent(30) { length.saturating_sub(40 + rng.below(40)) as u64 } else { 0 },
         }),

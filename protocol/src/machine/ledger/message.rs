@@ -159,16 +159,22 @@ impl Facts<'_> {
         stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
     }
 
-    /// The refusal to remember: one for good, of a chained message, by what its sender may do there today. What follows it in its chain
-    /// goes on, so it may never come in behind that, whatever it is told when its answer was lost. A conflict has a
-    /// key already; what the chain or the epoch refuses is for now, and has nothing behind it.
+    /// The refusal to remember: one for good, by what its sender may do there today. What follows a chained message in its chain
+    /// goes on, so it may never come in behind that, whatever it is told when its answer was lost; and behind any message there may be
+    /// copies of it in the log that were sent again before its answer came, which a join in between would let in after its sender
+    /// was told no. A conflict has a key already; what the chain or the epoch refuses is for now, and has nothing behind it.
     fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
         match refusal {
             Some(Outcome::Refused {
                 code: code @ (Code::NotAMember | Code::NotFound | Code::Muted | Code::Forbidden),
-            }) => self.message.order.chained.then_some(*code),
+            }) => (self.message.order.chained || self.keeps_loose()).then_some(*code),
             _ => None,
         }
+    }
+
+    /// Whether a message without a chain stays refused: since version 3.
+    fn keeps_loose(&self) -> bool {
+        self.rules.ledger_version >= 3 && !self.breaks(Mutation::LooseJudgedAnew)
     }
 
     /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain

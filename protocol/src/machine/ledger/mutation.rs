@@ -21,4 +21,6 @@ pub enum Mutation {
     ClockDecides,
     /// A `Rules` record sets the window back that it does not name.
     RulesReplaced,
+    /// A message without a chain that was refused for good is judged anew.
+    LooseJudgedAnew,
 }

@@ -66,3 +66,51 @@ fn a_lasting_refusal_of_a_chained_message_is_given_again_after_a_join() {
     assert_eq!(seq(it.say(by_dan("g:a", "loose", 2, 0, false))), 4);
     assert_eq!(seq(it.say(by_dan("g:a", "early", 2, 2, true))), 5);
 }
+
+/// A group that bob is not in any more, under the newest rules.
+fn without_bob() -> Partition {
+    let mut it = group();
+    it.put(Body::Rules(RuleChange { ledger_version: 3, ..RuleChange::default() }));
+    it.member(change(MemberAction::Kick, &["bob"], "ann", "q2"));
+    it
+}
+
+/// Seen in an hour of chaos: copies of a message that its client had sent again lay behind a broker that hung; the first one was refused, and
+/// told so, and a join lay between it and the others.
+#[test]
+fn s21_copies_of_a_refused_message_stay_out_also_behind_a_join() {
+    let mut it = without_bob();
+    let copy = |attempt| Message { attempt, ..message("g:a", "bob", "m1") };
+    assert_eq!(it.say(copy(3)), refused(Code::NotAMember));
+    it.member(change(MemberAction::Join, &["bob"], "ann", "q3"));
+    let before = Outcome::RefusedBefore { code: Code::NotAMember };
+    for attempt in [4, 5, 0] {
+        assert_eq!(it.say(copy(attempt)), before);
+    }
+    let other = Message { body_hash: body_hash(b"other"), ..copy(6) };
+    assert_eq!(it.say(other), refused(Code::Conflict));
+    seq(it.say(message("g:a", "bob", "m2")));
+    let delta = it.ledger.take_delta(it.end()).unwrap();
+    assert_eq!(delta.keys.iter().filter(|(_, key)| key.refused.is_some()).count(), 1);
+}
+
+#[test]
+fn what_is_refused_for_want_of_the_group_or_the_right_to_talk_stays_refused_too() {
+    let mut it = group();
+    it.put(Body::Rules(RuleChange { ledger_version: 3, ..RuleChange::default() }));
+    it.member(change(MemberAction::Mute, &["bob"], "ann", "q2"));
+    let muted = message("g:a", "bob", "m1");
+    let nowhere = message("g:b", "bob", "m2");
+    assert_eq!(it.say(muted.clone()), refused(Code::Muted));
+    assert_eq!(it.say(nowhere.clone()), refused(Code::NotFound));
+    it.member(change(MemberAction::Unmute, &["bob"], "ann", "q3"));
+    it.member(MemberChange {
+        conversation: ConversationId::parse("g:b").unwrap(),
+        ..change(MemberAction::Create, &["bob"], "bob", "q4")
+    });
+    assert_eq!(it.say(muted), Outcome::RefusedBefore { code: Code::Muted });
+    assert_eq!(it.say(nowhere), Outcome::RefusedBefore { code: Code::NotFound });
+    // It is no row of a device that was never heard there.
+    let delta = it.ledger.take_delta(it.end()).unwrap();
+    assert!(delta.devices.is_empty(), "{delta:?}");
+}
