@@ -59,20 +59,53 @@ fn durable_messages_are_measured_and_found_again() {
     }
 }
 
+/// Of a bench on the services of the tests: what was measured, by its name; each has to be above nothing.
+fn on_services(scenario: &str, rounds: &str) -> impl Fn(&str) -> f64 {
+    let list = services::list();
+    let list = list.to_str().expect("a plain path");
+    let report = figures(&[scenario, "--rounds", rounds, "--services", list], scenario);
+    move |what: &str| {
+        let figures =
+            report["sections"].as_array().into_iter().flatten().filter_map(|it| it["figures"].as_array());
+        let found = figures.flatten().find(|it| it["what"] == what).and_then(|it| it["value"].as_f64());
+        found.filter(|value| *value > 0.0).unwrap_or_else(|| panic!("{what}: {report}"))
+    }
+}
+
 #[test]
 fn a_large_group_is_measured_over_three_nodes() {
-    let list = services::list();
-    let report =
-        figures(&["groups", "--rounds", "2", "--services", list.to_str().expect("a plain path")], "groups");
-    let figures = report["sections"][0]["figures"].as_array().expect("figures");
-    let value = |what: &str| {
-        let found = figures.iter().find(|it| it["what"] == what).and_then(|it| it["value"].as_f64());
-        found.unwrap_or_else(|| panic!("{what}: {report}"))
-    };
+    let value = on_services("groups", "2");
     let records = value("records of node topics per message");
     assert!((2.0..=3.0).contains(&records), "one for each node but the owner: {records}");
     assert!(value("Redis commands per message") > 1.0);
-    assert!(value("from the send to the last member, mean") > 0.0 && value("time to make the group") > 0.0);
+    value("from the send to the last member, mean");
+    value("time to make the group");
+}
+
+#[test]
+fn routes_and_what_redis_does_for_a_message_are_measured() {
+    let value = on_services("redis", "1");
+    assert!(value("reads by Redis per accepted message") < value("commands per accepted message"));
+    value("send to ack with Redis hung, p50");
+    value("lookups, tidegate");
+}
+
+#[test]
+fn a_take_over_by_crash_and_by_plan_is_measured() {
+    let value = on_services("cluster", "1");
+    let session = value("session timeout (kafka.session_ms)");
+    let crash = value("longest pause of a sender after kill -9 of an owner");
+    assert!(crash > session / 2.0, "whoever died was waited for: {crash} of {session}");
+    value("longest pause of a sender while an owner stops by plan");
+    value("partitions of the node that ended");
+}
+
+#[test]
+fn chat_over_kafka_is_measured_beside_a_bare_producer_and_consumer() {
+    let value = on_services("kafka", "1");
+    value("accepts/s, 3 nodes / one node of this run");
+    value("send to push at half load, p50");
+    value("bare produce and consume at that rate, p50");
 }
 
 #[test]

@@ -24,8 +24,9 @@ use crate::{
 /// Memberships read from the store at a time.
 const PAGE: usize = 1_000;
 
-/// Logins whose groups are read at once.
-const LOGINS_MAX: usize = 32;
+/// Logins whose groups are read at once: the store asks for many in one turn, and where it takes 200 ms for that, a node that another one
+/// leaves its clients to lets in some hundred of them a second all the same.
+const LOGINS_MAX: usize = 128;
 
 /// How long a login waits for its groups; longer than its session waits for them.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -55,10 +56,12 @@ pub async fn login(
 ) -> Result<LoginDone, LoginError> {
     // First what may wait for a disk: from the moment the route stands until its shard has the answer nothing may wait, or
     // the mail of a newer login that replaces it comes before it and finds nobody. Lost wishes are no reason to refuse.
+    let mut steps = Steps::begin();
     let wishes = ports.store.wishes(&user, now).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "the settings of a login could not be kept");
         now
     });
+    steps.done("wishes");
     let wish = Registration {
         user: user.clone(),
         device: device.clone(),
@@ -73,14 +76,18 @@ pub async fn login(
         }
         LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
     })?;
+    steps.done("route");
     let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
         let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
         stop_elsewhere(&ports, old.at, session).await;
+        steps.done("replaced");
     }
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
     let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    steps.done("chain");
     let route = Route { user, device, token: registered.token };
+    steps.tell(&route, "registered");
     Ok(LoginDone { route, replaced: here, chain, wishes })
 }
 
@@ -211,6 +218,28 @@ async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, tries: u32) -
     false
 }
 
+/// How long each step of a login took, for who looks for the slow one; told at level `debug`.
+struct Steps {
+    since: time::Instant,
+    all: Vec<(&'static str, Duration)>,
+}
+
+impl Steps {
+    fn begin() -> Self {
+        Self { since: time::Instant::now(), all: Vec::new() }
+    }
+
+    fn done(&mut self, what: &'static str) {
+        let now = time::Instant::now();
+        self.all.push((what, now - self.since));
+        self.since = now;
+    }
+
+    fn tell(&self, route: &Route, done: &'static str) {
+        tracing::debug!(user = %route.user, device = %route.device, steps = ?self.all, "a login is {done}");
+    }
+}
+
 /// Answers logins where no owner has the whole log: each is told its groups, and whether its route still is its own.
 /// Runs until the shards are gone.
 pub async fn answer_all(
@@ -222,11 +251,14 @@ pub async fn answer_all(
     let turns = Arc::new(Semaphore::new(LOGINS_MAX));
     while let Some(batch) = logins.recv().await {
         for (key, route) in batch {
+            let mut steps = Steps::begin();
             // Nobody closes it.
             let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
+            steps.done("turn");
             let (ports, crowds, out) = (Arc::clone(&ports), Arc::clone(&crowds), outbound());
             tokio::spawn(async move {
-                answer(key, &route, &ports, &crowds, out).await;
+                answer(key, &route, &ports, &crowds, (out, &mut steps)).await;
+                steps.tell(&route, "answered");
                 drop(turn);
             });
         }
@@ -240,8 +272,16 @@ fn replaced(route: &Route, epoch: u64) -> Mail {
 
 /// The connection is indexed by now. One that was replaced before it was has not been found by who looked for it, so it
 /// looks itself (flaws S1, S2).
-async fn answer(key: ConnKey, route: &Route, ports: &Ports, crowds: &Crowds, mut out: Outbound) {
-    match row_of(ports, route).await {
+async fn answer(
+    key: ConnKey,
+    route: &Route,
+    ports: &Ports,
+    crowds: &Crowds,
+    (mut out, steps): (Outbound, &mut Steps),
+) {
+    let row = row_of(ports, route).await;
+    steps.done("look");
+    match row {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
             return out.tell(key, replaced(route, token.epoch)).await;
         }
@@ -263,7 +303,9 @@ async fn answer(key: ConnKey, route: &Route, ports: &Ports, crowds: &Crowds, mut
     // The session's own deadline ends it, and then nobody waits for this.
     let until = time::Instant::now() + ANSWER_MAX;
     while time::Instant::now() < until {
-        match groups_of(&*ports.store, &route.user).await {
+        let groups = groups_of(&*ports.store, &route.user).await;
+        steps.done("groups");
+        match groups {
             // What changed since is in the store.
             Ok(groups) => {
                 if crowds.login(key, &route.user, groups).await {

@@ -31,7 +31,7 @@ use tidegate_protocol::{
 pub use self::{connect::OpenError, import::Importing};
 use self::{
     connect::Source,
-    gather::{Conversations, Gather, Portion, Save, Wishes, send},
+    gather::{Conversations, Gather, Portion, Save, Summaries, Wishes, send},
     loads::Load,
     owner::Archive,
     session::Session,
@@ -70,6 +70,7 @@ struct Core {
     weeks: Weeks,
     saves: Gather<Save>,
     conversations: Gather<Conversations>,
+    summaries: Gather<Summaries>,
     wishes: Gather<Wishes>,
     loads: Gather<Load>,
     portions: Gather<Portion>,
@@ -108,6 +109,7 @@ impl PostgresStore {
             weeks: Weeks::default(),
             saves: Gather::default(),
             conversations: Gather::default(),
+            summaries: Gather::default(),
             wishes: Gather::default(),
             loads: Gather::default(),
             portions: Gather::default(),
@@ -267,9 +269,7 @@ impl Store for PostgresStore {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
-        let core = &*self.core;
-        core.run(move || async move { readers::summary(&mut core.readers().await?, conversation, of).await })
-            .await
+        send(&self.core, Summaries { conversation: conversation.clone(), of: of.cloned() }).await
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {

@@ -215,6 +215,99 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
     }
 }
 
+/// Of most messages nothing is asked for but the key.
+#[tokio::test]
+async fn keys_alone_of_many_partitions_are_asked_together_and_each_gets_its_own() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let (owners, deltas) = applied(&store, 12, |n| n + 1).await;
+    for (n, (owner, delta)) in owners.iter().zip(&deltas).enumerate() {
+        store.archive(n as u32, owner.fence, delta).await.unwrap();
+    }
+    let key = |n: u32, id: u32| match message(&to(n), "ann", &format!("m{id}"), 0, "text") {
+        Body::Message(message) => message_key(&message),
+        other => panic!("{other:?}"),
+    };
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE keys IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    // The sixth was taken over by somebody; the one behind the last was never anybody's.
+    let fence = |n: usize| if n == 5 { Fence(9) } else { owners.get(n).map_or(Fence(1), |it| it.fence) };
+    let load = async |n: usize| {
+        let own = n as u32;
+        // Its last message, one that it never had, one of its neighbour's, and its first.
+        let needs = [key(own, own), key(own, own + 1), key((own + 1) % 12, 0), key(own, 0)].map(Need::Key);
+        store.load(own, fence(n), &needs).await
+    };
+    let mut all = Box::pin(join_all((0..13).map(load)));
+    assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    held.commit().await.unwrap();
+    for (n, loaded) in all.await.into_iter().enumerate() {
+        if [5, 12].contains(&n) {
+            assert_eq!(loaded.unwrap_err(), StoreError::Fenced, "{n}");
+            continue;
+        }
+        let loaded = loaded.unwrap();
+        assert_eq!(loaded.position, deltas[n].to, "{n}");
+        let [last, none, other, first] = &loaded.rows[..] else { panic!("{loaded:?}") };
+        let own = n as u32;
+        let seq = |row: &Loaded, name| match row {
+            Loaded::Key(is, Some(it)) if *is == name => it.seq,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(seq(last, key(own, own)), u64::from(own) + 1);
+        assert_eq!(seq(first, key(own, 0)), 1);
+        assert_eq!(*none, Loaded::Key(key(own, own + 1), None));
+        assert_eq!(*other, Loaded::Key(key((own + 1) % 12, 0), None), "a key of another partition");
+    }
+}
+
+/// Clients that come back pull, and a pull looks first what the conversation is for them.
+#[tokio::test]
+async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own() {
+    let database = Database::new().await;
+    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let (owners, deltas) = applied(&store, 40, |n| n + 1).await;
+    for (n, (owner, delta)) in owners.iter().zip(&deltas).enumerate() {
+        store.archive(n as u32, owner.fence, delta).await.unwrap();
+    }
+    let mark = |n: u64| Mark { seq: 1 + n, messages: 1 + n, own: 0 };
+    for n in (0..40).step_by(2) {
+        let change = (user("ann"), to(n), Personal::Read(mark(u64::from(n))));
+        store.save_marks(&[change]).await.unwrap();
+    }
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    // A member, nobody in particular, and a stranger; of the last ten there is nothing.
+    let who = |n: u32| [Some(user("ann")), None, Some(user("eve"))][n as usize % 3].clone();
+    let ask = async |n: u32| store.summary(&to(n), who(n).as_ref()).await;
+    let mut all = Box::pin(join_all((0..50).map(ask)));
+    let began = Instant::now();
+    // Longer than anybody may wait for a connection, of which there are four.
+    while began.elapsed() < Duration::from_millis(1_500) {
+        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+        waiting(&database, 1).await;
+    }
+    held.commit().await.unwrap();
+    for (n, found) in (0..).zip(all.await) {
+        // One that is asked for alone is another statement.
+        assert_eq!(found, ask(n).await, "{n}");
+        let found = found.unwrap();
+        assert_eq!(found.is_some(), n < 40, "{n}");
+        let Some(summary) = found else { continue };
+        assert_eq!((summary.head.last_seq, summary.members), (u64::from(n) + 1, 2), "{n}");
+        assert_eq!(summary.standing.is_some(), n % 3 == 0, "{n}");
+        if let Some(standing) = summary.standing {
+            let marked = n.is_multiple_of(2).then(|| mark(u64::from(n)).seq);
+            assert_eq!(standing.level.mark.seq, marked.unwrap_or_default(), "{n}");
+            assert_eq!(standing.member.sent, u64::from(n) + 1, "{n}");
+        }
+    }
+}
+
 /// Of many partitions each has a few messages at a time: their archives are one transaction while another is under way, and one that can't
 /// be is refused alone.
 #[tokio::test]

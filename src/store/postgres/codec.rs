@@ -48,6 +48,7 @@ pub(super) fn fence(it: Fence) -> Uuid {
 }
 
 /// Reads the columns of a row one after the other.
+#[derive(Clone)]
 pub(super) struct Reader<'a> {
     row: &'a Columns,
     next: usize,
@@ -62,6 +63,11 @@ impl<'a> Reader<'a> {
         let column = self.next;
         self.next += 1;
         self.row.try_get(column).map_err(|error| Trouble::Damaged(format!("a stored value: {error}")))
+    }
+
+    /// So many columns are read elsewhere.
+    pub(super) fn skip(&mut self, columns: usize) {
+        self.next += columns;
     }
 
     pub(super) fn big(&mut self) -> Result<u64, Trouble> {

@@ -7,7 +7,7 @@ use tidegate_protocol::{
 
 use super::{
     codec::{Reader, bound, limit},
-    gather::Conversations,
+    gather::{Conversations, Summaries},
     session::{Session, call},
     trouble::{Trouble, damaged},
 };
@@ -26,40 +26,64 @@ macro_rules! standing {
     };
 }
 
-/// Pages of many users.
-const MEMBERSHIPS: &str = concat!(
-    "SELECT n.place, p.* FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS n(user_id, after, most, place)
-    CROSS JOIN LATERAL (
-    SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
-    standing!(),
-    " FROM memberships u
-    CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
-    CROSS JOIN LATERAL (
-        SELECT * FROM members m WHERE m.conversation = u.conversation AND m.user_id = u.user_id LIMIT 1
-    ) m
-    LEFT JOIN LATERAL (
-        SELECT * FROM marks k WHERE k.user_id = u.user_id AND k.conversation = u.conversation LIMIT 1
-    ) k ON true
-    WHERE u.user_id = n.user_id AND u.conversation > n.after ORDER BY u.conversation LIMIT n.most
-    ) p ORDER BY n.place, p.conversation"
-);
+/// Of one it is asked without a list: the server then looks at the one table of sixteen that it is in.
+macro_rules! pages {
+    ($asked:literal) => {
+        concat!(
+            "SELECT n.place, p.* FROM ",
+            $asked,
+            " CROSS JOIN LATERAL (
+                SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
+            standing!(),
+            " FROM memberships u
+                CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
+                CROSS JOIN LATERAL (
+                    SELECT * FROM members m WHERE m.conversation = u.conversation AND m.user_id = n.user_id LIMIT 1
+                ) m
+                LEFT JOIN LATERAL (
+                    SELECT * FROM marks k WHERE k.user_id = n.user_id AND k.conversation = u.conversation LIMIT 1
+                ) k ON true
+                WHERE u.user_id = n.user_id AND u.conversation > n.after ORDER BY u.conversation LIMIT n.most
+            ) p ORDER BY n.place, p.conversation"
+        )
+    };
+}
+
+const PAGES: &str =
+    pages!("unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS n(user_id, after, most, place)");
+const PAGE: &str =
+    pages!("(SELECT $1::text AS user_id, $2::text AS after, $3::bigint AS most, 1::bigint AS place) n");
+
+macro_rules! summaries {
+    ($asked:literal) => {
+        concat!(
+            "SELECT n.place, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members,
+             m.user_id IS NOT NULL, ",
+            standing!(),
+            " FROM ",
+            $asked,
+            " CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = n.conversation LIMIT 1) h
+            LEFT JOIN LATERAL (
+                SELECT * FROM members m WHERE m.conversation = n.conversation AND m.user_id = n.user_id LIMIT 1
+            ) m ON true
+            LEFT JOIN LATERAL (
+                SELECT * FROM marks k WHERE k.user_id = n.user_id AND k.conversation = n.conversation LIMIT 1
+            ) k ON true"
+        )
+    };
+}
+
+const SUMMARIES: &str =
+    summaries!("unnest($1::text[], $2::text[]) WITH ORDINALITY AS n(conversation, user_id, place)");
+const SUMMARY: &str =
+    summaries!("(SELECT $1::text AS conversation, $2::text AS user_id, 1::bigint AS place) n");
 
 const MEMBERS: &str = "
 SELECT user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays FROM members
 WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT $3";
 
 const HEAD: &str = "
-SELECT last_seq, messages, pruned_to, deleted_seq, settings, members FROM heads WHERE conversation = $1";
-
-const STANDING: &str = concat!(
-    "SELECT ",
-    standing!(),
-    " FROM members m
-    LEFT JOIN LATERAL (
-        SELECT * FROM marks k WHERE k.user_id = m.user_id AND k.conversation = m.conversation LIMIT 1
-    ) k ON true
-    WHERE m.conversation = $1 AND m.user_id = $2"
-);
+SELECT last_seq, messages, pruned_to, deleted_seq, settings FROM heads WHERE conversation = $1";
 
 /// Rows up to the bytes, one at the least. The server cuts, so that what is not wanted does not travel.
 macro_rules! page {
@@ -93,7 +117,11 @@ pub(super) async fn memberships(
     let after: Vec<&str> = asked.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
     let most: Vec<i64> = asked.iter().map(|it| limit(it.limit)).collect();
     let mut pages = vec![Vec::new(); asked.len()];
-    for row in session.read(&[call(MEMBERSHIPS, &[&users, &after, &most])]).await?.iter().flatten() {
+    let call = match (&users[..], &after[..], &most[..]) {
+        ([user], [after], [most]) => call(PAGE, &[user, after, most]),
+        _ => call(PAGES, &[&users, &after, &most]),
+    };
+    for row in session.read(&[call]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
         let place = reader.place()?;
         let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
@@ -118,24 +146,26 @@ pub(super) async fn members(
     rows.collect()
 }
 
-pub(super) async fn summary(
+/// What each is, in order.
+pub(super) async fn summaries(
     session: &mut Session,
-    conversation: &ConversationId,
-    of: Option<&UserId>,
-) -> Result<Option<Summary>, Trouble> {
-    let (id, user) = (conversation.as_str(), of.map_or("", UserId::as_str));
-    let mut calls = vec![call(HEAD, &[&id])];
-    if of.is_some() {
-        calls.push(call(STANDING, &[&id, &user]));
+    asked: &[&Summaries],
+) -> Result<Vec<Option<Summary>>, Trouble> {
+    let ids: Vec<&str> = asked.iter().map(|it| it.conversation.as_str()).collect();
+    let users: Vec<&str> = asked.iter().map(|it| it.of.as_ref().map_or("", UserId::as_str)).collect();
+    let call = match (&ids[..], &users[..]) {
+        ([id], [user]) => call(SUMMARY, &[id, user]),
+        _ => call(SUMMARIES, &[&ids, &users]),
+    };
+    let mut found: Vec<Option<Summary>> = asked.iter().map(|_| None).collect();
+    for row in session.read(&[call]).await?.iter().flatten() {
+        let mut reader = Reader::new(row);
+        let place = reader.place()?;
+        let (head, members, is_one) = (reader.head()?, reader.big()?, reader.get()?);
+        let standing = if is_one { Some(reader.standing()?) } else { None };
+        *found.get_mut(place).ok_or_else(damaged)? = Some(Summary { head, members, standing });
     }
-    let mut found = session.read(&calls).await?.into_iter();
-    let heads = found.next().unwrap_or_default();
-    let Some(row) = heads.first() else { return Ok(None) };
-    let mut reader = Reader::new(row);
-    let (head, members) = (reader.head()?, reader.big()?);
-    let standings = found.next().unwrap_or_default();
-    let standing = standings.first().map(|row| Reader::new(row).standing()).transpose()?;
-    Ok(Some(Summary { head, members, standing }))
+    Ok(found)
 }
 
 pub(super) async fn page(
