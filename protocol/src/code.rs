@@ -93,7 +93,7 @@ codes! {
 
     2001 TokenInvalid "TOKEN_INVALID" false Never "The token's signature, algorithm or claims are not accepted." "Get a new token from your backend (or from `tidegate token USER`)."
     2002 TokenExpired "TOKEN_EXPIRED" false Never "The token is past its exp." "Get a new token and connect again."
-    2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right."
+    2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right; what was refused is sent again under a new id."
     2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user; what was refused is sent again under a new id."
     2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token is for another device than Hello names." "Send the device that the token names in `dev`."
     2006 OriginRefused "ORIGIN_REFUSED" false Never "This web origin is not on the allow-list." "Add the origin to `listen.origins`."

@@ -32,8 +32,7 @@ mod crowd;
 mod holds;
 
 /// Said with the refusal of an id that was refused before, though it might be allowed now.
-const REFUSED_BEFORE: &str =
-    "this id was refused before, and its chain went on: send the content under a new id";
+const REFUSED_BEFORE: &str = "this id was refused before: send the content under a new id";
 
 /// Gathers what is to be told to the shards and sends it, one mail of a kind for each shard and batch; what is for other
 /// nodes goes to their lanes.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate_protocol::codec::Wire;
+use tidegate_protocol::{codec::Wire, machine::ledger::LEDGER_NEWEST};
 
 use super::{Client, Cluster, eventually, history, send_until_acked};
 
@@ -60,14 +60,14 @@ fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_come
     cluster.set_for(2, &[]);
     cluster.restart(2);
     settle();
-    eventually("all partitions are switched", || (under(&cluster, 2) == 4).then_some(()));
+    eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
     say(&cluster, &[0, 1, 2], 3..=4);
 
     // Somebody puts the former version back.
     assert_eq!(cluster.stop(1), Some(0));
     cluster.set_for(1, &["fault.rules_max=1"]);
     cluster.restart(1);
-    cluster.node(1).metric_becomes("ledger_rules_unknown", 2.0);
+    cluster.node(1).metric_becomes("ledger_rules_unknown", f64::from(LEDGER_NEWEST));
     cluster.all_owned();
     let complaints = || cluster.node(1).said().matches("RULES_UNKNOWN").count();
     let before = complaints();
@@ -97,7 +97,7 @@ fn one_node_whose_operator_waits_holds_the_rules_of_all_back() {
     cluster.set_for(1, &[]);
     cluster.restart(1);
     settle();
-    eventually("all partitions are switched", || (under(&cluster, 2) == 4).then_some(()));
+    eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
     // It knows them, and may wait as long as it likes: there is no way back, and none is needed.
     assert_eq!(cluster.stop(1), Some(0));
     cluster.set_for(1, &["log.rules=1"]);

@@ -7,6 +7,8 @@ use std::{
     process::Command,
 };
 
+use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
+
 use crate::support::{fresh_data, services};
 
 /// This program as its former version would be: it knows no newer rules, and says that it is another version.
@@ -49,9 +51,9 @@ fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_
         "; back as tidegate (0.1.0, rules 1)",
         "; back as tidegate-older (older, rules 1)",
         "tidegate (0.1.0, rules 1) beside tidegate-older (older, rules 1)",
-        "; back as tidegate (0.1.0, rules 2)",
-        "tidegate (0.1.0, rules 2) beside tidegate-older (older, rules 1)",
-        "the rules went from 1 to 2 under load",
+        &format!("; back as tidegate (0.1.0, rules {LEDGER_NEWEST})"),
+        &format!("tidegate (0.1.0, rules {LEDGER_NEWEST}) beside tidegate-older (older, rules 1)"),
+        &format!("the rules went from 1 to {LEDGER_NEWEST} under load"),
     ] {
         assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
     }

@@ -17,15 +17,13 @@
 //! | after the commit | [`Ledger::archived`], [`Ledger::evict`] |
 //!
 //! **Choices.** A refusal leaves no row where there was none, a duplicate none but the device's; the exception is a chained
-//! message that is the next of its chain: it takes its number whatever the answer, and refused for good its id is
-//! remembered as refused, because what follows it in its chain goes on. A recall takes a seq, pruning does not. One key per id: an id used again
+//! message that is the next of its chain: it takes its number whatever the answer. The id of what is refused for good is remembered as refused (before version 3
+//! only of a chained message), because what follows it in its chain goes on, and copies of it may follow in the log. A recall takes a seq, pruning does not. One key per id: an id used again
 //! past the window moves its key to the newer acceptance (no second key, and no need to know the older one). Old keys
 //! are forgotten by a `Rules` record (`keys_from`) only: a store that dropped them by its own clock would make two
 //! owners answer differently. A deleted group's id stays taken, so none of its seqs can come twice.
 //!
-//! **Limits.** The refusal of an unchained message is not remembered: who misses it and asks again is judged anew,
-//! under the membership of then.
-//! W must be longer than a producer can hold a first attempt back, or a late copy of it counts as a new message.
+//! **Limits.** W must be longer than a producer can hold a first attempt back, or a late copy of it counts as a new message.
 //!
 //! **Defeats** S6-S12 (seqs from a counter, a lock, a stale allocator), S20-S22 (dedup keys evicted, claimed before
 //! the append, too short), S16 and S32 (clocks that decide), S23-S24 (counts that drift), S29 (a producer that

@@ -291,7 +291,9 @@ impl World {
             self.seen.given_up += usize::from(gone.given_up);
         }
         // In the end every node runs the newest version.
-        let newest = if !self.calm && self.rng.percent(30) { 1 } else { LEDGER_NEWEST };
+        let older =
+            if !self.calm && self.rng.percent(30) { self.rng.below(LEDGER_NEWEST as usize) } else { 0 };
+        let newest = if older > 0 { older as u32 } else { LEDGER_NEWEST };
         match Owner::take_over(self.fence, &self.log, &mut self.store, self.fault, newest, &mut self.rng) {
             Some(owner) => self.owners.push(owner),
             None if self.log.topic > 0 => self.seen.replaced += 1,

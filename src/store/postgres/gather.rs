@@ -58,7 +58,7 @@ pub(super) trait Errand: Send + Sync + Sized + 'static {
 /// Who waits for a turn.
 pub(super) struct Gather<E: Errand> {
     state: Mutex<State<E>>,
-    /// There is enough for a turn.
+    /// There is nothing to wait for any more.
     enough: Notify,
 }
 
@@ -195,7 +195,8 @@ pub(super) async fn send<E: Errand>(core: &Arc<Core>, errand: E) -> Result<E::An
         let mut state = gather.lock();
         state.size += errand.size();
         state.waiting.push_back(Job { errand, reply });
-        if state.is_waiting && state.size >= E::BATCH {
+        // A turn that was waited for is over, and another flight took those who came before.
+        if state.is_waiting && (state.size >= E::BATCH || state.flying == 0) {
             gather.enough.notify_one();
         }
         let begins = !state.is_waiting && state.flights < E::FLIGHTS;

@@ -236,8 +236,7 @@ pub enum Outcome {
         /// Why.
         code: Code,
     },
-    /// It was refused for good before, and its chain went on without it: the same refusal again, whatever is allowed by
-    /// now. Its content needs a new id.
+    /// It was refused for good before: the same refusal again, whatever is allowed by now. Its content needs a new id.
     RefusedBefore {
         /// Why then.
         code: Code,

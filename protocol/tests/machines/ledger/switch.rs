@@ -55,10 +55,12 @@ struct Run {
 fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
     let bodies = || vec(body().prop_filter("one switch", |it| !matches!(it, Body::Rules(_))), 1..60);
     let windows = prop::option::of(prop::sample::select(&[0, 3, 9][..]));
-    let strategy = (bodies(), bodies(), windows, 1..9usize, any::<prop::sample::Index>());
-    check(300, strategy, |(before, after, dedup_window, archive_every, handed_over)| {
+    let versions = (1..LEDGER_NEWEST, windows);
+    let strategy = (bodies(), bodies(), versions, 1..9usize, any::<prop::sample::Index>());
+    check(300, strategy, |(before, after, (known, dedup_window), archive_every, handed_over)| {
         // A window that only the later version keeps when keys are forgotten.
-        let window = Body::Rules(RuleChange { dedup_window, ..RuleChange::default() });
+        let window = RuleChange { ledger_version: known, dedup_window, ..RuleChange::default() };
+        let window = Body::Rules(window);
         let switch = Body::Rules(RuleChange { ledger_version: LEDGER_NEWEST, ..RuleChange::default() });
         let forget = Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() });
         let at = before.len() + 1;
@@ -71,7 +73,7 @@ fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
 
         let mut store = store::Store::new(true, true);
         let end = handed_over.index(log.len() + 1);
-        let older = own(1, &log, end, archive_every, &mut store);
+        let older = own(known, &log, end, archive_every, &mut store);
         assert_eq!(older.stop, (end > at).then_some(Stop::UnknownRules(LEDGER_NEWEST)));
         assert_eq!(older.answers.len(), end.min(at), "up to the switch it is as good as any");
         let newer = own(LEDGER_NEWEST, &log, log.len(), archive_every, &mut store);
@@ -80,8 +82,8 @@ fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
             assert_eq!(*outcome, replay.answers[*nth].1, "record {nth}");
         }
         // One that comes back late has nothing to say any more, for it can't begin.
-        if store.now.rules.ledger_version > 1 {
-            let late = own(1, &log, log.len(), archive_every, &mut store);
+        if store.now.rules.ledger_version > known {
+            let late = own(known, &log, log.len(), archive_every, &mut store);
             assert!(late.answers.is_empty());
         }
     });

@@ -73,9 +73,10 @@ fn ms(ms: u64) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn who_comes_alone_goes_at_once_and_the_others_when_the_turn_before_them_is_over() {
     let core = core();
-    join_all([0, 4, 9, 30, 50].map(|at| comes(&core, at, 1, 10))).await;
+    join_all([0, 4, 9, 22, 50].map(|at| comes(&core, at, 1, 10))).await;
     let one = |n: usize| vec![1; n];
-    assert_eq!(turns(), [(ms(0), one(1)), (ms(10), one(2)), (ms(30), one(1)), (ms(50), one(1))]);
+    // At 22 ms a flight still waits for the end of the first turn, which is over.
+    assert_eq!(turns(), [(ms(0), one(1)), (ms(10), one(2)), (ms(22), one(1)), (ms(50), one(1))]);
 }
 
 #[tokio::test(start_paused = true)]
