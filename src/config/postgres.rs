@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 pub struct Postgres {
     /// Address, `postgres://user@host:port/database`; several hosts with commas between: the one that takes writes is used.
+    /// With `?application_name=…` at its end, by which the server tells a node's sessions from others; otherwise it is `tidegate`.
     pub url: String,
     /// File that holds the password; empty = none.
     pub password_file: PathBuf,

@@ -90,10 +90,12 @@ impl Source {
         if let Some(password) = read("password_file", &settings.password_file)? {
             config.password(password.trim_ascii_end());
         }
+        if config.get_application_name().is_none() {
+            config.application_name("tidegate");
+        }
         let given = config.get_options().unwrap_or_default().to_owned();
         config
             .options(format!("{} {given}", session(settings)).trim_end())
-            .application_name("tidegate")
             .ssl_mode(if settings.tls { SslMode::Require } else { SslMode::Disable })
             .connect_timeout(settings.connect())
             .keepalives_idle(Duration::from_secs(10))
