@@ -82,7 +82,7 @@ impl Shard {
         let keys: Vec<ConnKey> =
             self.conns.slots().iter().filter_map(|slot| Some(self.conns.peek(*slot)?.key)).collect();
         let shards = self.context.shards().len();
-        let share = Share::new(pace, self.context.index, shards, keys.into_iter());
+        let share = Share::new(pace, self.context.index, shards, rand::random(), keys.into_iter());
         // The driver counted this shard as one that has not begun.
         let mut counted = Counted { progress, unnoticed: 1, waiting: 1 };
         counted.say(share.unnoticed(), share.waiting());
@@ -93,7 +93,7 @@ impl Shard {
     fn end_slots(&mut self) {
         let now = Pace { start: self.now, window: Duration::ZERO, handover: Duration::ZERO };
         let progress = self.leaving.take().map_or_else(Arc::default, |old| Arc::clone(&old.counted.progress));
-        let share = Share::new(now, 0, 1, std::iter::empty());
+        let share = Share::new(now, 0, 1, 0, std::iter::empty());
         self.leaving = Some(Leaving { share, counted: Counted { progress, unnoticed: 0, waiting: 0 } });
     }
 

@@ -165,7 +165,7 @@ fn slots_of_all_shards_lie_evenly_in_the_window() {
     let pace = Pace { start: at(1_000), window: ms(1_200), handover: ms(50) };
     let mut slots = Vec::new();
     for index in 0..3 {
-        let mut share = Share::new(pace, index, 3, 0..4);
+        let mut share = Share::new(pace, index, 3, 7, 0..4);
         while let Some(notice) = share.poll_notice(at(900)) {
             assert_eq!(notice.window, ms(50));
             assert_eq!(share.tell(notice.who, at(900)), Some(notice));
@@ -180,7 +180,7 @@ fn slots_of_all_shards_lie_evenly_in_the_window() {
 #[test]
 fn a_shard_that_was_busy_keeps_its_pace_and_is_late() {
     let pace = Pace { start: at(0), window: ms(1_000), handover: ms(0) };
-    let mut share = Share::new(pace, 0, 1, 0..100);
+    let mut share = Share::new(pace, 0, 1, 7, 0..100);
     assert_eq!(share.poll_close(at(5_000)), None, "nobody was told");
     while share.poll_notice(at(0)).is_some() {}
     let mut at_once = 0;
@@ -189,4 +189,27 @@ fn a_shard_that_was_busy_keeps_its_pace_and_is_late() {
     }
     assert!((10..=11).contains(&at_once), "{at_once}");
     assert_eq!(share.poll_timeout(), Some(at(5_010)));
+}
+
+/// Where in the drain each of these is closed, by its place in the table.
+fn dealt(seed: u64) -> Vec<u32> {
+    let pace = Pace { start: at(0), window: ms(1_000), handover: ms(0) };
+    let mut share = Share::new(pace, 0, 1, seed, 0..1_000_u32);
+    std::iter::from_fn(|| share.poll_notice(at(0))).map(|notice| notice.who).collect()
+}
+
+#[test]
+fn those_who_came_together_are_not_closed_together() {
+    let order = dealt(7);
+    for early in [0..100, 450..550, 900..1_000] {
+        let quarters =
+            order.chunks(250).map(|quarter| quarter.iter().filter(|who| early.contains(*who)).count());
+        let quarters: Vec<usize> = quarters.collect();
+        assert!(quarters.iter().all(|count| (12..=38).contains(count)), "{early:?}: {quarters:?}");
+    }
+    let mut all = order.clone();
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..1_000), "each has one slot");
+    assert_eq!(order, dealt(7));
+    assert_ne!(order, dealt(8), "the next drain deals anew");
 }

@@ -1,7 +1,8 @@
 //! A shard's share of a drain: who hears of it when, and who is closed when.
 
 use crate::Time;
-use std::{collections::VecDeque, time::Duration};
+use foldhash::quality::FixedState;
+use std::{collections::VecDeque, hash::BuildHasher as _, time::Duration};
 
 /// Slots that a shard that was busy elsewhere makes up for at once; what it is later than this it stays late.
 const CATCH_UP: Duration = Duration::from_millis(100);
@@ -41,14 +42,22 @@ pub struct Share<K> {
 impl<K: Copy + PartialEq> Share<K> {
     /// The slots of these clients, on shard `index` of `shards`. The shards' slots lie between each other, so that the
     /// node's pace is even when theirs is.
-    pub fn new(pace: Pace, index: usize, shards: usize, conns: impl ExactSizeIterator<Item = K>) -> Self {
+    ///
+    /// `seed` deals the slots, whatever the order of `conns`: that of a table is the order in which they came. Who stays to the
+    /// end of its slot is later than those with it, and in the next drain among those behind; from restart to restart such
+    /// clients would gather, and all arrive with the ones that follow.
+    pub fn new(pace: Pace, index: usize, shards: usize, seed: u64, conns: impl Iterator<Item = K>) -> Self {
+        let deal = FixedState::with_seed(seed);
+        let mut conns: Vec<(u64, K)> =
+            conns.enumerate().map(|(nth, who)| (deal.hash_one((index, nth)), who)).collect();
+        conns.sort_unstable_by_key(|(place, _)| *place);
         let shards = shards.max(1) as u128;
         let parts = conns.len().max(1) as u128 * shards;
         let slot = |nth: usize| {
             let part = (nth as u128 * shards + index as u128 % shards + 1).min(parts);
             pace.start + Duration::from_millis((pace.window.as_millis() * part / parts) as u64)
         };
-        let unnoticed = conns.enumerate().map(|(nth, who)| (slot(nth), who)).collect();
+        let unnoticed = conns.into_iter().enumerate().map(|(nth, (_, who))| (slot(nth), who)).collect();
         Self { pace, unnoticed, noticed: VecDeque::new(), late: Duration::ZERO }
     }
 

@@ -85,7 +85,7 @@ fn run(world: &World) -> Run {
                 Step::Notice(pace, _) => {
                     let of = |index: usize| {
                         let mine = (index..all.clients.len()).step_by(world.shards);
-                        Share::new(pace, index, world.shards, mine.collect::<Vec<_>>().into_iter())
+                        Share::new(pace, index, world.shards, world.clients.len() as u64, mine)
                     };
                     shares = (0..world.shards).map(of).collect();
                 }
