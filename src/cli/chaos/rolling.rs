@@ -56,7 +56,7 @@ const CLIENTS: usize = 1_500;
 const RATE: u32 = 300;
 /// Logins under way at the beginning.
 const LOGINS: usize = 100;
-/// From a restart to the next one.
+/// From the end of a restart to the next one.
 const CALM: Duration = Duration::from_secs(3);
 /// How long a server stands still that breaks during a drain.
 const BROKEN: Duration = Duration::from_secs(4);
@@ -112,8 +112,8 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     *shared.noted() = Noted::default();
     let mut versions = Versions::begin(args, &cluster, turns)?;
     let mut all = Vec::new();
+    sleep(CALM).await;
     for turn in 0..turns {
-        sleep(CALM).await;
         // The first restart goes as planned, as most do. Which one is spoiled by what differs by seed.
         let of_seed = usize::try_from(seed % 64).unwrap_or(0);
         let kinds = args.with.len().max(1);
@@ -129,8 +129,8 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     }
     if let Some(versions) = &versions {
         versions.settle(&cluster).await?;
+        sleep(CALM).await;
     }
-    sleep(CALM).await;
     // A node that comes back has nobody, and nobody is moved to it: that is told and not judged.
     println!("connections after the last restart: {}", Spread::of(&cluster, clients).await?);
     shared.quiet.store(true, Ordering::Release);
@@ -203,7 +203,7 @@ async fn restart(
     {
         let mut noted = shared.noted();
         noted.arrivals.clear();
-        (noted.login, noted.pause) = Default::default();
+        (noted.login, noted.slowest, noted.pause) = Default::default();
     }
     let (from, stalls) = (shared.began.elapsed(), Stalls::watch());
     let process = &mut cluster.nodes[nth].process;
@@ -225,11 +225,30 @@ async fn restart(
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
     until("everybody is logged in again", || shared.online() == shared.clients).await?;
-    let pause = shared.noted().pause;
+    // Partitions move again to the node that is back.
+    sleep(CALM).await;
+    let (pause, slowest) = {
+        let noted = shared.noted();
+        (noted.pause, noted.slowest)
+    };
+    let ack = (slowest.0, slowest.1.saturating_sub(from));
     // A process that was kept from running is late by that.
     let longest = settings.deadline + LAST_STEPS + stall;
     let code = status.code();
-    Ok(Turn { node: nth, plan, took, longest, arrivals, login, pause, code, spoiled, stall, back_as: None })
+    Ok(Turn {
+        node: nth,
+        plan,
+        took,
+        longest,
+        arrivals,
+        login,
+        ack,
+        pause,
+        code,
+        spoiled,
+        stall,
+        back_as: None,
+    })
 }
 
 /// Breaks something else while a node leaves, and mends it.

@@ -37,8 +37,9 @@ const AGAIN: Duration = Duration::from_secs(8);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// How often who lacks nothing looks whether all have to be complete by now.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Between two tries to log in.
-const TRY_EVERY: Duration = Duration::from_millis(200);
+/// Between two tries to log in, as the protocol asks: doubled each time, up to the most, with full jitter.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(20);
 /// Messages asked for at once.
 const PAGE: u32 = 100;
 /// The id of that question.
@@ -75,8 +76,8 @@ pub(super) struct Noted {
     pub(super) pause: [Duration; 2],
     /// Moves with both connections open, and logins after a connection was over.
     pub(super) moves: [u64; 2],
-    /// The longest time from a send to its ack.
-    pub(super) slowest: Duration,
+    /// The longest time from a send to its ack, and when the ack came, since the beginning.
+    pub(super) slowest: (Duration, Duration),
     /// The longest login, and when it was done, since the beginning.
     pub(super) login: (Duration, Duration),
     /// Pushes that were there before.
@@ -176,12 +177,14 @@ impl Client {
 
     /// Asks where to go until it is logged in there.
     async fn come_in(&mut self) -> Link {
+        let mut wait = TRY_AGAIN;
         loop {
             if let Ok(link) = self.try_to_come_in().await {
                 self.arrived(1);
                 return link;
             }
-            sleep(TRY_EVERY).await;
+            sleep(wait.mul_f64(rand::random())).await;
+            wait = (wait * 2).min(TRY_AGAIN_MAX);
         }
     }
 
@@ -353,7 +356,10 @@ impl Client {
         };
         self.shared.acked[self.index].store(flight.number, Ordering::Release);
         let mut noted = self.shared.noted();
-        noted.slowest = noted.slowest.max(flight.since.elapsed());
+        let took = flight.since.elapsed();
+        if took > noted.slowest.0 {
+            noted.slowest = (took, self.shared.began.elapsed());
+        }
         drop(noted);
         if ack.seq != flight.number {
             self.shared.breaks(format!("{} is acked with seq {}", ack.msg_id, ack.seq));
