@@ -119,6 +119,11 @@ impl FaultPlan {
         self.lock().planned.entry(method).or_default().push_back(fault);
     }
 
+    /// Takes back what is planned for that method and did not come yet.
+    pub fn forget(&self, method: &'static str) {
+        self.lock().planned.remove(method);
+    }
+
     /// Changes the rates from now on; zeros heal everything that is not planned.
     pub fn set_rates(&self, rates: Rates) {
         self.lock().rates = rates;

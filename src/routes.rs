@@ -243,7 +243,8 @@ pub trait Routes: Send + Sync {
     /// Announces a node run or renews its lease, and returns its beat: 1 at first, then one more each time.
     ///
     /// Any other value than the last one plus one says that the routes were emptied, rolled back or failed over
-    /// meanwhile: the caller then re-asserts its routes and interests. The caller knows the lease time, and takes its
+    /// meanwhile: the caller then re-asserts its routes and interests. So does an answer of another server than before, which
+    /// may lack only what came after the last beat: it is told once, as [`RoutesError::Unknown`]. The caller knows the lease time, and takes its
     /// own lease for lost when it has not been able to renew within it.
     async fn renew(&self, info: &NodeInfo) -> Result<u64, RoutesError>;
 

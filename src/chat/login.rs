@@ -17,7 +17,7 @@ use crate::{
     link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError, Mail, Reassert, ShardHandles},
     ports::Ports,
-    routes::{NodeBoot, Registration, Route, RoutesError, Token},
+    routes::{NodeBoot, Registered, Registration, Route, Routes, RoutesError, Token},
     store::{Store, StoreError},
 };
 
@@ -42,8 +42,12 @@ const STOP_MAX: Duration = Duration::from_secs(1);
 /// to send it again.
 const SET_MAX: Duration = Duration::from_secs(15);
 
-/// Between two tries of a store that is away.
+/// Between two tries of a port that is away.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// How long a login tries to be registered before it is refused. On a busy machine the routes may be late for a moment; thousands who
+/// are refused in that moment come back at once, and each login costs more than one that waits, so that the moment does not end.
+const ROUTES_MAX: Duration = Duration::from_secs(2);
 
 /// Keeps what the user wishes, registers the device's route and loads its chain; the newest login wins at once, whatever
 /// was there.
@@ -69,11 +73,11 @@ pub async fn login(
         above: 0,
         only_if: None,
     };
-    let registered = ports.routes.register(wish).await.map_err(|error| {
+    let doubt = |token| {
+        settle(&ports, Route { user: user.clone(), device: device.clone(), token }, Arc::clone(&shards));
+    };
+    let registered = register(&*ports.routes, wish, doubt).await.map_err(|error| {
         tracing::warn!(%error, "a login could not be registered");
-        if let RoutesError::InDoubt { token, .. } = error {
-            settle(&ports, Route { user: user.clone(), device: device.clone(), token }, shards);
-        }
         LoginError { code: Code::Overloaded, reason: "logins are not possible right now; try again" }
     })?;
     steps.done("route");
@@ -89,6 +93,31 @@ pub async fn login(
     let route = Route { user, device, token: registered.token };
     steps.tell(&route, "registered");
     Ok(LoginDone { route, replaced: here, chain, wishes })
+}
+
+/// Tries for [`ROUTES_MAX`]. A registration whose answer was lost is told to `doubt`, and made again above its epoch: whichever
+/// comes to stand first, the later one is newer.
+async fn register(
+    routes: &dyn Routes,
+    mut wish: Registration,
+    doubt: impl Fn(Token),
+) -> Result<Registered, RoutesError> {
+    let until = time::Instant::now() + ROUTES_MAX;
+    loop {
+        let error = match routes.register(wish.clone()).await {
+            Err(error @ (RoutesError::Unavailable(_) | RoutesError::Unknown(_))) => error,
+            Err(RoutesError::InDoubt { why, token }) => {
+                wish.above = wish.above.max(token.epoch);
+                doubt(token.clone());
+                RoutesError::InDoubt { why, token }
+            }
+            other => return other,
+        };
+        if time::Instant::now() >= until {
+            return Err(error);
+        }
+        time::sleep(AGAIN).await;
+    }
 }
 
 /// Takes an epoch above `newest` for the connection that has this route, unless a newer connection has it (DESIGN 6.3): what
@@ -359,4 +388,58 @@ pub(super) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<Me
 fn last_direct() -> Option<ConversationId> {
     let user = UserId::new(&"z".repeat(ID_BYTES_MAX)).ok()?;
     Some(ConversationId::direct(&user, &user))
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::{Time, id::NodeId};
+
+    use super::*;
+    use crate::{
+        fault::{Fault, FaultPlan, Faulty},
+        routes::{Leases, MemoryRoutes},
+    };
+
+    fn wish() -> Registration {
+        Registration {
+            user: UserId::new("ann").unwrap(),
+            device: DeviceId::new("phone").unwrap(),
+            at: NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
+            above: 0,
+            only_if: None,
+        }
+    }
+
+    /// Over routes of which so many calls fail: how it ended, after how many calls and how long, and what was in doubt.
+    async fn after(fault: Fault, times: usize) -> (Result<Registered, RoutesError>, u64, Duration, Vec<u64>) {
+        let (plan, begun) = (FaultPlan::none(), time::Instant::now());
+        (0..times).for_each(|_| plan.plan("register", fault.clone()));
+        let memory = Arc::new(MemoryRoutes::new(0, Leases::default(), || Time::ZERO));
+        let routes = Faulty::<dyn Routes>::new(memory as Arc<dyn Routes>, Arc::clone(&plan));
+        let doubts = std::sync::Mutex::new(Vec::new());
+        let registered = register(&routes, wish(), |token| doubts.lock().unwrap().push(token.epoch)).await;
+        (registered, plan.calls("register"), begun.elapsed(), doubts.into_inner().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_login_waits_for_routes_that_are_away_for_a_moment_and_not_longer() {
+        let (registered, calls, took, doubts) = after(Fault::Fail, 5).await;
+        assert!(registered.is_ok(), "{registered:?}");
+        assert_eq!((calls, took, doubts.len()), (6, 5 * AGAIN, 0));
+        let (registered, _, took, _) = after(Fault::Fail, 100).await;
+        assert!(matches!(registered, Err(RoutesError::Unavailable(_))), "{registered:?}");
+        assert!((ROUTES_MAX..=ROUTES_MAX + AGAIN).contains(&took), "{took:?}");
+    }
+
+    /// Flaws S1, S2.
+    #[tokio::test(start_paused = true)]
+    async fn a_registration_whose_answer_was_lost_is_told_of_and_made_again_above_it() {
+        let (registered, calls, took, doubts) = after(Fault::LoseAnswer, 2).await;
+        let token = registered.unwrap().token;
+        assert_eq!((calls, took, doubts.len()), (3, 2 * AGAIN, 2));
+        assert!(doubts[0] < doubts[1] && doubts[1] < token.epoch, "{doubts:?} {token}");
+        let (registered, calls, _, doubts) = after(Fault::LoseAnswer, 100).await;
+        assert!(matches!(registered, Err(RoutesError::InDoubt { .. })), "{registered:?}");
+        assert_eq!(doubts.len() as u64, calls, "each may stand, the last one too");
+    }
 }

@@ -15,6 +15,8 @@ const OPEN_MOST: Duration = Duration::from_millis(800);
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failed: u32,
+    /// One of the failures since the last answer was more than an answer that did not come in time.
+    broken: bool,
     open: Option<Open>,
 }
 
@@ -57,8 +59,9 @@ impl Breaker {
         }
     }
 
-    /// No answer in time, or one that says that the server can't serve. True if it opened now.
-    pub(super) fn failed(&mut self, pass: Pass, now: Time) -> bool {
+    /// No answer in time (`late`), no connection, or an answer that says that the server can't serve. True if it opened now.
+    pub(super) fn failed(&mut self, pass: Pass, late: bool, now: Time) -> bool {
+        self.broken |= !late;
         match &mut self.open {
             Some(open) if pass == Pass::Probe => {
                 let span = (open.span * 2).min(OPEN_MOST);
@@ -75,6 +78,11 @@ impl Breaker {
                 true
             }
         }
+    }
+
+    /// Whether all that is held against the server is that it was late.
+    pub(super) fn is_only_late(&self) -> bool {
+        !self.broken
     }
 
     /// The caller gave up before there was an outcome.
@@ -103,13 +111,13 @@ mod tests {
         for outcome in [false, false, true, false, false] {
             let pass = breaker.pass(at(0));
             assert_eq!(pass, Pass::Free);
-            if outcome { breaker.answered(pass) } else { assert!(!breaker.failed(pass, at(0))) }
+            if outcome { breaker.answered(pass) } else { assert!(!breaker.failed(pass, true, at(0))) }
         }
-        assert!(breaker.failed(Pass::Free, at(0)));
+        assert!(breaker.failed(Pass::Free, true, at(0)));
         assert_eq!(breaker.pass(at(99)), Pass::Refused);
         assert_eq!(breaker.pass(at(100)), Pass::Probe);
         assert_eq!(breaker.pass(at(100)), Pass::Refused, "one at a time");
-        assert!(breaker.failed(Pass::Probe, at(150)));
+        assert!(breaker.failed(Pass::Probe, true, at(150)));
         assert_eq!(breaker.pass(at(349)), Pass::Refused, "twice as long");
         assert_eq!(breaker.pass(at(350)), Pass::Probe);
         breaker.dropped(Pass::Probe);
@@ -118,6 +126,23 @@ mod tests {
         assert_eq!(breaker.pass(at(350)), Pass::Refused, "an old answer closes nothing");
         breaker.answered(Pass::Probe);
         assert_eq!(breaker.pass(at(350)), Pass::Free);
+    }
+
+    #[test]
+    fn it_is_only_late_until_something_else_is_wrong_and_then_until_an_answer() {
+        let mut breaker = Breaker::default();
+        let opened = [(); 3].map(|()| breaker.failed(Pass::Free, true, at(0)));
+        assert_eq!(opened, [false, false, true]);
+        assert_eq!((breaker.pass(at(0)), breaker.is_only_late()), (Pass::Refused, true));
+        let probe = breaker.pass(at(100));
+        breaker.failed(probe, false, at(100));
+        assert_eq!((breaker.pass(at(100)), breaker.is_only_late()), (Pass::Refused, false));
+        let probe = breaker.pass(at(300));
+        breaker.failed(probe, true, at(500));
+        assert!(!breaker.is_only_late(), "nor does a server that is late after that");
+        let probe = breaker.pass(at(900));
+        breaker.answered(probe);
+        assert!(breaker.is_only_late());
     }
 
     proptest! {
@@ -156,7 +181,7 @@ mod tests {
                         }
                     }
                     2 => {
-                        breaker.failed(pass, at(now));
+                        breaker.failed(pass, what == 2, at(now));
                         refused_since = None;
                     }
                     _ => breaker.dropped(pass),

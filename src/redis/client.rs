@@ -1,7 +1,10 @@
 //! One shared connection to Redis: every call has a deadline, and none waits for a server that is known to be away.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -42,6 +45,8 @@ pub(crate) struct Call {
 pub(crate) enum CallError {
     /// Nothing happened.
     Away(String),
+    /// Nothing happened: the server was late just now, which is all that is known against it.
+    Slow(String),
     /// It may have happened.
     Unknown(String),
     /// It may have happened, or happen yet: nothing came in time over a connection that stands.
@@ -57,6 +62,15 @@ pub(crate) struct Client {
     begun: Instant,
     breaker: Mutex<Breaker>,
     conn: Mutex<Option<Connecting>>,
+    servers: Arc<Servers>,
+}
+
+/// Which server answers.
+#[derive(Default)]
+struct Servers {
+    /// What the last connection was to, if that was to be learnt; none before the first.
+    last: Mutex<Option<Option<String>>>,
+    changes: AtomicU64,
 }
 
 /// A connection that is being made, or was, or why there is none.
@@ -101,12 +115,18 @@ impl Client {
             begun: Instant::now(),
             breaker: Mutex::default(),
             conn: Mutex::default(),
+            servers: Arc::default(),
         })
     }
 
     /// A key; what is in braces decides its slot.
     pub(crate) fn key(&self, kind: &str, name: &str) -> String {
         format!("{}:{kind}:{name}", self.prefix)
+    }
+
+    /// How often another server answered than before, or may have: what was acked by the old one may be missing there.
+    pub(crate) fn changes(&self) -> u64 {
+        self.servers.changes.load(Ordering::SeqCst)
     }
 
     /// Makes one call and reads its answer.
@@ -148,7 +168,7 @@ impl Client {
             }
             Err(failed) => {
                 if !failed.serves {
-                    let opened = permit.failed();
+                    let opened = permit.failed(matches!(failed.error, CallError::Late(_)));
                     if opened || failed.reconnect {
                         self.disconnect();
                     }
@@ -191,10 +211,13 @@ impl Client {
             return conn.clone();
         }
         let (source, within) = (Arc::clone(&self.source), self.timeout);
+        let servers = Arc::clone(&self.servers);
         let made = async move {
             let made = timeout(CONNECT_MAX, source.connect(within)).await;
-            made.map_err(|_| format!("no connection within {CONNECT_MAX:?}"))?
-                .map_err(|error| error.to_string())
+            let made = made.map_err(|_| format!("no connection within {CONNECT_MAX:?}"))?;
+            let mut made = made.map_err(|error| error.to_string())?;
+            servers.connected(made.server().await);
+            Ok(made)
         };
         let made = conn.insert(made.boxed().shared());
         // Whoever waits for it may not stay until it is made.
@@ -220,6 +243,17 @@ impl Client {
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Servers {
+    /// A server that can't be told from another one counts as another.
+    fn connected(&self, to: Option<String>) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_some_and(|last| *last != to || to.is_none()) {
+            self.changes.fetch_add(1, Ordering::SeqCst);
+        }
+        *last = Some(to);
     }
 }
 
@@ -265,7 +299,7 @@ fn is_no_script(value: &Value) -> bool {
 impl CallError {
     fn after(self, some_happened: bool) -> Self {
         match self {
-            Self::Away(why) if some_happened => Self::Unknown(why),
+            Self::Away(why) | Self::Slow(why) if some_happened => Self::Unknown(why),
             error => error,
         }
     }
@@ -325,7 +359,11 @@ struct Permit<'a> {
 
 impl<'a> Permit<'a> {
     fn new(client: &'a Client) -> Result<Self, CallError> {
-        match client.breaker().pass(client.now()) {
+        let mut breaker = client.breaker();
+        match breaker.pass(client.now()) {
+            Pass::Refused if breaker.is_only_late() => {
+                Err(CallError::Slow("it was late just now".to_owned()))
+            }
             Pass::Refused => Err(CallError::Away("it did not answer just now".to_owned())),
             pass => Ok(Self { client, pass: Some(pass) }),
         }
@@ -337,8 +375,8 @@ impl<'a> Permit<'a> {
         }
     }
 
-    fn failed(&mut self) -> bool {
-        self.pass.take().is_some_and(|pass| self.client.breaker().failed(pass, self.client.now()))
+    fn failed(&mut self, late: bool) -> bool {
+        self.pass.take().is_some_and(|pass| self.client.breaker().failed(pass, late, self.client.now()))
     }
 }
 

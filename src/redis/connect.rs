@@ -46,6 +46,15 @@ pub(super) enum Conn {
     Cluster(ClusterConnection),
 }
 
+impl Conn {
+    /// Which run of which server answers, where that can be told: none in a cluster, or for a user who may not ask.
+    pub(super) async fn server(&mut self) -> Option<String> {
+        let Self::One(conn) = self else { return None };
+        let about: String = redis::cmd("INFO").arg("server").query_async(conn).await.ok()?;
+        about.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+    }
+}
+
 impl Source {
     pub(super) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
         if config.tls {

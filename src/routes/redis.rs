@@ -6,7 +6,10 @@
 //! swept, a row without a place can't be (ADR 9; flaws S1-S5, S9).
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -52,6 +55,8 @@ const TRIES: u32 = 10;
 pub struct RedisRoutes {
     client: Arc<Client>,
     leases: Leases,
+    /// [`Client::changes`], as the last renewal saw them.
+    changes: AtomicU64,
 }
 
 impl RedisRoutes {
@@ -65,7 +70,7 @@ impl RedisRoutes {
 
     /// Routes over a connection that is shared.
     pub(crate) fn over(client: Arc<Client>, leases: Leases) -> Self {
-        Self { client, leases }
+        Self { client, leases, changes: AtomicU64::new(0) }
     }
 
     fn run_keys(&self, run: &NodeBoot) -> [String; 2] {
@@ -122,7 +127,7 @@ struct RunState {
 impl From<CallError> for RoutesError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Away(why) => Self::Unavailable(why),
+            CallError::Away(why) | CallError::Slow(why) => Self::Unavailable(why),
             CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
     }
@@ -131,7 +136,7 @@ impl From<CallError> for RoutesError {
 /// The lease tells a server that is slow from one that is away.
 fn of_lease(error: CallError) -> RoutesError {
     match error {
-        CallError::Late(why) => RoutesError::Late(why),
+        CallError::Late(why) | CallError::Slow(why) => RoutesError::Late(why),
         error => error.into(),
     }
 }
@@ -216,6 +221,11 @@ impl Routes for RedisRoutes {
         // After it has announced itself, or somebody who lists the runs would drop it as unknown.
         let listed = Call::command(["SADD", &self.runs_key(), &info.boot.to_string()]);
         let _: i64 = self.client.one(listed).await.map_err(of_lease)?;
+        // A replica that was promoted may lack the last second of rows, and have the right beat.
+        let changes = self.client.changes();
+        if self.changes.swap(changes, Ordering::SeqCst) != changes {
+            return Err(RoutesError::Unknown("another server answers than before".to_owned()));
+        }
         Ok(beat)
     }
 

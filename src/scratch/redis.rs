@@ -112,7 +112,7 @@ fn saved_state(epoch: u64, text: &str) -> Option<ChainState> {
 impl From<CallError> for ScratchError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Away(why) => Self::Unavailable(why),
+            CallError::Away(why) | CallError::Slow(why) => Self::Unavailable(why),
             CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
     }

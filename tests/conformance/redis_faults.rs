@@ -269,6 +269,7 @@ async fn follows_sentinels_of(version: Version) {
     let config = config::Redis { mode: "sentinel".to_owned(), ..sentinel.patient() };
     let (routes, a) = (routes(&config), node("a", 1));
     let old = routes.register(wish("ann", &a)).await.unwrap().token;
+    assert_eq!(routes.renew(&info(&a)).await, Ok(1));
     let knows = |server: &Server| server.try_ask::<String>(&["INFO", "replication"]).unwrap_or_default();
     super::redis::eventually("the replica is in step", || {
         let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
@@ -292,6 +293,36 @@ async fn follows_sentinels_of(version: Version) {
     assert_eq!(new.replaced, Some(old), "the row came along");
     let row: String = replica.ask(&["HGET", "tg:route:{ann}", "phone"]);
     assert_eq!(row, new.token.to_string());
+    // The beat came along too; what was acked after it may not have.
+    assert!(matches!(routes.renew(&info(&a)).await, Err(RoutesError::Unknown(_))), "another one answers");
+    assert_eq!(routes.renew(&info(&a)).await, Ok(3), "which is told once");
+}
+
+#[tokio::test]
+async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told() {
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        let file = server.folder.join("password");
+        fs::write(&file, "secret\n").unwrap();
+        for (name, may_ask, beats) in [("knows", "+info", [1, 2]), ("asks", "-info", [1, 3])] {
+            let rules = ["on", ">secret", "~tg:*", "+@all", "-@dangerous", may_ask];
+            let _: String = server.ask(&[&["ACL", "SETUSER", name], &rules[..]].concat());
+            let config =
+                config::Redis { username: name.to_owned(), password_file: file.clone(), ..server.patient() };
+            let (routes, a) = (routes(&config), node(name, 1));
+            assert_eq!(routes.renew(&info(&a)).await, Ok(beats[0]), "{version:?}");
+            let _: i64 = server.ask(&["CLIENT", "KILL", "USER", name]);
+            eventually(&routes).await;
+            let renewed = routes.renew(&info(&a)).await;
+            match may_ask {
+                "+info" => assert_eq!(renewed, Ok(beats[1]), "{version:?}"),
+                _ => {
+                    assert!(matches!(renewed, Err(RoutesError::Unknown(_))), "{version:?}: {renewed:?}");
+                    assert_eq!(routes.renew(&info(&a)).await, Ok(beats[1]), "{version:?}");
+                }
+            }
+        }
+    }
 }
 
 #[tokio::test]
