@@ -7,8 +7,8 @@ ARG FEATURES=tidegate/kafka-tls
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package tidegate --bin tidegate --features "$FEATURES" \
-    && install -D target/release/tidegate /out/tidegate
+    cargo build --profile dist --locked --package tidegate --bin tidegate --features "$FEATURES" \
+    && install -D target/dist/tidegate /out/tidegate
 
 FROM debian:bookworm-slim
 # Certificates are to be those of the day, not of a pinned version.
