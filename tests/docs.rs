@@ -8,6 +8,8 @@ mod cli;
 mod compose;
 #[path = "docs/config.rs"]
 mod config;
+#[path = "docs/errors.rs"]
+mod errors;
 #[path = "docs/flaws.rs"]
 mod flaws;
 

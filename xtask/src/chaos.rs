@@ -1,13 +1,13 @@
-//! `tidegate chaos` of a release build, by name of the commit.
+//! `tidegate-lab chaos`, by name of the commit.
 
 use std::{fs, path::PathBuf};
 
 use anyhow::Context as _;
 
 use crate::{
-    services,
+    evidence, services,
     shell::{self, Shell},
-    steps, tools,
+    tools,
 };
 
 /// How long things break in the test run, in seconds; with the quiet at the end and the checker that is below three
@@ -17,9 +17,9 @@ pub(crate) const SHORT: u64 = 90;
 /// The same for a cluster, beside half a minute for its servers: time for most of its faults to come twice.
 pub(crate) const CLUSTER_SHORT: u64 = 100;
 
-/// The step of `cargo xtask test`: another seed each time, which a failure prints.
+/// The step of `cargo xtask test`.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<()> {
-    run(shell, SHORT, None, &[])
+    run(shell, SHORT, Some(shell.seed()?), &[])
 }
 
 /// Breaks things for so long, then checks.
@@ -38,9 +38,9 @@ const SERVERS: &str = "chaos-services";
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
-/// The step of `cargo xtask test`: another seed each time, which a failure prints.
+/// The step of `cargo xtask test`.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(SERVERS, ONE_BROKER), CLUSTER_SHORT, None, &[])
+    cluster(&shell.apart(SERVERS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The short form with a seed of choice.
@@ -83,9 +83,11 @@ pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[St
     })
 }
 
-/// The step of `cargo xtask test`: each node once, the second while something breaks that differs from run to run.
+/// The step of `cargo xtask test`: each node once, the second while something breaks that differs by seed.
 pub(crate) fn rolling_short(shell: &Shell) -> anyhow::Result<()> {
-    rolling(shell, 3, ROLLING_SHORT, &["--with".to_owned(), "kill,redis,kafka".to_owned()])
+    let seed = shell.seed()?.to_string();
+    let words = ["--seed", &seed, "--with", "kill,redis,kafka"].map(str::to_owned);
+    rolling(shell, 3, ROLLING_SHORT, &words)
 }
 
 /// Clients of the short form.
@@ -107,8 +109,16 @@ pub(crate) fn drain(shell: &Shell, more: &[String]) -> anyhow::Result<()> {
     chaos(shell, &words)
 }
 
-/// Runs the binary of the step `build`: `cargo run` leaves out the features of the tests, so it would compile a second one.
+/// Runs the program that was built, which finds the node next to itself. What it leaves where a promise was broken stays:
+/// the data of the nodes, their logs, and the history.
 fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
-    shell.cargo(steps::BUILD)?;
-    shell::run(shell.command(shell.release("tidegate")).arg("chaos").args(words))
+    let folder = shell.scratch(&format!("chaos-{}", std::process::id()))?;
+    let mut command = shell.command(shell.built("tidegate-lab"));
+    command.arg("chaos").args(words).arg("--directory").arg(&folder);
+    let outcome = shell::run(&mut command);
+    if outcome.is_err() {
+        evidence::keep(shell, &folder.join("history.jsonl"), "history.jsonl");
+        return outcome.with_context(|| format!("what the nodes kept and logged: {}", folder.display()));
+    }
+    Ok(fs::remove_dir_all(folder)?)
 }

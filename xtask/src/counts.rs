@@ -17,10 +17,11 @@ const ITERATIONS: u64 = 1_000;
 /// Below this share of its limit a count has become so good that the limit no longer holds it.
 const SLACK: f64 = 0.8;
 
-pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
+/// Counts; how many limits held.
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "valgrind", "valgrind")?;
-    let limits = read_limits(&fs::read_to_string(shell.root.join("benches/counts.toml"))?)?;
-    let program = shell.release("examples").join("counts");
+    let limits = read_limits(&fs::read_to_string(shell.root.join("benches/counts.toml"))?, shell.profile)?;
+    let program = shell.built("examples").join("counts");
     let (names, _) = shell::output(&mut shell.command(&program))
         .context("examples/counts is built by `cargo xtask test build`")?;
     for name in names.lines() {
@@ -51,7 +52,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
             broken.join("; ")
         );
     }
-    Ok(())
+    Ok(limits.len())
 }
 
 struct Limit {
@@ -61,15 +62,17 @@ struct Limit {
     within: Option<&'static str>,
 }
 
-/// The tables of `benches/counts.toml`, and what is counted for each.
+/// The tables of a profile in `benches/counts.toml`, and what is counted for each.
 const TABLES: &[(&str, Option<&str>)] = &[("instructions", None), ("shard", Some("counts::counted"))];
 
-fn read_limits(text: &str) -> anyhow::Result<Vec<Limit>> {
+fn read_limits(text: &str, profile: &str) -> anyhow::Result<Vec<Limit>> {
     let file: toml::Table = text.parse()?;
     let mut limits = Vec::new();
     for (table, within) in TABLES {
-        let entries = file.get(*table).and_then(|value| value.as_table());
-        for (name, value) in entries.with_context(|| format!("benches/counts.toml has a table [{table}]"))? {
+        let entries = file.get(profile).and_then(|tables| tables.get(*table)?.as_table());
+        for (name, value) in
+            entries.with_context(|| format!("benches/counts.toml has no table [{profile}.{table}]"))?
+        {
             let limit = value.as_integer().and_then(|limit| u64::try_from(limit).ok());
             let limit = limit.with_context(|| format!("the limit of `{name}` is a whole number"))?;
             limits.push(Limit { name: name.clone(), limit, within: *within });
@@ -105,15 +108,16 @@ mod tests {
 
     #[test]
     fn limits_and_counts_are_read() {
-        let limits =
-            read_limits("# why\n[instructions]\nencode = 400\n[shard]\nfan = 7\n").expect("two tables");
+        let limits = read_limits("# why\n[ci.instructions]\nencode = 400\n[ci.shard]\nfan = 7\n", "ci")
+            .expect("two tables");
         assert_eq!(
             limits.iter().map(|it| (it.name.as_str(), it.limit)).collect::<Vec<_>>(),
             [("encode", 400), ("fan", 7)]
         );
         assert!(limits[0].within.is_none() && limits[1].within.is_some());
-        assert!(read_limits("[instructions]\nencode = 400").is_err());
-        assert!(read_limits("[shard]\n[instructions]\nencode = -1").is_err());
+        assert!(read_limits("[ci.instructions]\nencode = 400", "ci").is_err());
+        assert!(read_limits("[ci.instructions]\nencode = 400\n[ci.shard]", "dist").is_err());
+        assert!(read_limits("[ci.shard]\n[ci.instructions]\nencode = -1", "ci").is_err());
         assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 215377\n"), Some(215_377));
         assert_eq!(collected("==7== nothing"), None);
     }

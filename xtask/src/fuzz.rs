@@ -7,13 +7,19 @@ use crate::{
     tools,
 };
 
+/// The names of the targets.
+pub(crate) fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
+    let (list, _) = shell::output(tools::cargo_fuzz(shell)?.arg("list"))?;
+    Ok(list.lines().map(str::to_owned).collect())
+}
+
 /// Each target for that long, on one core. What is found new goes to a scratch folder; what is worth keeping is copied to
 /// `fuzz/corpus/` by hand.
 pub(crate) fn run(shell: &Shell, seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
-    let (list, _) = shell::output(tools::cargo_fuzz(shell)?.arg("list"))?;
-    let targets: Vec<&str> = list.lines().filter(|target| only.is_none_or(|only| only == *target)).collect();
+    let all = targets(shell)?;
+    let targets: Vec<&String> = all.iter().filter(|target| only.is_none_or(|only| only == *target)).collect();
     if targets.is_empty() {
-        bail!("no such fuzz target; there are: {}", list.lines().collect::<Vec<_>>().join(", "));
+        bail!("no such fuzz target; there are: {}", all.join(", "));
     }
     let build = shell.target.join("fuzz");
     let time = format!("-max_total_time={seconds}");

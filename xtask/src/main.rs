@@ -2,15 +2,26 @@
 
 mod autobahn;
 mod chaos;
+mod compile;
 mod counts;
+mod cpu;
+mod deny;
 mod docs;
+mod evidence;
 mod fuzz;
+mod junit;
+mod lint;
 mod manifests;
+mod quick;
 mod rehearse;
+mod report;
+mod run;
 mod server;
 mod services;
 mod shell;
+mod soak;
 mod steps;
+mod tests;
 mod third_party;
 mod tools;
 
@@ -32,12 +43,25 @@ struct Flags {
 enum Command {
     /// Formatting, lints, tests, conformance, other people's clients and instruction counts.
     Test {
-        /// Run these steps only (see --list); the order stays.
+        /// Run these steps only (see --list), and what they need; the order stays.
         steps: Vec<String>,
         /// Print the steps.
         #[arg(long)]
         list: bool,
+        /// Only formatting, lints, unit tests, stories, simulation, house rules and pages.
+        #[arg(long, conflicts_with_all = ["steps", "list"])]
+        quick: bool,
     },
+    /// Run the tests whose names contain a filter, built as CI builds them, with servers if they need them.
+    #[command(name = "t")]
+    Matching {
+        /// A part of a test's name; `--test NAME` and `--lib` keep the build to these programs.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        words: Vec<String>,
+    },
+    /// Run one step in this process; `test` calls it.
+    #[command(hide = true)]
+    Step { name: String },
     /// Licences, banned crates and sources (installs cargo-deny).
     Deny,
     /// Fuzz every target (installs cargo-fuzz).
@@ -48,7 +72,7 @@ enum Command {
         /// Only this target.
         target: Option<String>,
     },
-    /// Passes everything on to `tidegate bench` of a release build.
+    /// Passes everything on to `tidegate-lab bench`, both programs built for published figures (profile `dist`).
     #[command(disable_help_flag = true)]
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -78,7 +102,7 @@ enum Command {
         /// What happens follows from it, but for timing.
         #[arg(long)]
         seed: Option<u64>,
-        /// Passed on to `tidegate chaos`.
+        /// Passed on to `tidegate-lab chaos`.
         #[arg(last = true)]
         args: Vec<String>,
     },
@@ -92,6 +116,15 @@ enum Command {
     Services {
         #[command(subcommand)]
         what: Services,
+    },
+    /// What is too long for every commit, with fresh seeds: simulation, fuzzing, chaos, three brokers, every overlay, an
+    /// hour's slope of memory. Results go to docs/results/.
+    Soak {
+        /// How long what can be cut short goes on; builds and the simulation take half an hour besides.
+        #[arg(long, default_value_t = 60)]
+        minutes: u64,
+        /// These items only.
+        items: Vec<String>,
     },
     /// Write the pages that are generated from the code.
     Docs {
@@ -113,7 +146,7 @@ enum Services {
 
 fn main() -> ExitCode {
     match run(Flags::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("\nxtask: {error:#}");
             ExitCode::FAILURE
@@ -121,40 +154,67 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
     let shell = Shell::here()?;
+    match command {
+        Command::Step { name } => run::in_this_process(&shell, &name),
+        command => by_hand(&shell, command).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Test { list: true, .. } => {
             steps::list();
             Ok(())
         }
-        Command::Test { steps, list: false } => steps::run(&shell, &steps),
-        Command::Deny => tools::deny(&shell),
-        Command::Fuzz { seconds, target } => fuzz::run(&shell, seconds, target.as_deref()),
+        Command::Test { quick: true, .. } => quick::run(shell),
+        Command::Test { steps, .. } => run::run(shell, &steps),
+        Command::Matching { words } => tests::matching(shell, &words),
+        Command::Step { name } => run::in_this_process(shell, &name).map(drop),
+        Command::Deny => deny::run(shell),
+        Command::Fuzz { seconds, target } => fuzz::run(shell, seconds, target.as_deref()),
         Command::Bench { args } => {
-            let mut words = vec!["run", "--release", "--quiet", "--package", "tidegate", "--", "bench"];
-            words.extend(args.iter().map(String::as_str));
-            shell.cargo(&words)
+            let shell = shell.with_profile("dist");
+            compile::programs(&shell)?;
+            shell::run(shell.command(shell.built("tidegate-lab")).arg("bench").args(&args))
         }
-        Command::Chaos { rolling: Some(restarts), clients, args, .. } => {
-            chaos::rolling(&shell, restarts, clients, &args)
+        Command::Chaos { .. } => {
+            let shell = shell.with_profile("release");
+            compile::programs(&shell)?;
+            break_things(&shell, command)
         }
-        Command::Chaos { drain: true, args, .. } => chaos::drain(&shell, &args),
-        Command::Chaos { cluster: true, short: true, seed, args, .. } => {
-            chaos::cluster_again(&shell, seed, &args)
+        Command::Soak { minutes, items } => soak::run(shell, minutes, &items),
+        Command::Rehearse { folder } => {
+            let shell = shell.with_profile("release");
+            compile::programs(&shell)?;
+            rehearse::run(&shell, &folder)
         }
-        Command::Chaos { cluster: true, seconds, seed, args, .. } => {
-            chaos::cluster_long(&shell, seconds, seed, &args)
-        }
-        Command::Chaos { short: true, seed, args, .. } => chaos::run(&shell, chaos::SHORT, seed, &args),
-        Command::Chaos { seconds, seed, args, .. } => chaos::run(&shell, seconds, seed, &args),
-        Command::Rehearse { folder } => rehearse::run(&shell, &folder),
-        Command::Services { what: Services::Up } => services::up(&shell),
-        Command::Services { what: Services::Down } => services::down(&shell),
-        Command::Services { what: Services::Status } => match services::status(&shell) {
+        Command::Services { what: Services::Up } => services::up(shell),
+        Command::Services { what: Services::Down } => services::down(shell),
+        Command::Services { what: Services::Status } => match services::status(shell) {
             true => Ok(()),
             false => anyhow::bail!("not all services run: `cargo xtask services up`"),
         },
-        Command::Docs { check } => docs::run(&shell, check),
+        Command::Docs { check } => docs::run(shell, check),
+    }
+}
+
+/// The forms of `cargo xtask chaos`.
+fn break_things(shell: &Shell, command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Chaos { rolling: Some(restarts), clients, args, .. } => {
+            chaos::rolling(shell, restarts, clients, &args)
+        }
+        Command::Chaos { drain: true, args, .. } => chaos::drain(shell, &args),
+        Command::Chaos { cluster: true, short: true, seed, args, .. } => {
+            chaos::cluster_again(shell, seed, &args)
+        }
+        Command::Chaos { cluster: true, seconds, seed, args, .. } => {
+            chaos::cluster_long(shell, seconds, seed, &args)
+        }
+        Command::Chaos { short: true, seed, args, .. } => chaos::run(shell, chaos::SHORT, seed, &args),
+        Command::Chaos { seconds, seed, args, .. } => chaos::run(shell, seconds, seed, &args),
+        _ => Ok(()),
     }
 }

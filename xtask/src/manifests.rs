@@ -126,7 +126,7 @@ pub(crate) fn granted(shell: &Shell, documents: &[Value], scratch: &Path) -> any
     fs::write(&file, &settings.text)?;
     let full = settings.value("limits.conns_max").context("limits.conns_max is not set")?;
     let ask = |words: &[&str]| {
-        let mut command = shell.command(shell.release("tidegate"));
+        let mut command = shell.command(shell.built("tidegate"));
         command.args(words).arg("--config").arg(&file);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.env_remove("TIDEGATE_CONFIG");

@@ -4,8 +4,8 @@
 //! go. Only addresses are others. Clients talk all the while, and must miss nothing. Then faults are planted into the manifests,
 //! each of which has to make it fail.
 
-mod clients;
-mod plan;
+pub(crate) mod clients;
+pub(crate) mod plan;
 mod pod;
 
 use std::{
@@ -109,7 +109,7 @@ fn place(shell: &Shell, folder: &Path) -> anyhow::Result<Place> {
         "postgres.password_file=".to_owned(),
         "postgres.tls=false".to_owned(),
     ];
-    Ok(Place { program: shell.release("tidegate"), folder: folder.to_owned(), keys, servers })
+    Ok(Place { program: shell.built("tidegate"), folder: folder.to_owned(), keys, servers })
 }
 
 /// Starts the pods, rolls them one after the other while clients talk, and ends them.

@@ -48,7 +48,7 @@ impl Drop for Running {
 
 /// An example that prints its port as the first line of stdout.
 pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Result<(Running, u16)> {
-    let program = shell.release("examples").join(name);
+    let program = shell.built("examples").join(name);
     let mut running = Running::start(shell.command(&program).stdout(Stdio::piped()), log)
         .with_context(|| format!("examples/{name} is built by `cargo xtask test build`"))?;
     let stdout = running.0.stdout.take().context("stdout is piped")?;
@@ -65,7 +65,7 @@ pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Re
     Ok((running, port))
 }
 
-/// A node of the release build on ports of its own, ready for clients.
+/// A node on ports of its own, ready for clients.
 pub(crate) struct Node {
     running: Running,
     program: PathBuf,
@@ -77,7 +77,7 @@ pub(crate) struct Node {
 impl Node {
     /// Starts it with its data in the (empty) folder `data`, and waits for `node.json`.
     pub(crate) fn start(shell: &Shell, data: &Path) -> anyhow::Result<Self> {
-        let program = shell.release("tidegate");
+        let program = shell.built("tidegate");
         let mut command = shell.command(&program);
         command.arg("serve").arg("--data").arg(data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).stdout(Stdio::null());
@@ -86,6 +86,11 @@ impl Node {
         let client = wait_for_client_address(&mut running, &data.join("node.json"))
             .with_context(|| format!("`tidegate serve` is not ready; its log: {}", log.display()))?;
         Ok(Self { running, program, data: data.to_owned(), client })
+    }
+
+    /// The id of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.running.0.id()
     }
 
     /// A token of that user, from the command that people use.

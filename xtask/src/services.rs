@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use self::process::Process;
 pub(crate) use self::process::free_port;
-use crate::shell::Shell;
+use crate::{cpu, evidence, shell::Shell};
 
 const KAFKA: Service =
     Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" };
@@ -182,6 +182,11 @@ fn wait(process: &Process, answers: impl Fn() -> anyhow::Result<Value>) -> anyho
     }
 }
 
+/// Installs the programs of all servers.
+pub(crate) fn install(shell: &Shell) -> anyhow::Result<()> {
+    wanted(shell).try_for_each(|(_, service)| (service.install)(shell).map(drop))
+}
+
 /// Stops what `up` started and removes its data.
 pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
     fs::remove_file(home(shell).join("services.json")).ok();
@@ -194,6 +199,7 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
 fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
     let record = record(shell, name);
     if let Some(process) = Process::recorded(&record) {
+        cpu::add_server(process.pid());
         process.stop(service.end).with_context(|| format!("{name} could not be stopped"))?;
         eprintln!("{name}: stopped");
     }
@@ -245,6 +251,9 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
     let (ran, new): (Vec<_>, Vec<_>) = wanted(shell).partition(|(name, _)| runs(name));
     let started = up(shell).context("the tests need real servers (`cargo xtask services up`)");
     let done = started.and_then(|()| work());
+    if done.is_err() {
+        keep_logs(shell);
+    }
     let mut said = said_before(shell);
     said.retain(|name, _| ran.iter().any(|(kept, _)| kept == name));
     let stopped = write_said(shell, &said);
@@ -253,4 +262,12 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
         so_far.and(stopped)
     });
     done.and(stopped)
+}
+
+/// Keeps what the servers logged, since a failure removes them and their data.
+fn keep_logs(shell: &Shell) {
+    let Ok(home) = data_home(shell) else { return };
+    for (name, _) in wanted(shell) {
+        evidence::keep(shell, &home.join(name).join("log"), &format!("{name}.log"));
+    }
 }

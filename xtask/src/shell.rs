@@ -4,17 +4,20 @@ use std::{
     env,
     ffi::OsStr,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
 /// Where we are.
+#[derive(Clone)]
 pub(crate) struct Shell {
     /// The repository.
     pub(crate) root: PathBuf,
-    /// Where cargo builds; tools of the tests are installed below it.
+    /// Where cargo builds.
     pub(crate) target: PathBuf,
+    /// The cargo profile of the programs that are run: `ci` in all steps.
+    pub(crate) profile: &'static str,
     /// The folder in it where servers for tests keep their data, and are written down.
     pub(crate) services: &'static str,
     /// Which servers those are.
@@ -31,12 +34,27 @@ impl Shell {
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
-        Ok(Self { root, target, services: "services", wanted: WANTED })
+        Ok(Self { root, target, profile: "ci", services: "services", wanted: WANTED })
     }
 
     /// The same with servers of its own.
     pub(crate) fn apart(&self, services: &'static str, wanted: &'static [&'static str]) -> Self {
-        Self { root: self.root.clone(), target: self.target.clone(), services, wanted }
+        Self { services, wanted, ..self.clone() }
+    }
+
+    /// The same with programs of another profile.
+    pub(crate) fn with_profile(&self, profile: &'static str) -> Self {
+        Self { profile, ..self.clone() }
+    }
+
+    /// The seed of everything random in a run: `TIDEGATE_SEED`, else a number made of the commit, so that a commit is judged
+    /// by the same events each time.
+    pub(crate) fn seed(&self) -> anyhow::Result<u64> {
+        if let Ok(seed) = env::var("TIDEGATE_SEED") {
+            return seed.parse().with_context(|| format!("TIDEGATE_SEED={seed} is not a number"));
+        }
+        let (commit, _) = output(self.command("git").args(["rev-parse", "--short=8", "HEAD"]))?;
+        u64::from_str_radix(commit.trim().get(..8).unwrap_or_default(), 16).context("a commit is hexadecimal")
     }
 
     /// A command that runs in the repository.
@@ -59,9 +77,9 @@ impl Shell {
         command
     }
 
-    /// A program of a release build.
-    pub(crate) fn release(&self, name: &str) -> PathBuf {
-        self.target.join("release").join(name)
+    /// A program that was built: the step `build` makes those of the profile `ci`.
+    pub(crate) fn built(&self, name: &str) -> PathBuf {
+        self.target.join(self.profile).join(name)
     }
 
     /// A scratch folder of that name, empty.
@@ -94,6 +112,17 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> 
         bail!("{}: {}\n{out}{err}", output.status, words(command));
     }
     Ok((out, err))
+}
+
+/// Runs to the end with stderr shown and returns stdout; anything but success is an error.
+pub(crate) fn stdout(command: &mut Command) -> anyhow::Result<String> {
+    eprintln!("$ {}", words(command));
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("starting {}", words(command)))?;
+    if !output.status.success() {
+        bail!("{}: {}", output.status, words(command));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Whether `program` is on the PATH.

@@ -1,107 +1,231 @@
-//! The steps of `cargo xtask test`: in order, timed, the first failure ends it.
+//! The steps of `cargo xtask test`: what each is, how long it may take, and which run side by side.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use crate::{
+    autobahn, chaos, compile, counts, deny, lint, manifests, rehearse, shell::Shell, tests, third_party,
+    tools,
+};
 
-use crate::{autobahn, chaos, counts, manifests, rehearse, services, shell::Shell, third_party, tools};
+/// One step: a process of its own, with its output in a log of its own.
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    /// What it takes on a quiet machine of two cores within a whole run, with some air; one that takes 1.5 times as long
+    /// fails. A whole run stays within 25 minutes: a step that grows pays for it elsewhere.
+    pub(crate) budget: Duration,
+    pub(crate) needs: Needs,
+    /// Takes CPU time only where nobody else wants it.
+    pub(crate) gentle: bool,
+    pub(crate) run: fn(&Shell) -> anyhow::Result<Report>,
+}
 
-type Run = fn(&Shell) -> anyhow::Result<()>;
+/// What a step wants done before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    /// The programs of the step `build`.
+    Build,
+}
 
-/// The release build that all later steps use.
-pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "tidegate", "--bins", "--examples"];
+/// What a step has to say besides success.
+#[derive(Default)]
+pub(crate) struct Report {
+    /// Cases that passed and failed, if it counts any.
+    pub(crate) cases: Option<Cases>,
+}
 
-/// What the tests are built with beside the default: Kafka's TLS and SCRAM, which want the system's OpenSSL (ADR 8).
-const ALL: &str = "tidegate/kafka-tls";
+/// The cases of a step.
+#[derive(Clone, Default)]
+pub(crate) struct Cases {
+    pub(crate) passed: usize,
+    pub(crate) failed: Vec<String>,
+    /// Names and seconds, the slowest first.
+    pub(crate) slowest: Vec<(String, f64)>,
+}
 
-/// Cheap ones first, so that a slip is told within a minute.
-const STEPS: &[(&str, &str, Run)] = &[
-    ("fmt", "cargo fmt --check", |shell| shell.cargo(&["fmt", "--all", "--check"])),
-    ("clippy", "lints, warnings are errors", |shell| {
-        tools::ensure_openssl(shell)?;
-        shell.cargo(&["clippy", "--workspace", "--all-targets", "--features", ALL, "--", "-D", "warnings"])
-    }),
-    ("deny", "licences, bans and sources of every dependency", tools::deny),
-    ("schema", "buf lint of the wire and record schema; compose.yaml by its schema", third_party::schema),
-    ("tests", "cargo test --workspace, beside real Kafka, Redis and Postgres", |shell| {
-        tools::ensure_openssl(shell)?;
-        services::with(shell, || shell.cargo(&["test", "--workspace", "--features", ALL]))
-    }),
-    ("build", "release build and examples", |shell| shell.cargo(BUILD)),
-    (
+/// Wraps a step that has nothing to report.
+macro_rules! plain {
+    ($run:expr) => {
+        |shell| $run(shell).map(|()| Report::default())
+    };
+}
+
+/// Wraps a step that returns how many cases passed.
+macro_rules! counted {
+    ($run:expr) => {
+        |shell| {
+            let passed = $run(shell)?;
+            Ok(Report { cases: Some(Cases { passed, ..Cases::default() }) })
+        }
+    };
+}
+
+const fn step(
+    name: &'static str,
+    what: &'static str,
+    budget: u64,
+    needs: Needs,
+    run: fn(&Shell) -> anyhow::Result<Report>,
+) -> Step {
+    Step { name, what, budget: Duration::from_secs(budget), needs, gentle: false, run }
+}
+
+/// The same for a step that gives way to others.
+const fn gentle(step: Step) -> Step {
+    Step { gentle: true, ..step }
+}
+
+/// All steps, in the order in which they are listed.
+pub(crate) const STEPS: &[Step] = &[
+    step("fmt", "cargo fmt --check", 10, Needs::Nothing, plain!(lint::format)),
+    step(
+        "tools",
+        "what the steps need and is missing, into a cache",
+        240,
+        Needs::Nothing,
+        plain!(tools::all),
+    ),
+    step(
+        "build",
+        "programs, examples and tests, once, for all steps",
+        420,
+        Needs::Nothing,
+        plain!(compile::all),
+    ),
+    step("deny", "licences, bans and sources of every dependency", 60, Needs::Nothing, plain!(deny::run)),
+    step(
+        "schema",
+        "buf lint of the wire and record schema; compose.yaml by its schema",
+        30,
+        Needs::Nothing,
+        plain!(third_party::schema),
+    ),
+    step("tests", "all tests, beside real Kafka, Redis and Postgres", 480, Needs::Build, tests::run),
+    gentle(step("clippy", "lints, warnings are errors", 300, Needs::Nothing, plain!(lint::clippy))),
+    gentle(step(
+        "rustdoc",
+        "broken links and examples of the documentation",
+        120,
+        Needs::Nothing,
+        plain!(lint::rustdoc),
+    )),
+    gentle(step(
+        "fuzz-build",
+        "the fuzz targets compile, with their own lock file",
+        60,
+        Needs::Nothing,
+        plain!(lint::fuzz),
+    )),
+    step(
         "manifests",
         "what k8s/ renders to, its alerts and the Dockerfile: by schemas, and by the binary",
-        manifests::run,
+        60,
+        Needs::Build,
+        plain!(manifests::run),
     ),
-    ("rehearsal", "a rollout by the numbers of k8s/, with real processes and clients", rehearse::step),
-    ("autobahn", "WebSocket conformance of examples/ws_echo", autobahn::run),
-    ("third-party", "other people's clients talk through a node", third_party::run),
-    ("chaos", "kill -9, broken disks and networks for 90 s, then the checker", chaos::short),
-    (
+    step(
+        "chaos",
+        "kill -9, broken disks and networks for 90 s, then the checker",
+        150,
+        Needs::Build,
+        plain!(chaos::short),
+    ),
+    step(
         "cluster",
         "the same for three nodes, and for the Kafka, Redis and Postgres below them",
-        chaos::cluster_short,
+        170,
+        Needs::Build,
+        plain!(chaos::cluster_short),
     ),
-    (
+    step(
+        "rehearsal",
+        "a rollout by the numbers of k8s/, with real processes and clients",
+        140,
+        Needs::Build,
+        plain!(rehearse::step),
+    ),
+    step("autobahn", "WebSocket conformance of examples/ws_echo", 40, Needs::Build, counted!(autobahn::run)),
+    step(
+        "third-party",
+        "other people's clients talk through a node",
+        30,
+        Needs::Build,
+        counted!(third_party::run),
+    ),
+    step("counts", "instructions against benches/counts.toml", 60, Needs::Build, counted!(counts::run)),
+    step(
         "rolling",
         "three nodes restart one after the other under 1,500 clients, one of them while something breaks",
-        chaos::rolling_short,
+        110,
+        Needs::Build,
+        plain!(chaos::rolling_short),
     ),
-    ("counts", "instructions against benches/counts.toml", counts::run),
 ];
 
-/// Prints the names.
+/// Phases, one after the other; in each, lanes side by side; in each lane, steps one after the other. What only waits shares
+/// the machine with what computes; rolling restarts judge the pauses of clients, so they run alone.
+pub(crate) const PHASES: &[&[&[&str]]] = &[
+    &[&["fmt", "build"], &["tools", "deny", "schema"]],
+    &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
+    &[&["chaos"], &["cluster"]],
+    &[&["rehearsal"], &["autobahn", "third-party", "counts"]],
+    &[&["rolling"]],
+];
+
+/// A step by its name.
+pub(crate) fn find(name: &str) -> Option<&'static Step> {
+    STEPS.iter().find(|step| step.name == name)
+}
+
+/// Prints the steps.
 pub(crate) fn list() {
-    for (name, what, _) in STEPS {
-        println!("{}", listed(name, what));
-    }
+    STEPS.iter().for_each(|step| println!("{}", listed(step)));
 }
 
-fn listed(name: &str, what: &str) -> String {
-    format!("{name:<12} {what}")
-}
-
-/// Runs the steps named, all when none is.
-pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
-    if let Some(unknown) = wanted.iter().find(|name| !STEPS.iter().any(|(step, ..)| step == name)) {
-        let known: Vec<&str> = STEPS.iter().map(|(name, ..)| *name).collect();
-        bail!("there is no step `{unknown}`; the steps are {}", known.join(", "));
-    }
-    let chosen = STEPS.iter().filter(|(name, ..)| wanted.is_empty() || wanted.iter().any(|w| w == name));
-    let mut timed: Vec<(&str, Duration)> = Vec::new();
-    for (name, what, step) in chosen {
-        eprintln!("\n== {name}: {what}");
-        let start = Instant::now();
-        let outcome = step(shell);
-        timed.push((name, start.elapsed()));
-        if outcome.is_err() {
-            print_table(&timed, Some(name));
-        }
-        outcome.with_context(|| format!("step `{name}` failed; alone: cargo xtask test {name}"))?;
-    }
-    print_table(&timed, None);
-    Ok(())
-}
-
-fn print_table(timed: &[(&str, Duration)], failed: Option<&str>) {
-    println!("\n{:<12} {:>8}", "step", "seconds");
-    for (name, took) in timed {
-        let verdict = if failed == Some(*name) { "FAILED" } else { "ok" };
-        println!("{name:<12} {:>8.1}  {verdict}", took.as_secs_f64());
-    }
-    let total: Duration = timed.iter().map(|(_, took)| *took).sum();
-    println!("{:<12} {:>8.1}", "total", total.as_secs_f64());
+/// A step as `--list` shows it.
+pub(crate) fn listed(step: &Step) -> String {
+    format!("{:<12} {}", step.name, step.what)
 }
 
 #[cfg(test)]
-mod tests {
+mod test {
     use super::*;
 
     #[test]
-    fn the_readme_shows_the_steps() {
+    fn every_step_runs_once_and_behind_what_it_needs() {
+        let planned: Vec<&str> = PHASES.iter().copied().flatten().copied().flatten().copied().collect();
+        for step in STEPS {
+            assert_eq!(planned.iter().filter(|name| **name == step.name).count(), 1, "{}", step.name);
+        }
+        assert_eq!(planned.len(), STEPS.len());
+        let builds = PHASES[0].iter().any(|lane| lane.contains(&"build"));
+        assert!(builds, "the first phase builds");
+        for name in PHASES[0].iter().copied().flatten() {
+            let step = find(name).expect("it is in the list");
+            assert!(step.needs != Needs::Build, "{name} may run before the build is done");
+        }
+    }
+
+    /// The critical path by budgets: what a whole run takes where nothing takes longer than planned.
+    #[test]
+    fn the_budgets_add_up_to_25_minutes_at_most() {
+        let seconds = |lane: &&[&str]| -> u64 {
+            lane.iter().filter_map(|name| find(name)).map(|step| step.budget.as_secs()).sum()
+        };
+        let all: u64 = PHASES.iter().map(|lanes| lanes.iter().map(seconds).max().unwrap_or(0)).sum();
+        assert!(all <= 1_500, "{all} s");
+    }
+
+    #[test]
+    fn the_page_on_testing_shows_the_steps() {
         let shell = Shell::here().expect("cargo names the crate");
-        let readme = std::fs::read_to_string(shell.root.join("README.md")).expect("a README");
-        let lines: Vec<String> = STEPS.iter().map(|(name, what, _)| listed(name, what)).collect();
-        assert!(readme.contains(&lines.join("\n")), "README.md lists other steps than {lines:#?}");
+        let page = std::fs::read_to_string(shell.root.join("docs/testing.md")).expect("a page");
+        let lines: Vec<String> = STEPS.iter().map(listed).collect();
+        assert!(
+            page.contains(&lines.join("\n")),
+            "docs/testing.md lists other steps than\n{}",
+            lines.join("\n")
+        );
     }
 }

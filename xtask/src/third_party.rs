@@ -1,4 +1,4 @@
-//! Clients that others wrote hold a conversation through a node of the release build.
+//! Clients that others wrote hold a conversation through a node.
 
 use std::process::Command;
 
@@ -28,7 +28,8 @@ pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
     shell::run(shell.command(check).args(["--builtin-schema", "vendor.compose-spec", "compose.yaml"]))
 }
 
-pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
+/// Has each client talk; how many there are.
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;
     let scripts = shell.root.join("tests/third_party");
@@ -47,5 +48,6 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
         command.env("TIDEGATE_NODE_DIR", &npm).env("PYTHONDONTWRITEBYTECODE", "1");
         shell::run(&mut command)?;
     }
-    node.stop()
+    node.stop()?;
+    Ok(CLIENTS.len())
 }

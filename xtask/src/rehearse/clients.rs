@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const READ: Duration = Duration::from_millis(200);
 
 /// Pairs of people, one of whom writes and one hears.
-pub(super) struct Talk {
+pub(crate) struct Talk {
     over: Arc<AtomicBool>,
     /// Nobody waits for them any more.
     alone: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ struct Got {
 
 impl Talk {
     /// Has them log in wherever a Service would send them.
-    pub(super) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
+    pub(crate) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
         let [over, alone] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut talk = Self { over: Arc::clone(&over), alone: Arc::clone(&alone), pairs: Vec::new() };
         // Of this run alone: conversations begin with seq 1.
@@ -87,7 +87,7 @@ impl Talk {
     }
 
     /// Has them end without a word: something else went wrong.
-    pub(super) fn abandon(self) {
+    pub(crate) fn abandon(self) {
         self.over.store(true, Ordering::SeqCst);
         self.alone.store(true, Ordering::SeqCst);
     }
@@ -96,7 +96,7 @@ impl Talk {
     ///
     /// # Errors
     /// Somebody lacks something, has it twice or in another order.
-    pub(super) fn end(self) -> anyhow::Result<String> {
+    pub(crate) fn end(self) -> anyhow::Result<String> {
         self.over.store(true, Ordering::SeqCst);
         let (mut messages, mut logins, mut longest) = (0, 0, (Duration::ZERO, Duration::ZERO));
         for (write, hear) in self.pairs {

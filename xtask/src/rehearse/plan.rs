@@ -31,12 +31,12 @@ pub(super) struct Plan {
 }
 
 /// What takes the place of a container, a volume and a Service on this machine.
-pub(super) struct Place {
-    pub(super) program: PathBuf,
-    pub(super) folder: PathBuf,
-    pub(super) keys: PathBuf,
+pub(crate) struct Place {
+    pub(crate) program: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) keys: PathBuf,
     /// Settings that lead to the servers here.
-    pub(super) servers: Vec<String>,
+    pub(crate) servers: Vec<String>,
 }
 
 /// How a pod is asked, and how often.

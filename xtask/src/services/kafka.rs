@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     shell::{self, Shell},
-    tools,
+    tools::{self, Cached},
 };
 
 /// 4.4.0 lacks the published tools.
@@ -38,22 +38,34 @@ const JVM: [&str; 5] = [
 pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
     tools::ensure_program(shell, "java", "default-jre-headless")?;
     tools::ensure_program(shell, "openssl", "openssl")?;
-    let folder = shell.target.join("tools").join(format!("kafka-{VERSION}"));
-    let stamp = folder.join("tidegate-packages");
-    let (pom, jars) = (pom(), folder.join("jars"));
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == pom) {
-        return Ok(jars);
+    let (pom, hashes) = (pom(), include_str!("../../tools/kafka-jars.sha256"));
+    let folder = Cached::new("kafka", VERSION, &format!("{pom}{hashes}"))?.ensure(|folder| {
+        tools::ensure_program(shell, "mvn", "maven")?;
+        fs::write(folder.join("pom.xml"), &pom)?;
+        let jars = folder.join("jars");
+        let mut maven = shell.command("mvn");
+        maven.args(["--quiet", "--batch-mode", "dependency:copy-dependencies", "-DincludeScope=runtime"]);
+        maven.arg(format!("-DoutputDirectory={}", jars.display())).current_dir(folder);
+        shell::run(&mut maven).with_context(|| {
+            format!("getting the jars of Apache Kafka {VERSION} from Maven Central with mvn")
+        })?;
+        verify(shell, &jars, hashes)
+    })?;
+    Ok(folder.join("jars"))
+}
+
+/// Every jar is one of the list, with its hash.
+fn verify(shell: &Shell, jars: &Path, hashes: &str) -> anyhow::Result<()> {
+    let list = jars.with_file_name("jars.sha256");
+    fs::write(&list, hashes)?;
+    let mut check = shell.command("sha256sum");
+    check.args(["--check", "--strict", "--quiet"]).arg(&list).current_dir(jars);
+    shell::output(&mut check).context("the jars of Kafka are not those of xtask/tools/kafka-jars.sha256")?;
+    let (found, listed) = (fs::read_dir(jars)?.count(), hashes.lines().count());
+    if found != listed {
+        bail!("Maven brought {found} jars, xtask/tools/kafka-jars.sha256 lists {listed}");
     }
-    tools::ensure_program(shell, "mvn", "maven")?;
-    fs::create_dir_all(&folder)?;
-    fs::write(folder.join("pom.xml"), &pom)?;
-    let mut maven = shell.command("mvn");
-    maven.args(["--quiet", "--batch-mode", "dependency:copy-dependencies", "-DincludeScope=runtime"]);
-    maven.arg(format!("-DoutputDirectory={}", jars.display())).current_dir(&folder);
-    shell::run(&mut maven)
-        .with_context(|| format!("getting the jars of Apache Kafka {VERSION} from Maven Central with mvn"))?;
-    fs::write(stamp, pom)?;
-    Ok(jars)
+    Ok(())
 }
 
 fn pom() -> String {

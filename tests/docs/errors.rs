@@ -1,0 +1,89 @@
+//! The page of error and close codes.
+
+use std::fmt::Write as _;
+
+use tidegate_protocol::{Code, code::Reconnect};
+
+use super::{read, settle};
+
+const ERRORS_HEAD: &str = "# Error and close codes
+
+Generated from `protocol/src/code.rs` by `cargo xtask docs`; change it there.
+
+An `Error` frame refuses one request and the connection goes on; a `Close` frame is the last one of a connection.
+*Temporary* means that the same request may succeed later unchanged: try again after `retryAfterMs`. *Reconnect* is what
+a client does when a `Close` carries the code: *now* (with jitter), *after* the time in `afterMs`, or *never*, because
+the same attempt would end the same way. *WebSocket* is the status of the WebSocket close frame that follows.
+
+";
+
+/// The groups of numbers, each from its first number on.
+const GROUPS: &[(u16, &str)] = &[
+    (1000, "1xxx: protocol"),
+    (2000, "2xxx: who and whether"),
+    (3000, "30xx: closed, come back"),
+    (3500, "35xx: closed for good"),
+    (4000, "4xxx: flow, order, load"),
+];
+
+fn errors_page() -> String {
+    let mut page = ERRORS_HEAD.to_owned();
+    for (index, (first, title)) in GROUPS.iter().enumerate() {
+        let end = GROUPS.get(index + 1).map_or(u16::MAX, |(next, _)| *next);
+        let codes = Code::ALL.iter().filter(|code| (*first..end).contains(&code.number()));
+        push(&mut page, format_args!("## {title}\n\n"));
+        for code in codes {
+            push(&mut page, format_args!("### {} {}\n\n{}\n\n", code.number(), code.name(), code.what()));
+            push(&mut page, format_args!("*What to do:* {}\n\n", code.cure()));
+            let temporary = if code.temporary() { "yes" } else { "no" };
+            let reconnect = match code.reconnect() {
+                Reconnect::Now => "now",
+                Reconnect::After => "after",
+                Reconnect::Never => "never",
+            };
+            let websocket = code.ws_close();
+            push(
+                &mut page,
+                format_args!("Temporary: {temporary} · Reconnect: {reconnect} · WebSocket: {websocket}\n\n"),
+            );
+        }
+    }
+    page.truncate(page.trim_end().len());
+    page.push('\n');
+    page
+}
+
+fn push(page: &mut String, text: std::fmt::Arguments<'_>) {
+    page.write_fmt(text).expect("a String takes everything");
+}
+
+#[test]
+fn the_page_of_codes_is_current() {
+    settle("docs/errors.md", &errors_page());
+}
+
+#[test]
+fn errors_page_names_every_code_once() {
+    let page = errors_page();
+    for code in Code::ALL {
+        let title = format!("### {} {}\n", code.number(), code.name());
+        assert_eq!(page.matches(&title).count(), 1, "{title}");
+    }
+}
+
+/// Names in backticks and capitals are codes, or values of the enums that the schema defines.
+#[test]
+fn pages_name_only_codes_that_exist() {
+    let schema = read("protocol/tidegate/v1/client.proto");
+    let socket_options = ["SO_SNDBUF", "TCP_NODELAY", "TCP_NOTSENT_LOWAT", "AUTO_READ"];
+    let pages = ["protocol/SPEC.md", "docs/ARCHITECTURE.md", "docs/http.md", "README.md", "CHANGELOG.md"];
+    for path in pages {
+        for name in read(path).split('`').skip(1).step_by(2) {
+            let capitals = name.len() > 2 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let known = Code::ALL.iter().any(|code| code.name() == name)
+                || schema.contains(&format!("{name} ="))
+                || socket_options.contains(&name);
+            assert!(!capitals || known, "{path} names `{name}`, which is no code and in no enum");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The step `build`: everything that later steps run, once. Later steps never call cargo.
+
+use std::fs;
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::{
+    shell::{self, Shell},
+    tools,
+};
+
+/// The features of the image, and so of everything that is tested: Kafka's TLS and SCRAM (ADR 8).
+pub(crate) const FEATURES: &[&str] = &["--features", "tidegate/kafka-tls"];
+
+/// Everything but the protocol crate, whose own tests plant faults into it: the node under test has none of them.
+pub(crate) const PRODUCT: &[&str] = &["--workspace", "--exclude", "tidegate-protocol"];
+
+/// The protocol crate, with its planted faults.
+pub(crate) const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
+
+/// What nextest runs: the test programs that were built, and what cargo says of the packages.
+pub(crate) const BINARIES: &str = "xtask/binaries.json";
+pub(crate) const METADATA: &str = "xtask/metadata.json";
+
+/// Builds all programs, examples and tests.
+pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
+    chosen(shell, &[])
+}
+
+/// Builds the tests of the protocol crate, and of the product those that these words choose, all where there are none:
+/// `--test cluster`, `--lib`. Every package counts for the features of what they share, so nothing is compiled twice.
+pub(crate) fn chosen(shell: &Shell, chosen: &[&str]) -> anyhow::Result<()> {
+    tools::ensure_openssl(shell)?;
+    let product = test_programs(shell, &[PRODUCT, FEATURES, chosen].concat())?;
+    let protocol = test_programs(shell, PROTOCOL)?;
+    let binaries = merged(product, protocol)?;
+    let words = ["metadata", "--format-version=1", "--all-features", "--no-deps", "--locked"];
+    let (metadata, _) = shell::output(&mut shell.cargo_command(&words))?;
+    fs::create_dir_all(shell.target.join("xtask"))?;
+    fs::write(shell.target.join(METADATA), metadata)?;
+    fs::write(shell.target.join(BINARIES), binaries.to_string())?;
+    Ok(())
+}
+
+/// Builds these packages and says which test programs came of it, as nextest reads them.
+fn test_programs(shell: &Shell, words: &[&str]) -> anyhow::Result<Value> {
+    let mut list = shell.command(tools::nextest(shell)?);
+    list.args(["nextest", "list", "--list-type", "binaries-only", "--message-format", "json"]);
+    list.args(["--cargo-profile", shell.profile, "--locked"]).args(words);
+    list.env("CARGO_TARGET_DIR", &shell.target);
+    let text = shell::stdout(&mut list)?;
+    serde_json::from_str(&text).context("nextest lists its programs as JSON")
+}
+
+/// One list of two.
+fn merged(mut all: Value, more: Value) -> anyhow::Result<Value> {
+    let Some(programs) = all["rust-binaries"].as_object_mut() else { bail!("no programs in {all}") };
+    let Value::Object(more) = more["rust-binaries"].clone() else { bail!("no programs in {more}") };
+    programs.extend(more);
+    Ok(all)
+}
+
+/// The programs of another profile, for commands that are run by hand.
+pub(crate) fn programs(shell: &Shell) -> anyhow::Result<()> {
+    let profile = ["--profile", shell.profile, "--locked"];
+    let packages = ["--package", "tidegate", "--package", "tidegate-lab", "--bins", "--examples"];
+    tools::ensure_openssl(shell)?;
+    shell.cargo(&[&["build"], &profile[..], &packages[..], FEATURES].concat())
+}

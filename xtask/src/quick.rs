@@ -1,0 +1,38 @@
+//! `cargo xtask test --quick`: what an author runs before each commit; no server, no node as a process.
+
+use std::time::Instant;
+
+use anyhow::bail;
+
+use crate::{compile, lint, shell::Shell, tests};
+
+/// What is built for it; the protocol crate comes whole.
+const PROGRAMS: &[&str] =
+    &["--lib", "--bins", "--test", "stories", "--test", "sim", "--test", "tidy", "--test", "docs"];
+
+/// Runs all of them and lists what failed.
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
+    let mut table = String::new();
+    let mut timed = |name: &'static str, work: &dyn Fn() -> anyhow::Result<()>| {
+        let began = Instant::now();
+        let outcome = work();
+        table.push_str(&format!("{name:<12} {:>8.1}\n", began.elapsed().as_secs_f64()));
+        if let Err(error) = outcome {
+            eprintln!("\n{name}: {error:#}");
+            failed.push(name);
+        }
+    };
+    timed("fmt", &|| lint::format(shell));
+    timed("clippy", &|| lint::clippy(shell));
+    timed("build", &|| compile::chosen(shell, PROGRAMS));
+    timed("tests", &|| {
+        let cases = tests::quick(shell)?.cases.unwrap_or_default();
+        if !cases.failed.is_empty() {
+            bail!("{}", cases.failed.join(", "));
+        }
+        Ok(())
+    });
+    println!("\n{table}");
+    if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
+}

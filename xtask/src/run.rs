@@ -1,0 +1,233 @@
+//! Runs the steps: lanes side by side, each step a process with a log and a limit; a failure doesn't end the run.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fs::{self, File},
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use crate::{
+    cpu, evidence, report,
+    shell::{self, Shell},
+    steps::{self, Cases, Needs, PHASES, STEPS, Step},
+};
+
+/// A step that takes longer than this many times its budget fails.
+pub(crate) const TOLERANCE: f64 = 1.5;
+/// A step that hangs is ended at this many times its budget.
+const PATIENCE: u32 = 4;
+const TICK: Duration = Duration::from_millis(50);
+/// Lines of the log that a failed step shows.
+const SHOWN: usize = 60;
+
+/// How a step ended.
+#[derive(Clone)]
+pub(crate) struct Outcome {
+    pub(crate) name: &'static str,
+    /// None = not run, since what it needs failed.
+    pub(crate) wall: Option<Duration>,
+    pub(crate) cpu: f64,
+    pub(crate) cases: Option<Cases>,
+    /// Why it failed; none if it didn't.
+    pub(crate) failure: Option<String>,
+}
+
+/// Runs these steps, all when none is named, and what they need.
+pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
+    if let Some(unknown) = wanted.iter().find(|name| steps::find(name).is_none()) {
+        let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        bail!("there is no step `{unknown}`; the steps are {}", known.join(", "));
+    }
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|it| it == name);
+    let needs_build = STEPS.iter().any(|step| is_wanted(step.name) && step.needs == Needs::Build);
+    let is_chosen = |name: &str| is_wanted(name) || (needs_build && name == "build");
+    fs::remove_dir_all(evidence::home(shell)).ok();
+    fs::create_dir_all(logs(shell))?;
+    let (commit, is_clean) = report::commit(shell)?;
+    println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
+    let began = Instant::now();
+    let outcomes = Mutex::new(Vec::new());
+    for lanes in PHASES {
+        thread::scope(|scope| {
+            for lane in *lanes {
+                let chosen: Vec<&Step> =
+                    lane.iter().filter(|name| is_chosen(name)).filter_map(|name| steps::find(name)).collect();
+                scope.spawn(|| chosen.into_iter().for_each(|step| one(shell, step, began, &outcomes)));
+            }
+        });
+    }
+    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let run = report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: began.elapsed(), outcomes };
+    run.print();
+    run.save(shell)?;
+    let failed: Vec<&str> = run.failed().map(|outcome| outcome.name).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!("{} failed; their logs: {}", failed.join(", "), evidence::home(shell).display())
+}
+
+/// Runs a step, unless what it needs has failed, and writes down how it ended.
+fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<Outcome>>) {
+    let has_failed = |name: &str| {
+        let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        outcomes.iter().any(|it| it.name == name && it.failure.is_some())
+    };
+    let outcome = if step.needs == Needs::Build && has_failed("build") {
+        let failure = Some("not run: `build` failed".to_owned());
+        Outcome { name: step.name, wall: None, cpu: 0.0, cases: None, failure }
+    } else {
+        println!("{} {:<12} {}", clock(began), step.name, step.what);
+        watched(shell, step).unwrap_or_else(|error| Outcome {
+            name: step.name,
+            wall: None,
+            cpu: 0.0,
+            cases: None,
+            failure: Some(format!("{error:#}")),
+        })
+    };
+    let wall = outcome.wall.unwrap_or_default().as_secs_f64();
+    match &outcome.failure {
+        None => println!("{} {:<12} ok after {wall:.1} s", clock(began), step.name),
+        Some(why) => {
+            println!("{} {:<12} FAILED: {why}\n{}", clock(began), step.name, end_of_log(shell, step))
+        }
+    }
+    outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+}
+
+/// Minutes and seconds since the run began.
+fn clock(began: Instant) -> String {
+    let seconds = began.elapsed().as_secs();
+    format!("[{:>2}:{:02}]", seconds / 60, seconds % 60)
+}
+
+/// The last lines of a failed step's log, which is kept whole.
+fn end_of_log(shell: &Shell, step: &Step) -> String {
+    let log = log(shell, step.name);
+    evidence::keep_of(shell, step.name, &log, "log");
+    let text = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
+    shown.iter().map(|line| format!("    {line}\n")).collect()
+}
+
+fn logs(shell: &Shell) -> PathBuf {
+    shell.target.join("xtask/steps")
+}
+
+fn log(shell: &Shell, step: &str) -> PathBuf {
+    logs(shell).join(format!("{step}.log"))
+}
+
+/// Where the process of a step says what it used and counted.
+fn result_file(shell: &Shell, step: &str) -> PathBuf {
+    logs(shell).join(format!("{step}.json"))
+}
+
+/// Starts the process of a step, waits for it, and ends it where it hangs.
+fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
+    let result = result_file(shell, step.name);
+    fs::remove_file(&result).ok();
+    let log = File::create(log(shell, step.name))?;
+    let program = env::current_exe()?;
+    let mut command = if step.gentle {
+        let mut nice = shell.command("nice");
+        nice.args(["-n", "19"]).arg(program);
+        nice
+    } else {
+        shell.command(program)
+    };
+    command.args(["step", step.name]).env(evidence::STEP, step.name);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let began = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("starting the step {}", step.name))?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if began.elapsed() > step.budget * PATIENCE {
+            end(&mut child);
+            break None;
+        }
+        thread::sleep(TICK);
+    };
+    let wall = began.elapsed();
+    let said = said(&result);
+    let limit = step.budget.as_secs_f64() * TOLERANCE;
+    let failure = match status {
+        None => Some(format!("it hung, and was ended after {:.0} s", wall.as_secs_f64())),
+        Some(status) if !status.success() => Some(match status.signal() {
+            Some(signal) => format!("ended by signal {signal}"),
+            None => said["error"].as_str().unwrap_or("it failed").to_owned(),
+        }),
+        Some(_) if wall.as_secs_f64() > limit => Some(format!(
+            "it took {:.0} s; its budget is {} s, and {limit:.0} s the limit",
+            wall.as_secs_f64(),
+            step.budget.as_secs()
+        )),
+        Some(_) => None,
+    };
+    let cpu = said["cpu"].as_f64().unwrap_or_default();
+    Ok(Outcome { name: step.name, wall: Some(wall), cpu, cases: cases_of(&said), failure })
+}
+
+/// Ends a step and everything that it started.
+fn end(child: &mut Child) {
+    for signal in ["-TERM", "-KILL"] {
+        let family: Vec<String> = cpu::family(child.id()).iter().map(u32::to_string).collect();
+        // Some may have ended meanwhile.
+        drop(shell::output(Command::new("kill").arg(signal).args(&family)));
+        thread::sleep(Duration::from_secs(2));
+    }
+    drop(child.wait());
+}
+
+fn said(file: &Path) -> Value {
+    fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+fn cases_of(said: &Value) -> Option<Cases> {
+    let cases = said["cases"].as_object()?;
+    let passed = usize::try_from(cases.get("passed")?.as_u64()?).ok()?;
+    let failed: Vec<String> = serde_json::from_value(cases.get("failed")?.clone()).ok()?;
+    let slowest: Vec<(String, f64)> = serde_json::from_value(cases.get("slowest")?.clone()).ok()?;
+    Some(Cases { passed, failed, slowest })
+}
+
+/// The process of a step: runs it and writes down what it used.
+pub(crate) fn in_this_process(shell: &Shell, name: &str) -> anyhow::Result<ExitCode> {
+    let step = steps::find(name).with_context(|| format!("there is no step `{name}`"))?;
+    let outcome = (step.run)(shell);
+    let mut result: BTreeMap<&str, Value> = BTreeMap::new();
+    let mut code = ExitCode::SUCCESS;
+    match &outcome {
+        Ok(report) => {
+            if let Some(Cases { passed, failed, slowest }) = &report.cases {
+                result.insert("cases", json!({"passed": passed, "failed": failed, "slowest": slowest}));
+                if !failed.is_empty() {
+                    result.insert("error", json!(format!("{} cases failed", failed.len())));
+                    code = ExitCode::FAILURE;
+                }
+            }
+        }
+        Err(error) => {
+            eprintln!("\nxtask: {error:#}");
+            result.insert("error", json!(format!("{error:#}").lines().next().unwrap_or_default()));
+            code = ExitCode::FAILURE;
+        }
+    }
+    result.insert("cpu", json!(cpu::seconds()));
+    fs::create_dir_all(logs(shell))?;
+    fs::write(result_file(shell, name), json!(result).to_string())?;
+    Ok(code)
+}

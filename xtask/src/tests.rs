@@ -1,0 +1,149 @@
+//! The tests: every program that `build` made, a process for each case, beside real servers.
+
+use std::{env, fs, path::PathBuf, process::Command, thread::available_parallelism};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::{
+    compile, evidence, junit, services,
+    shell::{self, Shell},
+    steps::Report,
+    tools,
+};
+
+/// Most tests wait for a timer or another process, so a core has several; `.config/nextest.toml` says which ones compute.
+const SLOTS_PER_CORE: usize = 3;
+
+/// Test programs that use the servers; a test below holds the list against their sources.
+const SERVED: &[&str] = &["bench", "cluster", "conformance", "member"];
+
+/// The step of `cargo xtask test`.
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<Report> {
+    let report = junit_file(shell);
+    fs::remove_file(&report).ok();
+    let outcome = services::with(shell, || shell::run(&mut nextest(shell, "run", &[])?));
+    let text = fs::read_to_string(&report).with_context(|| format!("no report {}", report.display()));
+    let cases = text.map(|text| junit::read(&text));
+    if outcome.is_err() {
+        evidence::keep(shell, &report, "junit.xml");
+    }
+    match (outcome, cases) {
+        (Ok(()), Ok(cases)) if cases.failed.is_empty() && cases.passed > 0 => {
+            Ok(Report { cases: Some(cases) })
+        }
+        (Err(error), Ok(cases)) if cases.failed.is_empty() => Err(error),
+        (_, Ok(cases)) => Ok(Report { cases: Some(cases) }),
+        (outcome, Err(error)) => Err(outcome.err().unwrap_or(error)),
+    }
+}
+
+/// The tests of `cargo xtask test --quick`: those that need no server and no process of a node.
+pub(crate) fn quick(shell: &Shell) -> anyhow::Result<Report> {
+    const QUICK: &str = "kind(lib) | kind(bin) | binary(stories) | binary(sim) | binary(tidy) | binary(docs) \
+                         | package(tidegate-protocol)";
+    let report = junit_file(shell);
+    fs::remove_file(&report).ok();
+    let outcome = shell::run(&mut nextest(shell, "run", &["--filterset", QUICK])?);
+    let cases = fs::read_to_string(&report).map(|text| junit::read(&text)).ok();
+    match (outcome, cases) {
+        (Err(error), None) => Err(error),
+        (Err(error), Some(cases)) if cases.failed.is_empty() => Err(error),
+        (_, cases) => Ok(Report { cases }),
+    }
+}
+
+/// The tests of the pages, which write those that are generated if `update` is set.
+pub(crate) fn pages(shell: &Shell, update: bool) -> anyhow::Result<()> {
+    let mut run = nextest(shell, "run", &["--filterset", "binary(docs)"])?;
+    shell::run(run.env("TIDEGATE_UPDATE_DOCS", if update { "1" } else { "0" }))
+}
+
+/// `cargo xtask t`: the tests that match, with the very build of the step `tests`; servers run on for the next call.
+pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
+    let (chosen, filters) = split(words);
+    compile::chosen(shell, &chosen)?;
+    let mut list = nextest(shell, "list", &["--message-format", "json"])?;
+    let listed: Value = serde_json::from_str(&shell::stdout(list.args(&filters))?)?;
+    let programs = programs(&listed);
+    if programs.is_empty() {
+        bail!(
+            "no test matches {}; a filter is a part of a test's name, e.g. `cluster::crashes`",
+            words.join(" ")
+        );
+    }
+    if programs.iter().any(|name| SERVED.contains(&name.as_str())) && !services::status(shell) {
+        services::up(shell)?;
+    }
+    shell::run(nextest(shell, "run", &[])?.args(&filters))
+}
+
+/// What chooses among test programs, which cargo has to know, and what filters their tests.
+fn split(words: &[String]) -> (Vec<&str>, Vec<&str>) {
+    let (mut chosen, mut filters) = (Vec::new(), Vec::new());
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        match word {
+            "--lib" | "--bins" => chosen.push(word),
+            "--test" => chosen.extend([word].into_iter().chain(words.next())),
+            word => filters.push(word),
+        }
+    }
+    (chosen, filters)
+}
+
+/// The programs that have a matching test.
+fn programs(listed: &Value) -> Vec<String> {
+    let suites = listed["rust-suites"].as_object().into_iter().flatten();
+    let matches = |suite: &Value| {
+        let cases = suite["testcases"].as_object().into_iter().flatten();
+        cases.into_iter().any(|(_, case)| case["filter-match"]["status"] == "matches")
+    };
+    let names = suites.filter(|(_, suite)| matches(suite)).map(|(_, suite)| suite["binary-name"].as_str());
+    names.flatten().map(str::to_owned).collect()
+}
+
+fn junit_file(shell: &Shell) -> PathBuf {
+    shell.target.join("nextest/default/junit.xml")
+}
+
+/// Nextest over what was built, which calls no cargo.
+fn nextest(shell: &Shell, what: &str, words: &[&str]) -> anyhow::Result<Command> {
+    let cores = available_parallelism().map_or(2, usize::from);
+    let mut command = shell.command(tools::nextest(shell)?);
+    command.args(["nextest", what]);
+    command.arg("--binaries-metadata").arg(shell.target.join(compile::BINARIES));
+    command.arg("--cargo-metadata").arg(shell.target.join(compile::METADATA));
+    if what == "run" {
+        command.args(["--test-threads", &(SLOTS_PER_CORE * cores).to_string()]);
+    }
+    command.args(words).env("CARGO_TARGET_DIR", &shell.target);
+    let seed = shell.seed()?.to_string();
+    for name in ["TIDEGATE_SEED", "PROPTEST_RNG_SEED"] {
+        if env::var_os(name).is_none() {
+            command.env(name, &seed);
+        }
+    }
+    Ok(command)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn words_are_for_cargo_or_for_the_filter() {
+        let words = ["--test", "cluster", "crashes::", "--lib"].map(str::to_owned);
+        assert_eq!(split(&words), (vec!["--test", "cluster", "--lib"], vec!["crashes::"]));
+    }
+
+    #[test]
+    fn programs_with_a_match_are_found() {
+        let suite = |name: &str, status: &str| serde_json::json!({"binary-name": name, "testcases": {"a": {"filter-match": {"status": status}}}});
+        let listed = serde_json::json!({"rust-suites": {
+            "tidegate::cluster": suite("cluster", "matches"),
+            "tidegate::sim": suite("sim", "mismatch"),
+        }});
+        assert_eq!(programs(&listed), ["cluster"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Packages of npm.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use super::{apt::ensure_program, cache::Cached};
+use crate::shell::{self, Shell};
+
+/// The folder below which the packages of `tests/third_party/package-lock.json` are installed.
+pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let ours = shell.root.join("tests/third_party");
+    let lock = fs::read_to_string(ours.join("package-lock.json"))?;
+    Cached::new("npm", "", &lock)?.ensure(|folder| {
+        ensure_npm(shell)?;
+        for file in ["package.json", "package-lock.json"] {
+            fs::copy(ours.join(file), folder.join(file))?;
+        }
+        let mut npm = shell.command("npm");
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
+            .current_dir(folder);
+        shell::run(&mut npm)
+            .context("installing the packages of tests/third_party/package-lock.json with npm")
+    })
+}
+
+/// Pinned apart from the lock file, because npm can't lock its per-platform parts without naming where they lie.
+const BUF: (&str, &str) = ("@bufbuild/buf", "1.75.0");
+
+/// What npm has to have found: the package, and its program for the machines that we know.
+const BUF_HASHES: &[(&str, &str)] = &[
+    (
+        "@bufbuild/buf",
+        "sha512-uMuBCULLDax9/3d5Lo9mea38vuPDv4mrRVE4XfSq3qPcD5UUxlg0RJ9hm84lYCzI3A3lIvLeChxrw9c1RUiD2w==",
+    ),
+    (
+        "@bufbuild/buf-linux-x64",
+        "sha512-YGGJAx0lpMCE7aMWjNOJcfoEaG/e+iYHnTC4SZ0P5eS4IffMryA9Z4/bb1m1wNXAEJ8ATFMEZOAk/5x9VE47ig==",
+    ),
+    (
+        "@bufbuild/buf-linux-aarch64",
+        "sha512-eX+XyokzJDqsNIFo8b1O3DBvbnksOozPJX4QVsNn61JqSUtWspyTNeYqwg8lRDancML+bDqZEDFPABjAsVCQGQ==",
+    ),
+];
+
+/// The linter of the schema.
+pub(crate) fn buf(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let (name, version) = BUF;
+    let folder = Cached::new("buf", version, "")?.ensure(|folder| {
+        ensure_npm(shell)?;
+        let options = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"];
+        let mut npm = shell.command("npm");
+        npm.args(["install", "--prefix"]).arg(folder).args(options).arg(format!("{name}@{version}"));
+        shell::run(&mut npm).with_context(|| format!("installing {name} {version} with npm"))?;
+        let installed = fs::read_to_string(folder.join("node_modules/.package-lock.json"))?;
+        check(&installed).with_context(|| format!("{name} {version} is not what this repository pins"))
+    })?;
+    Ok(folder.join("node_modules/.bin/buf"))
+}
+
+fn ensure_npm(shell: &Shell) -> anyhow::Result<()> {
+    ensure_program(shell, "node", "nodejs")?;
+    ensure_program(shell, "npm", "npm")
+}
+
+/// Every package that npm says it installed is pinned above, with this hash.
+fn check(installed: &str) -> anyhow::Result<()> {
+    let installed: Value = serde_json::from_str(installed)?;
+    let packages = installed["packages"].as_object().context("npm lists no packages")?;
+    for (path, package) in packages {
+        let name = path.trim_start_matches("node_modules/");
+        let pinned = BUF_HASHES.iter().find(|(known, _)| *known == name).map(|(_, hash)| *hash);
+        let hash = package["integrity"].as_str();
+        if hash.is_none() || hash != pinned {
+            bail!("{name} has the hash {hash:?}, pinned is {pinned:?}");
+        }
+    }
+    if packages.is_empty() { bail!("npm installed nothing") } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_of_another_hash_is_refused() {
+        let (name, hash) = BUF_HASHES[0];
+        let list =
+            |hash: &str| format!(r#"{{"packages": {{"node_modules/{name}": {{"integrity": "{hash}"}}}}}}"#);
+        check(&list(hash)).expect("it is pinned");
+        assert!(check(&list("sha512-other")).is_err());
+        assert!(check(&list(hash).replace(name, "left-pad")).is_err());
+        assert!(check(r#"{"packages": {}}"#).is_err());
+    }
+}
