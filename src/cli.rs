@@ -4,12 +4,12 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+pub mod admin;
 pub mod assign;
-pub mod bench;
-pub mod chaos;
 pub mod client;
 pub mod drain;
 mod find;
+pub mod http;
 pub mod nodes;
 pub mod plan;
 pub mod send;
@@ -56,24 +56,19 @@ enum Command {
     /// The nodes of the cluster: state, connections, partitions
     Nodes(nodes::NodesArgs),
     /// Which node owns each partition of the log
-    Owners(nodes::Ask),
+    Owners(admin::Ask),
     /// On which nodes a user's devices are
     Where(nodes::WhereArgs),
     /// What happened to a message, or to those of a user, step by step on all nodes
     Trace(trace::Args),
     /// The topics of a cluster on Kafka: nothing makes them by itself
     Topics(topics::Args),
-    /// Measure against raw loops of system calls, in one run
-    Bench(bench::Args),
     /// Have a node leave gently, see how far it is, or call that off
     Drain(drain::Args),
     /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
     DrainPlan(plan::PlanArgs),
     /// Look at a configuration without running a node
     Config(plan::ConfigArgs),
-    /// Break a node and its network, then check every promise from what clients saw and what the log holds
-    #[command(hide = true)]
-    Chaos(chaos::Args),
 }
 
 /// Where the data directory is, for commands that sign their own tokens.
@@ -100,11 +95,9 @@ pub fn main() -> ExitCode {
         Command::Where(args) => nodes::where_is(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Topics(args) => topics::run(&args),
-        Command::Bench(args) => bench::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),
-        Command::Chaos(args) => chaos::run(&args),
     };
     ended(result.map(|()| ExitCode::SUCCESS))
 }

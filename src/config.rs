@@ -220,7 +220,7 @@ pub struct Fault {
     pub panic_on_msg_id: String,
     /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
-    /// A file that says how the disk fails: `eio`, `eio-sync`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate chaos`.
+    /// A file that says how the disk fails: `eio`, `eio-sync`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate-lab chaos`.
     pub disk_file: PathBuf,
     /// The node acts as an earlier version, which knows the ledger's rules up to this one; 0 = it does not. Refused by release builds.
     pub rules_max: u32,

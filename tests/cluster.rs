@@ -38,8 +38,6 @@ mod support;
 mod trace;
 #[path = "cluster/up.rs"]
 mod up;
-#[path = "cluster/versions.rs"]
-mod versions;
 #[path = "cluster/watch.rs"]
 mod watch;
 

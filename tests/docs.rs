@@ -12,6 +12,8 @@ mod config;
 mod errors;
 #[path = "docs/flaws.rs"]
 mod flaws;
+#[path = "docs/generated.rs"]
+mod generated;
 
 use std::{
     env,
@@ -51,15 +53,7 @@ fn read(path: &str) -> String {
 
 /// Writes the page when asked to, else fails if the one in the tree is another.
 fn settle(path: &str, page: &str) {
-    let file = root().join(path);
-    if env::var("TIDEGATE_UPDATE_DOCS").is_ok_and(|value| value == "1") {
-        fs::write(&file, page).unwrap_or_else(|error| panic!("{path}: {error}"));
-        return;
-    }
-    let now = fs::read_to_string(&file).unwrap_or_default();
-    let stale = now.lines().zip(page.lines()).position(|(old, new)| old != new);
-    let line = stale.unwrap_or(now.lines().count().min(page.lines().count())) + 1;
-    assert!(now == page, "{path} is not what the code says from line {line} on: run `cargo xtask docs`");
+    generated::settle(&root(), path, page);
 }
 
 #[test]

@@ -83,8 +83,14 @@ fn check(rule: &str, sources: &[Source]) -> Vec<String> {
 fn with_map(path: &str, text: &str) -> Vec<Source> {
     let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard` | b |\n//! | 3 | `chat`, `room` | c |\n\
                //! | 2 | [`bus`], [`store`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
+    let lab = "//! | 2 | [`bench`], [`chaos`] | a |\n//! | 1 | [`link`], [`proxy`] | b |\n";
     let page = "The file: `known`, `listen.client`.\n";
-    vec![Source::new("src/lib.rs", map), Source::new("docs/config.md", page), Source::new(path, text)]
+    vec![
+        Source::new("src/lib.rs", map),
+        Source::new("lab/src/lib.rs", lab),
+        Source::new("docs/config.md", page),
+        Source::new(path, text),
+    ]
 }
 
 fn read_tree(folder: &Path, prefix: &str, into: &mut Vec<Source>) {
@@ -118,6 +124,11 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("arrows", "src/chat/send.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
     ("arrows", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
     ("arrows", "src/attic.rs", "use std::fmt;\n"),
+    ("arrows", "src/node.rs", "use tidegate_lab::proxy::Proxy;\n"),
+    ("arrows", "src/node.rs", "#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
+    ("arrows", "Cargo.toml", "tidegate-lab = { path = \"lab\" }\n"),
+    ("arrows", "lab/src/proxy.rs", "use crate::bench::Args;\n"),
+    ("arrows", "lab/src/attic.rs", "use std::fmt;\n"),
     ("pure-protocol", "protocol/src/codec.rs", "let now = Instant::now();\n"),
     ("pure-protocol", "protocol/src/codec.rs", "let now = std::time::SystemTime::now();\n"),
     ("pure-protocol", "protocol/src/machine/chain.rs", "use tokio::time::Instant;\n"),
@@ -175,6 +186,12 @@ const CLEAN: &[(&str, &str)] = &[
         "src/config.rs",
         "//! Config.\npub struct C {\n    /// Yes.\n    pub known: u32,\n    pub client: u32,\n}\n",
     ),
+    ("src/config.rs", "//! Config.\n/// For `tidegate-lab chaos`.\nconst A: u8 = 1;\n"),
+    (
+        "lab/src/bench.rs",
+        "//! Bench.\nuse crate::{link::Link, proxy::Proxy};\nuse tidegate::cli::admin::Admin;\n",
+    ),
+    ("tests/s.rs", "//! Story.\n#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
     ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
     ("docs/a.md", "see https://example.org/home/page, target/work/x\n"),
 ];

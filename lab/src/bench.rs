@@ -1,27 +1,28 @@
-//! `tidegate bench`: measures the figures that Tidegate promises, as ratios to raw baselines of the same run.
+//! `tidegate-lab bench`: measures the figures that Tidegate promises, as ratios to raw baselines of the same run.
 //!
 //! Servers and load generators are processes of their own on different cores. A raw loop that makes only the system
 //! calls a scenario needs takes turns with Tidegate, round for round, and medians are compared. Every delivery is
 //! verified (content, order, count); CPU is the scheduler's own count.
 
-pub(super) mod admin;
-mod bare;
+mod admin;
 mod child;
 mod driver;
-mod ground;
 mod host;
+mod kafka_baseline;
 mod orders;
 mod pattern;
 mod poller;
 mod raw;
 pub mod report;
 mod scenario;
+mod test_bed;
 pub mod wire;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
 use std::{fs, path::PathBuf};
 
+use crate::node_binary;
 use report::Report;
 use wire::Transport;
 
@@ -52,8 +53,8 @@ pub struct Args {
     /// Settings of the node, handed to `serve --set`.
     #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
-    /// Program that is measured instead of this one.
-    #[arg(long, global = true)]
+    /// Program of the node; by default `tidegate` in the folder of this program.
+    #[arg(long, global = true, value_name = "PROGRAM")]
     pub server_binary: Option<PathBuf>,
     /// Compares a second raw server instead of Tidegate: shows how exact the bench is.
     #[arg(long, global = true)]
@@ -344,7 +345,7 @@ fn measure(mut args: Args) -> Result<()> {
     let scratch = Scratch(parent.join(format!("tidegate-bench-{}", std::process::id())));
     fs::create_dir_all(&scratch.0).with_context(|| format!("{}", scratch.0.display()))?;
     let launcher = child::Launcher {
-        tidegate: args.server_binary.clone().map_or_else(std::env::current_exe, Ok)?,
+        tidegate: node_binary::find(args.server_binary.as_deref(), "--server-binary")?,
         settings: args.settings.clone(),
         server_cpus: args.server_cpus.clone(),
         client_cpus: args.client_cpus.clone(),

@@ -1,31 +1,30 @@
-//! `tidegate chaos`: the real binary under kill -9 and a bad network, dozens of clients, and then the checker.
+//! `tidegate-lab chaos`: the real binary under kill -9 and a bad network, dozens of clients, and then the checker.
 //!
 //! The node runs with its embedded store. Clients on all four wires, most users on two devices, reach it through
-//! [`proxy::Proxy`] and send, retry and reconnect, while groups change through the admin API. All of it follows from
+//! [`crate::proxy::Proxy`] and send, retry and reconnect, while groups change through the admin API. All of it follows from
 //! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
 //! own, and when all is quiet the node ends and the log is read from its directory, not through it.
 //!
 //! Clients sync after each login and pull what they miss; when all is said, each makes sure that it has everything. With
-//! `--cluster` there are three nodes over real servers, which break as well ([`storm`]); clients go from node to node, and
+//! `--cluster` there are three nodes over real servers, which break as well ([`cluster_nemesis`]); clients go from node to node, and
 //! the log is read from Postgres. See [`crate::checker`] for what is judged.
 
 mod admin;
-mod cast;
 mod client;
 mod cluster;
+mod cluster_nemesis;
 mod drain;
-pub(super) mod link;
+mod groups;
 mod nemesis;
 mod presence;
 mod process;
-pub mod proxy;
 mod reading;
 mod record;
 mod rolling;
 mod rows;
 mod servers;
-mod shelf;
-mod storm;
+mod sync_state;
+mod workload;
 mod world;
 
 use std::{
@@ -38,11 +37,22 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tidegate::{auth, config::Config, store::PostgresStore};
 
-use self::{cast::Cast, process::Process, proxy::Proxy, record::Recorder, world::World};
-use crate::checker::{self, Budget, History, Report};
+use self::{
+    cluster::Cluster,
+    process::{Clock, Process},
+    record::Recorder,
+    workload::Workload,
+    world::World,
+};
+use crate::{
+    checker::{self, Budget, History, Report},
+    node_binary,
+    proxy::Proxy,
+};
 
-/// Arguments of `tidegate chaos`.
+/// Arguments of `tidegate-lab chaos`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// How long clients talk while things break
@@ -63,17 +73,14 @@ pub struct Args {
     /// File for the history as JSON lines
     #[arg(long)]
     history: Option<PathBuf>,
-    /// Only check this recorded history
-    #[arg(long, conflicts_with_all = ["history", "seed"])]
-    check: Option<PathBuf>,
-    /// Program that is tested instead of this one
-    #[arg(long)]
+    /// Program of the node; by default `tidegate` in the folder of this program
+    #[arg(long, value_name = "PROGRAM")]
     binary: Option<PathBuf>,
     /// Only drain a node with this many clients under load, and check that no ack is lost
-    #[arg(long, value_name = "CLIENTS", conflicts_with_all = ["history", "check", "seconds"])]
+    #[arg(long, value_name = "CLIENTS", conflicts_with_all = ["history", "seconds"])]
     drain: Option<usize>,
     /// Three nodes over the servers in this list, which `cargo xtask chaos --cluster` starts and writes
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "drain"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "drain")]
     cluster: Option<PathBuf>,
     /// Only restart the nodes of the cluster one after the other, so many times, under load
     #[arg(long, value_name = "RESTARTS", requires = "cluster", conflicts_with_all = ["history", "seconds", "users", "long"])]
@@ -115,10 +122,6 @@ const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48", "lo
 /// # Errors
 /// A broken promise is one, and so is a run that does not come to rest.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(file) = &args.check {
-        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        return judge(&checker::check(&History::parse(&text)?, Budget::default()));
-    }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let directory = match &args.directory {
         Some(directory) => directory.clone(),
@@ -140,8 +143,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
     let (history, counts) = runtime.block_on(async {
         match &args.cluster {
-            Some(list) => Box::pin(cluster::drive(args, list, seed, &directory)).await,
-            None => Box::pin(drive(args, seed, &directory)).await,
+            Some(list) => Box::pin(drive_cluster(args, list, seed, &directory)).await,
+            None => Box::pin(drive_node(args, seed, &directory)).await,
         }
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -153,7 +156,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !report.is_clean() {
         write_history(&history, &directory.join("history.jsonl"))?;
     }
-    judge(&report)
+    report
+        .judge()
         .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
     remove(args, &directory)
 }
@@ -166,31 +170,32 @@ fn remove(args: &Args, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn binary(args: &Args) -> std::io::Result<PathBuf> {
-    args.binary.clone().map_or_else(std::env::current_exe, Ok)
+/// The program of the nodes.
+fn binary(args: &Args) -> anyhow::Result<PathBuf> {
+    node_binary::find(args.binary.as_deref(), "--binary")
 }
 
 /// From the start of the node to its log.
-async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, [u64; 3])> {
+async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, [u64; 3])> {
     let binary = binary(args)?;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut process = Process::start(&binary, directory, SETS).await?;
     let proxy = Arc::new(Proxy::start(process.client).await?);
-    let key = crate::auth::load_or_create_key(directory)?;
+    let key = auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
     let world = Arc::new(World::new(args.load(), vec![proxy.address], key, Arc::clone(&recorder)));
     world.admin.set_address(0, process.admin);
-    let mut cast = Cast::begin(&world, &mut rng).await?;
+    let mut workload = Workload::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng).await?;
-    let rested = cast.rest(&world).await;
+    let rested = workload.rest(&world).await;
     // Either way what was acked is on the disk.
     if rng.random() {
         process.kill().await?
     } else {
         process.stop().await?
     }
-    drop(cast);
+    drop(workload);
     process.check_log()?;
     rested?;
     let mut history = recorder.take();
@@ -198,35 +203,39 @@ async fn drive(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(Hist
     Ok((history, [counts.kills, counts.cuts, counts.disks]))
 }
 
-fn judge(report: &Report) -> anyhow::Result<()> {
-    eprintln!(
-        "chaos: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
-         {} marks read, {} states and {} presences told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
-        report.rows,
-        report.pushes,
-        report.repeated,
-        report.late,
-        report.pulled,
-        report.refused,
-        report.told_gaps,
-        report.excused,
-        report.faults,
-        report.longest_recovery_ns / 1_000_000,
-        report.reads,
-        report.states,
-        report.presences,
-        report.talks,
-        report.shed,
-        report.talks_uncounted,
-        report.talks_lost,
-    );
-    if report.is_clean() {
-        return Ok(());
+/// The same for several nodes, to what Postgres has at the end.
+async fn drive_cluster(
+    args: &Args,
+    list: &Path,
+    seed: u64,
+    directory: &Path,
+) -> anyhow::Result<(History, [u64; 3])> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let clock = args.faketime.clone().map(Clock);
+    let mut cluster =
+        Box::pin(Cluster::start(&binary(args)?, list, directory, (clock, SETS), &mut rng)).await?;
+    let recorder = Arc::new(Recorder::new());
+    let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
+    let world = Arc::new(World::new(args.load(), doors, cluster.key().to_vec(), Arc::clone(&recorder)));
+    for (nth, node) in cluster.nodes.iter().enumerate() {
+        world.admin.set_address(nth, node.process.admin);
     }
-    for violation in &report.violations {
-        eprintln!("  {violation}");
+    let mut workload = Workload::begin(&world, &mut rng).await?;
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let counts = cluster_nemesis::run(&world, &mut cluster, (end, args.long), &mut rng).await?;
+    let rested = workload.rest(&world).await;
+    drop(workload);
+    cluster.stop(&mut rng).await?;
+    let mut history = recorder.take();
+    if let Err(why) = rested {
+        let file = directory.join("history.jsonl");
+        write_history(&history, &file)?;
+        return Err(why.context(format!("seed {seed}; what was seen until then is in {}", file.display())));
     }
-    bail!("broken promises: {:?}", report.broken)
+    let config = Config::load(None, cluster.sets())?;
+    let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
+    rows::read(&store, &world.users(), &mut history).await?;
+    Ok((history, counts))
 }
 
 fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> String {

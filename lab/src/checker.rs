@@ -1,7 +1,7 @@
-//! The history checker: what clients recorded, held against the log that the store kept (DESIGN 1).
+//! The history checker: what clients recorded, held against the log that the store kept.
 //!
 //! Pure and linear in the events (beside sorted maps): the same checker judges simulations, real processes under
-//! `tidegate chaos`, and recorded files. Each violation names its rule; `checker/tests.rs` plants a fault for each.
+//! `tidegate-lab chaos`, and recorded files. Each violation names its rule; `checker/tests.rs` plants a fault for each.
 //!
 //! | rule | says |
 //! |---|---|
@@ -50,6 +50,7 @@ mod order;
 mod presence;
 mod rooms;
 mod sends;
+mod verdict;
 
 #[cfg(test)]
 mod tests;

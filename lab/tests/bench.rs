@@ -1,17 +1,14 @@
 //! The bench itself: it runs, verifies, reports, and fails when what it measures is not there.
 
-#[path = "support/services.rs"]
-#[allow(dead_code, reason = "others ask for one service")]
-mod services;
+mod support;
 
-use std::process::{Command, Output};
+use std::process::Output;
+
+use support::{lab, services};
 
 fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .arg("bench")
-        .args(arguments)
-        .output()
-        .expect("the binary runs")
+    support::node();
+    lab(&[&["bench"], arguments].concat())
 }
 
 fn figures(arguments: &[&str], name: &str) -> serde_json::Value {

@@ -1,27 +1,31 @@
 //! The real binary under kill -9 and a bad network, in short; the proxy alone; and that the checker would notice.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::{
     collections::HashSet,
     fs,
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    process::{Command, Output},
+    process::Output,
     thread,
     time::{Duration, Instant},
 };
 
-use tidegate::cli::chaos::proxy::{Mode, Proxy};
+use support::{lab, said};
+use tidegate_lab::proxy::{Mode, Proxy};
 use tokio::runtime::Runtime;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn chaos(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("chaos").args(arguments).output().unwrap()
+    support::node();
+    lab(&[&["chaos"], arguments].concat())
 }
 
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+fn check(history: &str) -> Output {
+    lab(&["check", history])
 }
 
 #[test]
@@ -47,22 +51,22 @@ fn every_promise_holds_under_chaos_and_a_broken_one_is_named() {
     };
     for (part, rule) in [("log_message", "lost-acked"), ("\"send_inv\"", "never-sent")] {
         fs::write(&file, without(part)).unwrap();
-        let output = chaos(&["--check", path]);
+        let output = check(path);
         assert!(!output.status.success() && said(&output).contains(rule), "{rule}: {}", said(&output));
     }
     // And with one marker that never came, whatever copies of it were pushed; it was not pulled either.
     fs::write(&file, without_the_last_push(&history)).unwrap();
-    let output = chaos(&["--check", path]);
+    let output = check(path);
     assert!(!output.status.success(), "{}", said(&output));
     for rule in ["not-delivered", "never-got"] {
         assert!(said(&output).contains(rule), "{rule}: {}", said(&output));
     }
     // What was pulled after a connection was away is missed as well.
     fs::write(&file, without_a_pull(&history)).unwrap();
-    let output = chaos(&["--check", path]);
+    let output = check(path);
     assert!(!output.status.success() && said(&output).contains("never-got"), "{}", said(&output));
     fs::write(&file, &history).unwrap();
-    assert!(chaos(&["--check", path]).status.success());
+    assert!(check(path).status.success());
     fs::remove_file(&file).unwrap();
 }
 

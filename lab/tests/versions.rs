@@ -1,5 +1,7 @@
 //! Versions N and N+1 side by side, under load: an upgrade with the rules held, all the way back, and the upgrade for good.
 
+mod support;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
@@ -9,14 +11,16 @@ use std::{
 
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 
-use crate::support::{fresh_data, services};
+use support::{lab, node, said, services};
 
-/// This program as its former version would be: it knows no newer rules, and says that it is another version.
+/// The node as its former version would be: it knows no newer rules, and says that it is another version.
 fn older(folder: &Path) -> PathBuf {
     let file = folder.join("tidegate-older");
-    let program = env!("CARGO_BIN_EXE_tidegate");
-    let script =
-        format!("#!/bin/sh\nexec {program} \"$@\" --set fault.rules_max=1 --set assign.version=older\n");
+    let program = node();
+    let script = format!(
+        "#!/bin/sh\nexec {} \"$@\" --set fault.rules_max=1 --set assign.version=older\n",
+        program.display()
+    );
     // Copied by another program: a child that another test forks while this one writes could keep the file from being run.
     let draft = folder.join("draft");
     fs::write(&draft, script).expect("a file");
@@ -29,19 +33,14 @@ fn older(folder: &Path) -> PathBuf {
 #[test]
 fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_held_and_when_they_are_switched()
  {
-    let folder = fresh_data();
+    let folder = std::env::temp_dir().join(format!("tidegate-versions-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a place for files");
-    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["chaos", "--rolling", "9", "--clients", "60", "--rate", "60"])
-        .arg("--cluster")
-        .arg(services::list())
-        .arg("--binary")
-        .arg(older(&folder))
-        .args(["--next", env!("CARGO_BIN_EXE_tidegate")])
-        .output()
-        .expect("the binary runs");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
+    let text = |path: PathBuf| path.to_str().expect("a plain path").to_owned();
+    let (list, older, newer) = (text(services::list()), text(older(&folder)), text(node()));
+    let load = ["chaos", "--rolling", "9", "--clients", "60", "--rate", "60"];
+    let programs = ["--cluster", &list, "--binary", &older, "--next", &newer];
+    let output = lab(&[&load[..], &programs].concat());
+    let said = said(&output);
     // It fails when anything was lost, doubled or reordered.
     assert!(output.status.success(), "{said}");
     for wanted in [

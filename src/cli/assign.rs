@@ -4,16 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::time::timeout;
+
+use super::http::Connection;
 
 /// How long one asked node may take.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The longest answer.
-const ANSWER_MAX: u64 = 64 * 1024;
 
 /// Where to connect, best first.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -61,19 +57,11 @@ enum Said {
 }
 
 async fn ask_one(address: &str, token: &str, query: &str) -> anyhow::Result<Said> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request =
-        format!("GET /v1/assign{query} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut parsed = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head) = parsed.parse(&answer)? else { bail!("the answer is not whole") };
-    let body = &answer[head..];
-    match parsed.code.context("no status")? {
-        200 => Ok(Said::Fine(serde_json::from_slice(body)?)),
-        status => Ok(Said::Refused(status, String::from_utf8_lossy(body).into_owned())),
+    let mut connection = Connection::open(address, PATIENCE).await?;
+    let (status, body) = connection.get_as(&format!("/v1/assign{query}"), token).await?;
+    match status {
+        200 => Ok(Said::Fine(serde_json::from_str(&body)?)),
+        status => Ok(Said::Refused(status, body)),
     }
 }
 

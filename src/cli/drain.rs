@@ -3,7 +3,7 @@
 use anyhow::bail;
 use serde_json::Value;
 
-use super::nodes::{Ask, text};
+use super::admin::{Ask, text};
 
 /// Arguments of `tidegate drain`.
 #[derive(clap::Args, Debug)]

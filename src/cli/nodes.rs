@@ -2,26 +2,17 @@
 
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, bench::admin::Admin, drain, find};
+use super::{
+    DataArg,
+    admin::{Admin, Ask, OTHER_WAY, fine, request, text},
+    drain, find,
+};
 
 mod watch;
-
-/// Which node is asked, and in what form it is printed.
-#[derive(clap::Args, Debug)]
-pub struct Ask {
-    /// Admin address of a node; default: that of the node which runs on --data
-    #[arg(long, value_name = "ADDRESS")]
-    admin: Option<SocketAddr>,
-    /// Print what the admin port answers, as JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    data: DataArg,
-}
 
 /// Arguments of `tidegate where`.
 #[derive(clap::Args, Debug)]
@@ -54,8 +45,6 @@ pub struct NodesArgs {
 
 /// A node may be gone, or stand still, while others answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
 
 /// Prints the nodes, once or again and again.
 ///
@@ -193,45 +182,6 @@ pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Ask {
-    /// The answer; none when it was printed already, as it is.
-    fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
-        let said = fine(self.request("GET", path)?)?;
-        Ok((!self.wants_json(&said)).then_some(said))
-    }
-
-    /// Status and body of what the admin port answers.
-    pub(super) fn request(&self, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
-        let address = match self.admin {
-            Some(address) => address,
-            None => find::node(&self.data.data, OTHER_WAY)?.admin,
-        };
-        request(Admin::connect(&address.to_string())?, address, method, path)
-    }
-
-    /// Prints the answer as it is, when that is what was asked for.
-    pub(super) fn wants_json(&self, said: &Value) -> bool {
-        if self.json {
-            println!("{said}");
-        }
-        self.json
-    }
-}
-
-fn request(mut admin: Admin, address: SocketAddr, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
-    let (status, body) = admin.request(method, path, "").with_context(|| format!("admin port {address}"))?;
-    let said = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
-    Ok((status, said))
-}
-
-/// The answer, unless it is a refusal.
-fn fine((status, said): (u16, Value)) -> anyhow::Result<Value> {
-    if status != 200 {
-        bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
-    }
-    Ok(said)
-}
-
 const STALE: &str = "the routes are away: this is what the node saw last\n";
 
 fn warn(said: &Value) {
@@ -246,10 +196,6 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
 
 fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
-}
-
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Columns as wide as their widest cell; an empty cell is a dash.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, bench::admin::Admin, find};
+use super::{DataArg, admin::Admin, find};
 
 /// Arguments of `tidegate trace`.
 #[derive(clap::Args, Debug)]

@@ -1,4 +1,4 @@
-//! A disk that fails on request: what a file says, for `tidegate chaos` and tests of the whole program.
+//! A disk that fails on request: what a file says, for `tidegate-lab chaos` and tests of the whole program.
 
 use std::{
     fs, io,

@@ -9,10 +9,13 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tidegate::cli::chaos::proxy::{Mode, Proxy};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Cluster, PATIENCE, eventually, hello, http, service, text_of};
+use crate::support::{
+    Client, Cluster, PATIENCE, eventually, hello, http,
+    proxy::{Mode, Proxy},
+    service, text_of,
+};
 
 /// What a node answers to a user who asks: the names and addresses in order, and whether that may be old.
 fn ask(cluster: &Cluster, nth: usize, user: &str) -> (Vec<(String, SocketAddr)>, bool) {

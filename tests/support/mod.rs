@@ -11,6 +11,9 @@ mod node;
 mod port;
 mod postgres;
 mod process;
+// The lab's own: its tests are there.
+#[path = "../../lab/src/proxy.rs"]
+pub mod proxy;
 #[path = "services.rs"]
 pub mod services;
 mod stopwatch;

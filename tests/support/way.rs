@@ -2,10 +2,12 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use tidegate::cli::chaos::proxy::{Mode, Proxy};
 use tokio::runtime::Runtime;
 
-use super::service;
+use super::{
+    proxy::{Mode, Proxy},
+    service,
+};
 
 /// A proxy before a server; what goes through it is told by [`Self::address`].
 pub struct Way {

@@ -1,4 +1,5 @@
-//! Who may import whom: floors from the table in `src/lib.rs`, arrows down only.
+//! Who may import whom: floors from the tables in `src/lib.rs` and `lab/src/lib.rs`, arrows down only; the product never
+//! names the lab.
 
 use crate::{rules::Finding, source::Source};
 
@@ -9,10 +10,39 @@ const ADAPTERS: [&str; 7] = ["local", "kafka", "embedded", "postgres", "memory",
 
 /// Arrows go down or stay on the floor, never between the rooms that are kept apart, and only `node` names adapters.
 pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
-    let floors = sources.iter().find(|source| source.path == "src/lib.rs").map(floors).unwrap_or_default();
+    let mut found: Vec<Finding> = sources.iter().flat_map(lab).collect();
+    for folder in ["src/", "lab/src/"] {
+        found.extend(arrows_in(folder, sources));
+    }
+    found
+}
+
+/// What the product is built from: cargo refuses a circle of crates, but neither a file of the lab nor a test's dependency.
+const PRODUCT: [&str; 4] = ["src/", "protocol/", "examples/", "Cargo.toml"];
+
+/// The product and its manifest name nothing of the lab. Its tests may: they share the proxy.
+fn lab(source: &Source) -> Vec<Finding> {
+    if !PRODUCT.iter().any(|part| source.path.starts_with(part)) {
+        return Vec::new();
+    }
+    let names_lab =
+        |line: &str| ["tidegate_lab", "tidegate-lab", "lab/src"].iter().any(|it| line.contains(it));
+    let is_prose = |line: &str| line.trim_start().starts_with("//");
+    let lines = source.text.lines().enumerate().filter(|(_, line)| names_lab(line) && !is_prose(line));
+    lines
+        .map(|(index, _)| {
+            Finding::new(source, index + 1, "the lab is above the product, which builds without it")
+        })
+        .collect()
+}
+
+/// The arrows of one crate, by the table in its `lib.rs`.
+fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
+    let map = format!("{folder}lib.rs");
+    let floors = sources.iter().find(|source| source.path == map).map(floors).unwrap_or_default();
     let mut found = Vec::new();
     for source in sources.iter().filter(|source| source.is_rust()) {
-        let Some(module) = source.path.strip_prefix("src/").and_then(|path| path.strip_suffix(".rs")) else {
+        let Some(module) = source.path.strip_prefix(folder).and_then(|path| path.strip_suffix(".rs")) else {
             continue;
         };
         let room = module.split('/').next().unwrap_or(module);
@@ -20,7 +50,7 @@ pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
             continue;
         }
         let Some(floor) = floor_of(&floors, room) else {
-            found.push(Finding::new(source, 1, format!("`{room}` has no floor in the table of src/lib.rs")));
+            found.push(Finding::new(source, 1, format!("`{room}` has no floor in the table of {map}")));
             continue;
         };
         for (line, path) in imports(source, module) {
@@ -37,7 +67,7 @@ pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
             }
             let names_adapter = PORTS.contains(&target)
                 && path.get(1).is_some_and(|adapter| ADAPTERS.contains(&adapter.as_str()));
-            if names_adapter && target != room && room != "node" {
+            if names_adapter && target != room && (room, folder) != ("node", "src/") {
                 found.push(Finding::new(
                     source,
                     line,
@@ -76,14 +106,14 @@ fn floor_of(floors: &[(String, u32)], room: &str) -> Option<u32> {
     floors.iter().find(|(name, _)| name == room).map(|(_, floor)| *floor)
 }
 
-/// Every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by
-/// `tidegate::`, and a port named bare after an import of the port.
+/// Every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by the
+/// crate's name, and a port named bare after an import of the port.
 fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     let depth = module.split('/').count();
     let to_root = "super::".repeat(depth);
     let mut starts: Vec<String> = vec!["crate::".into(), to_root];
     if module == "main" {
-        starts.push("tidegate::".into());
+        starts.extend(["tidegate::".into(), "tidegate_lab::".into()]);
     }
     let mut found = Vec::new();
     for (at, _) in source.code.match_indices(|c: char| c.is_alphanumeric()) {

@@ -1,23 +1,23 @@
 //! The load generator: a process of its own, told what to do over its standard input.
 
 mod chat;
+mod connections;
 mod echo;
 mod establish;
 mod fanout;
 mod idle;
-mod mesh;
 mod publisher;
 mod room;
+mod source;
 mod sync;
-mod tap;
 
 use super::{
     host,
     orders::{Answer, Order, Outcome, Peer, Setup},
 };
 use anyhow::{Context, Result, ensure};
+use connections::Connections;
 pub(super) use idle::beat;
-use mesh::Mesh;
 use publisher::Publisher;
 use std::{
     io::{BufRead, Write, stdin, stdout},
@@ -30,7 +30,7 @@ const SOCKETS_MAX: usize = 19_000;
 /// A load generator with its connections.
 struct Driver {
     setup: Setup,
-    mesh: Mesh,
+    connections: Connections,
     users: usize,
     publisher: Option<Publisher>,
     talk: chat::Talk,
@@ -40,8 +40,8 @@ struct Driver {
 pub(super) fn run() -> Result<()> {
     let mut lines = stdin().lock().lines();
     let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
-    let mesh = Mesh::new(&setup)?;
-    let mut driver = Driver { setup, mesh, users: 0, publisher: None, talk: chat::Talk::default() };
+    let connections = Connections::new(&setup)?;
+    let mut driver = Driver { setup, connections, users: 0, publisher: None, talk: chat::Talk::default() };
     for line in lines {
         let order: Order = serde_json::from_str(&line?)?;
         let answer: Answer = driver.carry_out(&order).map_err(|error| format!("{error:#}"));
@@ -68,7 +68,7 @@ impl Driver {
             Order::Sync { user } => self.sync(*user),
             Order::Logins { count, parallel } => self.logins(*count, *parallel),
             Order::Hangup => {
-                self.mesh.hang_up();
+                self.connections.hang_up();
                 (self.users, self.publisher) = (0, None);
                 Ok(Outcome::default())
             }
@@ -83,20 +83,20 @@ impl Driver {
         room: Option<&str>,
     ) -> Result<Outcome> {
         ensure!(users + publishers < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
-        ensure!(self.mesh.is_empty(), "already connected");
+        ensure!(self.connections.is_empty(), "already connected");
         let meter = self.meter()?;
         let mut plan = establish::Plan::keep("u", users, parallel);
         plan.room = room.map(ToOwned::to_owned);
-        let mut outcome = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
         self.read_meter(meter, &mut outcome)?;
         self.users = users;
         if publishers > 0 {
             let mut plan = establish::Plan::keep("p", publishers, publishers);
             plan.room = room.map(ToOwned::to_owned);
             self.publisher = Some(match &self.setup.peer {
-                Peer::Sink { control } => Publisher::raw(&mut self.mesh, &self.setup, control)?,
+                Peer::Sink { control } => Publisher::raw(&mut self.connections, &self.setup, control)?,
                 _ => {
-                    establish::establish(&mut self.mesh, &self.setup, &plan)?;
+                    establish::establish(&mut self.connections, &self.setup, &plan)?;
                     Publisher::tidegate(&self.setup, users, publishers)
                 }
             });
@@ -108,11 +108,11 @@ impl Driver {
         ensure!(parallel < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
         let meter = self.meter()?;
         let plan = establish::Plan::leave("u", count, parallel);
-        let mut outcome = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
         // The server's part in closing belongs to a login too.
-        self.mesh.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
+        self.connections.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
         self.read_meter(meter, &mut outcome)?;
-        self.mesh.hang_up();
+        self.connections.hang_up();
         Ok(outcome)
     }
 

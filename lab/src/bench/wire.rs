@@ -24,19 +24,19 @@ impl Transport {
 
 /// Field numbers of `ServerFrame.body` that the bench acts on.
 pub(super) mod kind {
-    pub(in crate::cli::bench) const PUSH: u32 = 2;
-    pub(in crate::cli::bench) const SEND_ACK: u32 = 3;
-    pub(in crate::cli::bench) const ERROR: u32 = 4;
-    pub(in crate::cli::bench) const PONG: u32 = 5;
-    pub(in crate::cli::bench) const WELCOME: u32 = 6;
-    pub(in crate::cli::bench) const DONE: u32 = 7;
-    pub(in crate::cli::bench) const BEHIND: u32 = 8;
-    pub(in crate::cli::bench) const SHED: u32 = 9;
-    pub(in crate::cli::bench) const GO_AWAY: u32 = 11;
-    pub(in crate::cli::bench) const CLOSE: u32 = 12;
-    pub(in crate::cli::bench) const CONVERSATION_STATE: u32 = 14;
-    pub(in crate::cli::bench) const SYNC_END: u32 = 15;
-    pub(in crate::cli::bench) const PING: u32 = 18;
+    pub(crate) const PUSH: u32 = 2;
+    pub(crate) const SEND_ACK: u32 = 3;
+    pub(crate) const ERROR: u32 = 4;
+    pub(crate) const PONG: u32 = 5;
+    pub(crate) const WELCOME: u32 = 6;
+    pub(crate) const DONE: u32 = 7;
+    pub(crate) const BEHIND: u32 = 8;
+    pub(crate) const SHED: u32 = 9;
+    pub(crate) const GO_AWAY: u32 = 11;
+    pub(crate) const CLOSE: u32 = 12;
+    pub(crate) const CONVERSATION_STATE: u32 = 14;
+    pub(crate) const SYNC_END: u32 = 15;
+    pub(crate) const PING: u32 = 18;
 }
 
 /// The key every client frame is masked with: the cost of unmasking does not depend on it.

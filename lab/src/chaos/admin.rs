@@ -1,33 +1,23 @@
-//! The administrator: makes the groups, then lets users come and go, each change until it is answered.
+//! Client of the admin ports of the nodes that run: each change until it is answered, by whichever node is up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::timeout,
-};
-
-use super::world::{COMING_AND_GOING, Phase, World};
-use crate::checker::{Change, Event};
+use tidegate::cli::http::Connection;
+use tokio::time::timeout;
 
 /// How long one try may take, and all of them while nothing breaks: what breaks may break again before it has recovered.
 const TRY: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Between two changes.
-const PACE_MS: std::ops::Range<u64> = 20..250;
 
 /// The way to the admin ports of the nodes that run now.
 #[derive(Default)]
@@ -52,7 +42,12 @@ impl Admin {
     }
 
     /// Asks until there is an answer; the request's id makes that harmless. The seq of the change.
-    async fn change(&self, path: &str, body: &Value, breaks: impl Fn() -> bool) -> anyhow::Result<u64> {
+    pub(super) async fn change(
+        &self,
+        path: &str,
+        body: &Value,
+        breaks: impl Fn() -> bool,
+    ) -> anyhow::Result<u64> {
         let mut deadline = Instant::now() + PATIENCE;
         loop {
             if breaks() {
@@ -88,59 +83,8 @@ impl Admin {
     async fn post(&self, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
         post(self.address().context("no node yet")?, path, body).await
     }
-
-    /// Makes all groups, all users in.
-    pub(super) async fn create_groups(&self, world: &World) -> anyhow::Result<()> {
-        for group in &world.groups {
-            let request = format!("create-{}", group.id);
-            let body = json!({"id": group.id, "members": group.users, "requestId": request});
-            let seq = self.change("/v1/groups", &body, || false).await?;
-            for user in &group.users {
-                let conv = format!("g:{}", group.id);
-                world.recorder.add(Event::Member { conv: &conv, user, change: Change::Join, seq });
-            }
-        }
-        Ok(())
-    }
 }
 
 async fn post(address: SocketAddr, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address).await?;
-    let length = body.len();
-    let request = format!(
-        "POST {path} HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\nConnection: close\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("half an answer")?;
-    let status = head.split(' ').nth(1).context("no status")?.parse()?;
-    Ok((status, body.to_owned()))
-}
-
-/// Removes and adds users as long as clients talk.
-pub(super) async fn change_groups(world: Arc<World>, seed: u64) -> anyhow::Result<()> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut away = BTreeSet::new();
-    for number in 0_u64.. {
-        if world.phase() != Phase::Talk {
-            break;
-        }
-        let group = &world.groups[rng.random_range(0..world.groups.len())];
-        let user = &group.users[group.users.len() - 1 - rng.random_range(0..COMING_AND_GOING)];
-        let place = (group.id.clone(), user.clone());
-        let (verb, change) =
-            if away.contains(&place) { ("add", Change::Join) } else { ("remove", Change::Kick) };
-        let body = json!({verb: [user], "requestId": format!("change-{number}")});
-        let path = format!("/v1/groups/{}/members", group.id);
-        let seq = world.admin.change(&path, &body, || world.phase() == Phase::Talk).await?;
-        let conv = format!("g:{}", group.id);
-        world.recorder.add(Event::Member { conv: &conv, user, change, seq });
-        if !away.remove(&place) {
-            away.insert(place);
-        }
-        tokio::time::sleep(Duration::from_millis(rng.random_range(PACE_MS))).await;
-    }
-    Ok(())
+    Connection::open(&address.to_string(), TRY).await?.request("POST", path, body).await
 }

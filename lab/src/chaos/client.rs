@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tidegate::auth;
 use tidegate_protocol::{
     Code,
     content::{self, Content},
@@ -16,14 +17,13 @@ use tidegate_protocol::{
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{
-    link::Link,
     reading::{self, Reading},
-    shelf::{Desk, Shelf},
-    world::{Person, Phase, World},
+    sync_state::{RequestState, SyncState},
+    world::{Device, Phase, World},
 };
 use crate::{
-    auth,
     checker::{Event, Via},
+    link::Link,
 };
 
 /// Most unanswered sends of a client while it talks.
@@ -77,7 +77,7 @@ struct Client {
     next: u64,
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
-    shelf: Shelf,
+    sync_state: SyncState,
     /// Connections so far: each goes to the next door.
     connects: usize,
 }
@@ -94,7 +94,7 @@ struct Session {
     heard: u64,
     /// Whether it is in its room.
     inside: bool,
-    desk: Desk,
+    request_state: RequestState,
     reading: Reading,
     hops: bool,
 }
@@ -102,8 +102,9 @@ struct Session {
 /// Never ends by itself.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
     let rng = StdRng::seed_from_u64(seed);
-    let (unanswered, shelf) = (VecDeque::new(), Shelf::default());
-    let mut client = Client { world, index, rng, next: 0, next_loose: 0, unanswered, shelf, connects: index };
+    let (unanswered, sync_state) = (VecDeque::new(), SyncState::default());
+    let mut client =
+        Client { world, index, rng, next: 0, next_loose: 0, unanswered, sync_state, connects: index };
     loop {
         if let Err(error) = client.live().await {
             tracing::debug!(index, %error, "a connection ended");
@@ -115,7 +116,7 @@ pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
 }
 
 impl Client {
-    fn me(&self) -> &Person {
+    fn me(&self) -> &Device {
         &self.world.clients[self.index]
     }
 
@@ -174,9 +175,9 @@ impl Client {
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
         link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
-        let (acks, desk, reading) = (BTreeMap::new(), Desk::default(), Reading::default());
+        let (acks, request_state, reading) = (BTreeMap::new(), RequestState::default(), Reading::default());
         let (ticks, requests, heard, inside, hops) = (0, JOIN, 0, true, false);
-        Ok(Session { number, nth, link, ticks, requests, acks, heard, inside, desk, reading, hops })
+        Ok(Session { number, nth, link, ticks, requests, acks, heard, inside, request_state, reading, hops })
     }
 
     /// Until the connection breaks, or the broker closes it: then its code.
@@ -185,7 +186,7 @@ impl Client {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut credit = 0.0;
         loop {
-            self.me().waiting.store(self.unanswered.len() + self.shelf.lacking(), Ordering::Release);
+            self.me().waiting.store(self.unanswered.len() + self.sync_state.lacking(), Ordering::Release);
             tokio::select! {
                 frame = session.link.next() => {
                     session.heard = session.ticks;
@@ -327,7 +328,7 @@ impl Client {
     /// Asks for what it does not know or have, and says so when nothing is missing at the end.
     async fn ask(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let phase = self.world.phase();
-        if phase == Phase::Check && session.desk.is_checked() && self.shelf.lacking() == 0 {
+        if phase == Phase::Check && session.request_state.is_checked() && self.sync_state.lacking() == 0 {
             let me = self.me();
             if !me.complete.swap(true, Ordering::AcqRel) {
                 let hints = self.world.is_cluster();
@@ -335,7 +336,10 @@ impl Client {
             }
         }
         session.requests += 1;
-        let Some(body) = self.shelf.ask(&mut session.desk, phase, session.requests) else { return Ok(()) };
+        let Some(body) = self.sync_state.next_request(&mut session.request_state, phase, session.requests)
+        else {
+            return Ok(());
+        };
         if matches!(body, Ask::Sync(_)) {
             self.say(Event::SyncInv { session: session.number });
         }
@@ -347,7 +351,7 @@ impl Client {
         if self.world.phase() != Phase::Talk {
             return Ok(());
         }
-        let Some((conv, seq)) = reading::choose(&self.shelf, &mut self.rng) else { return Ok(()) };
+        let Some((conv, seq)) = reading::choose(&self.sync_state, &mut self.rng) else { return Ok(()) };
         session.requests += 1;
         self.say(Event::ReadInv { user: &self.me().user, conv: &conv, seq });
         let body = Some(session.reading.ask(session.requests, conv, seq));
@@ -360,7 +364,7 @@ impl Client {
         if let Some(event) = session.reading.hear(session.number, &self.me().user, frame.id, &body) {
             self.world.recorder.add(event);
         }
-        if let Some(brought) = self.shelf.hear(&mut session.desk, frame.id, &body) {
+        if let Some(brought) = self.sync_state.receive(&mut session.request_state, frame.id, &body) {
             brought.iter().for_each(|push| self.received(session, push, Via::Pull));
             return None;
         }
@@ -372,7 +376,7 @@ impl Client {
                 let place =
                     mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
                 if let Some(place) = place {
-                    self.shelf.add(&place, ack.seq);
+                    self.sync_state.add(&place, ack.seq);
                 }
                 self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
@@ -386,7 +390,7 @@ impl Client {
                 // Where the hole begins is not said: everything before `max_seq` counts as told.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
                 self.say(Event::Gap { session: session.number, conv, first: 1, last });
-                self.shelf.hear_of(conv, last);
+                self.sync_state.learn(conv, last);
                 session.acks.insert(behind.conversation, behind.max_seq);
             }
             Say::Shed(shed) => {
@@ -421,7 +425,7 @@ impl Client {
         if push.conversation.starts_with("r:") {
             return;
         }
-        self.shelf.add(&push.conversation, push.seq);
+        self.sync_state.add(&push.conversation, push.seq);
         let acked = session.acks.entry(push.conversation.clone()).or_default();
         *acked = push.seq.max(*acked);
     }

@@ -4,31 +4,22 @@ use std::{
     fs,
     net::TcpListener,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-
-use super::{
-    Args, SETS, binary,
-    cast::Cast,
-    process::{Clock, Process},
-    proxy::Proxy,
-    record::Recorder,
-    rows,
-    servers::Servers,
-    storm,
-    world::World,
-};
-use crate::{
+use rand::{RngExt as _, rngs::StdRng};
+use tidegate::{
     auth,
     bus::{ensure_topics, topic_plans},
-    checker::{Event, History},
     config::Config,
-    store::PostgresStore,
 };
+
+use super::{
+    process::{Clock, Process},
+    servers::Servers,
+    world::World,
+};
+use crate::{checker::Event, proxy::Proxy};
 
 /// How many nodes.
 const NODES: usize = 3;
@@ -79,41 +70,6 @@ pub(super) struct Cluster {
     pub(super) clock: Option<Clock>,
     sets: Vec<String>,
     key: Vec<u8>,
-}
-
-/// From the start of the nodes to what Postgres has at the end.
-pub(super) async fn drive(
-    args: &Args,
-    list: &Path,
-    seed: u64,
-    directory: &Path,
-) -> anyhow::Result<(History, [u64; 3])> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let clock = args.faketime.clone().map(Clock);
-    let mut cluster =
-        Box::pin(Cluster::start(&binary(args)?, list, directory, (clock, SETS), &mut rng)).await?;
-    let recorder = Arc::new(Recorder::new());
-    let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
-    let world = Arc::new(World::new(args.load(), doors, cluster.key.clone(), Arc::clone(&recorder)));
-    for (nth, node) in cluster.nodes.iter().enumerate() {
-        world.admin.set_address(nth, node.process.admin);
-    }
-    let mut cast = Cast::begin(&world, &mut rng).await?;
-    let end = Instant::now() + Duration::from_secs(args.seconds);
-    let counts = storm::run(&world, &mut cluster, (end, args.long), &mut rng).await?;
-    let rested = cast.rest(&world).await;
-    drop(cast);
-    cluster.stop(&mut rng).await?;
-    let mut history = recorder.take();
-    if let Err(why) = rested {
-        let file = directory.join("history.jsonl");
-        super::write_history(&history, &file)?;
-        return Err(why.context(format!("seed {seed}; what was seen until then is in {}", file.display())));
-    }
-    let config = Config::load(None, &cluster.sets)?;
-    let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
-    rows::read(&store, &world.users(), &mut history).await?;
-    Ok((history, counts))
 }
 
 impl Cluster {

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use futures_util::{StreamExt as _, stream};
+use tidegate::{auth, config::Config};
 use tidegate_protocol::{
     codec::Wire,
     content::Content,
@@ -19,11 +20,10 @@ use tidegate_protocol::{
 };
 use tokio::time::{Instant as At, sleep_until, timeout};
 
-use super::{link::Link, process::Process, rows};
+use super::{process::Process, rows};
 use crate::{
-    auth,
     checker::{Event, History},
-    config::Config,
+    link::Link,
 };
 
 /// Logins at a time.

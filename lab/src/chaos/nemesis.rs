@@ -9,12 +9,11 @@ use std::{
 use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
 use rustix::process::Signal;
 
-use super::{
-    process::Process,
+use super::{process::Process, world::World};
+use crate::{
+    checker::Event,
     proxy::{Mode, Proxy},
-    world::World,
 };
-use crate::checker::Event;
 
 /// How often what was done.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,9 +10,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use tidegate::node::{Addresses, NODE_FILE};
 use tokio::process::{Child, Command};
-
-use crate::node::{Addresses, NODE_FILE};
 
 /// How long it may take to be ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);

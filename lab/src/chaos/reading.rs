@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt as _, rngs::StdRng, seq::IteratorRandom as _};
 use tidegate_protocol::pb::{self, client_frame::Body as Ask, server_frame::Body as Say};
 
-use super::shelf::Shelf;
+use super::sync_state::SyncState;
 use crate::checker::Event;
 
 /// Of a thousand ticks, in how many something is read.
@@ -19,11 +19,11 @@ const OLD: u32 = 20;
 pub(super) struct Reading(BTreeMap<u64, (String, u64)>);
 
 /// What to read now, if anything: only what the device has, as a person would.
-pub(super) fn choose(shelf: &Shelf, rng: &mut StdRng) -> Option<(String, u64)> {
+pub(super) fn choose(sync_state: &SyncState, rng: &mut StdRng) -> Option<(String, u64)> {
     if !rng.random_ratio(READS, 1_000) {
         return None;
     }
-    let (conversation, to) = shelf.read().choose(rng)?;
+    let (conversation, to) = sync_state.read().choose(rng)?;
     let seq = if rng.random_ratio(OLD, 100) { rng.random_range(1..=to) } else { to };
     Some((conversation.to_owned(), seq))
 }

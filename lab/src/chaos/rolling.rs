@@ -24,6 +24,15 @@ use anyhow::{Context as _, bail};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rustix::process::Signal;
 use serde_json::Value;
+use tidegate::{
+    cli::{
+        assign::Assigned,
+        http::{Connection, RESPONSE_TIMEOUT},
+    },
+    config::Config,
+    node::LAST_STEPS,
+    store::PostgresStore,
+};
 use tidegate_protocol::machine::drain;
 use tokio::{
     task::JoinSet,
@@ -42,13 +51,7 @@ use super::{
     cluster::{Cluster, PARTITIONS},
     rows,
 };
-use crate::{
-    checker::{Event, History},
-    cli::{assign::Assigned, bench::admin::Admin},
-    config::Config,
-    node::LAST_STEPS,
-    store::PostgresStore,
-};
+use crate::checker::{Event, History};
 
 /// Clients unless another number is asked for.
 const CLIENTS: usize = 1_500;
@@ -92,16 +95,19 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     let shared = Arc::new(Shared::new(clients, rate, cluster.key().to_vec()));
     refresh(&shared, &cluster);
     all_named(&cluster, &shared).await?;
-    until("all partitions have owners", || owned(&cluster).is_ok_and(|owned| owned >= PARTITIONS)).await?;
+    until("all partitions have owners", async || {
+        owned(&cluster).await.is_ok_and(|owned| owned >= PARTITIONS)
+    })
+    .await?;
     let began = Instant::now();
     let mut people = JoinSet::new();
     for index in 0..clients {
         people.spawn(client::run(Arc::clone(&shared), index));
         if index % LOGINS == LOGINS - 1 {
-            until("the clients log in", || shared.online() + LOGINS > index).await?;
+            until("the clients log in", async || shared.online() + LOGINS > index).await?;
         }
     }
-    until("the clients log in", || shared.online() == clients).await?;
+    until("the clients log in", async || shared.online() == clients).await?;
     println!(
         "seed {seed}: {clients} clients logged in within {:.1} s, a tenth of them deaf; {rate} messages a second",
         began.elapsed().as_secs_f64()
@@ -110,7 +116,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     println!("connections after the logins: {spread}");
     // What was seen while thousands came in at once is another test.
     *shared.noted() = Noted::default();
-    let mut versions = Versions::begin(args, &cluster, turns)?;
+    let mut versions = Versions::begin(args, &cluster, turns).await?;
     let mut all = Vec::new();
     sleep(CALM).await;
     for turn in 0..turns {
@@ -123,7 +129,9 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
             versions.turn(&mut cluster, nth, turn);
         }
         let mut turn = Box::pin(restart(&mut cluster, &shared, nth, spoiled)).await?;
-        turn.back_as = versions.as_mut().map(|versions| versions.note(&cluster, nth)).transpose()?;
+        if let Some(versions) = &mut versions {
+            turn.back_as = Some(versions.note(&cluster, nth).await?);
+        }
         turn.print();
         all.push(turn);
     }
@@ -134,7 +142,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     // A node that comes back has nobody, and nobody is moved to it: that is told and not judged.
     println!("connections after the last restart: {}", Spread::of(&cluster, clients).await?);
     shared.quiet.store(true, Ordering::Release);
-    let rested = until("everybody has everything", || shared.lacking() == 0).await;
+    let rested = until("everybody has everything", async || shared.lacking() == 0).await;
     drop(people);
     cluster.stop(&mut rng).await?;
     rested.with_context(|| format!("{} clients lack something", shared.lacking()))?;
@@ -174,9 +182,9 @@ impl Shared {
 }
 
 /// Waits until it is so.
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !is_so().await {
         if Instant::now() > deadline {
             bail!("in vain: {what}");
         }
@@ -197,7 +205,7 @@ async fn restart(
     nth: usize,
     spoiled: Option<With>,
 ) -> anyhow::Result<Turn> {
-    let conns = conns(cluster, nth)?;
+    let conns = conns(cluster, nth).await?;
     let settings = Config::load(None, cluster.sets())?.drain_settings();
     let plan = drain::plan(conns, &settings);
     {
@@ -224,7 +232,7 @@ async fn restart(
     cluster.revive_plainly(nth).await?;
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
-    until("everybody is logged in again", || shared.online() == shared.clients).await?;
+    until("everybody is logged in again", async || shared.online() == shared.clients).await?;
     // Partitions move again to the node that is back.
     sleep(CALM).await;
     let (pause, slowest) = {
@@ -269,37 +277,42 @@ async fn spoil(cluster: &mut Cluster, what: With, leaving: usize) -> anyhow::Res
     }
 }
 
-fn conns(cluster: &Cluster, nth: usize) -> anyhow::Result<usize> {
-    number(cluster, nth, "conns")
+async fn conns(cluster: &Cluster, nth: usize) -> anyhow::Result<usize> {
+    number(cluster, nth, "conns").await
 }
 
 /// Partitions that some node owns.
-fn owned(cluster: &Cluster) -> anyhow::Result<usize> {
-    (0..cluster.nodes.len()).map(|nth| number(cluster, nth, "owns")).sum()
+async fn owned(cluster: &Cluster) -> anyhow::Result<usize> {
+    let mut owned = 0;
+    for nth in 0..cluster.nodes.len() {
+        owned += number(cluster, nth, "owns").await?;
+    }
+    Ok(owned)
 }
 
 /// What a node says of itself.
-fn number(cluster: &Cluster, nth: usize, key: &str) -> anyhow::Result<usize> {
-    let said = ask(cluster, nth, "/readyz?verbose")?;
+async fn number(cluster: &Cluster, nth: usize, key: &str) -> anyhow::Result<usize> {
+    let said = ask(cluster, nth, "/readyz?verbose").await?;
     Ok(usize::try_from(said[key].as_u64().with_context(|| format!("no {key}"))?)?)
 }
 
 /// What a node says of itself to the others.
-fn about(cluster: &Cluster, nth: usize) -> anyhow::Result<Value> {
-    let said = ask(cluster, nth, "/v1/nodes")?;
+async fn about(cluster: &Cluster, nth: usize) -> anyhow::Result<Value> {
+    let said = ask(cluster, nth, "/v1/nodes").await?;
     let mut nodes = said["nodes"].as_array().into_iter().flatten();
     nodes.find(|node| node["self"] == true).cloned().context("a node does not know itself")
 }
 
-fn ask(cluster: &Cluster, nth: usize, path: &str) -> anyhow::Result<Value> {
+async fn ask(cluster: &Cluster, nth: usize, path: &str) -> anyhow::Result<Value> {
     let admin = cluster.nodes[nth].process.admin.to_string();
-    let (_, body) = Admin::connect(&admin)?.request("GET", path, "")?;
+    let mut connection = Connection::open(&admin, RESPONSE_TIMEOUT).await?;
+    let (_, body) = connection.request("GET", path, "").await?;
     Ok(serde_json::from_str(&body)?)
 }
 
 /// Waits until every node sends clients to all of them.
 async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
-    let token = crate::auth::sign(&shared.key, &name(0), None, Duration::from_secs(3_600));
+    let token = tidegate::auth::sign(&shared.key, &name(0), None, Duration::from_secs(3_600));
     for node in &cluster.nodes {
         let door = [node.process.client.to_string()];
         let deadline = Instant::now() + PATIENCE;

@@ -4,6 +4,10 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 use prost::Message as _;
+use tidegate::{
+    embedded::{Engine, EngineConfig, RealDisk},
+    store::{Direction, EmbeddedStore, PageQuery, Store},
+};
 use tidegate_protocol::{
     content::{Body as Said, Content},
     id::{ConversationId, UserId},
@@ -12,11 +16,7 @@ use tidegate_protocol::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{
-    checker::{Change, Event, History},
-    embedded::{Engine, EngineConfig, RealDisk},
-    store::{Direction, EmbeddedStore, PageQuery, Store},
-};
+use crate::checker::{Change, Event, History};
 
 /// Rows, or conversations, read at a time.
 const PAGE: usize = 1_000;

@@ -43,7 +43,7 @@ pub(super) enum Phase {
 }
 
 /// One device of one user.
-pub(super) struct Person {
+pub(super) struct Device {
     pub(super) user: String,
     pub(super) device: String,
     pub(super) wire: Wire,
@@ -61,7 +61,7 @@ pub(super) struct Person {
     pub(super) complete: AtomicBool,
 }
 
-impl Person {
+impl Device {
     fn is_busy(&self, phase: Phase) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
             || (phase == Phase::Mark && !self.marked.load(Ordering::Acquire))
@@ -76,7 +76,7 @@ pub(super) struct Group {
 
 /// What all tasks share.
 pub(super) struct World {
-    pub(super) clients: Vec<Person>,
+    pub(super) clients: Vec<Device>,
     pub(super) groups: Vec<Group>,
     /// Where clients connect: a door for each node.
     pub(super) doors: Vec<SocketAddr>,
@@ -111,7 +111,7 @@ impl World {
             let mine = groups.iter().filter(|group| group.users.contains(&name(user)));
             places.extend(mine.map(|group| format!("g:{}", group.id)));
             for device in 0..if user % 3 == 0 { 1 } else { 2 } {
-                clients.push(Person {
+                clients.push(Device {
                     user: name(user),
                     device: format!("dev{device}"),
                     wire: Wire::ALL[clients.len() % Wire::ALL.len()],

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Args, PATIENCE, TRY_EVERY};
-use crate::cli::{bench::admin::Admin, find};
+use crate::cli::{admin::Admin, find};
 
 /// How long a node is to wait for an event before it answers, in ms.
 const WAIT_MS: u64 = 20_000;

@@ -2,9 +2,9 @@
 
 use super::{
     Driver,
-    mesh::{Conn, Heard, surprise},
+    connections::{Conn, Heard, surprise},
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::{Chat, Outcome, Peer, To, Until},
     pattern::{Pattern, Stamp},
@@ -108,7 +108,7 @@ impl Driver {
             run.now = host::now_ns();
             let elapsed = run.now - run.began;
             if start.is_none() && elapsed >= warm_ns {
-                start = Some((run.now, self.meter()?, run.accepted, self.mesh.reads));
+                start = Some((run.now, self.meter()?, run.accepted, self.connections.reads));
                 run.measuring = true;
             }
             let enough = match chat.until {
@@ -117,7 +117,7 @@ impl Driver {
             };
             if let (None, true, Some((from, meter, accepted, reads))) = (end, enough, start) {
                 (outcome.wall_ns, outcome.count) = (run.now - from, run.accepted - accepted);
-                outcome.reads = self.mesh.reads - reads;
+                outcome.reads = self.connections.reads - reads;
                 self.read_meter(meter, &mut outcome)?;
                 (end, run.measuring) = (Some(run.now), false);
             }
@@ -152,7 +152,7 @@ impl Driver {
                 }
                 let slot = senders.start + run.sent as usize % senders.len();
                 self.put(run, slot, due, &mut out);
-                self.mesh.send(slot, &out)?;
+                self.connections.send(slot, &out)?;
                 out.clear();
             }
         }
@@ -161,7 +161,7 @@ impl Driver {
                 self.put(run, slot, run.now, &mut out);
             }
             if !out.is_empty() {
-                self.mesh.send(slot, &out)?;
+                self.connections.send(slot, &out)?;
                 out.clear();
             }
         }
@@ -196,7 +196,7 @@ impl Driver {
         let wait = if self.setup.spin { Duration::ZERO } else { Duration::from_millis(1) };
         let talk = &mut self.talk;
         let mut now = 0;
-        let count = self.mesh.turn(wait, |slot, conn, heard| {
+        let count = self.connections.turn(wait, |slot, conn, heard| {
             if now == 0 {
                 now = host::now_ns();
             }
@@ -209,7 +209,7 @@ impl Driver {
             let talker = &mut self.talk.talkers[slot];
             if talker.heard.0 > talker.acked {
                 talker.acked = talker.heard.0;
-                self.mesh.send_frame(slot, &wire::ack(&pair(slot), talker.acked))?;
+                self.connections.send_frame(slot, &wire::ack(&pair(slot), talker.acked))?;
             }
         }
         Ok(())

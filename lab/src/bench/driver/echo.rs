@@ -2,9 +2,9 @@
 
 use super::{
     Driver,
-    mesh::{Heard, Mesh, surprise},
+    connections::{Connections, Heard, surprise},
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::{Outcome, Peer},
     wire::{self, kind},
@@ -25,18 +25,18 @@ impl Driver {
         let mut outcome = Outcome::default();
         let mut out = Vec::new();
         for slot in 0..self.users {
-            self.mesh.conn(slot)?.number = IDS.start;
-            request(&mut self.mesh, &mut out, slot, IDS.start, transport)?;
+            self.connections.conn(slot)?.number = IDS.start;
+            request(&mut self.connections, &mut out, slot, IDS.start, transport)?;
         }
         outcome.request_bytes = out.len();
         let meter = self.meter()?;
-        let reads = self.mesh.reads;
+        let reads = self.connections.reads;
         let began = host::now_ns();
         let mut answered = Vec::new();
         let mut last = began;
         loop {
             let reply_bytes = &mut outcome.reply_bytes;
-            self.mesh.turn(Duration::from_millis(100), |slot, conn, heard| {
+            self.connections.turn(Duration::from_millis(100), |slot, conn, heard| {
                 match &heard {
                     Heard::Frame(view) if view.kind == kind::PONG => {
                         ensure!(
@@ -71,12 +71,12 @@ impl Driver {
                 break;
             }
             for (slot, id) in answered.drain(..) {
-                request(&mut self.mesh, &mut out, slot, id, transport)?;
+                request(&mut self.connections, &mut out, slot, id, transport)?;
             }
         }
         outcome.wall_ns = host::now_ns() - began;
         self.read_meter(meter, &mut outcome)?;
-        outcome.reads = self.mesh.reads - reads;
+        outcome.reads = self.connections.reads - reads;
         self.settle(answered.len())?;
         Ok(outcome)
     }
@@ -86,7 +86,7 @@ impl Driver {
         let mut missing = self.users.saturating_sub(answered);
         let began = host::now_ns();
         while missing > 0 {
-            self.mesh.turn(Duration::from_millis(100), |slot, _, heard| {
+            self.connections.turn(Duration::from_millis(100), |slot, _, heard| {
                 match &heard {
                     Heard::Frame(view) if view.kind == kind::PONG => missing = missing.saturating_sub(1),
                     Heard::Bytes(_) => missing = missing.saturating_sub(1),
@@ -101,7 +101,7 @@ impl Driver {
 }
 
 fn request(
-    mesh: &mut Mesh,
+    connections: &mut Connections,
     out: &mut Vec<u8>,
     slot: usize,
     id: u32,
@@ -109,5 +109,5 @@ fn request(
 ) -> Result<()> {
     out.clear();
     wire::put_client(transport, &wire::ping(u64::from(id)), out);
-    mesh.send(slot, out)
+    connections.send(slot, out)
 }

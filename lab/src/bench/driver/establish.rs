@@ -1,7 +1,7 @@
 //! Connecting and logging in, many at a time, to stay or to leave at once.
 
-use super::mesh::{Conn, Heard, Mesh, Phase};
-use crate::cli::bench::{
+use super::connections::{Conn, Connections, Heard, Phase};
+use crate::bench::{
     admin, host,
     orders::{Outcome, Peer, Setup},
     wire::{self, Transport, View, kind},
@@ -80,9 +80,9 @@ struct Work<'a> {
 }
 
 /// Carries out `plan`; the outcome counts verified logins and says how long all of them took.
-pub(super) fn establish(mesh: &mut Mesh, setup: &Setup, plan: &Plan) -> Result<Outcome> {
+pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Plan) -> Result<Outcome> {
     ensure!(plan.count > 0 && plan.parallel > 0, "nobody to log in");
-    let mut work = Work::new(mesh.len(), setup, plan)?;
+    let mut work = Work::new(connections.len(), setup, plan)?;
     let reply = match &setup.peer {
         Peer::Reply { bytes } => *bytes,
         _ => 0,
@@ -94,16 +94,16 @@ pub(super) fn establish(mesh: &mut Mesh, setup: &Setup, plan: &Plan) -> Result<O
         if now - began > DEADLINE.as_nanos() as u64 {
             bail!("{} of {} logins in {DEADLINE:?}", work.outcome.count, plan.count);
         }
-        work.start(mesh, now)?;
+        work.start(connections, now)?;
         let reply_bytes = &mut work.outcome.reply_bytes;
-        mesh.turn(Duration::from_millis(5), |slot, conn, heard| {
+        connections.turn(Duration::from_millis(5), |slot, conn, heard| {
             if let Some(todo) = step(conn, &heard, setup.transport, reply, reply_bytes)? {
                 todos.push((slot, todo));
             }
             Ok(())
         })?;
         for (slot, todo) in todos.drain(..) {
-            work.act(mesh, slot, todo)?;
+            work.act(connections, slot, todo)?;
         }
     }
     work.outcome.wall_ns = host::now_ns() - began;
@@ -192,7 +192,7 @@ impl<'a> Work<'a> {
     }
 
     /// Opens as many connections as may be on their way.
-    fn start(&mut self, mesh: &mut Mesh, now: u64) -> Result<()> {
+    fn start(&mut self, connections: &mut Connections, now: u64) -> Result<()> {
         while self.later.peek().is_some_and(|Reverse((due, _))| *due <= now) {
             if let Some(Reverse((_, user))) = self.later.pop() {
                 self.waiting.push_back(user);
@@ -206,31 +206,31 @@ impl<'a> Work<'a> {
                 let Some(slot) = self.free.pop() else { break };
                 slot
             };
-            mesh.open(slot, user, None)?;
+            connections.open(slot, user, None)?;
             self.in_flight += 1;
         }
         Ok(())
     }
 
-    fn act(&mut self, mesh: &mut Mesh, slot: usize, todo: Todo) -> Result<()> {
-        let Ok(conn) = mesh.conn(slot) else { return Ok(()) };
+    fn act(&mut self, connections: &mut Connections, slot: usize, todo: Todo) -> Result<()> {
+        let Ok(conn) = connections.conn(slot) else { return Ok(()) };
         let user = conn.user as usize;
         match todo {
             Todo::Greet if self.opening == Opening::Listen => {}
-            Todo::Greet if self.opening == Opening::None => self.done(mesh, slot)?,
-            Todo::Greet if self.transport == Transport::Ws => mesh.send(slot, &self.upgrade)?,
+            Todo::Greet if self.opening == Opening::None => self.done(connections, slot)?,
+            Todo::Greet if self.transport == Transport::Ws => connections.send(slot, &self.upgrade)?,
             Todo::Greet | Todo::Upgraded => {
                 conn.phase = Phase::Greeting;
-                mesh.send(slot, &self.greetings[user])?;
+                connections.send(slot, &self.greetings[user])?;
             }
             Todo::Join => match &self.plan.room {
                 Some(room) => {
                     conn.phase = Phase::Joining;
-                    mesh.send_frame(slot, &wire::join(2, room))?;
+                    connections.send_frame(slot, &wire::join(2, room))?;
                 }
-                None => self.done(mesh, slot)?,
+                None => self.done(connections, slot)?,
             },
-            Todo::Done => self.done(mesh, slot)?,
+            Todo::Done => self.done(connections, slot)?,
             Todo::Retry(after_ms) => {
                 self.outcome.retries += 1;
                 ensure!(
@@ -238,29 +238,29 @@ impl<'a> Work<'a> {
                     "refused {} times: the server does not let the users in",
                     self.outcome.retries
                 );
-                self.leave(mesh, slot);
+                self.leave(connections, slot);
                 self.later.push(Reverse((host::now_ns() + after_ms * 1_000_000, user)));
             }
         }
         Ok(())
     }
 
-    fn leave(&mut self, mesh: &mut Mesh, slot: usize) {
-        mesh.close(slot);
+    fn leave(&mut self, connections: &mut Connections, slot: usize) {
+        connections.close(slot);
         self.in_flight -= 1;
         if !self.plan.keep {
             self.free.push(slot);
         }
     }
 
-    fn done(&mut self, mesh: &mut Mesh, slot: usize) -> Result<()> {
+    fn done(&mut self, connections: &mut Connections, slot: usize) -> Result<()> {
         self.outcome.count += 1;
         if self.plan.keep {
-            let conn = mesh.conn(slot)?;
+            let conn = connections.conn(slot)?;
             (conn.phase, conn.received) = (Phase::Ready, 0);
             self.in_flight -= 1;
         } else {
-            self.leave(mesh, slot);
+            self.leave(connections, slot);
         }
         Ok(())
     }

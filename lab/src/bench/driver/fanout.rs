@@ -2,9 +2,9 @@
 
 use super::{
     Driver,
-    mesh::{Conn, Heard, surprise},
+    connections::{Conn, Heard, surprise},
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::Outcome,
     pattern::Pattern,
@@ -23,17 +23,17 @@ impl Driver {
         // A reader that never sleeps spares both servers the wake-ups, whose cost scatters most.
         let wait = if self.setup.spin { Duration::ZERO } else { Duration::from_millis(100) };
         let mut outcome = Outcome::default();
-        let reads = self.mesh.reads;
+        let reads = self.connections.reads;
         let meter = self.meter()?;
         let began = host::now_ns();
         for _ in 0..messages {
             let sent = host::now_ns();
-            publisher.publish(&mut self.mesh, 0, conversation, sent)?;
+            publisher.publish(&mut self.connections, 0, conversation, sent)?;
             let number = publisher.numbers[0];
             let (mut copies, mut accepted) = (0, !publisher.is_answered());
             while copies < users || !accepted {
                 let pattern = &publisher.pattern;
-                self.mesh.turn(wait, |slot, conn, heard| match heard {
+                self.connections.turn(wait, |slot, conn, heard| match heard {
                     Heard::Frame(view) if slot < users && view.kind == kind::PUSH => {
                         copies += 1;
                         check(slot, conn, &view, number, pattern)
@@ -52,7 +52,7 @@ impl Driver {
         }
         outcome.wall_ns = host::now_ns() - began;
         self.read_meter(meter, &mut outcome)?;
-        outcome.reads = self.mesh.reads - reads;
+        outcome.reads = self.connections.reads - reads;
         outcome.offered = u64::from(messages);
         self.publisher = Some(publisher);
         Ok(outcome)

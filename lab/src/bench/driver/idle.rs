@@ -2,9 +2,9 @@
 
 use super::{
     Driver,
-    mesh::{Heard, surprise},
+    connections::{Heard, surprise},
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::{Outcome, Peer},
     wire::{self, kind},
@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use std::time::Duration;
 
 /// The empty frame, which is a ping.
-pub(in crate::cli::bench) fn beat(transport: wire::Transport) -> Vec<u8> {
+pub(crate) fn beat(transport: wire::Transport) -> Vec<u8> {
     let mut beat = Vec::new();
     wire::put_client(transport, &[], &mut beat);
     beat
@@ -35,14 +35,14 @@ impl Driver {
             let due = ((now.min(end) - began) as u128 * u128::from(users)
                 / u128::from(heartbeat_ms * 1_000_000)) as u64;
             while sent < due {
-                self.mesh.send((sent % users) as usize, &beat)?;
+                self.connections.send((sent % users) as usize, &beat)?;
                 sent += 1;
             }
             if now >= end && heard_back >= sent {
                 break;
             }
             ensure!(now < end + 5_000_000_000, "{heard_back} answers to {sent} heartbeats");
-            self.mesh.turn(Duration::from_millis(1), |slot, _, heard| {
+            self.connections.turn(Duration::from_millis(1), |slot, _, heard| {
                 match &heard {
                     Heard::Frame(view) if view.kind == kind::PONG => heard_back += 1,
                     Heard::Bytes(_) if raw => heard_back += 1,

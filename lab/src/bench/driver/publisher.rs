@@ -1,7 +1,7 @@
 //! Publishing: the same message to a raw loop, already framed, or to Tidegate, as a `Send`.
 
-use super::mesh::{Mesh, Phase};
-use crate::cli::bench::{
+use super::connections::{Connections, Phase};
+use crate::bench::{
     host,
     orders::Setup,
     pattern::{Pattern, Stamp},
@@ -23,10 +23,10 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Over the control connection of a raw loop, which takes the slot behind the last.
-    pub(super) fn raw(mesh: &mut Mesh, setup: &Setup, control: &str) -> Result<Self> {
-        let slot = mesh.len();
-        mesh.open(slot, 0, Some(control.parse().context("control address")?))?;
-        mesh.conn(slot)?.phase = Phase::Ready;
+    pub(super) fn raw(connections: &mut Connections, setup: &Setup, control: &str) -> Result<Self> {
+        let slot = connections.len();
+        connections.open(slot, 0, Some(control.parse().context("control address")?))?;
+        connections.conn(slot)?.phase = Phase::Ready;
         Ok(Self::new(setup, slot, 1, true))
     }
 
@@ -52,14 +52,20 @@ impl Publisher {
     }
 
     /// Publishes the next message of publisher `who`, stamped with `time`.
-    pub(super) fn publish(&mut self, mesh: &mut Mesh, who: usize, to: &str, time: u64) -> Result<()> {
+    pub(super) fn publish(
+        &mut self,
+        connections: &mut Connections,
+        who: usize,
+        to: &str,
+        time: u64,
+    ) -> Result<()> {
         self.numbers[who] += 1;
         let number = self.numbers[who];
         let data = self.pattern.make(Stamp { publisher: who as u32, number, time });
         let msg_id = format!("{}-{who}-{number}", self.run);
         let slot = self.first + who;
         if !self.raw {
-            return mesh.send_frame(slot, &wire::send(u64::from(number), to, &msg_id, &data));
+            return connections.send_frame(slot, &wire::send(u64::from(number), to, &msg_id, &data));
         }
         let sender = format!("p{who}");
         let parts = PushParts {
@@ -74,6 +80,6 @@ impl Publisher {
         wire::put_server(self.transport, &wire::push(&parts), &mut order);
         let length = order.len() as u32 - 4;
         order[..4].copy_from_slice(&length.to_le_bytes());
-        mesh.send(slot, &order)
+        connections.send(slot, &order)
     }
 }

@@ -2,10 +2,10 @@
 
 use super::{
     Driver,
-    mesh::{Conn, Heard, surprise},
+    connections::{Conn, Heard, surprise},
     publisher::Publisher,
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::Outcome,
     wire::{self, kind},
@@ -46,7 +46,7 @@ impl Driver {
         let mut publisher = self.publisher.take().context("no publisher is connected")?;
         let mut tally = Tally::new(self.users, &publisher)?;
         for slot in 0..self.users {
-            let conn = self.mesh.conn(slot)?;
+            let conn = self.connections.conn(slot)?;
             (conn.received, conn.shed) = (0, 0);
         }
         let mut outcome = Outcome::default();
@@ -58,7 +58,7 @@ impl Driver {
         loop {
             let now = host::now_ns();
             if start.is_none() && now >= measure_from {
-                start = Some((now, self.meter()?, tally.delivered, self.mesh.reads));
+                start = Some((now, self.meter()?, tally.delivered, self.connections.reads));
                 tally.measuring = true;
             }
             if now >= end {
@@ -66,14 +66,14 @@ impl Driver {
             }
             while let Some(time) = pace.due(host::now_ns(), &tally) {
                 let who = (pace.sent - 1) as usize % publisher.numbers.len();
-                publisher.publish(&mut self.mesh, who, conversation, time)?;
+                publisher.publish(&mut self.connections, who, conversation, time)?;
             }
             self.hear(&mut tally, &publisher, pace.wait(host::now_ns()))?;
         }
         let (from, meter, delivered, reads) = start.context("nothing was measured")?;
         outcome.wall_ns = host::now_ns() - from;
         outcome.count = tally.delivered - delivered;
-        outcome.reads = self.mesh.reads - reads;
+        outcome.reads = self.connections.reads - reads;
         self.read_meter(meter, &mut outcome)?;
         tally.measuring = false;
         self.drain(&mut tally, &publisher, pace.sent)?;
@@ -84,7 +84,7 @@ impl Driver {
 
     fn hear(&mut self, tally: &mut Tally, publisher: &Publisher, wait: Duration) -> Result<()> {
         tally.now = 0;
-        self.mesh.turn(wait, |slot, conn, heard| tally.hear(slot, conn, &heard, publisher))?;
+        self.connections.turn(wait, |slot, conn, heard| tally.hear(slot, conn, &heard, publisher))?;
         Ok(())
     }
 
@@ -114,7 +114,7 @@ impl Driver {
             "{accepted} accepted and {} refused of {sent} messages",
             tally.refused
         );
-        for (slot, conn) in self.mesh.conns().take_while(|(slot, _)| *slot < self.users) {
+        for (slot, conn) in self.connections.conns().take_while(|(slot, _)| *slot < self.users) {
             let known = u64::from(conn.received) + u64::from(conn.shed);
             ensure!(
                 known == accepted,

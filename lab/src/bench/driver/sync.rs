@@ -1,10 +1,11 @@
 //! A client that comes back: login, then where all of its conversations stand.
 
 use super::{
-    Driver, establish,
-    mesh::{Heard, surprise},
+    Driver,
+    connections::{Heard, surprise},
+    establish,
 };
-use crate::cli::bench::{
+use crate::bench::{
     host,
     orders::Outcome,
     wire::{self, kind},
@@ -18,23 +19,23 @@ const PATIENCE_NS: u64 = 60_000_000_000;
 impl Driver {
     /// The outcome's wall time is that from `Sync` to `SyncEnd`, `max_us` that of the login before it.
     pub(super) fn sync(&mut self, user: usize) -> Result<Outcome> {
-        self.mesh.hang_up();
+        self.connections.hang_up();
         (self.users, self.publisher) = (0, None);
         let mut plan = establish::Plan::keep("u", 1, 1);
         plan.first = user;
-        let slot = self.mesh.len();
-        let login = establish::establish(&mut self.mesh, &self.setup, &plan)?;
+        let slot = self.connections.len();
+        let login = establish::establish(&mut self.connections, &self.setup, &plan)?;
         let meter = self.meter()?;
         let began = host::now_ns();
-        self.mesh.send_frame(slot, &wire::sync(7))?;
+        self.connections.send_frame(slot, &wire::sync(7))?;
         let mut outcome = Outcome { max_us: login.wall_ns / 1000, ..Outcome::default() };
         let mut ended = false;
         while !ended {
-            self.mesh.turn(Duration::from_millis(10), |slot, _, heard| match &heard {
+            self.connections.turn(Duration::from_millis(10), |slot, _, heard| match &heard {
                 Heard::Frame(view) if view.kind == kind::CONVERSATION_STATE => {
                     ensure!(wire::number_of(view.body, 2) > 0, "a conversation without messages");
                     outcome.count += 1;
-                    outcome.reply_bytes += wire::framed_len(crate::cli::bench::wire::Transport::Tcp, view);
+                    outcome.reply_bytes += wire::framed_len(crate::bench::wire::Transport::Tcp, view);
                     Ok(())
                 }
                 Heard::Frame(view) if view.kind == kind::SYNC_END => {
@@ -47,7 +48,7 @@ impl Driver {
         }
         outcome.wall_ns = host::now_ns() - began;
         self.read_meter(meter, &mut outcome)?;
-        self.mesh.hang_up();
+        self.connections.hang_up();
         Ok(outcome)
     }
 }

@@ -1,7 +1,7 @@
 //! R5: a raw log: reads what is there on all sockets, appends it with one `write` and one `fdatasync`, then answers.
 
 use super::{CLIENTS, accept, announce, gone_is_fine, listener, read};
-use crate::cli::bench::{
+use crate::bench::{
     poller::{Poller, send_all},
     wire::{self, Transport, Unit},
 };
@@ -21,7 +21,7 @@ struct Client {
 }
 
 /// Appends what comes to the file at `path`, all that waits with one sync, and answers each frame with its number.
-pub(in crate::cli::bench) fn log(path: &Path) -> Result<()> {
+pub(crate) fn log(path: &Path) -> Result<()> {
     let (listener, port) = listener()?;
     let mut poller = Poller::new()?;
     poller.add_level(&listener, CLIENTS)?;

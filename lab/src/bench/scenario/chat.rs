@@ -1,7 +1,7 @@
 //! One-to-one chat on the embedded store against a raw loop that appends, syncs and answers.
 
 use super::{Side, Sink, each, in_turns, load, rival, rows};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
     child::Launcher,
     host,

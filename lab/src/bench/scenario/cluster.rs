@@ -1,15 +1,15 @@
 //! How long a conversation waits when the node that owns its partition dies, and when it stops by plan.
 
 use super::Sink;
-use crate::cli::{
+use crate::{
     bench::{
         Args,
         admin::token,
         child::{Launcher, Server},
-        ground::Ground,
         report::{Section, Target},
+        test_bed::TestBed,
     },
-    chaos::link::Link,
+    link::Link,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use std::{
@@ -46,18 +46,18 @@ pub(super) fn run(
     out: Sink<'_>,
 ) -> Result<()> {
     ensure!(senders > 0, "at least one sender");
-    let ground = Ground::make(services, launcher, NODES, partitions)?;
+    let test_bed = TestBed::make(services, launcher, NODES, partitions)?;
     let mut servers = Vec::new();
     for nth in 1..=NODES {
-        servers.push(ground.start(launcher, nth, &[])?);
+        servers.push(test_bed.start(launcher, nth, &[])?);
     }
     let (mut crashes, mut plans, mut owned) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..2 * args.rounds {
-        let owns = ground.settle(&servers.iter().collect::<Vec<_>>())?;
+        let owns = test_bed.settle(&servers.iter().collect::<Vec<_>>())?;
         owned.push(owns[NODES - 1] as f64);
         let victim = servers.pop().context("no node")?;
         let addresses = addresses(&servers)?;
-        let key = ground.key()?;
+        let key = test_bed.key()?;
         let is_crash = round % 2 == 0;
         let end = || match is_crash {
             true => victim.kill(),
@@ -68,13 +68,13 @@ pub(super) fn run(
             }
         };
         let watch = Box::pin(watch_end(&addresses, &key, (senders, round), end));
-        let pause = ground.runtime.block_on(watch)?;
+        let pause = test_bed.runtime.block_on(watch)?;
         eprintln!("{}: {:.2} s", if is_crash { "kill -9" } else { "SIGTERM" }, pause.as_secs_f64());
         let pauses = if is_crash { &mut crashes } else { &mut plans };
         pauses.push(pause.as_secs_f64());
-        servers.push(ground.start(launcher, NODES, &[])?);
+        servers.push(test_bed.start(launcher, NODES, &[])?);
     }
-    let session = ground.config.kafka.session_ms as f64 / 1e3;
+    let session = test_bed.config.kafka.session_ms as f64 / 1e3;
     let title =
         format!("Take-over, {NODES} nodes, {partitions} partitions, {senders} senders on the other two");
     let mut section = Section::new(title);

@@ -1,7 +1,7 @@
 //! Ping and pong against an epoll echo loop that moves as many bytes.
 
 use super::{Side, Sink, each, in_turns, load, rival};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},

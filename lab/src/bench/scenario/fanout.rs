@@ -1,9 +1,9 @@
 //! Group fan-out, one message at a time, against a loop of `send` over as many sockets; and two shards against one.
 
 use super::{Side, Sink, each, in_turns, load, rival};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
-    admin::Admin,
+    admin::create_group,
     child::Launcher,
     host,
     orders::{Order, Outcome},
@@ -11,6 +11,7 @@ use crate::cli::bench::{
     wire::Transport,
 };
 use anyhow::Result;
+use tidegate::cli::admin::Admin;
 
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
@@ -45,7 +46,7 @@ fn node(
 ) -> Result<Side> {
     let mut side =
         Side::tidegate(launcher, &format!("fanout-{members}-{shards}"), shards, transport, args.size)?;
-    Admin::connect(&side.server.second)?.group(GROUP, &["p0".into()], 0..members)?;
+    create_group(&mut Admin::connect(&side.server.second)?, GROUP, &["p0".into()], 0..members)?;
     side.connect(members, 1, None)?;
     Ok(side)
 }

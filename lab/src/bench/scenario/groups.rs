@@ -1,14 +1,14 @@
 //! A group of a million over three nodes: what a message costs Kafka, Redis and the nodes, beside a loop of `send`.
 
 use super::{Side, Sink, in_turns, redis::calls, rival};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
-    admin::Admin,
+    admin::{create_group, metric},
     child::{Launcher, Server},
-    ground::Ground,
     host,
     orders::{Order, Outcome},
     report::{Section, Target},
+    test_bed::TestBed,
     wire::Transport,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -20,6 +20,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tidegate::cli::admin::Admin;
 
 const NODES: usize = 3;
 /// The group that is measured.
@@ -64,16 +65,16 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     let quick = Load { members: 3_000, online: 600, ..*what };
     let what = if args.quick { &quick } else { what };
     ensure!(what.online > 0 && what.online < what.members, "some are online, and not all");
-    let ground = Ground::make(what.services, launcher, NODES, NODES as u32)?;
-    let redis = ground.config.redis.urls.first().context("no Redis")?;
+    let test_bed = TestBed::make(what.services, launcher, NODES, NODES as u32)?;
+    let redis = test_bed.config.redis.urls.first().context("no Redis")?;
     let redis: SocketAddr = redis.trim_start_matches("redis://").parse().context("the address of Redis")?;
     let mut servers = Vec::new();
     for nth in 1..=NODES {
-        servers.push(ground.start(launcher, nth, &[])?);
+        servers.push(test_bed.start(launcher, nth, &[])?);
     }
-    ground.settle(&servers.iter().collect::<Vec<_>>())?;
+    test_bed.settle(&servers.iter().collect::<Vec<_>>())?;
     let began = Instant::now();
-    Admin::connect(&servers[0].second)?.group(GROUP, &["p0".into()], 0..what.members)?;
+    create_group(&mut Admin::connect(&servers[0].second)?, GROUP, &["p0".into()], 0..what.members)?;
     let made = began.elapsed().as_secs_f64();
     let mut section = Section::new(format!(
         "A group of {} over {NODES} nodes, {} online, {} B, one message at a time, TCP",
@@ -183,7 +184,7 @@ fn host_cpu(pids: &[u32]) -> Result<u64> {
 /// Records that the topics of nodes have taken so far.
 fn fan_outs(admins: &[String]) -> Result<f64> {
     let of = |admin: &String| -> Result<f64> {
-        Admin::connect(admin)?.metric("tidegate_fan_outs_total").context("no metric of node topics")
+        metric(&mut Admin::connect(admin)?, "tidegate_fan_outs_total").context("no metric of node topics")
     };
     admins.iter().map(of).sum()
 }

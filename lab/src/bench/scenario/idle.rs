@@ -1,9 +1,9 @@
 //! Quiet connections: what each costs in memory, and in CPU with a heartbeat now and then.
 
 use super::{Side, Sink};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
-    admin::Admin,
+    admin::{create_group, metric},
     child::Launcher,
     driver::beat,
     host,
@@ -13,6 +13,7 @@ use crate::cli::bench::{
 };
 use anyhow::Result;
 use std::{thread, time::Duration};
+use tidegate::cli::admin::Admin;
 
 /// Members of a group; everybody is in three.
 const GROUP_SIZE: usize = 100;
@@ -51,16 +52,16 @@ fn watch(
     for at in 0..conns.div_ceil(GROUP_SIZE) {
         let users = at * GROUP_SIZE..((at + 1) * GROUP_SIZE).min(conns);
         for copy in 0..GROUPS_EACH {
-            admin.group(&format!("idle{copy}-{at}"), &[], users.clone())?;
+            create_group(&mut admin, &format!("idle{copy}-{at}"), &[], users.clone())?;
         }
     }
     settle();
     let pid = side.server.pid();
     let empty = empty_us(pid)?;
-    let (rss, heap) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
+    let (rss, heap) = (host::rss_anon(pid)?, metric(&mut admin, HEAP_METRIC));
     side.connect_calmly(conns)?;
     settle();
-    let (rss_in, heap_in) = (host::rss_anon(pid)?, admin.metric(HEAP_METRIC));
+    let (rss_in, heap_in) = (host::rss_anon(pid)?, metric(&mut admin, HEAP_METRIC));
     let outcome = side.ask(&order)?;
     let rss_end = host::rss_anon(pid)?;
 

@@ -1,22 +1,22 @@
 //! Accepts and answers of a cluster beside a bare producer, and a bare producer and consumer, on the same Kafka.
 
 use super::{Side, Sink, each, in_turns, load, rival};
-use crate::{
-    bus::{ensure_topics, topic_plans},
-    cli::bench::{
-        Args,
-        bare::Bare,
-        child::Launcher,
-        ground::Ground,
-        orders::{Chat, Order, Outcome, To, Until},
-        report::{Section, Target, median},
-        wire::Transport,
-    },
-    config::Kafka,
+use crate::bench::{
+    Args,
+    child::Launcher,
+    kafka_baseline::KafkaBaseline,
+    orders::{Chat, Order, Outcome, To, Until},
+    report::{Section, Target, median},
+    test_bed::TestBed,
+    wire::Transport,
 };
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use std::path::Path;
+use tidegate::{
+    bus::{ensure_topics, topic_plans},
+    config::Kafka,
+};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
@@ -58,14 +58,14 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
 
 /// The section of so many nodes, and what they accepted.
 fn with(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize) -> Result<(Section, Vec<Outcome>)> {
-    let ground = Ground::make(what.services, launcher, nodes, what.partitions)?;
-    let kafka = &ground.config.kafka;
-    let bare = bare(&ground, launcher, args)?;
+    let test_bed = TestBed::make(what.services, launcher, nodes, what.partitions)?;
+    let kafka = &test_bed.config.kafka;
+    let bare = bare(&test_bed, launcher, args)?;
     let mut servers = Vec::new();
     for nth in 1..=nodes {
-        servers.push(ground.start(launcher, nth, &[])?);
+        servers.push(test_bed.start(launcher, nth, &[])?);
     }
-    ground.settle(&servers.iter().collect::<Vec<_>>())?;
+    test_bed.settle(&servers.iter().collect::<Vec<_>>())?;
     let addresses: Vec<&str> = servers.iter().map(|server| server.address.as_str()).collect();
     let addresses = addresses.join(",");
     let mut first = servers.remove(0);
@@ -78,7 +78,7 @@ fn with(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize) -> Resu
     let order =
         |to, rate| Order::Chat(Chat { senders: 0..what.conns, to, in_flight: what.in_flight, rate, until });
     let (full, mut accepted) = (order(To::Absent(1), None), 0);
-    let before = Bare::records(kafka)?;
+    let before = KafkaBaseline::records(kafka)?;
     let (raw, full) = in_turns(
         args.rounds,
         || bare.flat_out(what.conns * what.in_flight, what.seconds),
@@ -88,7 +88,7 @@ fn with(launcher: &Launcher, args: &Args, what: &Load<'_>, nodes: usize) -> Resu
             Ok(outcome)
         },
     )?;
-    let records = (Bare::records(kafka)? - before) as f64 / accepted as f64;
+    let records = (KafkaBaseline::records(kafka)? - before) as f64 / accepted as f64;
     let rate = median(&each(&full, Outcome::rate)) / 2.0;
     let half = order(To::Partner, Some(rate));
     let (raw_half, half) = in_turns(
@@ -149,10 +149,11 @@ fn ms(outcomes: &[Outcome], us: impl Fn(&Outcome) -> u64) -> Vec<f64> {
 }
 
 /// A topic as that of the log, with records of the same size.
-fn bare(ground: &Ground, launcher: &Launcher, args: &Args) -> Result<Bare> {
-    let kafka = Kafka { topic: format!("{}.bare", ground.config.kafka.topic), ..ground.config.kafka.clone() };
-    ground.runtime.block_on(ensure_topics(&kafka, &topic_plans(&kafka, &[])))?;
-    Ok(Bare { kafka, cpus: launcher.server_cpus.clone(), size: record(args.size)? })
+fn bare(test_bed: &TestBed, launcher: &Launcher, args: &Args) -> Result<KafkaBaseline> {
+    let kafka =
+        Kafka { topic: format!("{}.bare", test_bed.config.kafka.topic), ..test_bed.config.kafka.clone() };
+    test_bed.runtime.block_on(ensure_topics(&kafka, &topic_plans(&kafka, &[])))?;
+    Ok(KafkaBaseline { kafka, cpus: launcher.server_cpus.clone(), size: record(args.size)? })
 }
 
 /// Bytes of the record of such a message.

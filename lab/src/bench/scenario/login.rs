@@ -1,7 +1,7 @@
 //! Logins against accept, read and write; and everybody at once.
 
 use super::{Side, Sink, each, in_turns, load, rival};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},

@@ -1,15 +1,15 @@
 //! The store on Postgres: messages archived a second, as the tables grow.
 
 use super::Sink;
-use crate::{
-    bus::TopicId,
-    cli::bench::{Args, host, report::Section},
-    config,
-    store::{Fence, PostgresStore, Store},
-};
+use crate::bench::{Args, host, report::Section};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use std::{collections::BTreeSet, sync::Arc};
+use tidegate::{
+    bus::TopicId,
+    config,
+    store::{Fence, PostgresStore, Store},
+};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::Ledger,

@@ -2,20 +2,16 @@
 
 use super::{Side, Sink};
 use crate::{
-    cli::{
-        bench::{
-            Args,
-            child::Launcher,
-            ground::Ground,
-            host,
-            orders::{Chat, Order, To, Until},
-            report::{Section, Target},
-            wire::Transport,
-        },
-        chaos::proxy::{Mode, Proxy},
+    bench::{
+        Args,
+        child::Launcher,
+        host,
+        orders::{Chat, Order, To, Until},
+        report::{Section, Target},
+        test_bed::TestBed,
+        wire::Transport,
     },
-    config,
-    routes::{Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes},
+    proxy::{Mode, Proxy},
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
@@ -30,6 +26,10 @@ use std::{
     },
     thread,
     time::Duration,
+};
+use tidegate::{
+    config,
+    routes::{Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes},
 };
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
@@ -58,16 +58,16 @@ pub(super) fn run(
         false => (users, lookups, messages),
     };
     ensure!(users > 0 && lookups >= PIPELINE, "at least one user and {PIPELINE} lookups");
-    let ground = Ground::make(services, launcher, 1, 1)?;
-    let url = ground.config.redis.urls.first().context("no Redis")?;
+    let test_bed = TestBed::make(services, launcher, 1, 1)?;
+    let url = test_bed.config.redis.urls.first().context("no Redis")?;
     let redis: SocketAddr = url.trim_start_matches("redis://").parse().context("the address of Redis")?;
-    out(routes(&ground, launcher, args, redis, (users, lookups))?);
-    out(chat(&ground, launcher, args, redis, messages)?);
+    out(routes(&test_bed, launcher, args, redis, (users, lookups))?);
+    out(chat(&test_bed, launcher, args, redis, messages)?);
     Ok(())
 }
 
 fn routes(
-    ground: &Ground,
+    test_bed: &TestBed,
     launcher: &Launcher,
     args: &Args,
     redis: SocketAddr,
@@ -80,13 +80,13 @@ fn routes(
                 host::pin(&launcher.server_cpus)?;
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 // What is measured is how many, not whether each is in time on a machine that is not quiet.
-                let redis_config = config::Redis { timeout_ms: 5_000, ..ground.config.redis.clone() };
+                let redis_config = config::Redis { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
                 let routes = Arc::new(RedisRoutes::connect(&redis_config, Leases::default())?);
                 let names: Vec<UserId> = (0..users).map(user).collect::<Result<_>>()?;
                 runtime.block_on(register(&routes, &names))?;
                 let (mut ours, mut raw) = (Vec::new(), Vec::new());
                 for round in 0..=args.rounds {
-                    let theirs = benchmark(redis, &ground.config.redis.prefix, users, lookups)?;
+                    let theirs = benchmark(redis, &test_bed.config.redis.prefix, users, lookups)?;
                     let seconds = runtime.block_on(look_up(&routes, &names, lookups))?;
                     // The first of each does not count.
                     if round > 0 {
@@ -130,7 +130,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
-        about: crate::routes::About::default(),
+        about: tidegate::routes::About::default(),
         rules: 1,
     };
     routes.renew(&info).await?;
@@ -184,16 +184,16 @@ fn benchmark(redis: SocketAddr, prefix: &str, users: usize, requests: usize) -> 
 
 /// A node behind a proxy: what Redis gets to do for a message, and whether an ack waits for it.
 fn chat(
-    ground: &Ground,
+    test_bed: &TestBed,
     launcher: &Launcher,
     args: &Args,
     redis: SocketAddr,
     messages: u64,
 ) -> Result<Section> {
-    let proxy = ground.runtime.block_on(Proxy::start(redis))?;
+    let proxy = test_bed.runtime.block_on(Proxy::start(redis))?;
     let way = [format!("redis.urls=[redis://{}]", proxy.address)];
-    let server = ground.start(launcher, 1, &way)?;
-    ground.settle(&[&server])?;
+    let server = test_bed.start(launcher, 1, &way)?;
+    test_bed.settle(&[&server])?;
     let peer = server.peer();
     let mut side = Side::of(launcher, server, peer, Transport::Tcp, args.size)?;
     side.connect(CONNS, 0, None)?;

@@ -1,7 +1,7 @@
 //! A hot room against one `send` a message, then the same room at part load.
 
 use super::{Side, Sink, each, in_turns, load, rival};
-use crate::cli::bench::{
+use crate::bench::{
     Args, Scenario,
     child::Launcher,
     orders::{Order, Outcome},

@@ -1,11 +1,11 @@
 //! What lies in the store of a node that has ended: counted without the node.
 
-use crate::{
+use anyhow::{Result, ensure};
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc};
+use tidegate::{
     embedded::{Engine, EngineConfig, RealDisk},
     store::{Direction, EmbeddedStore, PageQuery, Store},
 };
-use anyhow::{Result, ensure};
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc};
 use tidegate_protocol::id::{ConversationId, UserId};
 
 /// Rows, or conversations, read at a time.

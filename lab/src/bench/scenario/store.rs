@@ -1,7 +1,7 @@
 //! The embedded store full of messages: bytes on disk, time to start again, time to sync.
 
 use super::{Side, Sink, chat::durable, rows};
-use crate::cli::bench::{
+use crate::bench::{
     Args,
     child::{Launcher, Server},
     host,

@@ -12,6 +12,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use tidegate::{
+    auth,
+    cli::assign::{Assigned, host_port},
+};
 use tidegate_protocol::{
     Code,
     codec::Wire,
@@ -23,11 +27,7 @@ use tokio::{
     time::{Instant as At, sleep, sleep_until, timeout},
 };
 
-use super::super::link::Link;
-use crate::{
-    auth,
-    cli::assign::{Assigned, host_port},
-};
+use crate::link::Link;
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{conns, until};
-use crate::cli::chaos::cluster::Cluster;
+use crate::chaos::cluster::Cluster;
 
 /// How far from its even share each of three nodes may be after 15,000 logins, at most.
 const WITHIN: f64 = 0.1;
@@ -19,10 +19,12 @@ impl Spread {
     /// # Errors
     /// A node does not answer, or counts connections that no client has.
     pub(super) async fn of(cluster: &Cluster, clients: usize) -> anyhow::Result<Self> {
-        let look = || (0..cluster.nodes.len()).map(|nth| conns(cluster, nth)).collect::<anyhow::Result<_>>();
         let mut seen: Vec<usize> = Vec::new();
-        until("the nodes have as many connections as there are clients", || {
-            seen = look().unwrap_or_default();
+        until("the nodes have as many connections as there are clients", async || {
+            seen.clear();
+            for nth in 0..cluster.nodes.len() {
+                seen.push(conns(cluster, nth).await.unwrap_or(0));
+            }
             seen.iter().sum::<usize>() == clients
         })
         .await?;

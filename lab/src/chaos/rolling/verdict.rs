@@ -6,7 +6,7 @@ use anyhow::bail;
 use tidegate_protocol::machine::drain::Plan;
 
 use super::{With, client::Shared, spread::Spread};
-use crate::cli::chaos::drain::{PACE_MAX, PACE_OVER, busiest};
+use crate::chaos::drain::{PACE_MAX, PACE_OVER, busiest};
 
 /// Clients that all were kept from running for so long arrive at once, whatever the plan.
 const STALL_MAX: Duration = Duration::from_millis(500);
@@ -173,7 +173,7 @@ mod tests {
     use tidegate_protocol::machine::drain;
 
     use super::*;
-    use crate::config::Config;
+    use tidegate::config::Config;
 
     fn turn(arrivals: Vec<Duration>, code: i32) -> Turn {
         let settings = Config::default().drain_settings();

@@ -34,11 +34,14 @@ pub(super) struct Versions {
 
 impl Versions {
     /// As the arguments want it, for nodes that run; none = one program all the time.
-    pub(super) fn begin(args: &Args, cluster: &Cluster, restarts: usize) -> anyhow::Result<Option<Self>> {
+    pub(super) async fn begin(
+        args: &Args,
+        cluster: &Cluster,
+        restarts: usize,
+    ) -> anyhow::Result<Option<Self>> {
         let Some(next) = args.next.clone() else { return Ok(None) };
         let nodes = cluster.nodes.len();
-        let rules = (0..nodes).map(|nth| rules(cluster, nth)).collect::<anyhow::Result<BTreeSet<u64>>>()?;
-        let rules = rules.first().copied().context("there are no nodes")?;
+        let rules = all_rules(cluster).await?.into_iter().min().context("there are no nodes")?;
         let (runs, holds) = (vec![0; nodes], vec![false; nodes]);
         let programs = [binary(args)?, next];
         Ok(Some(Self { programs, runs, holds, rules, restarts, beside: BTreeSet::new() }))
@@ -57,17 +60,19 @@ impl Versions {
     }
 
     /// Notes what runs now, and says what this node does.
-    pub(super) fn note(&mut self, cluster: &Cluster, nth: usize) -> anyhow::Result<String> {
-        let versions = (0..self.runs.len()).map(|nth| self.name(cluster, nth));
-        let versions = versions.collect::<anyhow::Result<BTreeSet<String>>>()?;
+    pub(super) async fn note(&mut self, cluster: &Cluster, nth: usize) -> anyhow::Result<String> {
+        let mut versions = BTreeSet::new();
+        for nth in 0..self.runs.len() {
+            versions.insert(self.name(cluster, nth).await?);
+        }
         let all: Vec<String> = versions.into_iter().collect();
         self.beside.insert(all.join(" beside "));
-        self.name(cluster, nth)
+        self.name(cluster, nth).await
     }
 
-    fn name(&self, cluster: &Cluster, nth: usize) -> anyhow::Result<String> {
+    async fn name(&self, cluster: &Cluster, nth: usize) -> anyhow::Result<String> {
         let file = self.programs[self.runs[nth]].file_name().unwrap_or_default().to_string_lossy();
-        let said = about(cluster, nth)?;
+        let said = about(cluster, nth).await?;
         Ok(format!("{file} ({}, rules {})", said["version"].as_str().unwrap_or("?"), said["rules"]))
     }
 
@@ -81,9 +86,7 @@ impl Versions {
             println!("the rules are held at {}", self.rules);
             return Ok(());
         }
-        let known =
-            (0..self.runs.len()).map(|nth| rules(cluster, nth)).collect::<anyhow::Result<Vec<u64>>>()?;
-        let newest = known.into_iter().min().unwrap_or(0);
+        let newest = all_rules(cluster).await?.into_iter().min().unwrap_or(0);
         if newest > self.rules {
             let deadline = Instant::now() + PATIENCE;
             while cluster.oldest_rules().await? < newest {
@@ -98,8 +101,12 @@ impl Versions {
     }
 }
 
-/// Up to which rules a node agrees.
-fn rules(cluster: &Cluster, nth: usize) -> anyhow::Result<u64> {
-    // Versions before the rules could be switched say nothing.
-    Ok(about(cluster, nth)?["rules"].as_u64().unwrap_or(1))
+/// Up to which rules each node agrees.
+async fn all_rules(cluster: &Cluster) -> anyhow::Result<Vec<u64>> {
+    let mut all = Vec::new();
+    for nth in 0..cluster.nodes.len() {
+        // Versions before the rules could be switched say nothing.
+        all.push(about(cluster, nth).await?["rules"].as_u64().unwrap_or(1));
+    }
+    Ok(all)
 }

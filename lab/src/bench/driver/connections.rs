@@ -1,7 +1,7 @@
 //! All connections of a load generator: a few words a connection, one read buffer for all.
 
-use super::tap::{Source, connecting};
-use crate::cli::bench::{
+use super::source::{Source, connecting};
+use crate::bench::{
     orders::{Peer, Setup},
     poller::{Poller, Ready},
     wire::{self, Transport, Unit, View, kind},
@@ -65,7 +65,7 @@ fn addresses(listed: &str) -> Result<Vec<SocketAddrV4>> {
 }
 
 /// The connections, by slot.
-pub(super) struct Mesh {
+pub(super) struct Connections {
     poller: Poller,
     conns: Vec<Option<Conn>>,
     buffer: Vec<u8>,
@@ -79,7 +79,7 @@ pub(super) struct Mesh {
     pub(super) reads: u64,
 }
 
-impl Mesh {
+impl Connections {
     pub(super) fn new(setup: &Setup) -> Result<Self> {
         Ok(Self {
             poller: Poller::new()?,

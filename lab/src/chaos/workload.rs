@@ -1,4 +1,4 @@
-//! Everybody who takes part, at work, and how they come to rest.
+//! The load of a run: all clients and the group changes, and how they come to rest.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use rand::{RngExt as _, rngs::StdRng};
 use tokio::task::JoinHandle;
 
 use super::{
-    admin, client, presence,
+    client, groups, presence,
     world::{Phase, World},
 };
 use crate::checker::Event;
@@ -23,19 +23,19 @@ const CONVERGE: Duration = Duration::from_secs(60);
 const LEAVING: usize = 4;
 
 /// The clients and the administrator; they end with it.
-pub(super) struct Cast {
+pub(super) struct Workload {
     clients: Vec<JoinHandle<()>>,
     changes: JoinHandle<anyhow::Result<()>>,
 }
 
-impl Cast {
+impl Workload {
     /// Makes the groups, then lets everybody talk.
     pub(super) async fn begin(world: &Arc<World>, rng: &mut StdRng) -> anyhow::Result<Self> {
-        world.admin.create_groups(world).await?;
+        groups::create(world).await?;
         let clients = (0..world.clients.len())
             .map(|index| tokio::spawn(client::run(Arc::clone(world), index, rng.random())))
             .collect();
-        let changes = tokio::spawn(admin::change_groups(Arc::clone(world), rng.random()));
+        let changes = tokio::spawn(groups::change(Arc::clone(world), rng.random()));
         Ok(Self { clients, changes })
     }
 
@@ -54,7 +54,7 @@ impl Cast {
     }
 }
 
-impl Cast {
+impl Workload {
     /// Takes some devices away, and asks all nodes who is there.
     async fn observe(&self, world: &World) -> anyhow::Result<()> {
         let mut there = BTreeSet::new();
@@ -71,7 +71,7 @@ impl Cast {
     }
 }
 
-impl Drop for Cast {
+impl Drop for Workload {
     fn drop(&mut self) {
         self.clients.iter().for_each(JoinHandle::abort);
         self.changes.abort();

@@ -1,13 +1,8 @@
-//! What the nodes of a run stand on: topics, a database and keys of their own on services that run.
+//! Test bed of a cluster scenario: topics, a database and keys of its own on services that run.
 
 use super::{
-    admin::Admin,
+    admin::hex,
     child::{Launcher, Server},
-};
-use crate::{
-    auth,
-    bus::{ensure_topics, topic_plans},
-    config::Config,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -18,6 +13,12 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tidegate::cli::admin::Admin;
+use tidegate::{
+    auth,
+    bus::{ensure_topics, topic_plans},
+    config::Config,
+};
 use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
@@ -26,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A node tells what it owns with each renewal of its lease: so far apart, two looks see two tellings.
 const LOOK: Duration = Duration::from_millis(3_500);
 
-/// The ground of some nodes; topics stay, the database goes with it.
-pub(super) struct Ground {
+/// What the nodes of a run share; topics stay, the database is dropped with it.
+pub(super) struct TestBed {
     /// What all nodes are told, read.
     pub(super) config: Config,
     /// For whoever talks to the services.
@@ -40,7 +41,7 @@ pub(super) struct Ground {
     partitions: usize,
 }
 
-impl Ground {
+impl TestBed {
     /// Makes it for so many nodes on the services of this list.
     pub(super) fn make(list: &Path, launcher: &Launcher, nodes: usize, partitions: u32) -> Result<Self> {
         let text =
@@ -100,7 +101,7 @@ impl Ground {
 
     /// The key with which tokens are signed.
     pub(super) fn key(&self) -> Result<Vec<u8>> {
-        super::admin::hex(&fs::read_to_string(&self.key)?)
+        hex(&fs::read_to_string(&self.key)?)
     }
 
     /// Waits until each partition has one owner, and each node something to own; what each owns.
@@ -121,7 +122,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestBed {
     fn drop(&mut self) {
         let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         if let Err(error) = self.runtime.block_on(execute(&self.url, &sql)) {

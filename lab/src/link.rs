@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const FRAME_MAX: usize = 1 << 20;
 
 /// One connection.
-pub(in crate::cli) enum Link {
+pub(crate) enum Link {
     /// `TG/1` and JSON lines.
     Stream { stream: TcpStream, buffer: Vec<u8>, framing: Framing },
     /// Both sub-protocols.
@@ -34,7 +34,7 @@ pub(in crate::cli) enum Link {
 
 impl Link {
     /// Connects and does what the wire needs before the first frame.
-    pub(in crate::cli) async fn connect(address: SocketAddr, wire: Wire) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(address: SocketAddr, wire: Wire) -> anyhow::Result<Self> {
         let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;
         let framing = wire.framing();
@@ -58,7 +58,7 @@ impl Link {
     }
 
     /// Sends frames in one go.
-    pub(in crate::cli) async fn send(&mut self, frames: &[pb::ClientFrame]) -> anyhow::Result<()> {
+    pub(crate) async fn send(&mut self, frames: &[pb::ClientFrame]) -> anyhow::Result<()> {
         if frames.is_empty() {
             return Ok(());
         }
@@ -99,7 +99,7 @@ impl Link {
     }
 
     /// The next frame. May be dropped while it waits without losing anything.
-    pub(in crate::cli) async fn next(&mut self) -> anyhow::Result<pb::ServerFrame> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<pb::ServerFrame> {
         match self {
             Self::Stream { stream, buffer, framing } => loop {
                 if let Some(frame) = cut(buffer, *framing)? {

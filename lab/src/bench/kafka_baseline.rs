@@ -1,7 +1,6 @@
 //! A producer and a consumer of Kafka and nothing else, on the CPUs of the servers: what the log alone costs.
 
 use super::{host, orders::Outcome};
-use crate::config::Kafka;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
 use rdkafka::{
@@ -15,6 +14,7 @@ use std::{
     thread,
     time::Duration,
 };
+use tidegate::config::Kafka;
 
 /// Connecting and the first requests do not count.
 const WARM_NS: u64 = 1_000_000_000;
@@ -23,7 +23,7 @@ const PATIENCE_NS: u64 = 10_000_000_000;
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Where it writes, and what.
-pub(super) struct Bare {
+pub(super) struct KafkaBaseline {
     pub(super) kafka: Kafka,
     pub(super) cpus: Vec<usize>,
     /// Bytes of a record; as many as Tidegate's.
@@ -48,7 +48,7 @@ impl ProducerContext for Counts {
     }
 }
 
-impl Bare {
+impl KafkaBaseline {
     /// Confirmed records, with so many on their way all the time.
     pub(super) fn flat_out(&self, in_flight: usize, seconds: f64) -> Result<Outcome> {
         self.apart(|| self.produce(seconds, Some(in_flight as u64), None))

@@ -13,10 +13,12 @@ use rustix::process::Signal;
 use super::{
     cluster::{Cluster, Node},
     nemesis::{Spoil, pause, spoil, tell},
-    proxy::{Mode, Proxy},
     world::World,
 };
-use crate::checker::Event;
+use crate::{
+    checker::Event,
+    proxy::{Mode, Proxy},
+};
 
 /// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

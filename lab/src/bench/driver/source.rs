@@ -1,6 +1,6 @@
 //! Client sockets: explicit source addresses and ports, because the kernel's own search slows down with their number.
 
-use crate::cli::bench::host;
+use crate::bench::host;
 use anyhow::{Context, Result, bail};
 use rustix::{
     fd::OwnedFd,

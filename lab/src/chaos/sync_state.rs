@@ -1,0 +1,208 @@
+//! Sync state of a device: the entries it has of each conversation, and its `sync`, `ping` and `pull` requests for the rest.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::{
+    Code,
+    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+};
+
+use super::world::Phase;
+
+/// A hole may fill by itself for so long: what is pushed again, or overtaken, comes later.
+const PATIENCE: Duration = Duration::from_millis(600);
+
+/// Between two pings with positions.
+const PING: Duration = Duration::from_millis(1_500);
+
+/// Between two tries of a request that was refused for the moment.
+const AGAIN: Duration = Duration::from_millis(400);
+
+/// Entries of one page.
+const PAGE: u32 = 200;
+
+/// Coverage of all conversations of a device; outlives its connections.
+#[derive(Default)]
+pub(super) struct SyncState(BTreeMap<String, Coverage>);
+
+#[derive(Default)]
+/// The entries of one conversation that a device has.
+struct Coverage {
+    /// Nothing is missing up to here.
+    to: u64,
+    /// What it has beyond.
+    above: BTreeSet<u64>,
+    /// There is that much.
+    known: u64,
+    /// Since when something is missing.
+    since: Option<Instant>,
+}
+
+/// Requests of one connection: one in flight at a time.
+#[derive(Default)]
+pub(super) struct RequestState {
+    asked: Option<(u64, Request)>,
+    /// The phase in which the last answered `sync` was asked.
+    synced: Option<Phase>,
+    next_ping: Option<Instant>,
+    not_before: Option<Instant>,
+}
+
+enum Request {
+    Sync(Phase),
+    Ping,
+    Pull(String),
+}
+
+impl Coverage {
+    fn settle(&mut self) {
+        while self.above.remove(&(self.to + 1)) {
+            self.to += 1;
+        }
+        self.known = self.known.max(self.to);
+        self.since = match self.known > self.to {
+            true => self.since.or_else(|| Some(Instant::now())),
+            false => None,
+        };
+    }
+}
+
+impl SyncState {
+    /// The device has this one.
+    pub(super) fn add(&mut self, conversation: &str, seq: u64) {
+        let coverage = self.0.entry(conversation.to_owned()).or_default();
+        if seq > coverage.to {
+            coverage.known = coverage.known.max(seq);
+            coverage.above.insert(seq);
+            coverage.settle();
+        }
+    }
+
+    /// There is that much.
+    pub(super) fn learn(&mut self, conversation: &str, seq: u64) {
+        let coverage = self.0.entry(conversation.to_owned()).or_default();
+        coverage.known = coverage.known.max(seq);
+        coverage.settle();
+    }
+
+    /// Everything up to here was seen, or is none of the device's.
+    fn skip_to(&mut self, conversation: &str, seq: u64) {
+        let coverage = self.0.entry(conversation.to_owned()).or_default();
+        coverage.to = coverage.to.max(seq);
+        coverage.above = coverage.above.split_off(&(coverage.to + 1));
+        // A pull tells more than was asked for.
+        coverage.settle();
+    }
+
+    /// The conversations of which it has something, and up to where it has everything.
+    pub(super) fn read(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0
+            .iter()
+            .map(|(conversation, coverage)| (conversation.as_str(), coverage.to))
+            .filter(|(_, to)| *to > 0)
+    }
+
+    /// Conversations of which something is missing.
+    pub(super) fn lacking(&self) -> usize {
+        self.0.values().filter(|coverage| coverage.since.is_some()).count()
+    }
+
+    fn positions(&self) -> Vec<pb::Position> {
+        let position = |(conversation, coverage): (&String, &Coverage)| pb::Position {
+            conversation: conversation.clone(),
+            seq: coverage.to,
+        };
+        self.0.iter().map(position).collect()
+    }
+
+    /// What to ask now, if anything.
+    pub(super) fn next_request(
+        &self,
+        request_state: &mut RequestState,
+        phase: Phase,
+        id: u64,
+    ) -> Option<Ask> {
+        let now = Instant::now();
+        if request_state.asked.is_some() || request_state.not_before.is_some_and(|at| at > now) {
+            return None;
+        }
+        let is_old = |coverage: &Coverage| coverage.since.is_some_and(|since| now - since > PATIENCE);
+        let hole = self.0.iter().find(|(_, coverage)| is_old(coverage));
+        let (request, ask) =
+            if request_state.synced.is_none() || phase == Phase::Check && !request_state.is_checked() {
+                (Request::Sync(phase), Ask::Sync(pb::Sync { positions: self.positions() }))
+            } else if let Some((conversation, coverage)) = hole {
+                let pull = pb::Pull {
+                    conversation: conversation.clone(),
+                    cursor: coverage.to,
+                    direction: pb::Direction::Forward as i32,
+                    limit: PAGE,
+                    ..Default::default()
+                };
+                (Request::Pull(conversation.clone()), Ask::Pull(pull))
+            } else if request_state.next_ping.is_none_or(|at| at <= now) {
+                request_state.next_ping = Some(now + PING);
+                (Request::Ping, Ask::Ping(pb::Ping { positions: self.positions() }))
+            } else {
+                return None;
+            };
+        request_state.asked = Some((id, request));
+        Some(ask)
+    }
+
+    /// Takes the answer to a request, or a part of it; what a page brought.
+    pub(super) fn receive(
+        &mut self,
+        request_state: &mut RequestState,
+        id: u64,
+        body: &Say,
+    ) -> Option<Vec<pb::Push>> {
+        let (_, request) = request_state.asked.as_ref().filter(|(asked, _)| *asked == id)?;
+        let mut brought = Vec::new();
+        match (request, body) {
+            (_, Say::ConversationState(state)) => {
+                self.learn(&state.conversation, state.max_seq);
+                return Some(brought);
+            }
+            (Request::Sync(phase), Say::SyncEnd(_)) => request_state.synced = Some(*phase),
+            (_, Say::Pong(pong)) => {
+                for position in &pong.positions {
+                    self.learn(&position.conversation, position.seq);
+                }
+            }
+            (_, Say::Page(page)) => {
+                let named = page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied());
+                if let Some(last) = named.chain(page.expired.iter().map(|range| range.last)).max() {
+                    self.skip_to(&page.conversation, last);
+                }
+                brought.clone_from(&page.messages);
+            }
+            (request, Say::Error(error)) => {
+                request_state.not_before = Some(Instant::now() + AGAIN);
+                let code = u16::try_from(error.code).unwrap_or(u16::MAX);
+                let nothing = [Code::NotYet, Code::NotAMember].iter().any(|it| it.number() == code);
+                if let (Request::Pull(conversation), true) = (request, nothing)
+                    && let Some(coverage) = self.0.get_mut(conversation)
+                {
+                    // It goes no further for this user: so much was said of it before its last leaving.
+                    coverage.known = coverage.to;
+                    coverage.above.clear();
+                    coverage.settle();
+                }
+            }
+            _ => return None,
+        }
+        request_state.asked = None;
+        Some(brought)
+    }
+}
+
+impl RequestState {
+    /// Whether it asked how everything stands when all had been said.
+    pub(super) fn is_checked(&self) -> bool {
+        self.synced == Some(Phase::Check)
+    }
+}

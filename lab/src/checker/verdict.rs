@@ -1,0 +1,42 @@
+//! A report in words: a line of counts, then the promises that were broken.
+
+use anyhow::bail;
+
+use super::Report;
+
+impl Report {
+    /// Prints the counts, and the violations that were kept in words.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn judge(&self) -> anyhow::Result<()> {
+        eprintln!(
+            "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
+             {} marks read, {} states and {} presences told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
+            self.rows,
+            self.pushes,
+            self.repeated,
+            self.late,
+            self.pulled,
+            self.refused,
+            self.told_gaps,
+            self.excused,
+            self.faults,
+            self.longest_recovery_ns / 1_000_000,
+            self.reads,
+            self.states,
+            self.presences,
+            self.talks,
+            self.shed,
+            self.talks_uncounted,
+            self.talks_lost,
+        );
+        if self.is_clean() {
+            return Ok(());
+        }
+        for violation in &self.violations {
+            eprintln!("  {violation}");
+        }
+        bail!("broken promises: {:?}", self.broken)
+    }
+}

@@ -1,0 +1,65 @@
+//! The command line: measure, break, check.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::{
+    bench, chaos,
+    checker::{self, Budget, History},
+};
+use anyhow::Context as _;
+
+/// Measures and breaks Tidegate nodes from outside, and checks what clients saw.
+#[derive(Parser, Debug)]
+#[command(name = "tidegate-lab", version, about, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate-lab bench fanout --quick                  one scenario; shows that it works
+  tidegate-lab chaos --seconds 60 --history run.jsonl  break a node for a minute, and check
+  tidegate-lab check run.jsonl                       check that history again
+
+The node is the program `tidegate` in the same folder, unless an option names another one.";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Measure a node against raw loops of system calls, in one run
+    Bench(bench::Args),
+    /// Break a node and its network, then check every promise from what clients saw and what the log holds
+    Chaos(chaos::Args),
+    /// Check a history that `chaos --history` recorded
+    Check(CheckArgs),
+}
+
+#[derive(clap::Args, Debug)]
+struct CheckArgs {
+    /// The history, as JSON lines
+    #[arg(value_name = "FILE")]
+    history: PathBuf,
+}
+
+/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Chaos(args) => chaos::run(&args),
+        Command::Check(args) => check(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check(args: &CheckArgs) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(&args.history).with_context(|| args.history.display().to_string())?;
+    checker::check(&History::parse(&text)?, Budget::default()).judge()
+}

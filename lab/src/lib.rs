@@ -1,0 +1,15 @@
+//! Everything that measures, breaks and judges a node from outside. Arrows go down only; nothing in `tidegate` knows this crate.
+//!
+//! | floor | rooms | what for |
+//! |---|---|---|
+//! | 3 | `main`, [`cli`] | subcommands |
+//! | 2 | [`bench`], [`chaos`] | load against baselines of the same run; faults under load |
+//! | 1 | [`checker`], [`link`], [`node_binary`], [`proxy`] | the rules that a recorded history is held against; a client's connection; the program under test; a network that fails on request |
+
+pub mod bench;
+pub mod chaos;
+pub mod checker;
+pub mod cli;
+mod link;
+mod node_binary;
+pub mod proxy;

@@ -1,0 +1,30 @@
+//! `docs/lab.md`: what `tidegate-lab --help` says; `cargo xtask docs` writes it.
+
+#[path = "../../tests/docs/generated.rs"]
+mod generated;
+
+use std::{env, path::PathBuf};
+
+use clap::CommandFactory as _;
+
+const HEAD: &str = "# The lab
+
+Generated from `lab/src/` by `cargo xtask docs`; change it there. It is what `tidegate-lab --help` prints.
+
+`tidegate-lab` measures nodes, breaks them, and checks what clients saw. It is a program of its own, which neither the image nor `cargo build` has:
+`cargo build --release --workspace` builds it beside the node that it starts. How figures are measured is in [performance.md](performance.md), what is
+broken and judged in [chaos-ledger.md](chaos-ledger.md).
+
+Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.
+
+";
+
+#[test]
+fn the_page_of_the_lab_is_current() {
+    // Read when it runs: a target folder may serve several work trees.
+    let package =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate"));
+    let root = package.parent().expect("the lab is in the workspace");
+    let page = generated::help(HEAD, &tidegate_lab::cli::Cli::command(), "tidegate-lab");
+    generated::settle(root, "docs/lab.md", &page);
+}

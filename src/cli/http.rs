@@ -1,0 +1,175 @@
+//! HTTP client for the ports of a node: admin, probes, and `GET /v1/assign` on a client port.
+//!
+//! HTTP/1.1 without TLS, by hyper's low-level connection: the client has no pool, no proxy and no redirects, and the crates
+//! are those of the server side.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    Method, Request,
+    client::conn::http1::{self, SendRequest},
+    header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
+
+/// How long a node may take to accept, and to answer, unless the caller knows better; longer than a node waits for an
+/// event (`tail --events`).
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest body of a response; a longer one is an error.
+const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Status and body of a response.
+pub type Response = (u16, String);
+
+/// One connection to a port of a node, kept for several requests.
+pub struct Connection {
+    host: String,
+    timeout: Duration,
+    sender: SendRequest<Full<Bytes>>,
+    /// Reads and writes while a request waits.
+    driver: JoinHandle<()>,
+}
+
+impl Connection {
+    /// Connects to `host`, a host and port. The node has `timeout` to accept, and then for each response.
+    ///
+    /// # Errors
+    /// Nobody accepts in time.
+    pub async fn open(host: &str, timeout: Duration) -> Result<Self> {
+        let connect = async {
+            let stream = TcpStream::connect(host).await?;
+            stream.set_nodelay(true)?;
+            anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
+        };
+        let (sender, connection) = within(timeout, connect).await?;
+        // An error shows in the request that waits for its response.
+        let driver = tokio::spawn(async move { connection.await.unwrap_or_default() });
+        Ok(Self { host: host.to_owned(), timeout, sender, driver })
+    }
+
+    /// Sends a request and returns its response, of whatever status. The body of a request is JSON, and says so even
+    /// where it is empty: a node refuses changes that do not.
+    ///
+    /// # Errors
+    /// The connection ends, or there is no response in time.
+    pub async fn request(&mut self, method: &str, path: &str, body: &str) -> Result<Response> {
+        self.send(method, path, None, body).await
+    }
+
+    /// Sends a GET with a bearer token and returns its response, of whatever status.
+    ///
+    /// # Errors
+    /// The connection ends, or there is no response in time.
+    pub async fn get_as(&mut self, path: &str, token: &str) -> Result<Response> {
+        self.send("GET", path, Some(token), "").await
+    }
+
+    async fn send(&mut self, method: &str, path: &str, token: Option<&str>, body: &str) -> Result<Response> {
+        let method: Method = method.parse()?;
+        let mut request = Request::builder().uri(path).header(HOST, &self.host);
+        if !body.is_empty() || !method.is_safe() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let what = || format!("{method} {path}");
+        let request = request.method(&method).body(Full::from(body.to_owned())).with_context(what)?;
+        let sender = &mut self.sender;
+        let exchange = async move {
+            sender.ready().await.context("the node closed the connection")?;
+            let response = sender.send_request(request).await?;
+            let status = response.status().as_u16();
+            let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
+            let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        within(self.timeout, exchange).await.with_context(what)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    timeout(limit, work).await.unwrap_or_else(|_| anyhow::bail!("no answer within {limit:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Accepts one connection and gives these responses, one for each request; the requests as they came.
+    async fn server(responses: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let task = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut requests = Vec::new();
+            let mut buffer = [0; 4_096];
+            for response in responses {
+                let count = stream.read(&mut buffer).await.unwrap();
+                requests.push(String::from_utf8_lossy(&buffer[..count]).to_lowercase());
+                stream.write_all(response.as_bytes()).await.unwrap();
+            }
+            requests
+        });
+        (host, task)
+    }
+
+    #[tokio::test]
+    async fn one_connection_carries_several_requests() {
+        let (host, task) = server(&[
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.1 409 C\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.1 503 Gone\r\nconnection: close\r\n\r\nto the end",
+        ])
+        .await;
+        let mut connection = Connection::open(&host, TIMEOUT).await.unwrap();
+        assert_eq!(connection.request("GET", "/a?b=c", "").await.unwrap(), (200, "hello".to_owned()));
+        assert_eq!(connection.request("POST", "/a", "{}").await.unwrap(), (409, "abcde".to_owned()));
+        assert_eq!(connection.request("DELETE", "/a", "").await.unwrap(), (200, String::new()));
+        assert_eq!(connection.get_as("/a", "secret").await.unwrap(), (503, "to the end".to_owned()));
+        let requests = task.await.unwrap();
+        for (request, first) in requests.iter().zip(["get /a?b=c ", "post /a ", "delete /a ", "get /a "]) {
+            assert!(request.starts_with(first), "{request}");
+            assert!(request.contains(&format!("\r\nhost: {host}\r\n")), "{request}");
+            assert_eq!(
+                request.contains("content-type: application/json"),
+                !first.starts_with("get"),
+                "{request}"
+            );
+        }
+        assert!(requests[3].contains("authorization: bearer secret"), "{}", requests[3]);
+        let error = connection.request("GET", "/b", "").await.unwrap_err();
+        assert!(format!("{error:#}").starts_with("GET /b: the node closed the connection"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_does_not_answer_is_an_error_in_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let limit = Duration::from_millis(100);
+        let mut connection = Connection::open(&host, limit).await.unwrap();
+        let error = connection.request("GET", "/readyz", "").await.unwrap_err();
+        assert_eq!(format!("{error:#}"), "GET /readyz: no answer within 100ms");
+        drop(listener);
+        assert!(Connection::open(&host, limit).await.is_err());
+    }
+}

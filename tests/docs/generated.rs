@@ -1,0 +1,48 @@
+//! Generated pages: the help of a program as Markdown, and how a page of the tree is compared or written.
+
+use std::{env, fmt::Write as _, fs, path::Path};
+
+use clap::Command;
+
+/// Wide enough that nothing wraps in an odd place; a terminal would give its own width.
+const COLUMNS: usize = 100;
+
+/// `head`, then what `--help` says of `program` and of every command below it that is shown.
+pub(crate) fn help(head: &str, program: &Command, name: &str) -> String {
+    let mut page = head.to_owned();
+    describe(program, name, 2, &mut page);
+    page.truncate(page.trim_end().len());
+    page.push('\n');
+    page
+}
+
+/// One command and what is below it. Nested ones repeat no options of the command above.
+fn describe(command: &Command, path: &str, level: usize, page: &mut String) {
+    let mut shown = command
+        .clone()
+        .bin_name(path)
+        .term_width(COLUMNS)
+        .disable_help_subcommand(true)
+        .mut_args(|arg| arg.hide_env_values(true));
+    let help = shown.render_long_help().to_string();
+    let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+    let marks = "#".repeat(level);
+    write!(page, "{marks} `{path}`\n\n```text\n{}\n```\n\n", help.join("\n").trim_end())
+        .expect("a String takes everything");
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        describe(below, &format!("{path} {}", below.get_name()), (level + 1).min(3), page);
+    }
+}
+
+/// Writes the page when asked to, else fails if the one in the tree is another.
+pub(crate) fn settle(root: &Path, path: &str, page: &str) {
+    let file = root.join(path);
+    if env::var("TIDEGATE_UPDATE_DOCS").is_ok_and(|value| value == "1") {
+        fs::write(&file, page).unwrap_or_else(|error| panic!("{path}: {error}"));
+        return;
+    }
+    let now = fs::read_to_string(&file).unwrap_or_default();
+    let stale = now.lines().zip(page.lines()).position(|(old, new)| old != new);
+    let line = stale.unwrap_or(now.lines().count().min(page.lines().count())) + 1;
+    assert!(now == page, "{path} is not what the code says from line {line} on: run `cargo xtask docs`");
+}
