@@ -1,4 +1,5 @@
-//! The admin port: groups, health, metrics. Loopback only; keys and the rest of the surface come later.
+//! The admin port: groups, health, metrics. Loopback only, and closed to web pages of other origins; keys and the rest of the surface
+//! come later.
 
 use std::{
     net::SocketAddr,
@@ -10,6 +11,7 @@ use axum::{
     Json, Router,
     extract::{Query, State, rejection::JsonRejection},
     http::StatusCode,
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
@@ -27,6 +29,7 @@ mod groups;
 pub mod monitor;
 mod nodes;
 mod presence;
+mod same_origin;
 mod trace;
 pub mod waiting;
 
@@ -57,6 +60,7 @@ struct Problem(Code, String);
 /// # Errors
 /// Fails when the listener does.
 pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
+    let listen = listener.local_addr()?.ip();
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/livez", get(livez))
@@ -70,6 +74,7 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/v1/users/{user}/presence", get(presence::of_user))
         .route("/v1/presence", post(presence::of_users))
         .route("/v1/trace", get(trace::steps))
+        .route("/v1/trace", post(trace::watch))
         .route("/v1/events", get(events::follow))
         .route("/v1/groups", post(groups::create))
         .route("/v1/groups/{id}", get(groups::show))
@@ -84,6 +89,7 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
                 Problem(Code::NotFound, "no such method here; see docs/http.md".into()),
             )
         })
+        .layer(from_fn_with_state(listen, same_origin::check))
         .with_state(api);
     axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await
 }
@@ -189,14 +195,19 @@ impl IntoResponse for Problem {
             code if code.temporary() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::BAD_REQUEST,
         };
-        let message = if message.is_empty() { code.what().to_owned() } else { message };
-        let body = json!({
-            "code": code.number(),
-            "name": code.name(),
-            "message": message,
-            "temporary": code.temporary(),
-            "cure": code.cure(),
-        });
-        (status, Json(body)).into_response()
+        let message = if message.is_empty() { code.what() } else { &message };
+        refusal(status, code, message, code.cure()).into_response()
     }
+}
+
+/// Body of every error of the API.
+fn refusal(status: StatusCode, code: Code, message: &str, cure: &str) -> (StatusCode, Json<Value>) {
+    let body = json!({
+        "code": code.number(),
+        "name": code.name(),
+        "message": message,
+        "temporary": code.temporary(),
+        "cure": cure,
+    });
+    (status, Json(body))
 }

@@ -3,9 +3,7 @@
 //! HS256 only; further algorithms and key sources are added here. Tokens are never logged and never in a URL.
 
 use std::{
-    fs, io,
-    io::Write,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt as _},
+    io::{self, Write},
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -16,6 +14,8 @@ use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
 };
+
+use crate::private;
 
 /// The name of the key file in the data directory.
 const KEY_FILE: &str = "token.key";
@@ -94,7 +94,7 @@ pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> Stri
 pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
     match load_key(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(data)?;
+            private::create_dir_all(data)?;
             create_key(&data.join(KEY_FILE))
         }
         other => other,
@@ -108,7 +108,7 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
 pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
     let key: [u8; 32] = rand::random();
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = private::options().create_new(true).open(path)?;
     writeln!(file, "{text}")?;
     Ok(key.to_vec())
 }
@@ -126,26 +126,26 @@ pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// Fails when there is none, when others than its owner and group may read it, or when it is not 64 hex digits.
 pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
-    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{} {what}", path.display()));
-    let mode = fs::metadata(path)?.permissions().mode();
-    if mode & 0o007 != 0 {
-        return Err(bad(
-            "is open to everybody on this machine; who reads it can sign tokens: `chmod 600` it",
-        ));
-    }
-    let key = decode_hex(fs::read_to_string(path)?.trim());
-    key.ok_or_else(|| bad("is not 64 hex digits; remove it to get a new key"))
+    let text = private::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => error,
+        kind => io::Error::new(kind, format!("{}: {error}", path.display())),
+    })?;
+    let wrong = || format!("{} is not 64 hex digits; remove it to get a new key", path.display());
+    decode_hex(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, wrong()))
 }
 
-fn decode_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
+fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let text = str::from_utf8(text.trim_ascii()).ok().filter(|text| text.len() == 64 && text.is_ascii())?;
     (0..64).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+    };
+
     use super::*;
 
     const KEY: &[u8] = b"a key of the test";
@@ -165,7 +165,7 @@ mod tests {
         let key = create_key(&file).unwrap();
         assert!(create_key(&file).is_err(), "a key is never written over");
         assert_eq!(read_key(&file).unwrap(), key);
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         assert!(read_key(&file).unwrap_err().to_string().contains("chmod 600"));
         fs::remove_file(&file).unwrap();
     }

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 pub mod admin;
 pub mod assign;
+mod banner;
 pub mod client;
 pub mod drain;
 mod find;

@@ -7,7 +7,7 @@
 //! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
 //! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`], [`assign`] | ports that must hold, and the disk under them; what shards are told; where clients are sent |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`redis`], [`trace`] | ports that may be lost; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], [`redis`], [`trace`] | ports that may be lost; leaves |
 
 pub mod accept;
 pub mod api;
@@ -31,6 +31,7 @@ pub mod metrics;
 pub mod net;
 pub mod node;
 pub mod ports;
+pub mod private;
 pub mod redis;
 pub mod room;
 pub mod routes;

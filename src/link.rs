@@ -270,8 +270,8 @@ pub trait Link: Send + Sync {
     /// of no other call: neither waits for the other, and each has a bound of its own.
     async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError>;
 
-    /// The steps there of the traces that somebody looks for, as many as one answer has; the message and the user are
-    /// watched there from now on. An end that notes no steps takes no such question.
+    /// The steps there of the traces that somebody looks for, as many as one answer has; unless the query is passive, the message and the
+    /// user are watched there from now on. An end that notes no steps takes no such question.
     async fn traces(&self, _to: &NodeBoot, _query: Query) -> Result<Vec<Event>, LinkError> {
         Err(LinkError::Unavailable("it notes no steps".to_owned()))
     }

@@ -3,7 +3,8 @@
 //! With `node/ports.rs` the only place that names adapters.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -50,6 +51,7 @@ use crate::{
     member, metrics,
     net::sockopt,
     ports::Ports,
+    private,
     shard::{self, Shard},
 };
 
@@ -159,9 +161,11 @@ impl Node {
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
     pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
+        enter_data(&config.node.data)?;
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = ports::token_key(config)?;
+        ports::check_secrets(config)?;
         let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
         let parts = waiting::parts(config, start, &doors, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
@@ -432,11 +436,22 @@ fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
     Ok(())
 }
 
+/// Creates the data directory, or closes one that is open to other accounts.
+fn enter_data(data: &Path) -> anyhow::Result<()> {
+    let was_open = private::enter(data)
+        .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+    if was_open {
+        tracing::warn!(data = %data.display(), "data directory was open to other accounts; its mode is 700 now");
+    }
+    Ok(())
+}
+
 /// Written under another name first, so that whoever waits for it never reads half of it.
 fn write_node_file(data: &Path, addresses: &Addresses) -> anyhow::Result<PathBuf> {
     let path = data.join(NODE_FILE);
     let draft = path.with_extension("tmp");
-    fs::write(&draft, serde_json::to_vec(addresses)?)?;
+    let mut file = private::options().create(true).truncate(true).open(&draft)?;
+    file.write_all(&serde_json::to_vec(addresses)?)?;
     fs::rename(&draft, &path).with_context(|| format!("{} can't be written", path.display()))?;
     Ok(path)
 }

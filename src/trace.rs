@@ -170,6 +170,8 @@ pub struct Query {
     pub user: Option<String>,
     /// These traces.
     pub traces: Vec<u128>,
+    /// Whether the node only reads, and watches neither the message nor the user.
+    pub is_passive: bool,
 }
 
 /// The steps of this node.
@@ -268,9 +270,10 @@ impl Tracer {
         ring.push_back(event);
     }
 
-    /// What somebody asks for, who may ask again: the steps that are here, and the message and the user are watched.
+    /// What somebody asks for, who may ask again: the steps that are here, and the message and the user are watched unless the query is
+    /// passive.
     pub fn ask(&self, query: &Query) -> Vec<Event> {
-        for name in [&query.msg, &query.user].into_iter().flatten() {
+        for name in [&query.msg, &query.user].into_iter().flatten().filter(|_| !query.is_passive) {
             self.watch(name, now_us() / 1_000);
         }
         self.find(query)
@@ -313,7 +316,8 @@ mod tests {
     }
 
     fn query(msg: Option<&str>, user: Option<&str>, traces: &[u128]) -> Query {
-        Query { msg: msg.map(str::to_owned), user: user.map(str::to_owned), traces: traces.to_vec() }
+        let (msg, user) = (msg.map(str::to_owned), user.map(str::to_owned));
+        Query { msg, user, traces: traces.to_vec(), is_passive: false }
     }
 
     #[test]
@@ -346,6 +350,16 @@ mod tests {
         }
         assert!(tracer.begin(3_000, None, "m", ["ann"]).is_none());
         assert!(tracer.begin(3_000, None, "m", ["u0"]).is_some());
+    }
+
+    #[test]
+    fn a_passive_query_watches_nobody() {
+        let tracer = Tracer::new(0, 100);
+        let is_watched = || tracer.begin(now_us() / 1_000, None, "m", ["ann"]).is_some();
+        tracer.ask(&Query { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
+        assert!(!is_watched());
+        tracer.ask(&query(None, Some("ann"), &[]));
+        assert!(is_watched());
     }
 
     #[test]

@@ -3,6 +3,13 @@
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "process/origins.rs"]
+mod origins;
+#[path = "process/private.rs"]
+mod private;
+#[path = "process/tokens.rs"]
+mod tokens;
+
 use std::{
     process::{Command, Output, Stdio},
     time::Duration,

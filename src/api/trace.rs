@@ -1,10 +1,15 @@
 //! The admin API of traces: the steps of messages on all nodes, which the node that is asked collects from its peers.
+//!
+//! Only POST has nodes watch a message or user. A GET changes nothing: a web page can have a browser send one.
 
 use std::collections::HashMap;
 
 use axum::{
     Json,
-    extract::{Query, State, rejection::QueryRejection},
+    extract::{
+        Query, State,
+        rejection::{JsonRejection, QueryRejection},
+    },
 };
 use futures_util::future::join_all;
 use serde::Deserialize;
@@ -14,7 +19,7 @@ use tidegate_protocol::{
     id::{MsgId, UserId},
 };
 
-use super::{Api, Problem};
+use super::{Api, Problem, bad_body};
 use crate::{
     ports::Ports,
     trace::{Event, FOUND_TRACES, Query as Wanted, WATCH_MS},
@@ -33,13 +38,30 @@ pub(super) struct Asked {
     trace: Option<String>,
 }
 
-/// The steps of those traces on all nodes that answer, by time. A message or user that is asked for is watched from now on.
+/// The steps of those traces that nodes have recorded, by time.
 pub(super) async fn steps(
     State(api): State<Api>,
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
+    let Query(asked) = asked.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
+    collect(&api, asked, false).await
+}
+
+/// The same, and all nodes watch the message or user from now on.
+pub(super) async fn watch(
+    State(api): State<Api>,
+    asked: Result<Json<Asked>, JsonRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Json(asked) = asked.map_err(bad_body)?;
+    collect(&api, asked, true).await
+}
+
+async fn collect(
+    api: &Api,
+    Asked { msg, user, trace }: Asked,
+    is_watched: bool,
+) -> Result<Json<Value>, Problem> {
     let bad = |why: String| Problem(Code::BadContent, why);
-    let Query(Asked { msg, user, trace }) = asked.map_err(|error| bad(error.body_text()))?;
     if let Some(msg) = &msg {
         MsgId::new(msg).map_err(|error| Problem(Code::BadId, format!("msg: {error}")))?;
     }
@@ -55,7 +77,8 @@ pub(super) async fn steps(
     if traces.len() > FOUND_TRACES {
         return Err(bad(format!("trace: at most {FOUND_TRACES} at once")));
     }
-    let mut said = ask_all(&api.ports, &Wanted { msg: msg.clone(), user: user.clone(), traces }).await;
+    let wanted = Wanted { msg: msg.clone(), user: user.clone(), traces, is_passive: !is_watched };
+    let mut said = ask_all(&api.ports, &wanted).await;
     if msg.is_some() || user.is_some() {
         // What a node knows under another name: whole traces are wanted.
         let traces = newest(&said.steps);
@@ -66,7 +89,7 @@ pub(super) async fn steps(
     let steps: Result<Vec<Value>, _> = steps.iter().map(|(node, step)| with_node(node, step)).collect();
     Ok(Json(json!({
         "node": api.ports.me.node.as_str(),
-        "watchedMs": WATCH_MS,
+        "watchedMs": if is_watched { WATCH_MS } else { 0 },
         "steps": steps.map_err(|error| Problem(Code::Internal, error.to_string()))?,
         "silent": said.silent,
     })))

@@ -1,12 +1,12 @@
 //! What a node answers on its ports for probes while it waits for a service that it can't start without.
 
-use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use axum::{Json, Router, extract::State, http::StatusCode, middleware::from_fn_with_state, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, machine::drain::Phase};
 use tokio::{net::TcpListener, sync::watch};
 
-use super::Problem;
+use super::{Problem, same_origin};
 
 /// What it knows by then.
 #[derive(Clone)]
@@ -18,11 +18,12 @@ pub struct Waiting {
 }
 
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until there is nobody who waits; connections that are open are told to go
-/// then, so that the next question comes to the node itself.
+/// then, so that the next question comes to the node itself. The admin port refuses here what it refuses later.
 ///
 /// # Errors
 /// Fails when the listener does.
-pub async fn serve(listener: TcpListener, waiting: Waiting) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, waiting: Waiting, is_admin: bool) -> std::io::Result<()> {
+    let listen = listener.local_addr()?.ip();
     let mut what = waiting.what.clone();
     let over = async move { while what.changed().await.is_ok() {} };
     let later = || async {
@@ -31,7 +32,7 @@ pub async fn serve(listener: TcpListener, waiting: Waiting) -> std::io::Result<(
             "the node waits for a service that it can't start without; see /readyz".into(),
         )
     };
-    let router = Router::new()
+    let mut router = Router::new()
         .route("/livez", get(|| async { Json(json!({"state": Phase::Starting.name()})) }))
         .route("/healthz", get(readyz))
         .route("/readyz", get(readyz))
@@ -39,6 +40,9 @@ pub async fn serve(listener: TcpListener, waiting: Waiting) -> std::io::Result<(
         .fallback(later)
         .method_not_allowed_fallback(later)
         .with_state(waiting);
+    if is_admin {
+        router = router.layer(from_fn_with_state(listen, same_origin::check));
+    }
     axum::serve(listener, router).with_graceful_shutdown(over).await
 }
 

@@ -1,18 +1,18 @@
 //! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
 
-use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::Outcome;
 use tokio::sync::watch;
 
-use super::signals::Signals;
+use super::{banner, signals::Signals};
 use crate::{
-    auth,
     budget::{Admission, raise_open_files},
     config::Config,
     node::Node,
+    private,
 };
 
 /// Arguments of `tidegate serve`.
@@ -41,14 +41,12 @@ pub struct Args {
     leave_with: Option<u32>,
 }
 
-/// How long the tokens printed at start are good for.
-const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
-
 /// Serves until a drain is done, which SIGTERM, SIGINT or the admin API asks for.
 ///
 /// # Errors
 /// Says what is wrong with the configuration or in the way of starting.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    private::close_new_files();
     // From the first moment on: the first process of a container does not end by a signal that nobody listens to, and would be killed later.
     let waits = watch::Sender::new(false);
     let signals = Signals::listen(waits.subscribe())?;
@@ -116,18 +114,17 @@ fn greet(node: &Node, config: &Config) {
         println!();
         println!("  MESSAGES LIVE IN MEMORY ONLY: a restart forgets them (node.store = memory).");
     }
+    let data = match config.node.data.to_str() {
+        Some("tidegate-data") | None => String::new(),
+        Some(other) => format!(" --data {}", banner::quoted(other)),
+    };
+    let program = banner::program();
+    let is_own = config.auth.key_file.as_os_str().is_empty() && config.node.profile == "single";
+    let key = (is_own && client.ip().is_loopback()).then_some(node.token_key.as_slice());
+    banner::tokens(key, &format!("{program} token alice{data}"));
     if !client.ip().is_loopback() {
         return;
     }
-    println!();
-    for user in ["alice", "bob"] {
-        println!("  token for {user}: {}", auth::sign(&node.token_key, user, None, TOKEN_TTL));
-    }
-    let data = match config.node.data.to_str() {
-        Some("tidegate-data") | None => String::new(),
-        Some(other) => format!(" --data {other}"),
-    };
-    let program = std::env::args().next().unwrap_or_else(|| "tidegate".into());
     println!();
     println!("  try, in two more terminals:");
     println!("    {program} tail --user bob{data}");

@@ -13,6 +13,7 @@ use crate::{
     config::Config,
     embedded::{Offline, Stats},
     node::import,
+    private,
 };
 
 /// Arguments of `tidegate store`.
@@ -93,6 +94,7 @@ enum Profile {
 /// # Errors
 /// When the store can't be opened (a node runs, there is none, it is damaged), has faults, or an export is wrong.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    private::close_new_files();
     match &args.command {
         Command::Check { data } => check(&store_of(&data.data)),
         Command::Stats { data, json } => stats(&store_of(&data.data), *json),
@@ -181,7 +183,9 @@ fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
     let to: Box<dyn Write> = if output == Path::new("-") {
         Box::new(io::stdout().lock())
     } else {
-        let file = File::create_new(output)
+        let file = private::options()
+            .create_new(true)
+            .open(output)
             .with_context(|| format!("{} can't be made; name a file that is not there", output.display()))?;
         Box::new(SyncOnFlush(file))
     };

@@ -6,7 +6,7 @@ use anyhow::Context;
 use tidegate_protocol::id::check_id;
 
 use super::find;
-use crate::auth;
+use crate::{auth, private};
 
 /// Arguments of `tidegate token`.
 #[derive(clap::Args, Debug)]
@@ -28,6 +28,7 @@ pub struct Args {
 /// # Errors
 /// Fails on a name that is no id, and when the key can't be read or made.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    private::close_new_files();
     check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
     if let Some(device) = &args.device {
         check_id(device).with_context(|| format!("device {device:?}"))?;

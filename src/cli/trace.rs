@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate_protocol::id::check_id;
 
 use super::{DataArg, admin::Admin, find};
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Several nodes tell of the same steps.
     let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for node in &mut nodes {
-        let all = steps(node, &format!("msg={0}&user={0}", args.name))?;
+        let all = steps(node, &args.name)?;
         found.extend(all.into_iter().filter(|it| seen.insert(format!("{it:?}"))));
     }
     if args.json {
@@ -80,9 +80,10 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(vec![find::node(&args.data.data, other_way)?.admin])
 }
 
-/// The steps that a node has collected, each with the name of its node.
-fn steps(node: &mut Admin, query: &str) -> anyhow::Result<Vec<(String, Value)>> {
-    let (status, body) = node.request("GET", &format!("/v1/trace?{query}"), "")?;
+/// The steps that a node has collected of a message or user, which nodes watch from now on; each with the name of its node.
+fn steps(node: &mut Admin, name: &str) -> anyhow::Result<Vec<(String, Value)>> {
+    let (status, body) =
+        node.request("POST", "/v1/trace", &json!({"msg": name, "user": name}).to_string())?;
     let said: Value = serde_json::from_str(&body).context("this is no admin port")?;
     if status != 200 {
         bail!("{}: {} {}", text(&said, "name"), text(&said, "message"), text(&said, "cure"));

@@ -23,6 +23,7 @@ use tokio::{
 };
 
 use super::{
+    banner,
     find::{self, CONNECT},
     topics,
 };
@@ -30,6 +31,7 @@ use crate::{
     auth,
     config::Config,
     node::{Addresses, NODE_FILE},
+    private,
 };
 
 /// Nodes that one machine is made to hold at most.
@@ -38,8 +40,8 @@ const NODES_MAX: u16 = 16;
 const START_MAX: Duration = Duration::from_secs(60);
 /// How often starting nodes are looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the tokens that are printed are good for.
-const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
+/// The token key of the nodes, below the data directory.
+const KEY_FILE: &str = "token.key";
 /// Where `cargo xtask services up` writes down what runs, below the folder of builds.
 const SERVICES: &str = "services/services.json";
 
@@ -85,6 +87,7 @@ struct Ended {
 /// # Errors
 /// The services are not there, a node does not start, or one ends by itself.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    private::close_new_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -131,8 +134,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// What all nodes are told; makes what they share below the data directory.
 fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
-    fs::create_dir_all(&args.data)
-        .with_context(|| format!("the data directory {} can't be made", args.data.display()))?;
+    let was_open = private::enter(&args.data)
+        .with_context(|| format!("the data directory {} can't be used", args.data.display()))?;
+    if was_open {
+        eprintln!("{} was open to other accounts; its mode is 700 now", args.data.display());
+    }
     let folder = args.data.canonicalize()?;
     let key = |name: &str| -> anyhow::Result<PathBuf> {
         let file = folder.join(name);
@@ -146,7 +152,7 @@ fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
         None => services()?,
     };
     sets.push("node.profile=cluster".to_owned());
-    sets.push(format!("auth.key_file={}", key("token.key")?.display()));
+    sets.push(format!("auth.key_file={}", key(KEY_FILE)?.display()));
     sets.push(format!("link.secret_file={}", key("link.secret")?.display()));
     sets.extend(args.set.iter().cloned());
     Ok(sets)
@@ -186,7 +192,7 @@ fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
 
 /// Two that start at once would take each other's directories; held as long as the cluster runs.
 fn alone(data: &Path) -> anyhow::Result<File> {
-    fs::create_dir_all(data).with_context(|| format!("--data {}", data.display()))?;
+    private::create_dir_all(data).with_context(|| format!("--data {}", data.display()))?;
     let file = data.join("up.lock");
     let lock = File::create(&file).with_context(|| file.display().to_string())?;
     match lock.try_lock() {
@@ -223,7 +229,7 @@ fn start<'a>(
     let mut members: Vec<Member> = Vec::new();
     for (name, [client, admin, link]) in nodes {
         let data = args.data.join(name);
-        fs::create_dir_all(&data)?;
+        private::create_dir_all(&data)?;
         // What a node that was killed left is not this one's word.
         fs::remove_file(data.join(NODE_FILE)).ok();
         let log = fs::File::create(data.join("log"))?;
@@ -346,22 +352,21 @@ impl Member {
 }
 
 fn greet(args: &Args, key: &Path, members: &[Member], addresses: &[Addresses]) -> anyhow::Result<()> {
-    let key = auth::read_key(key).with_context(|| format!("auth.key_file {}", key.display()))?;
-    let program = env::args().next().unwrap_or_else(|| "tidegate".into());
+    let program = banner::program();
     println!();
     println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());
     for (member, at) in members.iter().zip(addresses) {
         let (name, data) = (&member.name, member.data.display());
         println!("  {name:<3} clients {}  admin http://{}  pid {}  data {data}", at.client, at.admin, at.pid);
     }
-    println!();
-    for user in ["alice", "bob"] {
-        println!("  token for {user}: {}", auth::sign(&key, user, None, TOKEN_TTL));
-    }
     let (Some(first), Some(last), Some(at)) = (members.first(), members.last(), addresses.first()) else {
         return Ok(());
     };
-    let (all, data) = (args.data.display(), last.data.display());
+    let [all, data, one] = [&args.data, &last.data, &first.data]
+        .map(|path| banner::quoted(&path.to_string_lossy()).into_owned());
+    let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| own == key);
+    let own = own.map(|own| auth::read_key(&own)).transpose().context("the token key")?;
+    banner::tokens(own.as_deref(), &format!("{program} token alice --data {one}"));
     println!();
     println!("  try, in more terminals:");
     println!("    {program} tail --user bob --data {all}");

@@ -5,7 +5,7 @@
 //! and a database that is gone later is missed.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     io::{self, Write as _},
     path::{Path, PathBuf},
 };
@@ -13,6 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{OpenError, journal};
+use crate::private;
 
 /// The layout that this program writes. 2: keys of refused messages ([`Key::refused`]).
 ///
@@ -63,7 +64,7 @@ impl Directory {
     fn lock(path: &Path) -> Result<Self, OpenError> {
         let at = |error: io::Error| OpenError::Io { path: path.to_owned(), error };
         let foreign = || OpenError::Foreign(path.to_owned());
-        fs::create_dir_all(path).map_err(at)?;
+        private::create_dir_all(path).map_err(at)?;
         let marker = match fs::read(path.join(FORMAT_FILE)) {
             Ok(bytes) => {
                 let marker: Marker = serde_json::from_slice(&bytes).map_err(|_| foreign())?;
@@ -78,7 +79,7 @@ impl Directory {
             Some(found) if found < OLDEST => return Err(OpenError::Older { path: path.to_owned(), found }),
             None | Some(_) => {}
         }
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"));
+        let lock = private::options().create(true).truncate(false).open(path.join("lock"));
         let lock = lock.map_err(at)?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -146,7 +147,7 @@ impl Directory {
 
     fn write_marker(&self) -> io::Result<()> {
         let draft = self.path.join("format.tmp");
-        let mut file = File::create(&draft)?;
+        let mut file = private::options().create(true).truncate(true).open(&draft)?;
         file.write_all(&serde_json::to_vec(&Marker { tidegate_store: FORMAT })?)?;
         file.sync_all()?;
         fs::rename(&draft, self.path.join(FORMAT_FILE))?;

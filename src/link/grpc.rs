@@ -6,8 +6,9 @@
 
 use std::{
     collections::HashMap,
-    fmt,
+    fmt, fs,
     hash::BuildHasher as _,
+    io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -21,6 +22,7 @@ use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, S
 use crate::{
     config,
     metrics::Metrics,
+    private,
     routes::NodeBoot,
     trace::{Event, Query},
 };
@@ -86,9 +88,10 @@ impl Settings {
         let given = |path: &Path| !path.as_os_str().is_empty();
         let secret = given(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
         let tls = if given(&section.tls_ca) {
-            let read =
-                |path: &Path| std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
-            Some(Tls::new(&read(&section.tls_cert)?, &read(&section.tls_key)?, &read(&section.tls_ca)?))
+            let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+            let read = |path: &Path| fs::read(path).map_err(|error| at(path, error));
+            let key = private::read(&section.tls_key).map_err(|error| at(&section.tls_key, error))?;
+            Some(Tls::new(&read(&section.tls_cert)?, &key, &read(&section.tls_ca)?))
         } else {
             None
         };

@@ -24,7 +24,7 @@ use crate::{
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::{LagLimit, Lags, Peers, Ports},
-    redis,
+    private, redis,
     routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{EmbeddedStore, MemoryStore, OpenError, PostgresStore, Store},
@@ -128,6 +128,25 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
             shared.display()
         )
     })
+}
+
+/// Checks the files with secrets that are read later, some of them only once services answer.
+///
+/// # Errors
+/// Names the setting of a file that can't be read, or that every account may read.
+pub(super) fn check_secrets(config: &Config) -> anyhow::Result<()> {
+    let files = [
+        ("link.secret_file", &config.link.secret_file),
+        ("link.tls_key", &config.link.tls_key),
+        ("redis.password_file", &config.redis.password_file),
+        ("postgres.password_file", &config.postgres.password_file),
+        ("kafka.sasl_password_file", &config.kafka.sasl_password_file),
+        ("kafka.key_file", &config.kafka.key_file),
+    ];
+    for (key, file) in files.into_iter().filter(|(_, file)| !file.as_os_str().is_empty()) {
+        private::check(file).with_context(|| format!("{key} {}", file.display()))?;
+    }
+    Ok(())
 }
 
 /// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.

@@ -75,11 +75,12 @@ async fn once(config: &Config, claimant: u64, start: Instant, metrics: &Metrics)
 /// Says it on the ports for probes from now on, until what is given back is dropped.
 fn tell(why: String, doors: &Doors, rendered: &PrometheusHandle) -> anyhow::Result<watch::Sender<String>> {
     let (told, what) = watch::channel(why);
-    for door in [Some(&doors.admin), doors.monitor.as_ref()].into_iter().flatten() {
+    let doors = [(Some(&doors.admin), true), (doors.monitor.as_ref(), false)];
+    for (door, is_admin) in doors.into_iter().filter_map(|(door, is_admin)| Some((door?, is_admin))) {
         let door = tokio::net::TcpListener::from_std(door.try_clone()?)?;
         let waiting = Waiting { what: what.clone(), metrics: rendered.clone() };
         tokio::spawn(async move {
-            if let Err(error) = api::waiting::serve(door, waiting).await {
+            if let Err(error) = api::waiting::serve(door, waiting, is_admin).await {
                 tracing::error!(%error, "a port of the API stopped");
             }
         });

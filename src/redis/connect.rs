@@ -1,6 +1,6 @@
 //! How to reach Redis: one server, the master that sentinels name, or a cluster; RESP3, TLS.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, io, path::Path, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
@@ -12,7 +12,7 @@ use redis::{
 };
 use tokio::sync::Mutex;
 
-use crate::config;
+use crate::{config, private};
 
 /// Why there can't be a connection, whatever the server does.
 #[derive(Debug, thiserror::Error)]
@@ -155,21 +155,26 @@ fn login(config: &config::Redis) -> Result<RedisConnectionInfo, ConnectError> {
     if !config.username.is_empty() {
         login = login.set_username(&config.username);
     }
-    if let Some(password) = read("password_file", &config.password_file)? {
+    if let Some(password) = read("password_file", &config.password_file, private::read)? {
         login = login.set_password(String::from_utf8_lossy(&password).trim_end());
     }
     Ok(login)
 }
 
 fn certificates(config: &config::Redis) -> Result<Option<TlsCertificates>, ConnectError> {
-    let root_cert = read("tls_ca_file", &config.tls_ca_file)?;
+    let root_cert = read("tls_ca_file", &config.tls_ca_file, |path| fs::read(path))?;
     Ok(config.tls.then_some(TlsCertificates { client_tls: None, root_cert }))
 }
 
-fn read(key: &'static str, path: &Path) -> Result<Option<Vec<u8>>, ConnectError> {
+/// What a file has, if one is named; read `by` this.
+fn read(
+    key: &'static str,
+    path: &Path,
+    by: fn(&Path) -> io::Result<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, ConnectError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
     let file = |error| ConnectError::File { key, path: path.display().to_string(), error };
-    fs::read(path).map(Some).map_err(file)
+    by(path).map(Some).map_err(file)
 }

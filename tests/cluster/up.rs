@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Cluster, eventually, fresh_data, hello, http, service, text_of};
+use crate::support::{Client, Cluster, eventually, fresh_data, hello, http, service, terminal, text_of};
 
 /// A folder as that of a checkout with running services, and what keeps its cluster apart from those of other tests.
 struct Place {
@@ -52,6 +52,15 @@ impl Place {
 
     /// `tidegate up` with these words, on any free ports.
     fn up(&self, words: &[&str]) -> Running {
+        Running::start(&mut self.command(words))
+    }
+
+    /// The same, as a person at a terminal sees it.
+    fn up_in_terminal(&self, words: &[&str]) -> Running {
+        Running::start_in_terminal(self.command(words))
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
         // As a terminal would have it, also where the tests run under `nohup`.
         let mut command = Command::new("env");
         command
@@ -62,7 +71,8 @@ impl Place {
         for name in names.into_iter().chain(["redis.prefix"]) {
             command.args(["--set", &format!("{name}={}", self.ground.setting(&format!("{name}=")))]);
         }
-        Running::start(command.current_dir(&self.folder).env_remove("CARGO_TARGET_DIR"))
+        command.current_dir(&self.folder).env_remove("CARGO_TARGET_DIR");
+        command
     }
 
     /// A line that `tidegate up` printed to be typed.
@@ -115,6 +125,16 @@ impl Running {
         let mut child = streams.spawn().expect("the program runs");
         let lines = Arc::default();
         hear(child.stdout.take().expect("a pipe"), &lines);
+        hear(child.stderr.take().expect("a pipe"), &lines);
+        Self { child, lines }
+    }
+
+    fn start_in_terminal(mut command: Command) -> Self {
+        let (writes, reads) = terminal();
+        let streams = command.stdin(Stdio::null()).stdout(writes).stderr(Stdio::piped());
+        let mut child = streams.spawn().expect("the program runs");
+        let lines = Arc::default();
+        hear(reads, &lines);
         hear(child.stderr.take().expect("a pipe"), &lines);
         Self { child, lines }
     }
@@ -209,7 +229,7 @@ fn words(row: &str) -> String {
 #[test]
 fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothing() {
     let place = Place::new();
-    let mut up = place.up(&["--nodes", "3"]);
+    let mut up = place.up_in_terminal(&["--nodes", "3"]);
     let nodes = up.nodes(3);
     for node in &nodes {
         assert_eq!(parent(node.pid), up.child.id(), "it watches all of them");
@@ -292,7 +312,9 @@ fn a_second_one_on_the_same_data_is_refused_and_does_the_first_one_no_harm() {
     let key = format!("auth.key_file={}", place.ground.token_key().display());
     let mut first = place.up(&["--nodes", "2", "--set", &key]);
     let nodes = first.nodes(2);
-    Client::connect(nodes[1].clients, Wire::Tcp).login(hello(&first.token("bob"), "phone"));
+    assert!(!first.said().iter().any(|line| line.contains("eyJ")), "its tokens are worth more than a try");
+    let token = place.answer(&first.next(" token alice "));
+    Client::connect(nodes[1].clients, Wire::Tcp).login(hello(token.trim(), "phone"));
     let mut second = place.up(&["--nodes", "2"]);
     assert_eq!(second.exit(), Some(1));
     second.says(&format!("n1 runs already (pid {})", nodes[0].pid.as_raw_nonzero()));

@@ -2,11 +2,12 @@
 //!
 //! TLS and SCRAM are of a build with `--features kafka-tls`; the step `tests` of `cargo xtask test` has it.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, io::Write as _, path::PathBuf, sync::Arc};
 
 use tidegate::{
     bus::{TopicState, ensure_topics, topic_plans},
     config::Kafka,
+    private,
 };
 
 use super::{
@@ -27,12 +28,12 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(service("kafka")["files"].as_str().expect("a folder")).join(name)
 }
 
-fn named(kafka: Kafka, mechanism: &str) -> Kafka {
+fn named(kafka: Kafka, mechanism: &str, password: &Password) -> Kafka {
     let user = service("kafka")["user"].as_str().expect("a user").to_owned();
     Kafka {
         sasl_mechanism: mechanism.to_owned(),
         sasl_username: user,
-        sasl_password_file: file("password"),
+        sasl_password_file: password.0.clone(),
         ..kafka
     }
 }
@@ -52,18 +53,27 @@ async fn is_refused(kafka: &Kafka) {
     assert!(ensure_topics(kafka, &plans).await.is_err());
 }
 
-/// The password of nobody, in a file that goes with the test.
-struct Wrong(PathBuf);
+/// A password in a file that only this account may read, and that goes with the test.
+struct Password(PathBuf);
 
-impl Wrong {
-    fn new(name: &str) -> Self {
+impl Password {
+    fn new(name: &str, text: &str) -> Self {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        fs::write(&path, "nobodys\n").unwrap();
+        let mut file = private::options().create(true).truncate(true).open(&path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
         Self(path)
+    }
+
+    fn right(name: &str) -> Self {
+        Self::new(&format!("{name}-right"), &fs::read_to_string(file("password")).unwrap())
+    }
+
+    fn wrong(name: &str) -> Self {
+        Self::new(&format!("{name}-wrong"), "nobodys\n")
     }
 }
 
-impl Drop for Wrong {
+impl Drop for Password {
     fn drop(&mut self) {
         fs::remove_file(&self.0).ok();
     }
@@ -71,9 +81,9 @@ impl Drop for Wrong {
 
 #[tokio::test]
 async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
-    let kafka = named(at("sasl", "sasl_plaintext"), "PLAIN");
+    let (right, wrong) = (Password::right("plain"), Password::wrong("plain"));
+    let kafka = named(at("sasl", "sasl_plaintext"), "PLAIN", &right);
     is_let_in(&kafka).await;
-    let wrong = Wrong::new("plain");
     let mistaken = Kafka { sasl_password_file: wrong.0.clone(), ..kafka.clone() };
     let nobody = Kafka { brokers: kafka.brokers, ..settings() };
     // The library tries again until its time is up.
@@ -94,8 +104,8 @@ async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
 #[cfg(feature = "kafka-tls")]
 #[tokio::test]
 async fn a_password_goes_by_scram_over_tls() {
-    let kafka = named(Kafka { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512");
+    let (right, wrong) = (Password::right("scram"), Password::wrong("scram"));
+    let kafka = named(Kafka { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
     is_let_in(&kafka).await;
-    let wrong = Wrong::new("scram");
     is_refused(&Kafka { sasl_password_file: wrong.0.clone(), ..kafka }).await;
 }

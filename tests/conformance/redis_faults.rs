@@ -1,14 +1,17 @@
 //! Redis that hangs, restarts, forgets its scripts, fails over or wants TLS: calls end in time and go on by themselves.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
 use tidegate::{
-    config,
+    config, private,
     routes::{Leases, NodeBoot, RedisRoutes, Registration, Routes, RoutesError, Token},
 };
 
@@ -171,6 +174,12 @@ async fn a_server_that_is_read_only_is_told_from_one_that_lost_the_answer() {
     assert_eq!(routes.register(wish("ann", &node("a", 1))).await.unwrap().replaced, None);
 }
 
+/// A file that only this account may read.
+fn write_secret(file: &Path, text: &str) {
+    let mut file = private::options().create(true).truncate(true).open(file).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+}
+
 #[tokio::test]
 async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
     let of_a_user = ["ACL", "SETUSER", "tide", "on", ">secret", "~*", "+@all"];
@@ -187,13 +196,18 @@ async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
             };
             let missing = RedisRoutes::connect(&config, Leases::default()).err().unwrap().to_string();
             assert!(missing.contains("redis.password_file"), "{missing}");
-            fs::write(&file, "wrong\n").unwrap();
+            fs::write(&file, "secret\n").unwrap();
+            fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+            let open = RedisRoutes::connect(&config, Leases::default()).err().unwrap().to_string();
+            assert!(open.contains("redis.password_file") && open.contains("chmod 600"), "{open}");
+            fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+            write_secret(&file, "wrong\n");
             let wrong = lookup(&routes(&config), "ann").await;
             assert!(
                 matches!(&wrong, Err(RoutesError::Unavailable(why)) if !why.contains("wrong")),
                 "{wrong:?}"
             );
-            fs::write(&file, "secret\n").unwrap();
+            write_secret(&file, "secret\n");
             assert_eq!(lookup(&routes(&config), "ann").await, Ok(0), "{version:?} {words:?}");
         }
     }
@@ -207,7 +221,7 @@ async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_passwor
         let _: String = server.ask(&[&["ACL", "SETUSER", "tide"], &rules[..]].concat());
         let _: String = server.ask(&["ACL", "SETUSER", "default", "-@all", "+ping"]);
         let file = server.folder.join("password");
-        fs::write(&file, "secret\n").unwrap();
+        write_secret(&file, "secret\n");
         let open = server.patient();
         let config = config::Redis { username: "tide".to_owned(), password_file: file, ..open.clone() };
         let (mine, a) = (routes(&config), node("a", 1));
@@ -303,7 +317,7 @@ async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let file = server.folder.join("password");
-        fs::write(&file, "secret\n").unwrap();
+        write_secret(&file, "secret\n");
         for (name, may_ask, beats) in [("knows", "+info", [1, 2]), ("asks", "-info", [1, 3])] {
             let rules = ["on", ">secret", "~tg:*", "+@all", "-@dangerous", may_ask];
             let _: String = server.ask(&[&["ACL", "SETUSER", name], &rules[..]].concat());

@@ -1,6 +1,9 @@
 //! One request to an HTTP port of a node, as the commands send it.
 
-use std::net::SocketAddr;
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+};
 
 use tidegate::cli::admin::Admin;
 
@@ -10,4 +13,17 @@ use super::PATIENCE;
 pub fn ask(admin: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut port = Admin::connect_within(admin, PATIENCE).expect("an admin port");
     port.request(method, path, body).expect("the admin port answers")
+}
+
+/// Asks with this request line and these headers; that of the length is added.
+pub fn ask_by(port: SocketAddr, head: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect_timeout(&port, PATIENCE).expect("an admin port");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    let request = format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(request.as_bytes()).expect("the admin port reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the admin port answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, body.to_owned())
 }

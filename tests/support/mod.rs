@@ -17,6 +17,7 @@ pub mod proxy;
 #[path = "services.rs"]
 pub mod services;
 mod stopwatch;
+mod terminal;
 mod way;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
@@ -34,6 +35,7 @@ pub use self::{
     port::free_port,
     postgres::OwnPostgres,
     process::{Begun, Process, command, fresh_data},
+    terminal::terminal,
     way::Way,
 };
 

@@ -1,11 +1,11 @@
 //! The properties of each kind of client: what the promises of the log need of the library, and what the operator says.
 
-use std::fs;
+use std::{io, path::Path};
 
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 
 use super::KafkaRefusal;
-use crate::config::Kafka;
+use crate::{config::Kafka, private};
 
 /// Whose brokers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,11 +34,14 @@ pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
     config.set("security.protocol", &kafka.security);
     if kafka.security.starts_with("sasl") {
         let file = &kafka.sasl_password_file;
-        let password = fs::read_to_string(file).map_err(|error| {
-            KafkaRefusal::wrong(format!("kafka.sasl_password_file: {}: {error}", file.display()))
-        })?;
+        let password = private::read(file).and_then(|it| String::from_utf8(it).map_err(io::Error::other));
+        let password = password.map_err(|error| refused("kafka.sasl_password_file", file, &error))?;
         config.set("sasl.mechanism", &kafka.sasl_mechanism).set("sasl.username", &kafka.sasl_username);
         config.set("sasl.password", password.trim_end_matches(['\r', '\n']));
+    }
+    if !kafka.key_file.as_os_str().is_empty() {
+        private::check(&kafka.key_file)
+            .map_err(|error| refused("kafka.key_file", &kafka.key_file, &error))?;
     }
     let files = [
         ("ssl.ca.location", &kafka.ca_file),
@@ -55,6 +58,10 @@ pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
         config.set(name, value);
     }
     Ok(config)
+}
+
+fn refused(key: &str, file: &Path, error: &io::Error) -> KafkaRefusal {
+    KafkaRefusal::wrong(format!("{key}: {}: {error}", file.display()))
 }
 
 /// Each record once and in order, on all copies in step, or an error; nobody waits for others to fill a batch.

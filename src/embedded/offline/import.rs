@@ -1,8 +1,9 @@
 //! Fills a new store from an export: beside its place first, checked there, then moved into it.
 
 use std::{
-    fs,
+    fs::{self, DirBuilder},
     io::{self, BufRead},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -13,6 +14,7 @@ use super::{Database, Directory, Entry, Offline, OfflineError, Pair, codec};
 use crate::{
     bus::TopicId,
     embedded::{Standing, batch::WriteBatch},
+    private,
     store::Fence,
 };
 
@@ -48,11 +50,11 @@ impl Offline {
             return Err(OfflineError::NotEmpty(path.to_owned()));
         }
         let data = path.parent().ok_or_else(|| at(io::ErrorKind::InvalidInput.into()))?;
-        fs::create_dir_all(data).map_err(at)?;
+        private::create_dir_all(data).map_err(at)?;
         let mut draft = name.to_owned();
         draft.push(".import");
         let draft = data.join(draft);
-        match fs::create_dir(&draft) {
+        match DirBuilder::new().mode(0o700).create(&draft) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(OfflineError::Busy(draft));

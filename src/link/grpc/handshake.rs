@@ -4,7 +4,7 @@
 //! impostor learns nothing that it could use, and a recorded lane can't be played again. What follows is as safe as the
 //! transport: without TLS whoever can change bytes on the way can change those, too.
 
-use std::{fmt, fs, path::Path};
+use std::{fmt, path::Path};
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use crate::routes::NodeBoot;
+use crate::{private, routes::NodeBoot};
 
 /// The version of the link that this node speaks.
 const VERSION: u32 = 1;
@@ -42,9 +42,9 @@ impl Secret {
     /// Reads it from a file; white space around it is none of it.
     ///
     /// # Errors
-    /// Says which file can't be read, or what is wrong with the secret.
+    /// Says which file can't be read or is open to every account, or what is wrong with the secret.
     pub fn read(file: &Path) -> Result<Self, String> {
-        let text = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text = private::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
         Self::new(text.trim_ascii()).map_err(|error| format!("{}: {error}", file.display()))
     }
 }

@@ -22,6 +22,7 @@ pub(super) fn put_query(query: Query) -> pb::LinkTraceQuery {
         msg: query.msg.unwrap_or_default(),
         user: query.user.unwrap_or_default(),
         traces: query.traces.into_iter().map(put_id).collect(),
+        passive: query.is_passive,
     }
 }
 
@@ -39,7 +40,7 @@ pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<Query, Malformed> {
     }
     let traces =
         sent.traces.iter().map(|sent| id(sent).ok_or(Malformed("trace"))).collect::<Result<_, _>>()?;
-    Ok(Query { msg, user, traces })
+    Ok(Query { msg, user, traces, is_passive: sent.passive })
 }
 
 pub(super) fn put_steps(steps: Vec<Event>) -> pb::LinkSteps {

@@ -1,6 +1,6 @@
 //! How to reach Postgres: address, login, TLS, and what each session is told at its start.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Pool, PoolConfig, QueueMode, RecyclingMethod, Runtime, Timeouts,
@@ -19,7 +19,7 @@ use tokio_postgres::{
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::trouble::said;
-use crate::config;
+use crate::{config, private};
 
 /// A session that was durable enough for the operator stays as it was set; one that is not is made so.
 const DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
@@ -87,7 +87,7 @@ impl Source {
     pub(super) fn new(settings: &config::Postgres) -> Result<Self, OpenError> {
         let url = settings.url.parse::<tokio_postgres::Config>();
         let mut config = url.map_err(|error| OpenError::Config(format!("postgres.url: {}", said(&error))))?;
-        if let Some(password) = read("password_file", &settings.password_file)? {
+        if let Some(password) = read("password_file", &settings.password_file, private::read)? {
             config.password(password.trim_ascii_end());
         }
         if config.get_application_name().is_none() {
@@ -176,7 +176,7 @@ fn session(settings: &config::Postgres) -> String {
 
 fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
     let mut roots = RootCertStore::empty();
-    match read("tls_ca_file", authority)? {
+    match read("tls_ca_file", authority, |path| fs::read(path))? {
         Some(pem) => {
             let refused = |error: String| OpenError::File {
                 key: "tls_ca_file",
@@ -204,14 +204,19 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
     Ok(MakeRustlsConnect::new(client))
 }
 
-fn read(key: &'static str, path: &Path) -> Result<Option<Vec<u8>>, OpenError> {
+/// What a file has, if one is named; read `by` this.
+fn read(
+    key: &'static str,
+    path: &Path,
+    by: fn(&Path) -> io::Result<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, OpenError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
-    let file = |error: std::io::Error| OpenError::File {
+    let file = |error: io::Error| OpenError::File {
         key,
         path: path.display().to_string(),
         error: error.to_string(),
     };
-    fs::read(path).map(Some).map_err(file)
+    by(path).map(Some).map_err(file)
 }

@@ -1,0 +1,218 @@
+//! Files and directories that are closed to other accounts of the machine: the data directory, exports, and files with secrets.
+
+use std::{
+    fs::{DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Read as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::Path,
+};
+
+use rustix::{
+    fs::Mode,
+    process::{geteuid, umask},
+};
+
+/// Permissions of the group and of all others.
+const NOT_OWNER: u32 = 0o077;
+/// Permissions of accounts that are neither the owner nor in the group.
+const OTHERS: u32 = 0o007;
+/// Set on directories that several accounts share, such as `/tmp`.
+const STICKY: u32 = 0o1000;
+
+/// Closes every file and directory that this process and its children create from now on, whatever code creates it.
+pub fn close_new_files() {
+    umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// Options for writing a file that is created with mode 600.
+pub fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
+/// Creates a directory, and its missing parents, with mode 700. One that exists stays as it is.
+///
+/// # Errors
+/// The directory can't be created.
+pub fn create_dir_all(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Creates a data directory with mode 700, or closes one that exists. Returns whether it was open to other accounts.
+///
+/// # Errors
+/// The directory can't be created, or is open to other accounts and not this account's alone to close; the text has the cure.
+pub fn enter(path: &Path) -> io::Result<bool> {
+    create_dir_all(path)?;
+    let directory = File::open(path)?;
+    let about = directory.metadata()?;
+    let found =
+        Found { mode: about.mode(), owner: about.uid(), me: geteuid().as_raw(), is_shared: is_shared(path)? };
+    match found.verdict() {
+        Ok(None) => Ok(false),
+        Ok(Some(mode)) => directory.set_permissions(Permissions::from_mode(mode)).map(|()| true),
+        Err(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+    }
+}
+
+/// State of a directory that is to become, or is, a data directory.
+struct Found {
+    mode: u32,
+    owner: u32,
+    me: u32,
+    /// Whether directories are in it that no node creates.
+    is_shared: bool,
+}
+
+impl Found {
+    /// The mode that it has to get, if any; or why it can't be used.
+    fn verdict(&self) -> Result<Option<u32>, String> {
+        if self.mode & NOT_OWNER == 0 {
+            return Ok(None);
+        }
+        if self.owner != self.me {
+            // A group is somebody's decision, as for key files: volumes of Kubernetes have one (`fsGroup`).
+            return if self.mode & OTHERS == 0 {
+                Ok(None)
+            } else {
+                Err(format!(
+                    "it belongs to another account (uid {}) and all accounts may enter it; name a directory below it, which the node \
+                     creates with mode 700, or `chown` it to uid {}",
+                    self.owner, self.me
+                ))
+            };
+        }
+        // Closing a home directory or /srv would break more than it protects.
+        if self.mode & STICKY != 0 || self.is_shared {
+            return Err("other accounts may enter it, and other things than a node's data are in it; name a directory of the node's \
+                        own, or close this one with `chmod 700`"
+                .to_owned());
+        }
+        Ok(Some(self.mode & 0o7777 & !NOT_OWNER))
+    }
+}
+
+/// Whether there are directories that neither a node nor `tidegate up` creates.
+fn is_shared(path: &Path) -> io::Result<bool> {
+    for entry in path.read_dir()? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_member = name.strip_prefix('n').is_some_and(|nth| nth.parse::<u16>().is_ok());
+        if !is_member && !["store", "store.import", "lost+found"].contains(&name.as_ref()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads a file with a secret. Its group may read it, as containers have it (mode 440 and `fsGroup`).
+///
+/// # Errors
+/// The file can't be read, or every account may read it.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    check_secret(&file)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Checks a file with a secret that other code reads.
+///
+/// # Errors
+/// As those of [`read`].
+pub fn check(path: &Path) -> io::Result<()> {
+    check_secret(&File::open(path)?)
+}
+
+fn check_secret(file: &File) -> io::Result<()> {
+    if file.metadata()?.mode() & OTHERS == 0 {
+        return Ok(());
+    }
+    let why = "open to every account of this machine: `chmod 600` it (640 where only its group may read it)";
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tidegate-private-{name}-{}", std::process::id()))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn chmod(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn data_directories_are_created_closed_and_open_ones_are_closed() {
+        let data = place("data").join("a/b");
+        assert!(!enter(&data).unwrap());
+        assert_eq!((mode(&data), mode(data.parent().unwrap())), (0o700, 0o700));
+        for name in ["store", "n1", "n16"] {
+            fs::create_dir(data.join(name)).unwrap();
+        }
+        for open in [0o755, 0o750, 0o777, 0o701] {
+            chmod(&data, open);
+            assert!(enter(&data).unwrap());
+            assert_eq!(mode(&data), 0o700, "{open:o}");
+            assert!(!enter(&data).unwrap());
+        }
+        fs::remove_dir_all(place("data")).unwrap();
+    }
+
+    #[test]
+    fn directories_with_other_things_in_them_are_not_touched() {
+        let home = place("home");
+        fs::create_dir_all(home.join("public_html")).unwrap();
+        chmod(&home, 0o755);
+        let why = enter(&home).unwrap_err().to_string();
+        assert!(why.contains("`chmod 700`"), "{why}");
+        assert_eq!(mode(&home), 0o755);
+        chmod(&home, 0o700);
+        assert!(!enter(&home).unwrap(), "its owner has closed it");
+        fs::remove_dir(home.join("public_html")).unwrap();
+        chmod(&home, 0o1777);
+        assert!(enter(&home).is_err(), "as /tmp is");
+        fs::remove_dir_all(home).unwrap();
+    }
+
+    #[test]
+    fn directories_of_other_accounts_are_refused_unless_only_a_group_may_enter() {
+        let verdict = |mode| Found { mode, owner: 0, me: 10_001, is_shared: false }.verdict();
+        assert_eq!([verdict(0o40_700), verdict(0o42_770)], [Ok(None), Ok(None)]);
+        for open in [0o42_777, 0o40_775, 0o40_701] {
+            let why = verdict(open).unwrap_err();
+            assert!(why.contains("uid 0") && why.contains("`chown` it to uid 10001"), "{open:o}: {why}");
+        }
+    }
+
+    #[test]
+    fn secrets_that_every_account_may_read_are_refused() {
+        let file = place("secret");
+        fs::write(&file, "secret").unwrap();
+        for closed in [0o600, 0o400, 0o440, 0o640] {
+            chmod(&file, closed);
+            assert_eq!(read(&file).unwrap(), b"secret", "{closed:o}");
+            check(&file).unwrap();
+        }
+        for open in [0o644, 0o604, 0o602, 0o601] {
+            chmod(&file, open);
+            let why = read(&file).unwrap_err().to_string();
+            assert!(why.contains("`chmod 600`") && check(&file).is_err(), "{open:o}: {why}");
+        }
+        fs::remove_file(file).unwrap();
+    }
+}

@@ -1,0 +1,150 @@
+//! X12: what a node and its tools write is closed to other accounts, whatever the umask, and open secrets are refused.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use rustix::process::{Signal, geteuid};
+use tidegate::auth;
+use tidegate_protocol::codec::Wire;
+
+use crate::{
+    fails,
+    support::{Process, command, fresh_data},
+};
+
+/// Starts a command as a shell with the usual umask does.
+fn with_umask_022(program: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 022; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+    shell
+}
+
+/// What is at or below the path and has permissions for others than its owner.
+fn open(path: &Path) -> Vec<String> {
+    let about = fs::symlink_metadata(path).expect("it is there");
+    let mut found = Vec::new();
+    if about.mode() & 0o077 != 0 {
+        found.push(format!("{} {:o}", path.display(), about.mode()));
+    }
+    if about.is_dir() {
+        let below = fs::read_dir(path).expect("a directory").flatten();
+        found.extend(below.flat_map(|entry| open(&entry.path())));
+    }
+    found
+}
+
+fn count(path: &Path) -> usize {
+    let below = fs::read_dir(path).into_iter().flatten().flatten();
+    1 + below.map(|entry| count(&entry.path())).sum::<usize>()
+}
+
+fn chmod(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+}
+
+/// Runs `tidegate` with these words and the usual umask.
+fn tidegate(words: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let output = with_umask_022(command.args(words)).output().expect("the binary runs");
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn x12_data_and_exports_are_closed_to_other_accounts() {
+    let place = fresh_data();
+    // The harness has its own files in `place`; what is below `data` is the node's alone.
+    let (serve, data) = (command(&place, &[]), place.join("data"));
+    let words = serve.get_args().map(|word| if word == place.as_os_str() { data.as_os_str() } else { word });
+    let mut own = Command::new(serve.get_program());
+    let mut shell = with_umask_022(own.args(words));
+    shell.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut node = Process::spawn(&data, shell);
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    for n in 0..20 {
+        alice.text("bob", &format!("m{n}"), "for nobody else");
+    }
+    assert_eq!(open(&data), [""; 0], "while it serves");
+    assert!(count(&data) > 5, "the walk sees the store");
+    node.signal(Signal::TERM);
+    assert!(node.exit().success());
+    assert_eq!(open(&data), [""; 0], "after it");
+
+    let text = |path: &Path| path.to_str().expect("a plain name").to_owned();
+    let (export, new, fresh) = (place.join("export.jsonl"), place.join("new"), place.join("fresh"));
+    tidegate(&["store", "export", "--data", &text(&data), "--output", &text(&export)]);
+    tidegate(&["store", "import", &text(&export), "--data", &text(&new)]);
+    tidegate(&["token", "alice", "--data", &text(&fresh)]);
+    for path in [&export, &new, &fresh] {
+        assert_eq!(open(path), [""; 0]);
+    }
+    fs::remove_dir_all(place).ok();
+}
+
+#[test]
+fn x12_an_open_data_directory_is_closed_at_the_start() {
+    let data = fresh_data();
+    let serve = command(&data, &[]);
+    chmod(&data, 0o755);
+    let node = Process::spawn(&data, serve);
+    assert_eq!(fs::metadata(&data).expect("it is there").mode() & 0o777, 0o700);
+    assert!(node.said().contains("data directory was open to other accounts"), "{}", node.said());
+}
+
+/// What `serve` says, which does not start on this directory.
+fn refused(data: &Path, sets: &[&str]) -> String {
+    let mut serve = command(data, sets);
+    let output = serve.stderr(Stdio::piped()).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
+#[test]
+fn x12_a_directory_that_is_not_the_nodes_alone_is_refused() {
+    let data = fresh_data();
+    fs::create_dir_all(data.join("public_html")).expect("a folder");
+    chmod(&data, 0o755);
+    let said = refused(&data, &[]);
+    assert!(said.contains("can't be used") && said.contains("`chmod 700`"), "{said}");
+    assert_eq!(fs::metadata(&data).expect("it is there").mode() & 0o777, 0o755, "left as it was");
+    fs::remove_dir_all(data.join("public_html")).expect("it is there");
+    // Only root can give a directory away; the unit tests of `private` cover the rest.
+    if geteuid().is_root() {
+        chown(&data, Some(12_345), None).expect("root may");
+        let said = refused(&data, &[]);
+        assert!(said.contains("uid 12345") && said.contains("`chown`"), "{said}");
+        assert!(!data.join("token.key").exists(), "nothing was written into it");
+    }
+    fs::remove_dir_all(data).ok();
+}
+
+#[test]
+fn x12_secrets_that_every_account_may_read_are_refused() {
+    let keys = fresh_data();
+    fs::create_dir_all(&keys).expect("a folder");
+    let file = |name: &str| -> PathBuf {
+        let file = keys.join(name);
+        auth::create_key(&file).expect("a file");
+        file
+    };
+    let (token, secret) = (format!("auth.key_file={}", file("token.key").display()), file("secret"));
+    let mut sets = vec!["node.profile=cluster", "kafka.brokers=[127.0.0.1:1]", &token];
+    sets.extend(["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"]);
+    sets.extend(["kafka.security=sasl_plaintext", "kafka.sasl_mechanism=PLAIN", "kafka.sasl_username=me"]);
+    let named = format!("kafka.sasl_password_file={}", file("password").display());
+    sets.push(&named);
+    chmod(&secret, 0o644);
+    for key in
+        ["link.secret_file", "redis.password_file", "postgres.password_file", "kafka.sasl_password_file"]
+    {
+        let open = format!("{key}={}", secret.display());
+        let (output, said) = fails(&[&sets[..], &[&open]].concat());
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(key) && said.contains("`chmod 600`"), "{key}: {said}");
+    }
+    fs::remove_dir_all(keys).ok();
+}
