@@ -66,7 +66,7 @@ fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Dur
             Said::Error(error) => {
                 assert!(error.temporary, "{error:?}");
                 // A refusal may come at once, and what it is for lasts longer than twenty of them.
-                client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                client.back_off(error.retry_after_ms);
             }
             other => panic!("no answer to a send: {other:?}"),
         }

@@ -2,6 +2,16 @@
 //! its store moved to another node.
 #![allow(clippy::unwrap_used)]
 
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "support/seed.rs"]
+mod seed;
+#[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
+#[path = "support/time.rs"]
+mod time;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "support/unique.rs"]
+mod unique;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -9,13 +19,16 @@ use std::{
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use seed::seed;
 use serde_json::{Value, json};
 use tidegate::{auth, embedded::FORMAT};
+use time::{eventually_within, let_time_pass};
+use unique::unique_name;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROUNDS: u64 = 12;
@@ -28,9 +41,7 @@ struct Data(PathBuf);
 
 impl Data {
     fn fresh() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("tidegate-durable-{}-{count}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("tidegate-durable-{}", unique_name()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -91,15 +102,8 @@ impl Drop for Server {
 }
 
 /// Looks until there is something.
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
+fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    eventually_within(PATIENCE, what, look)
 }
 
 /// A client on JSON lines.
@@ -241,6 +245,7 @@ fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
     let mut all = vec![Acked::new(); CLIENTS];
     let mut server = Server::start(&data);
     let key = token_key(&data.0);
+    let mut random = StdRng::seed_from_u64(seed());
     for round in 0..ROUNDS {
         let address = server.address;
         let rounds: Vec<_> = thread::scope(|scope| {
@@ -252,10 +257,8 @@ fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
                     })
                 })
                 .collect();
-            // A moment in the middle of it: between 20 and 400 ms, other ones each time.
-            let moment = Duration::from_millis(20 + rand::random::<u64>() % 380);
-            let started = Instant::now();
-            eventually("the moment", || (started.elapsed() >= moment).then_some(()));
+            let moment = Duration::from_millis(random.random_range(20..400));
+            let_time_pass("to a moment in the middle of it, another one each time", moment);
             server.kill();
             senders.into_iter().map(|sender| sender.join().unwrap()).collect()
         });

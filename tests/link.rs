@@ -1,6 +1,13 @@
 //! The link over gRPC where it is more than its contract: who is let in, and what one bad peer does to the others.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
+#[path = "support/port.rs"]
+mod port;
+#[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
+#[path = "support/time.rs"]
+mod time;
+
 use std::{
     io,
     net::SocketAddr,
@@ -103,6 +110,11 @@ fn listen(me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
     listen_at(([127, 0, 0, 1], 0).into(), me, end, settings)
 }
 
+/// An address that stays this test's own, whether somebody listens there or not.
+fn own_address() -> SocketAddr {
+    ([127, 0, 0, 1], port::free_port()).into()
+}
+
 fn caller(settings: Settings, peers: &[(NodeBoot, SocketAddr)]) -> GrpcLink {
     let link = GrpcLink::new(node("here", 1), settings, 9, metrics::install().0);
     link.set_peers(peers.iter().map(|(peer, address)| (peer.clone(), address.to_string())).collect());
@@ -118,12 +130,9 @@ async fn call(link: &GrpcLink, to: &NodeBoot) -> Result<(), LinkError> {
 }
 
 async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    let looking = async {
-        while !look().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("{what}"));
+    let looking = time::eventually_async(PATIENCE, what, async || look().await.then_some(()));
+    // A look may hang, too.
+    tokio::time::timeout(PATIENCE * 2, looking).await.unwrap_or_else(|_| panic!("{what}"));
 }
 
 /// An authority, and certificates for this machine by it.
@@ -207,8 +216,8 @@ async fn a_listener_without_a_usable_certificate_does_not_start() {
 async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called() {
     let end = Arc::new(End::default());
     let (old, new) = (node("there", 1), node("there", 2));
-    let first = listen(old.clone(), &end, open());
-    let at = first.address();
+    let at = own_address();
+    let first = listen_at(at, old.clone(), &end, open());
     let link = caller(open(), &[(old.clone(), at)]);
     assert_eq!(call(&link, &old).await, Ok(()));
     drop(first);
@@ -229,8 +238,8 @@ async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called
 #[tokio::test]
 async fn a_peer_that_was_away_is_found_again() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
-    let first = listen(peer.clone(), &end, open());
-    let at = first.address();
+    let at = own_address();
+    let first = listen_at(at, peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), at)]);
     assert_eq!(call(&link, &peer).await, Ok(()));
     drop(first);
@@ -244,7 +253,7 @@ async fn a_peer_that_was_away_is_found_again() {
 async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
     let end = Arc::new(End::default());
     let listener = listen(node("other", 1), &end, open());
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = own_address();
     let (taken, free, unknown) = (node("there", 1), node("free", 1), node("unknown", 1));
     let link = caller(open(), &[(taken.clone(), listener.address()), (free.clone(), nobody)]);
     for (peer, says) in [(taken, "other"), (free, "refused"), (unknown, "not among the peers")] {

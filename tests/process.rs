@@ -17,7 +17,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, send};
+use support::{Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, let_time_pass, send};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -56,8 +56,7 @@ fn a_node_that_was_stopped_reads_what_came_meanwhile_before_it_takes_anybody_for
         Wire::ALL.iter().map(|wire| node.login(*wire, &format!("{wire:?}"), "d")).collect();
     node.signal(Signal::STOP);
     let asked: Vec<u64> = clients.iter_mut().map(|client| client.say(ask::ping())).collect();
-    // Longer than the 2.5 s after which a client is silent.
-    clients[0].listen(Duration::from_millis(4_000));
+    let_time_pass("longer than the 2.5 s after which a client is silent", Duration::from_millis(4_000));
     node.signal(Signal::CONT);
     for (client, id) in clients.iter_mut().zip(asked) {
         assert!(matches!(client.reply(id), Said::Pong(_)), "{:?}", client.wire);
@@ -196,10 +195,9 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
 }
 
 /// What is left of a node without one of its parts would look healthy, so the process ends and says which it was.
-/// Faults are compiled into debug builds only.
-#[cfg(debug_assertions)]
 #[test]
 fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
+    support::needs_planted_faults();
     for (part, named) in [("shard", "a shard ended by itself"), ("owner", "the owner ended by itself")] {
         let mut node = Process::start(&[
             "fault.panic_on_msg_id=boom",

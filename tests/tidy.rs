@@ -144,6 +144,28 @@ const PLANTS: &[(&str, &str, &str)] = &[
         "src/node.rs",
         "fn a() {}\n\n#[cfg(test)]\nmod tests {\n    fn t() {\n        sleep(S);\n    }\n}\n",
     ),
+    ("honest-tests", "src/room/tests.rs", "//! Story.\nfn waits() {\n    time::sleep(SECOND).await;\n}\n"),
+    (
+        "honest-tests",
+        "src/room/tests.rs",
+        "//! Story.\n#[tokio::test(start_paused = true)]\nasync fn f() {\n    thread::sleep(SECOND);\n}\n",
+    ),
+    ("honest-tests", "tests/story.rs", "fn waits() {\n    thread::park_timeout(SECOND);\n}\n"),
+    (
+        "honest-tests",
+        "tests/story.rs",
+        "fn waits() {\n    while busy() {\n        thread::yield_now();\n    }\n}\n",
+    ),
+    (
+        "honest-tests",
+        "tests/story.rs",
+        "fn f() {\n    eventually(\"time passes\", || (begun.elapsed() >= LONG).then_some(()));\n}\n",
+    ),
+    (
+        "honest-tests",
+        "tests/story.rs",
+        "fn f() {\n    eventually_within(LONG, &what, || {\n        (Instant::now() > next).then_some(())\n    });\n}\n",
+    ),
     ("honest-tests", "tests/story.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}\n"),
     ("honest-tests", "src/node.rs", "#[should_panic]\nfn f() {}\n"),
     ("finished", "src/node.rs", "fn f() {\n    todo!()\n}\n"),
@@ -181,6 +203,15 @@ const CLEAN: &[(&str, &str)] = &[
         "//! Bound.\nlet (tx, rx) = mpsc::channel(BOUND);\nlet c = '\"';\nlet d: &'a str = r#\"sleep(\"#;\n",
     ),
     ("tests/s.rs", "//! Story.\nfn eventually(f: F) {\n    loop {\n        sleep(TICK);\n    }\n}\n"),
+    ("tests/support/time.rs", "//! Time.\nfn let_time_pass(why: &str) {\n    thread::sleep(TICK);\n}\n"),
+    (
+        "src/room/tests.rs",
+        "//! Story.\n#[tokio::test(start_paused = true)]\nasync fn f() {\n    time::sleep(TICK).await;\n}\n",
+    ),
+    (
+        "tests/s.rs",
+        "//! Story.\nfn f() {\n    eventually(\"it\", || (is_so() && begun.elapsed() > TICK).then_some(()));\n}\n",
+    ),
     ("protocol/src/codec.rs", "//! No tokio, no rand.\nlet operand = 1;\n"),
     (
         "src/config.rs",

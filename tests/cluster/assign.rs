@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
 use crate::support::{
-    Client, Cluster, PATIENCE, eventually, hello, http,
+    Client, Cluster, PATIENCE, eventually, free_port, hello, http,
     proxy::{Mode, Proxy},
     service, text_of,
 };
@@ -101,9 +101,7 @@ fn with_redis_away_the_answers_are_those_of_the_last_look_and_say_so() {
     let all = ["n1", "n2"].map(str::to_owned);
     eventually("both are known", || (names(&cluster, 0, "ann") == all).then_some(()));
     assert!(!ask(&cluster, 0, "ann").1);
-    let nobody =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it has one");
-    proxy.set_target(nobody);
+    proxy.set_target(([127, 0, 0, 1], free_port()).into());
     proxy.set(Mode::Reset, || true);
     eventually("it says that it is old", || ask(&cluster, 0, "ann").1.then_some(()));
     assert_eq!(names(&cluster, 0, "ann"), all);
@@ -116,7 +114,7 @@ fn a_node_that_is_short_of_memory_is_named_last_and_stays_ready_for_who_is_there
     let mut cluster = Cluster::prepare(2, &[]);
     // Less than any process has.
     cluster.set_for(1, &["limits.memory_bytes=1048576"]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_owned();
     let all = ["n1", "n2"].map(str::to_owned);
     eventually("both are known", || (names(&cluster, 0, "ann") == all).then_some(()));
@@ -220,7 +218,7 @@ fn three_nodes_share_clients_by_the_share_of_a_version_then_by_zone_then_by_weig
         cluster.set_for(nth, &["assign.zone=a", "assign.version=1"]);
     }
     cluster.set_for(2, &["assign.zone=b", "assign.version=2", "assign.share=0"]);
-    (0..3).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..3);
     cluster.all_owned();
     let all = ["n1", "n2", "n3"].map(str::to_owned);
     for nth in 0..3 {

@@ -21,9 +21,12 @@ use tidegate_protocol::{codec::Wire, pb};
 use crate::{
     events::Listener,
     history,
-    reaper::{online, pass},
+    reaper::online,
     send_until_acked,
-    support::{Client, Cluster, PATIENCE, Said, Stopwatch, ask, eventually, hello, send, text_of},
+    support::{
+        Client, Cluster, PATIENCE, Said, Stopwatch, ask, eventually, hello, let_time_pass,
+        let_time_pass_since, send, shown_in_two_runs, text_of,
+    },
 };
 
 /// Between two messages of a writer.
@@ -46,7 +49,7 @@ fn s10_an_owner_that_froze_within_its_archive_is_cut_off_and_its_successor_goes_
     let mut cluster = Cluster::prepare(2, &[]);
     let named = format!("postgres.url={}?application_name=first", cluster.setting("postgres.url="));
     cluster.set_for(0, &[&named]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_shared();
     let mut clients: Vec<Client> =
         (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
@@ -194,7 +197,7 @@ impl Shared {
                 }
                 Some(Said::Error(error)) => {
                     assert!(error.temporary, "{error:?}");
-                    client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                    client.back_off(error.retry_after_ms);
                     attempt += 1;
                 }
                 None => {
@@ -238,7 +241,7 @@ impl Shared {
             match client.ask(ask::hello(hello(&token, "phone"))) {
                 Said::Welcome(_) => break client,
                 Said::Error(error) if error.temporary && began.elapsed() < PATIENCE => {
-                    client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                    client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),
             }
@@ -296,7 +299,7 @@ fn kill_9_under_load_has_its_users_elsewhere_at_once_and_each_who_left_told_once
     for nth in [1, 2] {
         assert_eq!(online(&cluster, nth, &back), back, "as n{} sees it", nth + 1);
     }
-    pass(crash, 8);
+    let_time_pass_since(crash, "nobody is taken for gone before", Duration::from_secs(8));
     for nth in [1, 2] {
         eventually("presence is right", || {
             let seen: BTreeSet<String> = online(&cluster, nth, &names).into_iter().collect();
@@ -327,10 +330,10 @@ fn a_node_that_froze_under_load_adds_nothing_and_tells_nothing_when_it_wakes() {
     let began = Instant::now();
     // What was on its way to n1 stays in its sockets.
     crowd.freeze(&cluster, 0);
-    pass(began, 8);
+    let_time_pass_since(began, "its partitions are taken over", Duration::from_secs(8));
     crowd.write_on(&everybody);
     assert!(crowd.shared.at.iter().all(|at| at.load(Ordering::Acquire) != 0), "they left it");
-    pass(began, 11);
+    let_time_pass_since(began, "its lease ends", Duration::from_secs(11));
     known(&cluster, 1, 2);
     cluster.node(0).signal(Signal::CONT);
     let code = cluster.exit(0);
@@ -415,8 +418,8 @@ fn crash_after_crash_under_load_leaves_no_row_and_tells_each_departure_once() {
     crowd.write_on(&everybody);
     all_is_there(&cluster, 0, &crowd.stop(), |_| true);
     drop(moved);
-    // The lease of the last one, and what is left to who may be telling it.
-    pass(last, 15);
+    let why = "the lease of the last one ends, and those who tell of it have their time";
+    let_time_pass_since(last, why, Duration::from_secs(15));
     nothing_leaked(&cluster);
     (0..3).for_each(|nth| known(&cluster, nth, 3));
     let guests = (0..crashes).flat_map(|turn| (0..4).map(move |n| format!("guest-{turn}-{n}")));
@@ -436,27 +439,31 @@ fn crash_after_crash_under_load_leaves_no_row_and_tells_each_departure_once() {
 
 #[test]
 fn a_node_that_dies_again_as_it_joins_holds_its_share_for_one_more_session_and_no_longer() {
+    shown_in_two_runs(dies_again_as_it_joins);
+}
+
+fn dies_again_as_it_joins() -> Result<(), String> {
     let mut cluster = Cluster::start(3, &[]);
     cluster.all_shared();
     let first = Instant::now();
     cluster.kill(1);
     cluster.restart(1);
-    // The others are still waiting for the one that is gone, and this one with them; but where its start took that long.
-    pass(first, 3);
-    // It is ready a moment before it asks to join.
-    pass(Instant::now(), 1);
+    // Where its start did not take that long, the others still wait for the one that is gone, and this one with them.
+    let_time_pass_since(first, "it is up", Duration::from_secs(3));
+    let_time_pass("it is ready a moment before it asks to join", Duration::from_secs(1));
     let joins = cluster.node(1).metric("partitions_owned") == 0.0;
     let (second, watch) = (Instant::now(), Stopwatch::start());
     cluster.kill(1);
-    // Here the test of a single crash would be content.
-    pass(first, 9);
+    let_time_pass_since(first, "what a single crash takes is over", Duration::from_secs(9));
     let owned: f64 = [0, 2].map(|nth| cluster.node(nth).metric("partitions_owned")).iter().sum();
     let in_time = second < first + Duration::from_secs(5) && first.elapsed() < Duration::from_secs(11);
-    assert!(owned < 4.0 || !joins || !in_time, "this shows nothing");
+    assert!(owned < 4.0 || !joins || !in_time, "nobody waited for the second one");
     cluster.all_owned_within(TWO_SESSIONS);
     assert!(watch.elapsed() < TWO_SESSIONS, "{:?}", watch.elapsed());
     let mut writer = cluster.login(0, Wire::Tcp, "ann");
     for nth in 0..8 {
         assert_eq!(send_until_acked(&mut writer, &format!("peer-{nth}"), "m1").0, 1);
     }
+    let what = || format!("it died as it joined: {joins}; in time: {in_time}; owned meanwhile: {owned} of 4");
+    if joins && in_time { Ok(()) } else { Err(what()) }
 }

@@ -2,15 +2,14 @@
 
 use std::{
     collections::BTreeSet,
-    io::{Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     net::TcpStream,
-    time::Duration,
 };
 
 use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
-use crate::support::{Client, Cluster, PATIENCE, Said, eventually, services::service, text_of};
+use crate::support::{Client, Cluster, PATIENCE, Said, eventually, services::service, text_of, unique_name};
 
 /// More than a change of members may name, and more than are read at a time.
 const MEMBERS: usize = 2_000;
@@ -29,32 +28,38 @@ fn crowd(cluster: &Cluster) {
     cluster.node(0).change_members("big", &json!({"add": names[1_000..]}));
 }
 
-/// What Redis is asked from here on.
-fn monitor() -> TcpStream {
+/// What Redis is asked from here on, by whomever: other tests use it, too.
+fn monitor() -> BufReader<TcpStream> {
     let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
     stream.write_all(b"MONITOR\r\n").expect("it takes a command");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
-    let mut ok = [0; 5];
-    stream.read_exact(&mut ok).expect("it answers");
-    // From here on silence is the end of what there is.
-    stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket takes options");
-    stream
+    let mut lines = BufReader::new(stream);
+    assert_eq!(next(&mut lines), "+OK\r\n");
+    lines
 }
 
-/// The lines that name the keys of this cluster.
-fn lines(mut stream: TcpStream, prefix: &str) -> Vec<String> {
-    let mut said = Vec::new();
-    let mut buffer = [0; 65_536];
-    // Other tests use this Redis too, so it need not fall silent.
-    for _ in 0..20 {
-        match stream.read(&mut buffer) {
-            Ok(count) if count > 0 => said.extend_from_slice(&buffer[..count]),
-            _ => break,
+fn next(lines: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    let count = lines.read_line(&mut line).expect("Redis shows the commands of all");
+    assert!(count > 0, "Redis shows no more: it has hung up");
+    line
+}
+
+/// Of what Redis was asked up to now, the lines that name keys of this cluster.
+fn lines(mut monitor: BufReader<TcpStream>, cluster: &Cluster) -> Vec<String> {
+    let (marker, prefix) = (unique_name(), format!("{}:", cluster.name()));
+    let _: String = cluster.redis(&["ECHO", &marker]);
+    let mut found = Vec::new();
+    loop {
+        let line = next(&mut monitor);
+        if line.contains(&marker) {
+            return found;
+        }
+        if line.contains(&prefix) {
+            found.push(line);
         }
     }
-    let said = String::from_utf8_lossy(&said).into_owned();
-    said.lines().filter(|line| line.contains(&format!("{prefix}:"))).map(str::to_owned).collect()
 }
 
 fn heard(client: &mut Client, text: &str) -> Vec<pb::Push> {
@@ -101,7 +106,7 @@ fn cost_of(cluster: &Cluster, members: &mut [Client], turn: usize, count: usize)
             assert_eq!((push.seq, text_of(&push)), (seq, text.as_str()));
         }
     }
-    let asked = lines(monitor, cluster.name());
+    let asked = lines(monitor, cluster);
     let after = (owner(cluster), all("fan_outs_total"), all("fan_outs_idle_total"));
     Cost {
         owner: after.0.filter(|_| after.0 == before.0),

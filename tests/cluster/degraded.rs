@@ -18,8 +18,8 @@ use crate::{
     rebalance::Until,
     send_until_acked,
     support::{
-        Client, Cluster, OwnKafka, OwnPostgres, Process, Said, Stopwatch, Way, ask, eventually, free_port,
-        hello, send, text_of,
+        Client, Cluster, OwnKafka, OwnPostgres, Said, Stopwatch, Way, ask, eventually, eventually_within,
+        free_port, hello, send, text_of,
     },
 };
 
@@ -257,7 +257,7 @@ fn with_the_way_to_a_node_hanging_its_users_get_by_pulls_what_is_pushed_again_af
     let way = Way::to(listen);
     let mut cluster = Cluster::prepare(2, &[]);
     cluster.set_for(1, &[&format!("link.listen={listen}"), &format!("link.advertise={}", way.address())]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_shared();
     cluster.all_linked();
     let names: Vec<[String; 2]> = (0..8).map(|n| [format!("from-{n}"), format!("to-{n}")]).collect();
@@ -294,26 +294,13 @@ fn with_the_way_to_a_node_hanging_its_users_get_by_pulls_what_is_pushed_again_af
     }
 }
 
-/// Looks at a node until it is so, for longer than a test waits otherwise: what it waits for takes its time.
-fn in_time(cluster: &Cluster, nth: usize, seconds: u64, is_so: impl Fn(&Process) -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let node = cluster.node(nth);
-    while Instant::now() < deadline {
-        let next = Instant::now() + Duration::from_millis(200);
-        if eventually("a moment", || (is_so(node) || Instant::now() > next).then(|| is_so(node))) {
-            return true;
-        }
-    }
-    false
-}
-
 #[test]
 fn a_node_that_alone_can_not_reach_postgres_leaves_its_partitions_to_others_and_gets_some_again() {
     let way = Way::to_service("postgres");
     let mut cluster = Cluster::prepare(2, &[]);
     let by_way = cluster.postgres_by(way.address());
     cluster.set_for(1, &[&by_way]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_shared();
     cluster.all_linked();
     let mut people: Vec<Client> =
@@ -335,10 +322,16 @@ fn a_node_that_alone_can_not_reach_postgres_leaves_its_partitions_to_others_and_
         let talking: Vec<_> = people.iter_mut().enumerate().map(|it| scope.spawn(move || talk(it))).collect();
         let until = Until(&goes_on);
         way.hang();
-        assert!(in_time(&cluster, 1, 30, |node| node.metric("partitions_given_up_total") >= 1.0));
-        assert!(in_time(&cluster, 0, 10, |node| node.metric("partitions_owned") == 4.0));
+        let of = |nth: usize, name: &str| cluster.node(nth).metric(name);
+        let takes_long = Duration::from_secs(30);
+        eventually_within(takes_long, "it gives up what it can't archive", || {
+            (of(1, "partitions_given_up_total") >= 1.0).then_some(())
+        });
+        cluster.node(0).metric_becomes("partitions_owned", 4.0);
         way.open();
-        assert!(in_time(&cluster, 1, 30, |node| node.metric("partitions_owned") >= 1.0), "it comes back");
+        eventually_within(takes_long, "it gets some again", || {
+            (of(1, "partitions_owned") >= 1.0).then_some(())
+        });
         drop(until);
         talking.into_iter().map(|talk| talk.join().expect("they are content")).collect()
     });

@@ -1,6 +1,7 @@
 //! A node leaves a cluster: its clients are told where to go, come over with both connections open, and nobody is gone.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::{
     assign::names,
-    support::{Client, Cluster, Said, eventually, hello, text_of},
+    support::{Client, Cluster, Said, eventually, hello, shown_in_two_runs, text_of},
 };
 
 /// Small enough for a test, long enough to be seen.
@@ -37,6 +38,10 @@ fn sends_to(cluster: &Cluster, nth: usize, nodes: &[&str]) {
 
 #[test]
 fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
+    shown_in_two_runs(clients_come_over);
+}
+
+fn clients_come_over() -> Result<(), String> {
     let mut cluster = Cluster::start(3, &SLOW);
     (0..3).for_each(|nth| sends_to(&cluster, nth, &["n1", "n2", "n3"]));
     let names: Vec<String> = (0..40).map(|n| format!("user-{n}")).collect();
@@ -48,9 +53,11 @@ fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
     let began = Instant::now();
     cluster.node(0).http("POST", "/v1/drain", "");
     let others = [cluster.node(1).address().to_string(), cluster.node(2).address().to_string()];
-    let (mut firsts, mut moved) = (Vec::new(), Vec::new());
-    for (n, client) in clients.iter_mut().enumerate() {
-        let away = told(client);
+    let mut aways: Vec<(usize, pb::GoAway)> = clients.iter_mut().map(told).enumerate().collect();
+    // The first slot first: a test that is slow misses few of them.
+    aways.sort_by_key(|(_, away)| away.after_ms);
+    let (mut firsts, mut moved, mut missed) = (Vec::new(), BTreeMap::new(), 0);
+    for (n, away) in aways {
         let stream = matches!(Wire::ALL[n % 4], Wire::Tcp | Wire::JsonLine);
         let scheme = if stream { "tcp://" } else { "ws://" };
         let mut alternates: Vec<&str> =
@@ -60,13 +67,14 @@ fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
         if n % 2 == 0 {
             let mut there = Client::connect(alternates[0].parse().expect("an address"), Wire::ALL[n % 4]);
             there.login(hello(&cluster.node(1).token(&names[n]), "phone"));
-            let code = client.expect_close();
+            let code = clients[n].expect_close();
             // A test that was late finds it closed at the end of its slot.
             let late = began.elapsed()
                 >= Duration::from_millis(u64::from(away.after_ms) + u64::from(away.window_ms));
             assert!(code == Code::Replaced || (code == Code::Draining && late), "{code:?}");
+            missed += u32::from(code == Code::Draining);
             assert!(online(&cluster, 1, &names[n]));
-            moved.push(there);
+            moved.insert(n, there);
         }
         alternates.sort_unstable();
         let mut all: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -85,8 +93,11 @@ fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
         let owned: f64 = [1, 2].map(|nth| cluster.node(nth).metric("partitions_owned")).iter().sum();
         (owned == 4.0).then_some(())
     });
-    assert_eq!(moved[0].text("user-2", "m2", "after"), 1);
-    assert_eq!(text_of(&moved[1].expect_push()), "after");
+    let [mut first, mut second] = [0, 2].map(|n| moved.remove(&n).expect("it came over"));
+    assert_eq!(first.text("user-2", "m2", "after"), 1);
+    assert_eq!(text_of(&second.expect_push()), "after");
+    let moved = names.len() / 2;
+    if missed <= 5 { Ok(()) } else { Err(format!("{missed} of {moved} came when their slot was over")) }
 }
 
 #[test]

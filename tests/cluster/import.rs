@@ -111,8 +111,7 @@ fn a_single_nodes_data_moves_into_a_cluster_and_nothing_is_renumbered() {
     assert!(fine && said.contains("into the 4 partitions of"), "{said}");
     refused(&cluster, file, &[], "an import needs a database without any");
 
-    cluster.restart(0);
-    cluster.restart(1);
+    cluster.start_nodes(0..2);
     cluster.all_owned();
     refused(&cluster, file, &[], "nodes of this cluster run (n1, n2)");
     let mut clients: Vec<Client> =

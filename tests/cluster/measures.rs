@@ -85,7 +85,7 @@ fn how_far_a_node_is_behind_in_its_own_topic_is_told_and_is_nothing_again_when_i
     let mut cluster = Cluster::prepare(2, &["limits.small_group_max=4"]);
     let by_way = cluster.postgres_by(way.address());
     cluster.set_for(1, &[&by_way]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_owned();
     cluster.all_shared();
     cluster.all_linked();

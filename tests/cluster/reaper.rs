@@ -11,7 +11,7 @@ use tidegate_protocol::codec::Wire;
 
 use crate::{
     send_until_acked,
-    support::{Client, Cluster, Stopwatch, eventually, text_of},
+    support::{Client, Cluster, Stopwatch, eventually, let_time_pass_since, text_of},
 };
 
 /// Of these users, those who are online as that node sees it.
@@ -21,15 +21,6 @@ pub(crate) fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<Str
     let all = said["users"].as_array().unwrap_or_else(|| panic!("{said}"));
     let on = all.iter().filter(|it| it["online"] == true);
     on.map(|it| it["user"].as_str().expect("a name").to_owned()).collect()
-}
-
-/// Looks on until so much time is over since then.
-pub(crate) fn pass(since: Instant, seconds: u64) {
-    let end = since + Duration::from_secs(seconds);
-    while Instant::now() < end {
-        let next = end.min(Instant::now() + Duration::from_secs(5));
-        eventually("time passes", || (Instant::now() >= next).then_some(()));
-    }
 }
 
 #[test]
@@ -51,7 +42,7 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
         logins.into_iter().map(|login| login.join().expect("it is let in")).collect()
     });
     assert!(watch.elapsed() < Duration::from_secs(5), "{:?}", watch.elapsed());
-    pass(crash, 8);
+    let_time_pass_since(crash, "nobody is taken for gone before", Duration::from_secs(8));
     let mut sorted = back.clone();
     sorted.sort();
     eventually("the others are offline", || {
@@ -62,7 +53,7 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
     assert!(crash.elapsed() < Duration::from_secs(15), "{:?}", crash.elapsed());
 
     // Both dead runs are retired, and their rows go, but for those of who came back.
-    pass(crash, 17);
+    let_time_pass_since(crash, "both dead runs are retired", Duration::from_secs(17));
     let node = cluster.node(2);
     eventually("the dead are swept", || (node.metric("routes_reaped_total") >= 14.0).then_some(()));
     eventually("one node is left", || {

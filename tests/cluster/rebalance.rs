@@ -74,7 +74,7 @@ impl Drop for Until<'_> {
 #[test]
 fn a_fourth_node_comes_and_goes_while_people_talk_and_every_message_keeps_its_place() {
     let mut cluster = Cluster::prepare(4, &[]);
-    (0..3).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..3);
     cluster.all_shared();
     cluster.all_linked();
     let mut pairs: Vec<Pair> = (0..6).map(|nth| Pair::new(&cluster, nth)).collect();

@@ -1,15 +1,13 @@
 //! Nodes of two versions: when the ledger's rules are switched, and an older node that comes back too late.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidegate_protocol::{codec::Wire, machine::ledger::LEDGER_NEWEST};
 
 use super::{Client, Cluster, eventually, history, send_until_acked};
+use crate::support::let_time_pass;
 
 const USERS: usize = 8;
-
-/// By then nodes that agree have switched: they have to agree for 5 s, and look every second.
-const SETTLED: Duration = Duration::from_secs(8);
 
 /// Somebody who logs in to one of the nodes for each of many conversations, and says the next things there.
 fn say(cluster: &Cluster, nodes: &[usize], nths: std::ops::RangeInclusive<u64>) {
@@ -35,10 +33,9 @@ fn renewals(cluster: &Cluster, count: u64) {
     }
 }
 
-/// For longer than they must have agreed.
-fn settle() {
-    let begun = Instant::now();
-    eventually("time passes", || (begun.elapsed() >= SETTLED).then_some(()));
+/// Lets pass what nodes that agree need to switch: they have to agree for 5 s, and look every second.
+fn let_them_agree() {
+    let_time_pass("nodes that agree have switched by then", Duration::from_secs(8));
 }
 
 fn under(cluster: &Cluster, version: u32) -> i64 {
@@ -49,17 +46,17 @@ fn under(cluster: &Cluster, version: u32) -> i64 {
 fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_comes_back_owns_nothing() {
     let mut cluster = Cluster::prepare(3, &["log.rules_settle_ms=5000"]);
     cluster.set_for(2, &["fault.rules_max=1"]);
-    (0..3).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..3);
     cluster.all_owned();
     cluster.all_linked();
     say(&cluster, &[0, 1, 2], 1..=2);
-    settle();
+    let_them_agree();
     assert_eq!(under(&cluster, 1), 4, "a live node does not know the next rules");
 
     assert_eq!(cluster.stop(2), Some(0));
     cluster.set_for(2, &[]);
     cluster.restart(2);
-    settle();
+    let_them_agree();
     eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
     say(&cluster, &[0, 1, 2], 3..=4);
 
@@ -88,15 +85,15 @@ fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_come
 fn one_node_whose_operator_waits_holds_the_rules_of_all_back() {
     let mut cluster = Cluster::prepare(2, &["log.rules_settle_ms=5000"]);
     cluster.set_for(1, &["log.rules=1"]);
-    (0..2).for_each(|nth| cluster.restart(nth));
+    cluster.start_nodes(0..2);
     cluster.all_owned();
     cluster.all_linked();
-    settle();
+    let_them_agree();
     assert_eq!(under(&cluster, 1), 4);
     assert_eq!(cluster.stop(1), Some(0));
     cluster.set_for(1, &[]);
     cluster.restart(1);
-    settle();
+    let_them_agree();
     eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
     // It knows them, and may wait as long as it likes: there is no way back, and none is needed.
     assert_eq!(cluster.stop(1), Some(0));

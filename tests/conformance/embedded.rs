@@ -11,7 +11,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -27,7 +26,12 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-use super::{node, store::owner::message, user};
+use super::{
+    node,
+    store::owner::message,
+    time::{PATIENCE, eventually_async},
+    unique_name, user,
+};
 
 /// A directory of its own, gone with the last who holds it, and a disk whose faults are set by hand.
 struct TestDisk {
@@ -46,9 +50,7 @@ const FLOOR: u64 = 1 << 20;
 
 impl TestDisk {
     fn new() -> Arc<Self> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::SeqCst);
-        let path = std::env::temp_dir().join(format!("tidegate-store-{}-{number}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("tidegate-store-{}", unique_name()));
         Arc::new(Self {
             path,
             free: AtomicU64::new(u64::MAX),
@@ -309,14 +311,8 @@ async fn one_sync_confirms_everything_that_waits() {
 }
 
 /// Asks until there is an answer.
-async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..1_000 {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("it never came");
+async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_async(PATIENCE, "an answer", ask).await
 }
 
 #[tokio::test]

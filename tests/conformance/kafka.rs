@@ -4,12 +4,9 @@ use std::{
     future::{Future as _, poll_fn},
     net::TcpListener,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     task::Poll,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use rdkafka::{
@@ -32,7 +29,8 @@ use super::{
     bus::{SMALL, World, records, texts},
     node,
     services::service,
-    user,
+    time::eventually_async,
+    unique_name, user,
 };
 
 /// As long as a client waits for its answer.
@@ -40,10 +38,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
 pub(super) fn settings() -> Kafka {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::SeqCst);
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let name = format!("t{}-{}-{number}", since.as_millis(), std::process::id());
+    let name = format!("t{}", unique_name());
     Kafka {
         brokers: vec![service("kafka")["address"].as_str().unwrap().to_owned()],
         partitions: SMALL.partitions,
@@ -114,14 +109,9 @@ async fn a_look_at_the_topic_of_the_log_holds_up_nobody_on_its_thread() {
 }
 
 /// Asks until there is an answer; each time the broker is asked.
-pub(super) async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..1_000 {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("it never came");
+pub(super) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
+    // Each time may take as long as an answer does.
+    eventually_async(ANSWER * 12, "the broker's answer", ask).await
 }
 
 #[tokio::test]

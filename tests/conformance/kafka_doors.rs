@@ -1,6 +1,7 @@
 //! Brokers that want to know who comes, by a password or a certificate: the settings that satisfy them, and those that don't.
 //!
-//! TLS and SCRAM are of a build with `--features kafka-tls`; the step `tests` of `cargo xtask test` has it.
+//! TLS and SCRAM are of a build with `--features tidegate/kafka-tls`, as `cargo xtask test` and the image have it; in another one
+//! their tests fail and say so.
 
 use std::{fs, io::Write as _, path::PathBuf, sync::Arc};
 
@@ -15,6 +16,7 @@ use super::{
     kafka::{ensure, open, settings},
     node,
     services::service,
+    unique_name,
 };
 
 /// Settings for one of the guarded doors.
@@ -58,7 +60,7 @@ struct Password(PathBuf);
 
 impl Password {
     fn new(name: &str, text: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", unique_name()));
         let mut file = private::options().create(true).truncate(true).open(&path).unwrap();
         file.write_all(text.as_bytes()).unwrap();
         Self(path)
@@ -79,6 +81,13 @@ impl Drop for Password {
     }
 }
 
+/// Fails in a build that can't speak TLS to Kafka: a test of that is not left out without a word.
+fn needs_tls() {
+    if !cfg!(feature = "kafka-tls") {
+        panic!("this build has no TLS for Kafka: run this test with `--features tidegate/kafka-tls`");
+    }
+}
+
 #[tokio::test]
 async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
     let (right, wrong) = (Password::right("plain"), Password::wrong("plain"));
@@ -90,9 +99,9 @@ async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
     tokio::join!(is_refused(&mistaken), is_refused(&nobody));
 }
 
-#[cfg(feature = "kafka-tls")]
 #[tokio::test]
 async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
+    needs_tls();
     let nobody = Kafka { ca_file: file("ca.pem"), ..at("tls", "ssl") };
     let kafka = Kafka { cert_file: file("cert.pem"), key_file: file("key.pem"), ..nobody.clone() };
     is_let_in(&kafka).await;
@@ -101,9 +110,9 @@ async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
     tokio::join!(is_refused(&nobody), is_refused(&distrustful));
 }
 
-#[cfg(feature = "kafka-tls")]
 #[tokio::test]
 async fn a_password_goes_by_scram_over_tls() {
+    needs_tls();
     let (right, wrong) = (Password::right("scram"), Password::wrong("scram"));
     let kafka = named(Kafka { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
     is_let_in(&kafka).await;

@@ -14,7 +14,7 @@ use super::{
     bus::World,
     kafka::{ensure, open, settings},
     node,
-    stopwatch::Stopwatch,
+    time::Stopwatch,
 };
 
 async fn told(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {

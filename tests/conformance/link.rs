@@ -210,7 +210,12 @@ async fn what_was_not_answered_may_be_asked_again(world: &World) {
 
 async fn the_steps_of_a_trace_come_as_they_were_noted(world: &World) {
     let queries = [
-        Query { msg: Some("m1".to_owned()), user: Some("ann".to_owned()), traces: Vec::new() },
+        Query {
+            msg: Some("m1".to_owned()),
+            user: Some("ann".to_owned()),
+            traces: Vec::new(),
+            is_passive: true,
+        },
         Query { traces: vec![1, u128::MAX], ..Query::default() },
     ];
     for query in &queries {

@@ -19,6 +19,8 @@ use tidegate_protocol::{
     Time,
     id::{ConversationId, DeviceId, GroupId, NodeId, UserId},
 };
+use time::eventually_within;
+use unique::unique_name;
 
 /// Makes one test of each case for each adapter.
 macro_rules! suite {
@@ -55,6 +57,7 @@ mod paging;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../support/port.rs"]
 mod port;
+mod ports;
 mod postgres;
 mod postgres_faults;
 mod postgres_together;
@@ -65,9 +68,13 @@ mod routes;
 mod scratch;
 #[path = "../support/services.rs"]
 mod services;
-#[path = "../support/stopwatch.rs"]
-mod stopwatch;
 mod store;
+#[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
+#[path = "../support/time.rs"]
+mod time;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../support/unique.rs"]
+mod unique;
 mod unread;
 
 fn user(text: &str) -> UserId {

@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use super::{
     postgres::Database,
     redis::{Server, Version},
-    stopwatch::Stopwatch,
+    time::{PATIENCE, Stopwatch, eventually_async},
 };
 
 const KEY: &str = "r:hall";
@@ -388,9 +388,5 @@ async fn s7_floors_slower_than_the_lock_are_waited_for_and_not_asked_by_everybod
 }
 
 async fn eventually(what: &str, mut look: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !look() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    eventually_async(PATIENCE, what, async || look().then_some(())).await;
 }

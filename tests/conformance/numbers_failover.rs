@@ -15,8 +15,8 @@ use tidegate::{
 
 use super::{
     postgres::Database,
-    redis::{Server, Version, add_copy, cluster, cluster_config, eventually},
-    stopwatch::Stopwatch,
+    redis::{Server, Version, add_copy, cluster, cluster_config},
+    time::{Stopwatch, eventually},
 };
 
 const KEY: &str = "r:hall";

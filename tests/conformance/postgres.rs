@@ -1,13 +1,6 @@
 //! Databases on a real Postgres for the suites: one for each test, gone with it.
 
-use std::{
-    ops::Deref,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-};
+use std::{ops::Deref, sync::Arc, thread};
 
 use tidegate::{
     config,
@@ -15,7 +8,7 @@ use tidegate::{
 };
 use tokio_postgres::{Client, NoTls};
 
-use super::services::service;
+use super::{services::service, unique_name};
 
 /// An empty database of a server that others use, too.
 pub(crate) struct Database {
@@ -26,11 +19,9 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) async fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
         let said = service("postgres");
         let text = |field: &str| said[field].as_str().expect("services.json says it").to_owned();
-        let number = COUNT.fetch_add(1, Ordering::SeqCst);
-        let name = format!("test_{}_{number}", std::process::id());
+        let name = format!("test_{}", unique_name());
         let database = Self { address: text("address"), user: text("user"), name };
         let client = database.client_of("postgres").await;
         client.batch_execute(&format!("CREATE DATABASE {}", database.name)).await.expect("a database");

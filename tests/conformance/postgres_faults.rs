@@ -24,8 +24,8 @@ use tidegate_protocol::{
 use super::{
     postgres::Database,
     services::service,
-    stopwatch::Stopwatch,
     store::owner::{Owner, message},
+    time::{PATIENCE, Stopwatch, eventually_async},
     user,
 };
 
@@ -50,11 +50,7 @@ async fn last_seq(store: &Arc<dyn Store>) -> u64 {
 }
 
 async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !look().await {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async(PATIENCE, what, async || look().await.then_some(())).await;
 }
 
 /// Archives until the answer is known, as an owner does.

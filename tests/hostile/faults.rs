@@ -6,13 +6,12 @@ use tidegate_protocol::{Code, codec::Wire};
 
 use crate::{
     chat::Chat,
-    support::{Client, Process, Said, ask, eventually, send},
+    support::{Client, Process, Said, ask, eventually, needs_planted_faults, send},
 };
 
-/// Faults are compiled into debug builds only; a release build refuses the setting.
-#[cfg(debug_assertions)]
 #[test]
 fn a_panic_ends_its_connection_and_no_other() {
+    needs_planted_faults();
     let node = Process::start(&["fault.panic_on_msg_id=boom"]);
     let chat = Chat::begin(&node);
     for (n, wire) in Wire::ALL.into_iter().enumerate() {

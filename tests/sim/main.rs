@@ -3,13 +3,17 @@
 //!
 //! Nodes crash, are put out of the group without hearing of it, stand still within an archive, lose answers and appends,
 //! and come and go; clients retry through whatever node there is. In the end the log, the store and every answer must
-//! agree (S6 to S12, S20, S21, S29). `SIM_SEEDS=10000 cargo test --release --test sim` runs more seeds, `SIM_SEED=7` one.
+//! agree (S6 to S12, S20, S21, S29). The seeds begin at `TIDEGATE_SEED`; `SIM_SEEDS=10000 cargo test --release --test sim` runs
+//! more of them, `SIM_SEED=7` one.
 
 mod ahead;
 mod bus;
 mod node;
 mod owners;
 mod rules;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../support/seed.rs"]
+mod seed;
 mod slow;
 
 use std::{
@@ -35,7 +39,7 @@ use tidegate_protocol::{
 };
 use tokio::{task::LocalSet, time};
 
-use self::{bus::SharedLog, node::SimNode, slow::SlowStore};
+use self::{bus::SharedLog, node::SimNode, seed::seed, slow::SlowStore};
 
 const PARTITIONS: usize = 3;
 const NODES: usize = 3;
@@ -89,6 +93,11 @@ struct Outcome {
     log: Vec<Vec<String>>,
 }
 
+/// So many seeds, that one first.
+fn from_seed(first: u64, count: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(move |nth| first.wrapping_add(nth))
+}
+
 #[test]
 fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -99,9 +108,9 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
                 .without_time()
                 .with_test_writer()
                 .init();
-            seed..seed + 1
+            from_seed(seed, 1)
         }
-        None => 0..number("SIM_SEEDS").unwrap_or(SEEDS),
+        None => from_seed(seed(), number("SIM_SEEDS").unwrap_or(SEEDS)),
     };
     let (mut shown, alone) = (0, number("SIM_SEED").is_some());
     for seed in seeds {
@@ -115,7 +124,7 @@ fn whatever_breaks_the_log_the_store_and_every_answer_agree() {
 /// Or a seed that failed would show nothing.
 #[test]
 fn a_seed_is_one_run() {
-    for seed in 0..24 {
+    for seed in from_seed(seed(), 24) {
         let [one, other] = [run(seed), run(seed)];
         assert_eq!(one.log, other.log, "the log of seed {seed}");
         assert!(one == other, "seed {seed}");

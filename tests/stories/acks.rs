@@ -48,8 +48,7 @@ fn one_ack_stands_for_all_before_it() {
         assert_eq!(again.seq, 3, "only the third is missing");
         bob.ack(&conversation, 3);
         bob.inbox.clear();
-        bob.listen(Duration::from_millis(800));
-        bob.no_push();
+        bob.no_push_for(Duration::from_millis(800));
     }
 }
 
@@ -148,7 +147,6 @@ fn s16_a_time_in_an_ack_decides_nothing() {
         // Of 1970, which is before everything.
         ack(&mut bob, 3, 1);
         bob.inbox.clear();
-        bob.listen(Duration::from_millis(800));
-        bob.no_push();
+        bob.no_push_for(Duration::from_millis(800));
     }
 }

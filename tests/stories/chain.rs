@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, code, eventually, hello, send, text_of};
+use crate::support::{Client, Said, TestNode, ask, code, eventually, hello, let_time_pass, send, text_of};
 
 /// A text to bob with its place in the chain.
 fn link(msg_id: &str, next_id: &str) -> pb::Send {
@@ -126,7 +126,7 @@ fn a_predecessor_that_comes_after_the_alarm_is_in_time() {
     alice.send(link("a", "b"));
     alice.expect_ack(b);
     assert_eq!(texts(&mut bob, 2), ["a", "b"]);
-    alice.listen(Duration::from_millis(1_000));
+    let_time_pass("the next alarm would come within it", Duration::from_millis(1_000));
     alice.settle();
     assert!(alice.inbox.is_empty(), "no alarm after progress: {:?}", alice.inbox);
 }

@@ -15,7 +15,9 @@ use tidegate_protocol::{
     pb,
 };
 
-use crate::support::{Client, PATIENCE, Said, TestNode, ask, code, eventually, hello, send};
+use crate::support::{
+    Client, PATIENCE, Said, TestNode, ask, code, eventually, hello, let_time_pass_since, send,
+};
 
 /// Machine time and ours are cut to whole milliseconds apart from each other.
 const ROUNDING: Duration = Duration::from_millis(5);
@@ -247,7 +249,7 @@ fn an_aborted_drain_leaves_a_node_as_it_was() {
     late.settle();
     // Whoever had one of the last slots is there when the first of those are over.
     let (slots, mut stayed): (Vec<Duration>, Vec<Client>) = clients.split_off(10).into_iter().unzip();
-    eventually("some slots are over", || (began.elapsed() > slots[2]).then_some(()));
+    let_time_pass_since(began, "some slots are over", slots[2]);
     stayed.iter_mut().for_each(Client::settle);
     node.drainer().signal();
     stayed.iter_mut().for_each(|client| assert!(goaway(client).window_ms > 0, "and again"));

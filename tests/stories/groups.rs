@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, TestNode, ask, eventually, send, text_of};
+use crate::support::{Client, TestNode, ask, eventually, let_time_pass, send, text_of};
 
 fn is_event(push: &pb::Push, change: pb::MemberChange, users: &[&str]) -> bool {
     push.event.as_ref().is_some_and(|event| event.change == change as i32 && event.users == users)
@@ -162,8 +162,8 @@ fn a_group_beyond_the_small_limit_hears_everything_once_and_untracked() {
             assert_eq!(client.expect_push().seq, n + 2);
         }
     }
-    // Nobody acks; in a small group all of them would be closed SLOW by now.
-    clients[0].listen(std::time::Duration::from_millis(500));
+    let why = "nobody acks: in a small group all of them would be closed SLOW by then";
+    let_time_pass(why, std::time::Duration::from_millis(500));
     for client in &mut clients {
         client.no_push();
     }

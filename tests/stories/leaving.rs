@@ -7,7 +7,9 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, Stopwatch, TestNode, ask, eventually, hello, send, text_of};
+use crate::support::{
+    Client, Said, Stopwatch, TestNode, ask, eventually, hello, let_time_pass, send, text_of,
+};
 
 fn quick_heart(config: &mut tidegate::config::Config) {
     config.timing.heartbeat_ms = 400;
@@ -56,7 +58,7 @@ fn live_on_pings(node: &TestNode) -> bool {
             });
         }
         by_frame.link.ws_ping(b"beat");
-        by_frame.listen(Duration::from_millis(200));
+        let_time_pass("between two pings", Duration::from_millis(200));
         if last.elapsed() > Duration::from_millis(1_000) {
             return false;
         }
@@ -77,7 +79,7 @@ fn a_client_may_wish_for_a_slower_heart() {
     let settings = pb::Settings { heartbeat_ms: 60_000, ..Default::default() };
     alice.login(pb::Hello { settings: Some(settings), ..hello(&node.token("alice"), "phone") });
     assert_eq!(alice.welcome.heartbeat_ms, 60_000);
-    alice.listen(Duration::from_millis(1_500));
+    let_time_pass("longer than the heart of the node allows a silence", Duration::from_millis(1_500));
     alice.settle();
 }
 

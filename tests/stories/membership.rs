@@ -166,8 +166,7 @@ fn every_path_shows_a_member_the_stays_and_nothing_else() {
         Said::Pong(pong) => assert_eq!(pong.positions, []),
         other => panic!("{other:?}"),
     }
-    bob.listen(Duration::from_millis(400));
-    bob.no_push();
+    bob.no_push_for(Duration::from_millis(400));
 
     assert_eq!(node.add(&group, &["bob"]), 6);
     assert_eq!(say(&mut ann, "m7"), 7);

@@ -74,8 +74,7 @@ fn a_room_needs_no_acks_and_is_never_chained() {
     assert_eq!(speaker.refused(ask::send(chained)), Code::BadLink);
     speaker.text("r:hall", "m1", "once");
     guest.expect_push();
-    guest.listen(std::time::Duration::from_millis(500));
-    guest.no_push();
+    guest.no_push_for(std::time::Duration::from_millis(500));
 }
 
 #[test]

@@ -13,6 +13,9 @@ use super::{
     frames::{Asked, Said, ask, code, send},
 };
 
+/// The longest that a client only listens.
+const MOMENT: Duration = Duration::from_millis(200);
+
 /// One connection and what came over it so far.
 pub struct Client {
     /// The connection.
@@ -241,8 +244,24 @@ impl Client {
         assert!(matches!(self.ask(ask::ack(conversation, seq)), Said::Done(_)));
     }
 
-    /// Only listens for that long.
+    /// No push comes within that time.
+    pub fn no_push_for(&mut self, time: Duration) {
+        self.pump_for(time);
+        self.no_push();
+    }
+
+    /// Takes what comes within a moment. A test that is about a longer time says why, with `let_time_pass`.
     pub fn listen(&mut self, time: Duration) {
+        assert!(time <= MOMENT, "{time:?} is no moment");
+        self.pump_for(time);
+    }
+
+    /// Waits as a client does that was refused: as long as the refusal says, within what a test has time for.
+    pub fn back_off(&mut self, retry_after_ms: u32) {
+        self.pump_for(Duration::from_millis(retry_after_ms.clamp(20, 500).into()));
+    }
+
+    fn pump_for(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         while self.pump(deadline) {}
     }

@@ -7,7 +7,6 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     process::Command,
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -21,8 +20,12 @@ use tidegate_protocol::codec::Wire;
 use tokio_postgres::NoTls;
 
 use super::{
-    Begun, Client, PATIENCE, Process, command, eventually, eventually_within, fresh_data, services::service,
+    Begun, Client, PATIENCE, Process, becomes, command, eventually, eventually_within, fresh_data,
+    let_time_pass_since, services::service, unique_name,
 };
+
+/// How long it may take until all nodes have their share: several join at once, on a machine that runs other clusters.
+const SHARED: Duration = Duration::from_secs(30);
 
 /// Nodes of one cluster; killed when the test ends.
 pub struct Cluster {
@@ -36,20 +39,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts so many nodes, `n1` and up, with four partitions and these `--set` values.
+    /// Starts so many nodes, `n1` and up, with four partitions and these `--set` values; each owns its share.
     pub fn start(count: usize, sets: &[&str]) -> Self {
         let mut cluster = Self::prepare(count, sets);
-        for nth in 0..count {
-            cluster.restart(nth);
-        }
+        cluster.start_nodes(0..count);
         cluster.all_shared();
         cluster
     }
 
     /// Makes what so many nodes need, and starts none.
     pub fn prepare(count: usize, sets: &[&str]) -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("cluster_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("cluster_{}", unique_name());
         let folder = fresh_data();
         fs::create_dir_all(&folder).expect("a place for files");
         for file in ["token.key", "link.secret"] {
@@ -172,9 +172,18 @@ impl Cluster {
         node.exit().code()
     }
 
-    /// Starts a node again that was ended.
+    /// Starts a node, the first time or again.
     pub fn restart(&mut self, nth: usize) {
-        self.nodes[nth] = Some(self.begin(nth).serves());
+        self.start_nodes([nth]);
+    }
+
+    /// Starts nodes together, so that they join in one rebalance, and waits until all of them serve. Which of them is first is left
+    /// to chance.
+    pub fn start_nodes(&mut self, nths: impl IntoIterator<Item = usize>) {
+        let begun: Vec<(usize, Begun)> = nths.into_iter().map(|nth| (nth, self.begin(nth))).collect();
+        for (nth, node) in begun {
+            self.nodes[nth] = Some(node.serves());
+        }
     }
 
     /// Has the nth node come, and does not wait until it serves; [`Self::has`] takes it.
@@ -224,9 +233,13 @@ impl Cluster {
     /// The same where it may take longer.
     pub fn all_owned_within(&self, within: Duration) {
         eventually_within(within, "every partition has an owner", || {
-            let owned: f64 = self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).sum();
-            (owned >= 4.0).then_some(())
+            (self.owned().iter().sum::<f64>() >= 4.0).then_some(())
         });
+    }
+
+    /// How many partitions each node owns that runs.
+    fn owned(&self) -> Vec<f64> {
+        self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).collect()
     }
 
     /// One number from its database.
@@ -287,14 +300,18 @@ impl Cluster {
 
     /// Waits until each node that runs owns its share, so that no partition is about to move.
     pub fn all_shared(&self) {
-        self.all_owned();
-        let nodes: Vec<&Process> = self.nodes.iter().flatten().collect();
-        let (least, most) = ((4 / nodes.len()) as f64, 4_usize.div_ceil(nodes.len()) as f64);
-        eventually("each node owns its share", || {
-            let owned: Vec<f64> = nodes.iter().map(|node| node.metric("partitions_owned")).collect();
-            let is_share = owned.iter().all(|it| (least..=most).contains(it));
-            (is_share && owned.iter().sum::<f64>() == 4.0).then_some(())
-        });
+        self.all_owned_within(SHARED);
+        let nodes = self.nodes.iter().flatten().count();
+        let (least, most) = ((4 / nodes) as f64, 4_usize.div_ceil(nodes) as f64);
+        becomes(
+            SHARED,
+            "each node owns its share",
+            || self.owned(),
+            |owned| {
+                let is_share = owned.iter().all(|it| (least..=most).contains(it));
+                is_share && owned.iter().sum::<f64>() == 4.0
+            },
+        );
     }
 
     /// Waits until every node has a link to each of the others.
@@ -308,10 +325,7 @@ impl Cluster {
     pub fn all_sure(&self) {
         let began = Instant::now();
         if self.nodes.iter().flatten().any(|node| node.metric("routes_lost_total") > 0.0) {
-            for seconds in [8, 15] {
-                let is_over = || began.elapsed() >= Duration::from_secs(seconds);
-                eventually("the nodes are sure of each other", || is_over().then_some(()));
-            }
+            let_time_pass_since(began, "a lease and a look, for the doubt to end", Duration::from_secs(15));
         }
     }
 

@@ -5,9 +5,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rdkafka::{
@@ -16,7 +14,7 @@ use rdkafka::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{free_port, services::service};
+use super::{eventually_within, free_port, services::service, unique_name};
 
 /// How long it may take to start, which is long on a machine that has much to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,9 +30,7 @@ impl OwnKafka {
     /// Starts an empty one, of the programs of the tests' broker, and waits until it answers. It would make topics for whoever asks
     /// for one that is not there, as many do.
     pub fn start() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}-{count}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}", unique_name()));
         fs::create_dir_all(&folder).expect("a place for files");
         let [port, controller] = [(); 2].map(|()| free_port());
         let settings = folder.join("server.properties");
@@ -65,11 +61,7 @@ impl OwnKafka {
         kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
         if still {
             // On a busy machine a thread of it answers a moment longer.
-            let until = Instant::now() + PATIENCE;
-            while !self.is_stopped() {
-                assert!(Instant::now() < until, "a thread of it goes on");
-                thread::yield_now();
-            }
+            eventually_within(PATIENCE, "all threads stand still", || self.is_stopped().then_some(()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What tests of a whole node share: a node on free ports, clients over each framing, and waiting without sleeping.
+//! What tests of a whole node share: a node on free ports, clients over each framing, and waiting for what they do.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 mod client;
@@ -16,14 +16,15 @@ mod process;
 pub mod proxy;
 #[path = "services.rs"]
 pub mod services;
-mod stopwatch;
 mod terminal;
+mod time;
+mod unique;
 mod way;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use self::services::service;
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
-pub(crate) use self::stopwatch::Stopwatch;
+pub(crate) use self::time::Stopwatch;
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use self::{
     client::Client,
@@ -36,36 +37,27 @@ pub use self::{
     postgres::OwnPostgres,
     process::{Begun, Process, command, fresh_data},
     terminal::terminal,
+    time::{PATIENCE, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
+    unique::unique_name,
     way::Way,
 };
 
-use std::time::{Duration, Instant};
-
-/// How long a test waits for what must come. Long, because it is only ever used up by a failure.
-pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Calls `look` until it gives something; panics with `what` when it never does.
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+/// Fails in a build that has no planted faults: a test of them is not left out without a word.
+pub fn needs_planted_faults() {
+    let how = "faults are planted in builds with debug assertions: run this test without `--release`, or with `--profile ci`";
+    if !cfg!(debug_assertions) {
+        panic!("{how}");
     }
 }
 
-/// The same for what may take longer than the patience, and has a bound of its own.
-pub fn eventually_within<T>(within: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + within;
-    loop {
-        let pause = deadline.min(Instant::now() + PATIENCE / 2);
-        let found =
-            eventually(what, || look().map(Some).or_else(|| (Instant::now() >= pause).then_some(None)));
-        match found {
-            Some(found) => return found,
-            None => assert!(Instant::now() < deadline, "in vain: {what}"),
+/// Runs a test that a slow machine can keep from showing anything. A run that showed nothing says why; it is repeated once, and
+/// the test fails when the second one shows nothing either.
+pub fn shown_in_two_runs(mut run: impl FnMut() -> Result<(), String>) {
+    for nth in ["first", "second"] {
+        match run() {
+            Ok(()) => return,
+            Err(why) => eprintln!("the {nth} run shows nothing: {why}"),
         }
     }
+    panic!("two runs showed nothing: the machine is too slow for this test");
 }

@@ -4,10 +4,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,7 +12,7 @@ use serde_json::{Value, json};
 use tidegate::{auth, config::Config, drain::Drainer, node::Node};
 use tidegate_protocol::{codec::Wire, machine::drain::Outcome};
 
-use super::{Client, hello, http};
+use super::{Client, hello, http, unique_name};
 
 /// A running node.
 pub struct TestNode {
@@ -27,9 +24,7 @@ pub struct TestNode {
 impl TestNode {
     /// Starts a node with two shards; `configure` changes what the test is about.
     pub fn start(configure: impl FnOnce(&mut Config)) -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let data = std::env::temp_dir().join(format!("tidegate-test-{}-{count}", std::process::id()));
+        let data = std::env::temp_dir().join(format!("tidegate-test-{}", unique_name()));
         Self::start_on(&data, configure)
     }
 

@@ -6,13 +6,16 @@ use std::{
     os::unix::{fs::chown, process::CommandExt as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::NoTls;
 
-use super::{eventually, free_port, services::service};
+use super::{eventually, eventually_within, free_port, services::service, unique_name};
+
+/// How long it may take to start, which is long on a machine that has much to do.
+const START: Duration = Duration::from_secs(30);
 
 /// A server on a port that stays the same; gone with the test.
 pub struct OwnPostgres {
@@ -32,9 +35,7 @@ impl OwnPostgres {
     }
 
     fn place() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("tidegate-postgres-{}-{count}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("tidegate-postgres-{}", unique_name()));
         fs::create_dir_all(&folder).expect("a place for files");
         if let Some((user, group)) = user() {
             chown(&folder, Some(user), Some(group)).expect("root may");
@@ -139,7 +140,7 @@ impl OwnPostgres {
         server.args(settings.iter().flat_map(|setting| ["-c", setting])).stderr(log).stdout(Stdio::null());
         self.child = Some(server.spawn().expect("postgres runs"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        eventually("postgres answers", || {
+        eventually_within(START, "postgres answers", || {
             runtime.block_on(tokio_postgres::connect(&self.url(), NoTls)).ok().map(drop)
         });
     }

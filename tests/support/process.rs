@@ -5,7 +5,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -17,7 +16,12 @@ use tidegate::{
 };
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use super::{Client, PATIENCE, Said, ask, code, eventually, hello, http};
+use super::{
+    Client, PATIENCE, Said, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
+};
+
+/// How long a node may take to serve: several come at once, and services may be busy with others.
+const START: Duration = Duration::from_secs(30);
 
 /// A running `tidegate serve`; killed when the test ends.
 pub struct Process {
@@ -40,7 +44,7 @@ impl Begun {
     pub fn serves(mut self) -> Process {
         let (data, child) = (self.data.clone(), self.child.as_mut().expect("it is here"));
         let file = data.join(NODE_FILE);
-        let addresses = eventually("the node says where it listens", || {
+        let addresses = eventually_within(START, "the node says where it listens", || {
             if let Some(status) = child.try_wait().expect("a child") {
                 panic!("the node ended with {status}: {}", said(&data));
             }
@@ -111,7 +115,7 @@ impl Process {
                     return client;
                 }
                 Said::Error(error) if code(error.code) == Code::Overloaded && began.elapsed() < PATIENCE => {
-                    client.listen(Duration::from_millis(error.retry_after_ms.clamp(20, 500).into()));
+                    client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),
             }
@@ -157,14 +161,7 @@ impl Process {
 
     /// Waits until the metric is exactly that.
     pub fn metric_becomes(&self, name: &str, value: f64) {
-        let mut last = f64::NAN;
-        let deadline = std::time::Instant::now() + PATIENCE;
-        eventually(&format!("{name} = {value}"), || {
-            last = self.metric(name);
-            let late = std::time::Instant::now() + Duration::from_millis(100) > deadline;
-            assert!(!late, "{name} is {last}, not {value}");
-            (last == value).then_some(())
-        });
+        becomes(PATIENCE, &format!("{name} = {value}"), || self.metric(name), |now| *now == value);
     }
 
     /// Resident memory, in bytes.
@@ -244,9 +241,7 @@ impl Drop for Process {
 
 /// A directory that no other test uses.
 pub fn fresh_data() -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("tidegate-process-{}-{count}", std::process::id()))
+    std::env::temp_dir().join(format!("tidegate-process-{}", unique_name()))
 }
 
 /// `tidegate serve` on free ports, its words in files of the data directory.

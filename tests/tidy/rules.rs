@@ -128,16 +128,64 @@ fn bounded(source: &Source) -> Vec<Finding> {
 
 fn honest_tests(source: &Source) -> Vec<Finding> {
     let mut found = forbid(source, &["#[ignore", "should_panic"], "a test runs, and states what it expects");
+    if source.path == SLEEPS_HERE {
+        return found;
+    }
     let functions = source.functions();
     let helper =
         |line| functions.iter().any(|f| f.name == "eventually" && (f.first..=f.last).contains(&line));
+    let tests_alone = source.path.ends_with("/tests.rs");
+    let on_virtual_clock = tests_alone && source.text.contains("start_paused = true");
     for (number, line) in source.lines() {
-        if source.is_test(number) && has_word(line, "sleep(") && !helper(number) {
-            let what = "`sleep` in a test: wait with `eventually`, or drive the machine with a time";
+        if !(tests_alone || source.is_test(number)) || helper(number) {
+            continue;
+        }
+        let sleeps = SLEEPS.iter().find(|word| has_word(line, word));
+        if let Some(word) = sleeps.filter(|word| !on_virtual_clock || word.contains("thread")) {
+            let what = format!(
+                "`{word}` in a test: wait with `eventually`, drive the machine with a time, or say why with \
+                 `let_time_pass`"
+            );
             found.push(Finding::new(source, number, what));
         }
     }
+    for line in timers(&source.code).filter(|line| source.is_test(*line)) {
+        let what = "`eventually` that waits for the clock alone: say why with `let_time_pass`";
+        found.push(Finding::new(source, line, what));
+    }
     found
+}
+
+/// What lets time pass in a test, by whatever name.
+const SLEEPS: [&str; 5] = ["thread::sleep(", "sleep(", "sleep_until(", "park_timeout(", "thread::yield_now("];
+/// The one file of tests that sleeps.
+const SLEEPS_HERE: &str = "tests/support/time.rs";
+
+/// The lines of calls of `eventually` whose look is nothing but a look at the clock.
+fn timers(code: &str) -> impl Iterator<Item = usize> {
+    let calls = code.match_indices("eventually").filter_map(|(at, name)| {
+        let rest = &code[at + name.len()..];
+        let rest = ["_within", "_async"].iter().find_map(|end| rest.strip_prefix(end)).unwrap_or(rest);
+        let call: String = in_brackets(rest)?.split_whitespace().collect();
+        let (_, look) = call.split_once("||")?;
+        let (condition, _) = look.trim_start_matches(['{', '(']).split_once(").then")?;
+        let asks_clock = condition.contains("elapsed()>") || condition.contains("Instant::now()>");
+        let asks_more = ["&&", "|", ";"].iter().any(|more| condition.contains(more));
+        (asks_clock && !asks_more).then_some(at)
+    });
+    calls.map(|at| code[..at].matches('\n').count() + 1)
+}
+
+/// What stands between the bracket that this begins with and the one that closes it.
+fn in_brackets(text: &str) -> Option<&str> {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        if depth == 0 {
+            return (at > 0).then(|| &text[1..at]);
+        }
+    }
+    None
 }
 
 fn finished(source: &Source) -> Vec<Finding> {
