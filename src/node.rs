@@ -161,11 +161,9 @@ impl Node {
     /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
     pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
-        enter_data(&config.node.data)?;
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
-        let token_key = ports::token_key(config)?;
-        ports::check_secrets(config)?;
+        let token_key = closed_files(config)?;
         let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
         let parts = waiting::parts(config, start, &doors, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
@@ -436,14 +434,16 @@ fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
     Ok(())
 }
 
-/// Creates the data directory, or closes one that is open to other accounts.
-fn enter_data(data: &Path) -> anyhow::Result<()> {
+/// Creates the data directory, or closes one that is open to other accounts, and checks the files with secrets. Returns the token key.
+fn closed_files(config: &Config) -> anyhow::Result<Vec<u8>> {
+    let data = &config.node.data;
     let was_open = private::enter(data)
         .with_context(|| format!("the data directory {} can't be used", data.display()))?;
     if was_open {
         tracing::warn!(data = %data.display(), "data directory was open to other accounts; its mode is 700 now");
     }
-    Ok(())
+    ports::check_secrets(config)?;
+    ports::token_key(config)
 }
 
 /// Written under another name first, so that whoever waits for it never reads half of it.

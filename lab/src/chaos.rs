@@ -28,7 +28,7 @@ mod workload;
 mod world;
 
 use std::{
-    fs,
+    fs::{self, OpenOptions},
     io::{BufWriter, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -37,6 +37,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Map, Value, json};
 use tidegate::{auth, config::Config, store::PostgresStore};
 
 use self::{
@@ -67,9 +68,12 @@ pub struct Args {
     /// Messages a second, all clients together [default: 600; 100 with --cluster]
     #[arg(long)]
     rate: Option<u32>,
-    /// Commit that the line of the ledger names
+    /// Commit that the result names
     #[arg(long, default_value = "-")]
     commit: String,
+    /// File of JSON lines to which the result is appended, e.g. docs/results/chaos.jsonl
+    #[arg(long, conflicts_with_all = ["drain", "rolling"])]
+    result: Option<PathBuf>,
     /// File for the history as JSON lines
     #[arg(long)]
     history: Option<PathBuf>,
@@ -117,7 +121,7 @@ impl Args {
 /// the ledger are in force soon: the checker judges by them.
 const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48", "log.rules_settle_ms=5000"];
 
-/// Runs, checks, prints one line for `docs/chaos-ledger.md`.
+/// Runs, checks, and prints a row of `docs/results/`.
 ///
 /// # Errors
 /// A broken promise is one, and so is a run that does not come to rest.
@@ -152,7 +156,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         write_history(&history, file)?;
     }
     let report = checker::check(&history, Budget::default());
-    println!("{}", ledger_line(args, seed, &report, &counts));
+    let row = result(args, seed, &report, &counts);
+    println!("{row}");
+    if let Some(file) = &args.result {
+        append(&row, file)?;
+    }
     if !report.is_clean() {
         write_history(&history, &directory.join("history.jsonl"))?;
     }
@@ -238,20 +246,41 @@ async fn drive_cluster(
     Ok((history, counts))
 }
 
-fn ledger_line(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> String {
+/// One row of `docs/results/`.
+fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
-    format!(
-        "| {} | {} | {seed} | {} | {} | {} | {} | {} | {} | {} | {verdict} |",
-        today(),
-        args.commit,
-        args.seconds,
-        report.sent,
-        report.acked,
-        report.rows + report.pushes,
-        counts[0],
-        counts[1],
-        counts[2],
-    )
+    let (kind, faults) = match (&args.cluster, args.long) {
+        (None, _) => ("node", ["kills", "cuts", "disks"]),
+        (Some(_), false) => ("cluster-short", ["nodes", "servers", "networks"]),
+        (Some(_), true) => ("cluster-long", ["nodes", "servers", "networks"]),
+    };
+    let faults: Map<String, Value> =
+        faults.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
+    json!({
+        "date": today(),
+        "commit": args.commit,
+        "kind": kind,
+        "seed": seed,
+        "seconds": args.seconds,
+        "sent": report.sent,
+        "acked": report.acked,
+        "checked": report.rows + report.pushes,
+        "faults": faults,
+        "verdict": verdict,
+        "rows": report.rows,
+        "pushes": report.pushes,
+        "repeated": report.repeated,
+        "pulled": report.pulled,
+        "reads": report.reads,
+        "states": report.states,
+        "recovery_ms": report.longest_recovery_ns / 1_000_000,
+    })
+}
+
+/// Appends a row to a file of JSON lines.
+fn append(row: &Value, file: &Path) -> anyhow::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+    Ok(writeln!(file, "{row}")?)
 }
 
 /// The date in UTC, as in 2025-11-21.

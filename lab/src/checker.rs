@@ -47,6 +47,7 @@ mod event;
 mod history;
 mod marks;
 mod order;
+pub mod planted;
 mod presence;
 mod rooms;
 mod sends;

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     bench, chaos,
-    checker::{self, Budget, History},
+    checker::{self, Budget, History, planted},
 };
 use anyhow::Context as _;
 
@@ -41,6 +41,9 @@ struct CheckArgs {
     /// The history, as JSON lines
     #[arg(value_name = "FILE")]
     history: PathBuf,
+    /// Then plant losses into it, each of which the checker has to name
+    #[arg(long)]
+    planted: bool,
 }
 
 /// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage.
@@ -61,5 +64,10 @@ pub fn main() -> ExitCode {
 
 fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.history).with_context(|| args.history.display().to_string())?;
+    if args.planted {
+        let named = planted::all_named(&text)?;
+        println!("{named} planted losses were named");
+        return Ok(());
+    }
     checker::check(&History::parse(&text)?, Budget::default()).judge()
 }

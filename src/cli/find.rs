@@ -56,10 +56,11 @@ pub(super) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresse
     }
 }
 
-/// The directories below it, by name.
+/// The directories below it that this account can read, by name.
 fn below(data: &Path) -> Vec<PathBuf> {
     let mut below: Vec<PathBuf> =
         fs::read_dir(data).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    below.retain(|path| fs::read_dir(path).is_ok());
     below.sort();
     below
 }
@@ -80,6 +81,10 @@ fn said(data: &Path) -> anyhow::Result<Option<Addresses>> {
     let file = data.join(NODE_FILE);
     match fs::read(&file) {
         Ok(text) => serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display())),
+        // A data directory is closed to all accounts but the node's.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(error).with_context(|| {
+            format!("{} can't be read: run this as the account that the node runs as", file.display())
+        }),
         Err(_) => Ok(None),
     }
 }

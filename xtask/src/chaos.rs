@@ -14,12 +14,22 @@ use crate::{
 /// minutes.
 pub(crate) const SHORT: u64 = 90;
 
+/// The same over three brokers.
+const BROKERS_SHORT: u64 = 60;
+
 /// The same for a cluster, beside half a minute for its servers: time for most of its faults to come twice.
 pub(crate) const CLUSTER_SHORT: u64 = 100;
 
-/// The step of `cargo xtask test`.
-pub(crate) fn short(shell: &Shell) -> anyhow::Result<()> {
-    run(shell, SHORT, Some(shell.seed()?), &[])
+/// The step of `cargo xtask test`; then losses are planted into what was recorded. How many of them were named.
+pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
+    let history = shell.scratch("chaos-history")?.join("history.jsonl");
+    let words = ["--history".to_owned(), history.display().to_string()];
+    run(shell, SHORT, Some(shell.seed()?), &words)?;
+    let lab = shell.built("tidegate-lab");
+    let (named, _) = shell::output(shell.command(lab).args(["check", "--planted"]).arg(&history))?;
+    print!("{named}");
+    fs::remove_file(history)?;
+    Ok(named.lines().filter(|line| line.starts_with("planted: ")).count())
 }
 
 /// Breaks things for so long, then checks.
@@ -35,12 +45,19 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
 
 /// Where the servers are that a run with several nodes breaks, and which.
 const SERVERS: &str = "chaos-services";
+/// The same for the step with three brokers, which runs next to others.
+const BROKERS: &str = "chaos-brokers";
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
     cluster(&shell.apart(SERVERS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
+}
+
+/// The step of `cargo xtask test` with three brokers, one of which may break.
+pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
+    cluster(&shell.apart(BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The short form with a seed of choice.
@@ -64,7 +81,7 @@ fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> a
     // What a run that was ended left.
     services::down(apart)?;
     services::with(apart, || {
-        let list = apart.target.join(SERVERS).join("services.json").display().to_string();
+        let list = apart.target.join(apart.services).join("services.json").display().to_string();
         let words = ["--cluster".to_owned(), list];
         run(apart, seconds, seed, &[&words, more].concat())
     })

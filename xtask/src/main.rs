@@ -24,6 +24,7 @@ mod steps;
 mod tests;
 mod third_party;
 mod tools;
+mod user;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     autobahn, chaos, compile, counts, deny, lint, manifests, rehearse, shell::Shell, tests, third_party,
-    tools,
+    tools, user,
 };
 
 /// One step: a process of its own, with its output in a log of its own.
@@ -129,7 +129,7 @@ pub(crate) const STEPS: &[Step] = &[
         "kill -9, broken disks and networks for 90 s, then the checker",
         150,
         Needs::Build,
-        plain!(chaos::short),
+        counted!(chaos::short),
     ),
     step(
         "cluster",
@@ -137,6 +137,20 @@ pub(crate) const STEPS: &[Step] = &[
         170,
         Needs::Build,
         plain!(chaos::cluster_short),
+    ),
+    step(
+        "user",
+        "the tests of processes and of the store on disk, as an ordinary user",
+        60,
+        Needs::Build,
+        counted!(user::run),
+    ),
+    step(
+        "brokers",
+        "three nodes over three brokers, which break too, for 60 s",
+        110,
+        Needs::Build,
+        plain!(chaos::brokers_short),
     ),
     step(
         "rehearsal",
@@ -169,7 +183,7 @@ pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
     &[&["chaos"], &["cluster"]],
-    &[&["rehearsal"], &["autobahn", "third-party", "counts"]],
+    &[&["rehearsal"], &["autobahn", "third-party", "counts", "user"], &["brokers"]],
     &[&["rolling"]],
 ];
 
