@@ -1,0 +1,127 @@
+//! `docs/tokens.md`: its programs mint tokens that a node accepts, and the claims count as it says.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+use tidegate::auth::{Identity, Verifier, create_key};
+use tidegate_protocol::Code;
+
+use super::{read, root, settle, with_block};
+
+const PAGE: &str = "docs/tokens.md";
+
+/// The folder of the programs.
+const FOLDER: &str = "tests/third_party/tokens";
+
+/// (what runs it, program, language of its block)
+const PROGRAMS: [(&str, &str, &str); 2] = [("python3", "mint.py", "python"), ("node", "mint.mjs", "js")];
+
+/// Key file of one test, removed at its end.
+struct KeyFile {
+    path: PathBuf,
+    key: Vec<u8>,
+}
+
+impl KeyFile {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
+        let key = create_key(&path).expect("the folder of temporary files can be written");
+        Self { path, key }
+    }
+}
+
+impl Drop for KeyFile {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+/// The token that a program prints for these words.
+fn mint(runner: &str, program: &str, key: &KeyFile, words: &[&str]) -> String {
+    let mut command = Command::new(runner);
+    command.arg(root().join(FOLDER).join(program)).arg(&key.path).args(words);
+    let output = command.output().unwrap_or_else(|error| panic!("{runner}: {error}"));
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("a token is text").trim().to_owned()
+}
+
+fn sign(key: &[u8], algorithm: Algorithm, claims: &Value) -> String {
+    jsonwebtoken::encode(&Header::new(algorithm), claims, &EncodingKey::from_secret(key))
+        .expect("it is signed")
+}
+
+fn verify(key: &[u8], claims: &Value) -> Result<Identity, Code> {
+    Verifier::hs256(key).verify(&sign(key, Algorithm::HS256, claims)).map_err(|(code, _)| code)
+}
+
+/// Seconds since 1970, `later` from now.
+fn now(later: i64) -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    i64::try_from(now.as_secs()).expect("the year is near") + later
+}
+
+#[test]
+fn the_page_has_the_programs() {
+    let mut page = read(PAGE);
+    for (_, name, language) in PROGRAMS {
+        let program = read(&format!("{FOLDER}/{name}"));
+        page = with_block(PAGE, &page, name, &format!("```{language}\n{program}```\n"));
+    }
+    settle(PAGE, &page);
+}
+
+#[test]
+fn each_program_mints_tokens_that_a_node_accepts() {
+    let key = KeyFile::new("mint");
+    for (runner, program, _) in PROGRAMS {
+        let identity = |words| Verifier::hs256(&key.key).verify(&mint(runner, program, &key, words));
+        let any = identity(&["alice"]).expect(program);
+        assert_eq!((any.user.as_str(), any.device), ("alice", None), "{program}");
+        let bound = identity(&["alice", "phone"]).expect(program);
+        assert_eq!(bound.device.expect(program).as_str(), "phone", "{program}");
+    }
+}
+
+/// The first mistake of a back end: a library that is handed the text of the file.
+#[test]
+fn the_text_of_the_key_file_is_another_key() {
+    let key = KeyFile::new("text");
+    let text = fs::read_to_string(&key.path).expect("the key was written");
+    let token = sign(text.trim().as_bytes(), Algorithm::HS256, &json!({ "sub": "alice", "exp": now(60) }));
+    let refused = Verifier::hs256(&key.key).verify(&token);
+    assert_eq!(refused, Err((Code::TokenInvalid, "the token is signed with another key")));
+    assert!(read(PAGE).contains("the token is signed with another key"));
+}
+
+#[test]
+fn claims_count_as_the_page_says() {
+    let key = [7; 32];
+    let accepted = [
+        json!({ "sub": "alice", "exp": now(60) }),
+        json!({ "sub": "A-z_0.9", "exp": now(-20), "dev": "phone" }),
+        json!({ "sub": "a".repeat(64), "exp": now(60), "aud": "x", "iss": "y", "nbf": now(3_600), "iat": now(3_600), "z": 1 }),
+    ];
+    for claims in accepted {
+        assert!(verify(&key, &claims).is_ok(), "{claims}: {:?}", verify(&key, &claims));
+    }
+    let refused = [
+        (json!({ "sub": "alice", "exp": now(-40) }), Code::TokenExpired),
+        (json!({ "sub": "alice" }), Code::TokenInvalid),
+        (json!({ "exp": now(60) }), Code::TokenInvalid),
+        (json!({ "sub": "alice", "exp": 60.5 + now(0) as f64 }), Code::TokenInvalid),
+        (json!({ "sub": "alice", "exp": now(60).to_string() }), Code::TokenInvalid),
+        (json!({ "sub": "a".repeat(65), "exp": now(60) }), Code::TokenInvalid),
+        (json!({ "sub": "alice", "exp": now(60), "dev": "a phone" }), Code::TokenInvalid),
+    ];
+    for (claims, code) in refused {
+        assert_eq!(verify(&key, &claims).err(), Some(code), "{claims}");
+    }
+    let other = sign(&key, Algorithm::HS384, &json!({ "sub": "alice", "exp": now(60) }));
+    assert_eq!(Verifier::hs256(&key).verify(&other).err().map(|(code, _)| code), Some(Code::TokenInvalid));
+}
