@@ -20,7 +20,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum What {
-    /// Make the topics that are missing, as [kafka] says; fail on those that promise less, and say how to mend them
+    /// Make the topics that are missing, as the section kafka says; fail on those that promise less, and say how to mend them
     Ensure(Ensure),
 }
 

@@ -20,10 +20,10 @@ pub fn write(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     send(stream, bytes, SendFlags::NOSIGNAL).map_err(Errno::into)
 }
 
-/// The same for several slices, in one system call; by plain [`write`] when there is one.
+/// The same for several slices, in one system call; by plain [`write()`] when there is one.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 #[inline]
 pub fn write_slices(mut stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     match slices {

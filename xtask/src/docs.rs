@@ -1,9 +1,42 @@
-//! Pages that are generated from the code, so that they can't say anything else: the tests of the pages write them too.
+//! Pages that are generated from the code, so that they can't say anything else. Their tests write them too; the list of
+//! steps is written here.
 
-use crate::{compile, shell::Shell, tests};
+use std::fs;
+
+use anyhow::Context as _;
+
+use crate::{compile, shell::Shell, steps, tests};
+
+const TESTING: &str = "docs/testing.md";
 
 /// Writes the pages, or with `check` says whether they are current.
 pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
+    if !check {
+        let file = shell.root.join(TESTING);
+        let page = fs::read_to_string(&file).with_context(|| TESTING.to_owned())?;
+        fs::write(&file, with_steps(&page).context("docs/testing.md has no block `steps`")?)?;
+    }
     compile::chosen(shell, &["--test", "docs"])?;
     tests::pages(shell, !check)
+}
+
+/// The page with the steps as `cargo xtask test --list` prints them.
+fn with_steps(page: &str) -> Option<String> {
+    let (begin, end) = ("<!-- steps -->\n", "<!-- /steps -->\n");
+    let (before, rest) = page.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    let list: String = steps::STEPS.iter().map(|step| steps::listed(step) + "\n").collect();
+    Some(format!("{before}{begin}```text\n{list}```\n{end}{after}"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_page_on_testing_has_the_steps() {
+        let shell = Shell::here().expect("cargo names the crate");
+        let page = fs::read_to_string(shell.root.join(TESTING)).expect("a page");
+        assert_eq!(with_steps(&page).as_ref(), Some(&page), "run `cargo xtask docs`");
+    }
 }

@@ -21,9 +21,17 @@ pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
 
 /// Links that lead nowhere, and examples that don't compile.
 pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
-    let words = ["doc", "--profile", shell.profile, "--locked", "--no-deps", "--workspace"];
+    let words = [
+        "doc",
+        "--profile",
+        shell.profile,
+        "--locked",
+        "--no-deps",
+        "--document-private-items",
+        "--workspace",
+    ];
     let mut doc = shell.cargo_command(&[&words[..], FEATURES].concat());
-    shell::run(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
+    shell::run(doc.env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"))?;
     shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], PROTOCOL].concat())
 }
 

@@ -100,7 +100,7 @@ mod tests {
         let grows = |nth: u32| Sample {
             hours: f64::from(nth) / 10.0,
             memory_mib: 50.0 + 3.0 * f64::from(nth),
-            files: if nth % 2 == 0 { 9.0 } else { 10.0 },
+            files: if nth.is_multiple_of(2) { 9.0 } else { 10.0 },
         };
         let samples: Vec<Sample> = (0..41).map(grows).collect();
         assert!((slope(&samples, |it| it.memory_mib) - 30.0).abs() < 1e-6);
