@@ -220,6 +220,9 @@ pub enum Scenario {
         /// Partitions of the log.
         #[arg(long, default_value_t = 12)]
         partitions: u32,
+        /// Conversations, a section for each number; more connections where so few can't have them.
+        #[arg(long, value_delimiter = ',', default_values_t = [64, 100_000])]
+        conversations: Vec<usize>,
     },
     /// Lookups of routes against `redis-benchmark -P 16`, and what Redis does for a message of a cluster.
     Redis {
@@ -267,6 +270,9 @@ pub enum Scenario {
         /// Where to append.
         #[arg(long)]
         file: PathBuf,
+        /// Give the file all of its blocks first.
+        #[arg(long)]
+        preallocated: bool,
     },
     /// Raw loop: accept, read, write.
     #[command(hide = true)]
@@ -313,7 +319,7 @@ pub fn run(args: &Args) -> Result<()> {
         Scenario::Client => driver::run(),
         Scenario::RawFanout => raw::fanout(),
         Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
-        Scenario::RawLog { file } => raw::log(file),
+        Scenario::RawLog { file, preallocated } => raw::log(file, *preallocated),
         Scenario::RawAccept { reply } => raw::accept_loop(*reply),
         _ => measure(args.clone()),
     }

@@ -56,22 +56,50 @@ fn durable_messages_are_measured_and_found_again() {
     }
 }
 
-/// Of a bench on the services of the tests: what was measured, by its name; each has to be above nothing.
-fn on_services(scenario: &str, rounds: &str) -> impl Fn(&str) -> f64 {
+/// A figure of a report by its name.
+fn value(report: &serde_json::Value, what: &str) -> f64 {
+    let sections = report["sections"].as_array().into_iter().flatten();
+    let mut figures = sections.filter_map(|it| it["figures"].as_array()).flatten();
+    let found = figures.find(|it| it["what"] == what).and_then(|it| it["value"].as_f64());
+    found.unwrap_or_else(|| panic!("{what}: {report}"))
+}
+
+/// Before, the bench took `behind` for a lost message and failed.
+#[test]
+fn pushes_that_are_left_out_are_pulled_and_counted() {
+    // So few that a receiver has always more pushes to ack than may wait.
+    let report = figures(&["chat", "--set", "limits.window_max=1"], "behind");
+    for when in ["flat out to people who are there", "at half load"] {
+        let behinds = value(&report, &format!("frames `behind`, {when}"));
+        let pulled = value(&report, &format!("messages pulled, {when}"));
+        assert!(behinds > 0.0 && pulled >= behinds / 2.0, "{when}: {report}");
+    }
+}
+
+#[test]
+fn the_raw_log_has_a_growing_and_a_preallocated_file() {
+    let report = figures(&["chat", "--raw-twice"], "raw-logs");
+    for file in ["raw", "raw, preallocated"] {
+        assert!(value(&report, &format!("durable accepts, {file}")) > 1_000.0, "{file}: {report}");
+        assert!(value(&report, &format!("send to ack, {file}, p99")) > 0.0, "{file}: {report}");
+    }
+}
+
+/// Report of a bench on the services of the tests: returns figures by name; each has to be above 0.
+fn on_services(scenario: &[&str], rounds: &str) -> impl Fn(&str) -> f64 {
     let list = services::list();
     let list = list.to_str().expect("a plain path");
-    let report = figures(&[scenario, "--rounds", rounds, "--services", list], scenario);
+    let report = figures(&[scenario, &["--rounds", rounds, "--services", list]].concat(), scenario[0]);
     move |what: &str| {
-        let figures =
-            report["sections"].as_array().into_iter().flatten().filter_map(|it| it["figures"].as_array());
-        let found = figures.flatten().find(|it| it["what"] == what).and_then(|it| it["value"].as_f64());
-        found.filter(|value| *value > 0.0).unwrap_or_else(|| panic!("{what}: {report}"))
+        let value = value(&report, what);
+        assert!(value > 0.0, "{what}: {report}");
+        value
     }
 }
 
 #[test]
 fn a_large_group_is_measured_over_three_nodes() {
-    let value = on_services("groups", "2");
+    let value = on_services(&["groups"], "2");
     let records = value("records of node topics per message");
     assert!((2.0..=3.0).contains(&records), "one for each node but the owner: {records}");
     assert!(value("Redis commands per message") > 1.0);
@@ -81,7 +109,7 @@ fn a_large_group_is_measured_over_three_nodes() {
 
 #[test]
 fn routes_and_what_redis_does_for_a_message_are_measured() {
-    let value = on_services("redis", "1");
+    let value = on_services(&["redis"], "1");
     assert!(value("reads by Redis per accepted message") < value("commands per accepted message"));
     value("send to ack with Redis hung, p50");
     value("lookups, tidegate");
@@ -89,7 +117,7 @@ fn routes_and_what_redis_does_for_a_message_are_measured() {
 
 #[test]
 fn a_take_over_by_crash_and_by_plan_is_measured() {
-    let value = on_services("cluster", "1");
+    let value = on_services(&["cluster"], "1");
     let session = value("session timeout (kafka.session_ms)");
     let crash = value("longest pause of a sender after kill -9 of an owner");
     assert!(crash > session / 2.0, "whoever died was waited for: {crash} of {session}");
@@ -99,8 +127,15 @@ fn a_take_over_by_crash_and_by_plan_is_measured() {
 
 #[test]
 fn chat_over_kafka_is_measured_beside_a_bare_producer_and_consumer() {
-    let value = on_services("kafka", "1");
+    let value = on_services(&["kafka", "--conversations", "60"], "1");
     value("accepts/s, 3 nodes / one node of this run");
+    value("send, ack, push and its ack, flat out");
+    for load in ["accept with nobody listening, flat out", "message to people who are there, half load"] {
+        let all = value(&format!("CPU per {load}, all but the load generator"));
+        let parts = ["node", "Kafka", "Postgres"].map(|name| value(&format!("CPU per {load}, {name}")));
+        assert!(parts.iter().sum::<f64>() <= all, "{load}: {parts:?} of {all}");
+        value(&format!("CPU per {load}, load generator"));
+    }
     value("send to push at half load, p50");
     value("bare produce and consume at that rate, p50");
 }

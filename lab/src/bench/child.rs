@@ -2,7 +2,7 @@
 
 use super::{
     host,
-    orders::{Answer, Order, Outcome, Peer, Setup},
+    orders::{Answer, Order, Outcome, Peer, Setup, Watched},
     wire::Transport,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -43,6 +43,8 @@ pub(super) struct Server {
     pub(super) second: String,
     /// Tidegate: its key.
     key: String,
+    /// Processes that do a part of its work.
+    pub(super) watched: Vec<Watched>,
 }
 
 /// `node.json`, which a node writes when it is ready.
@@ -81,6 +83,7 @@ impl Launcher {
             address: ports.next().unwrap_or_default(),
             second: ports.next().unwrap_or_default(),
             key: String::new(),
+            watched: Vec::new(),
         };
         server.check()?;
         Ok(server)
@@ -113,6 +116,7 @@ impl Launcher {
             address: String::new(),
             second: String::new(),
             key: String::new(),
+            watched: Vec::new(),
         };
         let node = server.await_node(&data)?;
         server.key =
@@ -142,6 +146,7 @@ impl Launcher {
             peer,
             address: server.address.clone(),
             pid: server.child.id(),
+            watched: server.watched.clone(),
             transport,
             spin: !self.client_cpus.iter().any(|cpu| self.server_cpus.contains(cpu)),
             size,

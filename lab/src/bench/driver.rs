@@ -1,19 +1,22 @@
 //! The load generator: a process of its own, told what to do over its standard input.
 
 mod chat;
+mod circle;
 mod connections;
 mod echo;
 mod establish;
 mod fanout;
 mod idle;
+mod inbox;
 mod publisher;
 mod room;
 mod source;
 mod sync;
+mod talk;
 
 use super::{
     host,
-    orders::{Answer, Order, Outcome, Peer, Setup},
+    orders::{Answer, Order, Outcome, Peer, Setup, Watched},
 };
 use anyhow::{Context, Result, ensure};
 use connections::Connections;
@@ -23,9 +26,18 @@ use std::{
     io::{BufRead, Write, stdin, stdout},
     time::Duration,
 };
+use talk::Talk;
 
 /// Sockets that one process may hold, with room for everything else under the usual limit of 20,000.
 const SOCKETS_MAX: usize = 19_000;
+
+/// CPU times at one moment.
+struct Meter {
+    server: host::Cpu,
+    client: host::Cpu,
+    /// Of each of [`Setup::watched`], in ns.
+    watched: Vec<u64>,
+}
 
 /// A load generator with its connections.
 struct Driver {
@@ -33,7 +45,7 @@ struct Driver {
     connections: Connections,
     users: usize,
     publisher: Option<Publisher>,
-    talk: chat::Talk,
+    talk: Talk,
 }
 
 /// Reads the setup, then orders, a line each; answers each with a line; ends when its input does.
@@ -41,7 +53,7 @@ pub(super) fn run() -> Result<()> {
     let mut lines = stdin().lock().lines();
     let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
     let connections = Connections::new(&setup)?;
-    let mut driver = Driver { setup, connections, users: 0, publisher: None, talk: chat::Talk::default() };
+    let mut driver = Driver { setup, connections, users: 0, publisher: None, talk: Talk::default() };
     for line in lines {
         let order: Order = serde_json::from_str(&line?)?;
         let answer: Answer = driver.carry_out(&order).map_err(|error| format!("{error:#}"));
@@ -88,7 +100,7 @@ impl Driver {
         let mut plan = establish::Plan::keep("u", users, parallel);
         plan.room = room.map(ToOwned::to_owned);
         let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         self.users = users;
         if publishers > 0 {
             let mut plan = establish::Plan::keep("p", publishers, publishers);
@@ -111,21 +123,31 @@ impl Driver {
         let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
         // The server's part in closing belongs to a login too.
         self.connections.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         self.connections.hang_up();
         Ok(outcome)
     }
 
-    /// CPU of the server and of this process so far.
-    fn meter(&self) -> Result<(host::Cpu, host::Cpu)> {
-        Ok((host::cpu(self.setup.pid)?, host::cpu(std::process::id())?))
+    /// CPU of the server, of this process and of what is watched, so far.
+    fn meter(&self) -> Result<Meter> {
+        let mut watched = Vec::new();
+        if !self.setup.watched.is_empty() {
+            let all = host::Processes::read()?;
+            for Watched { name, pids } in &self.setup.watched {
+                let sum = pids.iter().map(|pid| all.tree_cpu_ns(*pid)).sum::<Result<u64>>();
+                watched.push(sum.with_context(|| name.clone())?);
+            }
+        }
+        Ok(Meter { server: host::cpu(self.setup.pid)?, client: host::cpu(std::process::id())?, watched })
     }
 
-    fn read_meter(&self, since: (host::Cpu, host::Cpu), outcome: &mut Outcome) -> Result<()> {
+    fn read_meter(&self, since: &Meter, outcome: &mut Outcome) -> Result<()> {
         let now = self.meter()?;
-        outcome.server_cpu_ns = now.0.ran.saturating_sub(since.0.ran);
-        outcome.server_wait_ns = now.0.waited.saturating_sub(since.0.waited);
-        outcome.client_cpu_ns = now.1.ran.saturating_sub(since.1.ran);
+        outcome.server_cpu_ns = now.server.ran.saturating_sub(since.server.ran);
+        outcome.server_wait_ns = now.server.waited.saturating_sub(since.server.waited);
+        outcome.client_cpu_ns = now.client.ran.saturating_sub(since.client.ran);
+        let watched = now.watched.iter().zip(&since.watched);
+        outcome.watched_cpu_ns = watched.map(|(now, since)| now.saturating_sub(*since)).collect();
         Ok(())
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Setup {
     pub(super) address: String,
     /// Process whose CPU time is measured.
     pub(super) pid: u32,
+    /// Others whose CPU time is measured, too.
+    pub(super) watched: Vec<Watched>,
     pub(super) transport: Transport,
     /// May keep its CPU busy while it waits, because no server shares it.
     pub(super) spin: bool,
@@ -34,6 +36,14 @@ pub(super) struct Setup {
     pub(super) size: usize,
     /// Names the run, so that message ids of two runs differ.
     pub(super) run: String,
+}
+
+/// Processes that do one part of the work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Watched {
+    pub(super) name: String,
+    /// Measured with all of their descendants.
+    pub(super) pids: Vec<u32>,
 }
 
 /// One thing to do.
@@ -76,10 +86,12 @@ pub(super) struct Chat {
 /// Whom the messages are for.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum To {
-    /// So many people for each connection, in turns, who are never there.
+    /// People who are never connected: this many in all, each written to by one connection, in turns.
     Absent(usize),
     /// The neighbour: 0 and 1 talk to each other, 2 and 3, and so on.
     Partner,
+    /// Other connections, in turns: this many conversations of two in all.
+    Among(usize),
 }
 
 /// When sending ends; answers are always waited for.
@@ -89,6 +101,8 @@ pub(super) enum Until {
     Time { warm_ms: u64, measure_ms: u64 },
     /// So many messages, all of which count.
     Messages(u64),
+    /// One message of each sender to each of its conversations.
+    Once,
 }
 
 /// What was seen while an order was carried out. Fields that an order does not measure are zero.
@@ -103,6 +117,8 @@ pub(super) struct Outcome {
     /// How long the server was ready to run while something else had its CPU.
     pub(super) server_wait_ns: u64,
     pub(super) client_cpu_ns: u64,
+    /// CPU time of each of [`Setup::watched`].
+    pub(super) watched_cpu_ns: Vec<u64>,
     pub(super) p50_us: u64,
     pub(super) p99_us: u64,
     pub(super) max_us: u64,
@@ -115,6 +131,11 @@ pub(super) struct Outcome {
     pub(super) refused: u64,
     /// Messages that the server said it left out.
     pub(super) shed: u64,
+    /// Frames `behind`, pulls that followed, messages that came by a page only, and pushes of what had come before.
+    pub(super) behinds: u64,
+    pub(super) pulls: u64,
+    pub(super) pulled: u64,
+    pub(super) repeated: u64,
     /// Logins that had to be tried again.
     pub(super) retries: u64,
     /// Bytes of a request and of a reply on the wire.

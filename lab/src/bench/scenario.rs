@@ -8,6 +8,7 @@ mod groups;
 mod idle;
 mod kafka;
 mod login;
+mod people;
 mod postgres;
 mod redis;
 mod room;
@@ -69,9 +70,15 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             let load = groups::Load { services: &services.services, members: *members, online: *online };
             groups::run(launcher, args, &load, out).context("groups")
         }
-        Scenario::Kafka { services, conns, in_flight, seconds, partitions } => {
-            let (conns, in_flight, seconds, partitions) = (*conns, *in_flight, *seconds, *partitions);
-            let load = kafka::Load { services: &services.services, conns, in_flight, seconds, partitions };
+        Scenario::Kafka { services, conns, in_flight, seconds, partitions, conversations } => {
+            let load = kafka::Load {
+                services: &services.services,
+                conns: *conns,
+                in_flight: *in_flight,
+                seconds: *seconds,
+                partitions: *partitions,
+                conversations,
+            };
             kafka::run(launcher, args, &load, out).context("kafka")
         }
         Scenario::Redis { services, users, lookups, messages } => {
@@ -107,6 +114,8 @@ struct Side {
     // Goes first, because a server that is asked to end lets its clients leave at its pace.
     client: Client,
     server: Server,
+    /// More nodes of the same cluster.
+    others: Vec<Server>,
 }
 
 impl Side {
@@ -144,7 +153,7 @@ impl Side {
         size: usize,
     ) -> Result<Self> {
         let client = launcher.client(&server, peer, transport, size)?;
-        Ok(Self { server, client })
+        Ok(Self { server, client, others: Vec::new() })
     }
 
     fn ask(&mut self, order: &Order) -> Result<Outcome> {
@@ -162,26 +171,42 @@ impl Side {
     }
 }
 
+/// A latency of each round, in ms.
+fn ms(outcomes: &[Outcome], us: impl Fn(&Outcome) -> u64) -> Vec<f64> {
+    each(outcomes, |outcome| us(outcome) as f64 / 1e3)
+}
+
 /// One field of each round.
 fn each(outcomes: &[Outcome], field: impl Fn(&Outcome) -> f64) -> Vec<f64> {
     outcomes.iter().map(field).collect()
 }
 
-/// Rounds of two sides in strict turns, after one of each that does not count: so both find their sockets equally
-/// cold, after the other's round.
+/// Rounds of two sides in strict turns, as [`by_turns`] has them.
 fn in_turns(
     rounds: usize,
     mut raw: impl FnMut() -> Result<Outcome>,
     mut ours: impl FnMut() -> Result<Outcome>,
 ) -> Result<(Vec<Outcome>, Vec<Outcome>)> {
-    raw()?;
-    ours()?;
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        left.push(raw()?);
-        right.push(ours()?);
+    let [raw, ours] = by_turns(rounds, [&mut raw, &mut ours])?;
+    Ok((raw, ours))
+}
+
+/// Rounds of several sides in strict turns, after one of each that does not count: so all find their sockets equally
+/// cold, after the others' rounds.
+fn by_turns<const SIDES: usize>(
+    rounds: usize,
+    mut sides: [&mut dyn FnMut() -> Result<Outcome>; SIDES],
+) -> Result<[Vec<Outcome>; SIDES]> {
+    let mut outcomes = [const { Vec::new() }; SIDES];
+    for round in 0..=rounds {
+        for (side, outcomes) in sides.iter_mut().zip(&mut outcomes) {
+            let outcome = side()?;
+            if round > 0 {
+                outcomes.push(outcome);
+            }
+        }
     }
-    Ok((left, right))
+    Ok(outcomes)
 }
 
 /// Share of the time that servers may wait for their CPU before their figures are to be doubted, in percent.

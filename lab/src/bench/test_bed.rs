@@ -3,6 +3,7 @@
 use super::{
     admin::hex,
     child::{Launcher, Server},
+    orders::Watched,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -39,6 +40,8 @@ pub(super) struct TestBed {
     /// Of Postgres, beside the database of the run.
     url: String,
     partitions: usize,
+    /// The list of services, read.
+    services: Value,
 }
 
 impl TestBed {
@@ -83,7 +86,8 @@ impl TestBed {
             let names: Vec<String> = (1..=nodes).map(|nth| format!("n{nth}")).collect();
             ensure_topics(&config.kafka, &topic_plans(&config.kafka, &names)).await.context("kafka")
         })?;
-        Ok(Self { config, runtime, settings, key, name, url, partitions: partitions as usize })
+        let (partitions, services) = (partitions as usize, said);
+        Ok(Self { config, runtime, settings, key, name, url, partitions, services })
     }
 
     /// Starts node n`nth`, the first time or again.
@@ -97,6 +101,23 @@ impl TestBed {
         let own = [format!("node.id=n{nth}"), format!("link.listen=127.0.0.1:{port}")];
         let settings = [&self.settings[..], &own, more, &launcher.settings].concat();
         Launcher { settings, ..launcher.clone() }.tidegate(&label, 1)
+    }
+
+    /// The processes whose CPU time a message costs: those of the nodes, and of the services whose pids are listed.
+    pub(super) fn processes(&self, nodes: Vec<u32>) -> Vec<Watched> {
+        let services = [("Kafka", "kafka"), ("Postgres", "postgres"), ("Redis", "redis7")];
+        let listed = services.into_iter().filter_map(|(name, service)| {
+            let pid = u32::try_from(self.services[service]["pid"].as_u64()?).ok()?;
+            Some(Watched { name: name.to_owned(), pids: vec![pid] })
+        });
+        let name = if nodes.len() == 1 { "node" } else { "nodes" };
+        [Watched { name: name.to_owned(), pids: nodes }].into_iter().chain(listed).collect()
+    }
+
+    /// Whether Kafka's JVM is that of the tests, which starts soon and compiles little.
+    pub(super) fn has_jvm_of_tests(&self) -> bool {
+        let words = self.services["kafka"]["command"].as_array();
+        words.into_iter().flatten().any(|word| word == "-XX:TieredStopAtLevel=1")
     }
 
     /// The key with which tokens are signed.

@@ -34,6 +34,7 @@ pub(super) mod kind {
     pub(crate) const SHED: u32 = 9;
     pub(crate) const GO_AWAY: u32 = 11;
     pub(crate) const CLOSE: u32 = 12;
+    pub(crate) const PAGE: u32 = 13;
     pub(crate) const CONVERSATION_STATE: u32 = 14;
     pub(crate) const SYNC_END: u32 = 15;
     pub(crate) const PING: u32 = 18;
@@ -108,6 +109,16 @@ pub(super) fn ack(conversation: &str, seq: u64) -> Vec<u8> {
 /// `Sync{}`.
 pub(super) fn sync(id: u64) -> Vec<u8> {
     request(id, 7, &[])
+}
+
+/// `Pull{conversation, cursor, limit, DIRECTION_FORWARD}`.
+pub(super) fn pull(id: u64, conversation: &str, cursor: u64, limit: u64) -> Vec<u8> {
+    let mut body = Vec::with_capacity(conversation.len() + 24);
+    put_bytes(&mut body, 1, conversation.as_bytes());
+    put_number(&mut body, 2, cursor);
+    put_number(&mut body, 4, limit);
+    put_number(&mut body, 5, 2);
+    request(id, 8, &body)
 }
 
 /// `ServerFrame{send_ack}` with nothing but its seq.
@@ -368,6 +379,36 @@ pub(super) fn push_view(mut body: &[u8]) -> Option<PushView<'_>> {
         }
     }
     Some(view)
+}
+
+/// A `Page`: its entries, and whether it names seqs that can't be had.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct PageView<'a> {
+    pub(super) entries: Vec<PushView<'a>>,
+    pub(super) has_losses: bool,
+}
+
+/// Reads a `Page`.
+pub(super) fn page_view(mut body: &[u8]) -> Option<PageView<'_>> {
+    let mut view = PageView::default();
+    while !body.is_empty() {
+        match field(&mut body)? {
+            Field::Bytes(2, push) => view.entries.push(push_view(push)?),
+            Field::Bytes(3 | 4, _) | Field::Number(3, _) => view.has_losses = true,
+            _ => {}
+        }
+    }
+    Some(view)
+}
+
+/// The conversation that a `Behind` or a `Page` names.
+pub(super) fn conversation_of(mut body: &[u8]) -> Option<&str> {
+    while !body.is_empty() {
+        if let Field::Bytes(1, name) = field(&mut body)? {
+            return std::str::from_utf8(name).ok();
+        }
+    }
+    None
 }
 
 /// A number field of a small message, 0 when absent: `Shed.count`, `Error.temporary`, `Close.after_ms`.

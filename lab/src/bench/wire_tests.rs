@@ -22,6 +22,14 @@ fn requests_are_what_the_schema_says() {
     assert_eq!(send.content.and_then(|c| c.body), Some(ContentBody::Data(data.into())));
     let (_, Client::Join(join)) = client(&join(2, "hot")) else { panic!("no join") };
     assert_eq!(&*join.room, "hot");
+    let wanted = pb::Pull {
+        conversation: "d:a:b".into(),
+        cursor: 70_000,
+        limit: 200,
+        direction: pb::Direction::Forward.into(),
+        ..pb::Pull::default()
+    };
+    assert_eq!(client(&pull(1 << 40, "d:a:b", 70_000, 200)), (1 << 40, Client::Pull(wanted)));
     assert!(matches!(client(&ping(200)), (200, Client::Ping(_))));
     assert!(matches!(client(&pong()), (0, Client::Pong(_))));
 }
@@ -58,6 +66,33 @@ fn a_generated_push_is_read_and_a_built_one_is_the_same() {
 }
 
 #[test]
+fn a_page_is_read_with_what_it_can_not_give() {
+    let entry = |seq| pb::Push {
+        conversation: "d:a:b".into(),
+        seq,
+        content: Some(Content::data(vec![seq as u8; 20])),
+        ..pb::Push::default()
+    };
+    let page = pb::Page {
+        conversation: "d:a:b".into(),
+        messages: vec![entry(5), entry(6)],
+        complete_to: 9,
+        ..pb::Page::default()
+    };
+    let bytes = page.encode_to_vec();
+    let entries = vec![PushView { seq: 5, data: &[5; 20] }, PushView { seq: 6, data: &[6; 20] }];
+    assert_eq!(page_view(&bytes), Some(PageView { entries, has_losses: false }));
+    assert_eq!(conversation_of(&bytes), Some("d:a:b"));
+    let recalled = pb::Page { recalled: vec![7], ..page.clone() }.encode_to_vec();
+    let expired = pb::Page { expired: vec![pb::SeqRange { first: 7, last: 8 }], ..page }.encode_to_vec();
+    for bytes in [recalled, expired] {
+        assert!(page_view(&bytes).is_some_and(|page| page.has_losses && page.entries.len() == 2));
+    }
+    let behind = pb::Behind { conversation: "d:a:b".into(), max_seq: 70_000 }.encode_to_vec();
+    assert_eq!((conversation_of(&behind), number_of(&behind, 2)), (Some("d:a:b"), 70_000));
+}
+
+#[test]
 fn kinds_are_the_field_numbers() {
     let bodies = [
         (Server::SendAck(pb::SendAck::default()), kind::SEND_ACK),
@@ -69,6 +104,9 @@ fn kinds_are_the_field_numbers() {
         (Server::Shed(pb::Shed::default()), kind::SHED),
         (Server::GoAway(pb::GoAway::default()), kind::GO_AWAY),
         (Server::Close(pb::Close::default()), kind::CLOSE),
+        (Server::Page(pb::Page::default()), kind::PAGE),
+        (Server::ConversationState(pb::ConversationState::default()), kind::CONVERSATION_STATE),
+        (Server::SyncEnd(pb::SyncEnd::default()), kind::SYNC_END),
         (Server::Ping(pb::Ping::default()), kind::PING),
     ];
     for (body, wanted) in bodies {

@@ -6,7 +6,7 @@ use crate::bench::{
     poller::{Poller, Ready},
     wire::{self, Transport, Unit, View, kind},
 };
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::{
     fd::OwnedFd,
     io::Errno,
@@ -16,6 +16,9 @@ use std::{collections::HashMap, net::SocketAddrV4, time::Duration};
 
 /// Bytes taken from the kernel at a time.
 const BUFFER: usize = 256 * 1024;
+
+/// Bytes that wait for a server that reads too slowly; more end the run.
+const UNSENT_MAX: usize = 16 << 20;
 
 /// One connection. A test holds it to 64 bytes.
 pub(super) struct Conn {
@@ -149,6 +152,7 @@ impl Connections {
     /// Sends `bytes`; what the kernel does not take now goes out when it does, in order.
     pub(super) fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
         if let Some(unsent) = self.unsent.get_mut(&slot) {
+            ensure!(unsent.len() + bytes.len() <= UNSENT_MAX, "connection {slot}: the server does not read");
             unsent.extend_from_slice(bytes);
             return Ok(());
         }

@@ -75,7 +75,7 @@ impl Driver {
             }
         }
         outcome.wall_ns = host::now_ns() - began;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         outcome.reads = self.connections.reads - reads;
         self.settle(answered.len())?;
         Ok(outcome)

@@ -2,16 +2,18 @@
 
 use super::{
     Driver,
-    connections::{Conn, Heard, surprise},
+    connections::{Conn, Connections, Heard, surprise},
+    inbox::{Entry, Inbox, Pull},
+    talk::{Lag, PULL_ID, retry_at},
 };
 use crate::bench::{
     host,
     orders::Outcome,
-    pattern::Pattern,
+    pattern::{Pattern, Stamp},
     wire::{self, View, kind},
 };
 use anyhow::{Context, Result, bail, ensure};
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 /// A message whose copies have not all come by then is lost.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -23,6 +25,7 @@ impl Driver {
         // A reader that never sleeps spares both servers the wake-ups, whose cost scatters most.
         let wait = if self.setup.spin { Duration::ZERO } else { Duration::from_millis(100) };
         let mut outcome = Outcome::default();
+        let mut members = Members { conversation, copies: 0, lagging: BTreeMap::new(), lag: Lag::default() };
         let reads = self.connections.reads;
         let meter = self.meter()?;
         let began = host::now_ns();
@@ -30,45 +33,146 @@ impl Driver {
             let sent = host::now_ns();
             publisher.publish(&mut self.connections, 0, conversation, sent)?;
             let number = publisher.numbers[0];
-            let (mut copies, mut accepted) = (0, !publisher.is_answered());
-            while copies < users || !accepted {
+            let mut accepted = !publisher.is_answered();
+            members.copies = 0;
+            while members.copies < users || !accepted {
                 let pattern = &publisher.pattern;
-                self.connections.turn(wait, |slot, conn, heard| match heard {
-                    Heard::Frame(view) if slot < users && view.kind == kind::PUSH => {
-                        copies += 1;
-                        check(slot, conn, &view, number, pattern)
-                    }
-                    Heard::Frame(view) if slot >= users && view.kind == kind::SEND_ACK => {
+                self.connections.turn(wait, |slot, conn, heard| match &heard {
+                    _ if slot < users => members.receive((slot, conn), &heard, number, pattern),
+                    Heard::Frame(view) if view.kind == kind::SEND_ACK => {
                         accepted = true;
                         Ok(())
                     }
-                    heard => surprise(slot, &heard),
+                    heard => surprise(slot, heard),
                 })?;
+                members.pull(&mut self.connections)?;
                 if host::now_ns() - sent > PATIENCE_NS {
+                    let copies = members.copies;
                     bail!("message {number}: {copies} of {users} copies, accepted: {accepted}");
                 }
             }
-            outcome.count += copies as u64;
+            outcome.count += members.copies as u64;
         }
         outcome.wall_ns = host::now_ns() - began;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         outcome.reads = self.connections.reads - reads;
         outcome.offered = u64::from(messages);
+        members.lag.report(&mut outcome);
         self.publisher = Some(publisher);
         Ok(outcome)
+    }
+}
+
+/// Receivers of the messages of an order.
+struct Members<'a> {
+    conversation: &'a str,
+    /// Copies of the last message that have come.
+    copies: usize,
+    /// Those who have something to pull.
+    lagging: BTreeMap<usize, Inbox>,
+    lag: Lag,
+}
+
+impl Members<'_> {
+    fn receive(
+        &mut self,
+        (slot, conn): (usize, &mut Conn),
+        heard: &Heard<'_>,
+        number: u32,
+        pattern: &Pattern,
+    ) -> Result<()> {
+        let Heard::Frame(view) = heard else { return surprise(slot, heard) };
+        match view.kind {
+            kind::PUSH => match self.lagging.get_mut(&slot) {
+                None => check(slot, conn, view, number, pattern).map(|()| self.copies += 1),
+                Some(inbox) => {
+                    let push = wire::push_view(view.body).context("a push that is no protobuf")?;
+                    let stamp = stamp(slot, push.data, number, pattern)?;
+                    let is_new = inbox.push(push.seq, stamp.number)?;
+                    self.copies += usize::from(is_new);
+                    self.lag.repeated += u64::from(!is_new);
+                    self.settle(slot, conn);
+                    Ok(())
+                }
+            },
+            kind::BEHIND => {
+                self.behind(slot, conn, view)?;
+                self.settle(slot, conn);
+                Ok(())
+            }
+            kind::PAGE if view.id == PULL_ID => {
+                self.page(slot, view, number, pattern)?;
+                self.settle(slot, conn);
+                Ok(())
+            }
+            kind::ERROR if view.id == PULL_ID => {
+                let at = retry_at(view, host::now_ns()).with_context(|| format!("connection {slot}"))?;
+                self.lagging.get_mut(&slot).context("a refusal of nothing")?.refused(at);
+                Ok(())
+            }
+            _ => surprise(slot, heard),
+        }
+    }
+
+    fn behind(&mut self, slot: usize, conn: &Conn, view: &View<'_>) -> Result<()> {
+        self.lag.behinds += 1;
+        let name = wire::conversation_of(view.body);
+        ensure!(name == Some(self.conversation), "connection {slot}: {name:?} lacks messages");
+        let max_seq = wire::number_of(view.body, 2);
+        // One that has nothing yet lacks the message just published, which is the last.
+        let after = if conn.seq == 0 { max_seq.saturating_sub(1) } else { conn.seq };
+        let inbox = self.lagging.entry(slot).or_insert_with(|| Inbox::after(after, conn.number));
+        inbox.behind(max_seq, host::now_ns());
+        Ok(())
+    }
+
+    fn page(&mut self, slot: usize, view: &View<'_>, number: u32, pattern: &Pattern) -> Result<()> {
+        let page = wire::page_view(view.body).context("a page that is no protobuf")?;
+        ensure!(!page.has_losses, "connection {slot}: a page names messages that nobody took away");
+        let mut entries = Vec::new();
+        for push in &page.entries {
+            let number = stamp(slot, push.data, number, pattern)?.number;
+            entries.push(Entry { seq: push.seq, own: false, number });
+        }
+        let inbox = self.lagging.get_mut(&slot).context("a page of nothing")?;
+        let mut fresh = 0;
+        let taken = inbox.page(&entries, host::now_ns(), |_| fresh += 1);
+        taken.with_context(|| format!("connection {slot}"))?;
+        self.copies += fresh;
+        self.lag.pulled += fresh as u64;
+        Ok(())
+    }
+
+    /// Ends the lag of one that has everything.
+    fn settle(&mut self, slot: usize, conn: &mut Conn) {
+        if let Some(inbox) = self.lagging.get(&slot).filter(|inbox| inbox.is_whole()) {
+            (conn.seq, conn.number) = inbox.position();
+            self.lagging.remove(&slot);
+        }
+    }
+
+    /// Sends the pulls that are due.
+    fn pull(&mut self, connections: &mut Connections) -> Result<()> {
+        if self.lagging.is_empty() {
+            return Ok(());
+        }
+        let now = host::now_ns();
+        for (slot, inbox) in &mut self.lagging {
+            inbox.check(now).with_context(|| format!("connection {slot}"))?;
+            if let Some(Pull { cursor, limit }) = inbox.pull(now) {
+                self.lag.pulls += 1;
+                connections.send_frame(*slot, &wire::pull(PULL_ID, self.conversation, cursor, limit))?;
+            }
+        }
+        Ok(())
     }
 }
 
 /// A copy is right when it is the message just published, whole, the first of it, and next in its conversation.
 fn check(slot: usize, conn: &mut Conn, view: &View<'_>, number: u32, pattern: &Pattern) -> Result<()> {
     let push = wire::push_view(view.body).context("a push that is no protobuf")?;
-    let stamp = pattern.check(push.data).with_context(|| format!("connection {slot}: damaged content"))?;
-    ensure!(
-        stamp.number == number && conn.number + 1 == number,
-        "connection {slot}: got message {} after {}, wanted {number}",
-        stamp.number,
-        conn.number
-    );
+    stamp(slot, push.data, number, pattern)?;
+    ensure!(conn.number + 1 == number, "connection {slot}: got message {number} after {}", conn.number);
     ensure!(
         conn.seq == 0 || push.seq == conn.seq + 1,
         "connection {slot}: seq {} after {}",
@@ -77,4 +181,11 @@ fn check(slot: usize, conn: &mut Conn, view: &View<'_>, number: u32, pattern: &P
     );
     (conn.number, conn.seq) = (number, push.seq);
     Ok(())
+}
+
+/// Content of the message just published.
+fn stamp(slot: usize, data: &[u8], number: u32, pattern: &Pattern) -> Result<Stamp> {
+    let stamp = pattern.check(data).with_context(|| format!("connection {slot}: damaged content"))?;
+    ensure!(stamp.number == number, "connection {slot}: got message {}, wanted {number}", stamp.number);
+    Ok(stamp)
 }

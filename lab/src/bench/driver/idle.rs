@@ -54,7 +54,7 @@ impl Driver {
         ensure!(heard_back == sent, "{heard_back} answers to {sent} heartbeats");
         outcome.wall_ns = host::now_ns() - began;
         outcome.count = sent;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         Ok(outcome)
     }
 }

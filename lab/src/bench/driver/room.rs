@@ -74,7 +74,7 @@ impl Driver {
         outcome.wall_ns = host::now_ns() - from;
         outcome.count = tally.delivered - delivered;
         outcome.reads = self.connections.reads - reads;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         tally.measuring = false;
         self.drain(&mut tally, &publisher, pace.sent)?;
         tally.report(&mut outcome, pace.sent);

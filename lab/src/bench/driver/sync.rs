@@ -47,7 +47,7 @@ impl Driver {
             ensure!(host::now_ns() - began < PATIENCE_NS, "{} states, then nothing", outcome.count);
         }
         outcome.wall_ns = host::now_ns() - began;
-        self.read_meter(meter, &mut outcome)?;
+        self.read_meter(&meter, &mut outcome)?;
         self.connections.hang_up();
         Ok(outcome)
     }

@@ -5,12 +5,59 @@ use crate::bench::{
     poller::{Poller, send_all},
     wire::{self, Transport, Unit},
 };
-use anyhow::{Context, Result, bail};
-use rustix::{fd::OwnedFd, net::sockopt};
-use std::{fs::File, io::Write as _, path::Path};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{
+    fd::OwnedFd,
+    fs::{FallocateFlags, fallocate},
+    net::sockopt,
+};
+use std::{
+    fs::File,
+    io::{Seek as _, Write as _},
+    path::Path,
+};
 
-/// The file begins anew at this size, as the journals of a store do.
+/// The file begins again at this size, as the journals of a store do.
 const FILE_BYTES: usize = 64 << 20;
+
+/// Where the messages go: at this size from the beginning again.
+struct Log<'a> {
+    path: &'a Path,
+    file: File,
+    written: usize,
+    is_preallocated: bool,
+}
+
+impl<'a> Log<'a> {
+    fn create(path: &'a Path, is_preallocated: bool) -> Result<Self> {
+        let mut file = File::create(path)?;
+        if is_preallocated {
+            fallocate(&file, FallocateFlags::empty(), 0, FILE_BYTES as u64).context("fallocate")?;
+            // What is allocated and never written still costs a change of metadata at its first sync.
+            file.write_all(&vec![0; FILE_BYTES])?;
+            file.sync_all()?;
+            file.rewind()?;
+        }
+        Ok(Self { path, file, written: 0, is_preallocated })
+    }
+
+    /// Appends `batch` and syncs it.
+    fn append(&mut self, batch: &[u8]) -> Result<()> {
+        ensure!(batch.len() <= FILE_BYTES, "{} bytes at a time", batch.len());
+        if self.written + batch.len() > FILE_BYTES {
+            self.written = 0;
+            if self.is_preallocated {
+                self.file.rewind()?;
+            } else {
+                self.file = File::create(self.path)?;
+            }
+        }
+        self.file.write_all(batch)?;
+        self.file.sync_data()?;
+        self.written += batch.len();
+        Ok(())
+    }
+}
 
 /// A connection: what it has not sent whole yet, what it is to be told, and how many of its messages are in the log.
 struct Client {
@@ -20,14 +67,15 @@ struct Client {
     seq: u64,
 }
 
-/// Appends what comes to the file at `path`, all that waits with one sync, and answers each frame with its number.
-pub(crate) fn log(path: &Path) -> Result<()> {
+/// Appends what comes to the file at `path`, all that waits with one sync, and answers each frame with its number. The
+/// file grows, or has all of its blocks from the start.
+pub(crate) fn log(path: &Path, is_preallocated: bool) -> Result<()> {
     let (listener, port) = listener()?;
     let mut poller = Poller::new()?;
     poller.add_level(&listener, CLIENTS)?;
+    let mut log = Log::create(path, is_preallocated)?;
     announce(port, 0)?;
-    let mut file = File::create(path)?;
-    let (mut clients, mut written) = (Vec::new(), 0);
+    let mut clients = Vec::new();
     let (mut batch, mut told) = (Vec::new(), Vec::new());
     let mut buffer = vec![0; 256 * 1024];
     loop {
@@ -54,18 +102,13 @@ pub(crate) fn log(path: &Path) -> Result<()> {
             told.clear();
             continue;
         }
-        file.write_all(&batch)?;
-        file.sync_data()?;
-        written += batch.len();
+        log.append(&batch)?;
         batch.clear();
         for slot in told.drain(..) {
             let Some(client) = clients[slot].as_mut() else { continue };
             // One that left has its answer on the way all the same.
             send_all(&client.fd, &client.out).or_else(gone_is_fine)?;
             client.out.clear();
-        }
-        if written > FILE_BYTES {
-            (file, written) = (File::create(path)?, 0);
         }
     }
 }
@@ -85,5 +128,29 @@ impl Client {
         let used = self.tail.len() - rest.len();
         self.tail.drain(..used);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt as _;
+
+    #[test]
+    fn a_preallocated_file_keeps_its_blocks_and_begins_again() {
+        let path = std::env::temp_dir().join(format!("tidegate-raw-log-{}", std::process::id()));
+        let mut log = Log::create(&path, true).unwrap();
+        let blocks = || std::fs::metadata(&path).map(|it| (it.len(), it.blocks())).unwrap();
+        let before = blocks();
+        assert!(before.0 == FILE_BYTES as u64 && before.1 * 512 >= before.0, "{before:?}");
+        log.append(b"first").unwrap();
+        log.append(&vec![1; FILE_BYTES - 5]).unwrap();
+        log.append(b"again").unwrap();
+        assert_eq!(blocks(), before);
+        assert!(std::fs::read(&path).unwrap().starts_with(b"again\x01"));
+        let mut log = Log::create(&path, false).unwrap();
+        log.append(b"grows").unwrap();
+        assert_eq!(blocks().0, 5);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -1,6 +1,10 @@
 //! One-to-one chat on the embedded store against a raw loop that appends, syncs and answers.
 
-use super::{Side, Sink, each, in_turns, load, rival, rows};
+use super::{
+    Side, Sink, by_turns, each, load, ms,
+    people::{self, HALF_ROUNDS},
+    rival, rows,
+};
 use crate::bench::{
     Args,
     child::Launcher,
@@ -10,10 +14,7 @@ use crate::bench::{
     wire::Transport,
 };
 use anyhow::{Result, ensure};
-use std::{cell::Cell, fs::File, io::Write as _, path::Path};
-
-/// Rounds of each side at half load.
-const HALF_ROUNDS: usize = 5;
+use std::{fs::File, io::Write as _, path::Path};
 
 /// Appends of the probe that tells what a sync costs on this disk, and their bytes.
 const PROBES: usize = 200;
@@ -27,6 +28,54 @@ pub(super) fn durable(launcher: &Launcher) -> Launcher {
     launcher
 }
 
+/// Servers of a run: raw logs on a file that grows and on one that does not, and what is held against them.
+struct Sides {
+    growing: Side,
+    preallocated: Side,
+    ours: Side,
+    /// Messages that `ours` has accepted.
+    stored: u64,
+}
+
+/// Rounds of each of them with the same load.
+struct Rounds {
+    growing: Vec<Outcome>,
+    preallocated: Vec<Outcome>,
+    ours: Vec<Outcome>,
+}
+
+impl Sides {
+    fn start(launcher: &Launcher, args: &Args, conns: usize) -> Result<Self> {
+        let growing = raw(launcher, args, conns, ("left", false))?;
+        let preallocated = raw(launcher, args, conns, ("preallocated", true))?;
+        let ours = match args.raw_twice {
+            true => raw(launcher, args, conns, ("right", false))?,
+            false => node(launcher, args, conns)?,
+        };
+        Ok(Self { growing, preallocated, ours, stored: 0 })
+    }
+
+    fn ask(&mut self, order: &Order) -> Result<Outcome> {
+        let outcome = self.ours.ask(order)?;
+        self.stored += outcome.offered;
+        Ok(outcome)
+    }
+
+    /// All of them by turns.
+    fn rounds(&mut self, count: usize, raw: &Order, order: &Order) -> Result<Rounds> {
+        let Self { growing, preallocated, ours, stored } = self;
+        let mut ask = || {
+            let outcome = ours.ask(order)?;
+            *stored += outcome.offered;
+            Ok(outcome)
+        };
+        let sides: [&mut dyn FnMut() -> Result<Outcome>; 3] =
+            [&mut || growing.ask(raw), &mut || preallocated.ask(raw), &mut ask];
+        let [growing, preallocated, ours] = by_turns(count, sides)?;
+        Ok(Rounds { growing, preallocated, ours })
+    }
+}
+
 /// One section: TCP, as the raw loop has no upgrade.
 pub(super) fn run(
     launcher: &Launcher,
@@ -38,54 +87,49 @@ pub(super) fn run(
     let (conns, seconds) = if args.quick { (8, 0.3) } else { (conns, seconds) };
     ensure!(conns >= 2 && conns.is_multiple_of(2), "an even number of connections");
     let sync_us = probe(&launcher.directory)?;
-    let mut left = raw(launcher, args, conns, "left")?;
-    let mut right =
-        if args.raw_twice { raw(launcher, args, conns, "right")? } else { node(launcher, args, conns)? };
-    let stored = Cell::new(0);
+    let mut sides = Sides::start(launcher, args, conns)?;
     let until = Until::Time { warm_ms: 300, measure_ms: (seconds * 1000.0) as u64 };
-    let order = |to, rate| Order::Chat(Chat { senders: 0..conns, to, in_flight, rate, until });
-    let mut ask = |order: &Order| {
-        let outcome = right.ask(order)?;
-        stored.set(stored.get() + outcome.offered);
-        Ok(outcome)
-    };
-    let full = order(To::Absent(1), None);
-    let (raw, ours) = match rate {
-        Some(_) => (Vec::new(), Vec::new()),
-        None => in_turns(args.rounds, || left.ask(&full), || ask(&full))?,
-    };
+    let order = |to, in_flight, rate| Order::Chat(Chat { senders: 0..conns, to, in_flight, rate, until });
+    let absent = To::Absent(conns);
     // A message to somebody who is there is also pushed and acked by the receiver: a load of its own, so half of it is too.
-    let to = if args.raw_twice { To::Absent(1) } else { To::Partner };
+    let to = if args.raw_twice { absent } else { To::Partner };
+    let few = people::in_flight(in_flight);
     let rounds = args.rounds.min(HALF_ROUNDS);
-    let unless_given = if rate.is_some() { 0 } else { rounds };
-    // Fewer at a time: more pushes than wait for one person at once are left out, and told as `behind`.
-    let few =
-        |rate| Order::Chat(Chat { senders: 0..conns, to, in_flight: (in_flight / 8).max(1), rate, until });
-    let talk = several(unless_given, &few(None), &mut ask)?;
-    let half = rate.unwrap_or_else(|| median(&each(&talk, Outcome::rate)) / 2.0);
-    let (raw_order, our_order) = (order(To::Absent(1), Some(half)), order(to, Some(half)));
-    let (raw_half, our_half) = in_turns(rounds, || left.ask(&raw_order), || ask(&our_order))?;
-    let over = rate.map_or_else(|| median(&each(&ours, Outcome::rate)) / 2.0, |_| half);
-    let over = (over, several(unless_given, &few(Some(over)), &mut ask)?);
-    drop((left, right));
-
     let title = format!("Durable chat, {conns} connections with {in_flight} in flight, {} B, TCP", args.size);
     let mut section = Section::new(title);
-    if rate.is_none() {
-        flat_out(&mut section, rival(args), &ours, &raw);
-    }
-    half_load(&mut section, rival(args), half, &our_half, &raw_half);
-    if rate.is_none() {
-        to_people(&mut section, &talk, &over);
-    }
+    let at_rate = match rate {
+        Some(rate) => {
+            let orders = (order(absent, in_flight, Some(rate)), order(to, in_flight, Some(rate)));
+            let at_rate = sides.rounds(rounds, &orders.0, &orders.1)?;
+            half_load(&mut section, rival(args), rate, &at_rate);
+            load(&mut section, &at_rate.ours);
+            at_rate
+        }
+        None => {
+            let full = order(absent, in_flight, None);
+            let full = sides.rounds(args.rounds, &full, &full)?;
+            let talk = people::several(rounds, &order(to, few, None), |order| sides.ask(order))?;
+            let half = people::half(&talk);
+            let orders = (order(absent, in_flight, Some(half)), order(to, in_flight, Some(half)));
+            let at_half = sides.rounds(rounds, &orders.0, &orders.1)?;
+            let rate = people::half(&full.ours);
+            let over = people::several(rounds, &order(to, few, Some(rate)), |order| sides.ask(order))?;
+            flat_out(&mut section, rival(args), &full);
+            half_load(&mut section, rival(args), half, &at_half);
+            people::report(&mut section, &talk, (rate, &over));
+            load(&mut section, &full.ours);
+            at_half
+        }
+    };
+    let stored = sides.stored;
+    drop(sides);
     section.one(&format!("fdatasync after an append of {PROBE_BYTES} B, p50"), sync_us, "µs", None);
-    load(&mut section, if rate.is_none() { &ours } else { &our_half });
-    section.rounds("server busy at half load", each(&our_half, Outcome::server_busy), "%", None);
-    section.rounds("server CPU per accept at half load", each(&our_half, Outcome::cpu_us), "µs", None);
-    section.rounds("the same, raw", each(&raw_half, Outcome::cpu_us), "µs", None);
+    section.rounds("server busy at half load", each(&at_rate.ours, Outcome::server_busy), "%", None);
+    section.rounds("server CPU per accept at half load", each(&at_rate.ours, Outcome::cpu_us), "µs", None);
+    section.rounds("the same, raw", each(&at_rate.growing, Outcome::cpu_us), "µs", None);
     if !args.raw_twice {
         let rows = rows::count(&launcher.directory.join("chat-TCP"), conns)?;
-        ensure!(rows == stored.get(), "{} messages were acked, {rows} are in the store", stored.get());
+        ensure!(rows == stored, "{stored} messages were acked, {rows} are in the store");
         section.one("messages acked, and each found in the store at the end", rows as f64, "", None);
     }
     if rows::is_memory(&launcher.directory)? {
@@ -95,60 +139,62 @@ pub(super) fn run(
     Ok(())
 }
 
-fn several(
-    count: usize,
-    order: &Order,
-    mut ask: impl FnMut(&Order) -> Result<Outcome>,
-) -> Result<Vec<Outcome>> {
-    (0..count).map(|_| ask(order)).collect()
-}
-
-/// What a node does for people who are there, and how it takes half of what it does for nobody.
-fn to_people(section: &mut Section, talk: &[Outcome], (rate, over): &(f64, Vec<Outcome>)) {
-    section.rounds("send, ack, push and its ack, flat out", each(talk, Outcome::rate), "/s", None);
-    section.rounds("server CPU per message of that", each(talk, Outcome::cpu_us), "µs", None);
-    let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
-    section.rounds(&name, ms(over, |o| o.p50_us), "ms", None);
-    section.rounds("the same, p99", ms(over, |o| o.p99_us), "ms", None);
-    section.rounds("server busy then", each(over, Outcome::server_busy), "%", None);
-}
-
-fn flat_out(section: &mut Section, us: &str, ours: &[Outcome], raw: &[Outcome]) {
-    let (raw_rate, our_rate) = (each(raw, Outcome::rate), each(ours, Outcome::rate));
+fn flat_out(section: &mut Section, us: &str, full: &Rounds) {
+    let Rounds { growing, preallocated, ours } = full;
+    let [raw_rate, fixed_rate, our_rate] = [growing, preallocated, ours].map(|it| each(it, Outcome::rate));
     section.ratio(&format!("durable accepts/s, {us} / raw append and fdatasync"), &our_rate, &raw_rate, None);
+    section.ratio("the same / raw on a preallocated file", &our_rate, &fixed_rate, None);
     section.rounds(&format!("durable accepts, {us}"), our_rate, "/s", Some(Target::AtLeast(50_000.0)));
     section.rounds("durable accepts, raw", raw_rate, "/s", None);
+    section.rounds("durable accepts, raw, preallocated", fixed_rate, "/s", None);
     section.rounds(&format!("send to ack when flat out, {us}, p50"), ms(ours, |o| o.p50_us), "ms", None);
     section.rounds("the same, p99", ms(ours, |o| o.p99_us), "ms", None);
     section.rounds(&format!("server CPU per accept, {us}"), each(ours, Outcome::cpu_us), "µs", None);
-    section.rounds("server CPU per accept, raw", each(raw, Outcome::cpu_us), "µs", None);
+    section.rounds("server CPU per accept, raw", each(growing, Outcome::cpu_us), "µs", None);
+    section.rounds(
+        "server CPU per accept, raw, preallocated",
+        each(preallocated, Outcome::cpu_us),
+        "µs",
+        None,
+    );
 }
 
-fn half_load(section: &mut Section, us: &str, rate: f64, ours: &[Outcome], raw: &[Outcome]) {
-    let (acks, raw_acks) = (ms(ours, |o| o.p50_us), ms(raw, |o| o.p50_us));
+fn half_load(section: &mut Section, us: &str, rate: f64, rounds: &Rounds) {
+    let Rounds { growing, preallocated, ours } = rounds;
+    let [raw_acks, fixed_acks, acks] = [growing, preallocated, ours].map(|it| ms(it, |o| o.p50_us));
+    let [raw_p99, fixed_p99, p99] = [growing, preallocated, ours].map(|it| ms(it, |o| o.p99_us));
     section.ratio(&format!("send to ack at {rate:.0}/s, p50, {us} / raw"), &acks, &raw_acks, None);
-    let raw_p99 = ms(raw, |o| o.p99_us);
-    section.ratio("the same, p99", &ms(ours, |o| o.p99_us), &raw_p99, None);
+    section.ratio("the same, p99", &p99, &raw_p99, None);
+    section.ratio(&format!("send to ack, p50, {us} / raw, preallocated"), &acks, &fixed_acks, None);
+    section.ratio("the same, p99", &p99, &fixed_p99, None);
     section.rounds("send to ack at half load, p50", acks, "ms", Some(Target::AtMost(2.0)));
-    section.rounds("send to ack at half load, p99", ms(ours, |o| o.p99_us), "ms", Some(Target::AtMost(10.0)));
+    section.rounds("send to ack at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
     if ours.iter().any(|outcome| outcome.push_max_us > 0) {
         let (p50, p99) = (ms(ours, |o| o.push_p50_us), ms(ours, |o| o.push_p99_us));
         section.rounds("send to push at half load, p50", p50, "ms", Some(Target::AtMost(2.0)));
         section.rounds("send to push at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
         section.rounds("largest send to push", ms(ours, |o| o.push_max_us), "ms", None);
+        people::lag(section, "at half load", ours);
     }
     section.rounds("send to ack, raw, p50", raw_acks, "ms", None);
     section.rounds("send to ack, raw, p99", raw_p99, "ms", None);
+    section.rounds("send to ack, raw, preallocated, p50", fixed_acks, "ms", None);
+    section.rounds("send to ack, raw, preallocated, p99", fixed_p99, "ms", None);
     section.rounds("accepts at half load", each(ours, Outcome::rate), "/s", None);
 }
 
-fn ms(outcomes: &[Outcome], us: impl Fn(&Outcome) -> u64) -> Vec<f64> {
-    each(outcomes, |outcome| us(outcome) as f64 / 1e3)
-}
-
-fn raw(launcher: &Launcher, args: &Args, conns: usize, name: &str) -> Result<Side> {
+fn raw(
+    launcher: &Launcher,
+    args: &Args,
+    conns: usize,
+    (name, is_preallocated): (&str, bool),
+) -> Result<Side> {
     let file = launcher.directory.join(format!("raw-{name}.log"));
-    let arguments = ["raw-log", "--file", &file.to_string_lossy()];
+    let file = file.to_string_lossy();
+    let mut arguments = vec!["raw-log", "--file", &file];
+    if is_preallocated {
+        arguments.push("--preallocated");
+    }
     let server = launcher.raw(&arguments)?;
     let mut side = Side::of(launcher, server, Peer::Log, Transport::Tcp, args.size)?;
     side.connect(conns, 0, None)?;

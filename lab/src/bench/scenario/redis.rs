@@ -1,6 +1,6 @@
 //! Routes in Redis: lookups beside `redis-benchmark -P 16` of the same command, and what Redis does for a message.
 
-use super::{Side, Sink};
+use super::{Side, Sink, people};
 use crate::{
     bench::{
         Args,
@@ -201,18 +201,18 @@ fn chat(
         let (senders, until) = (0..CONNS, Until::Messages(messages));
         Order::Chat(Chat { senders, to, in_flight: IN_FLIGHT, rate: None, until })
     };
-    let (mut calls, mut reads) = (Vec::new(), Vec::new());
+    let (mut calls, mut reads, mut talk) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.rounds {
         let before = Work::read(redis)?;
-        side.ask(&order(To::Partner, messages))?;
+        talk.push(side.ask(&order(To::Partner, messages))?);
         let after = Work::read(redis)?;
         calls.push((after.commands - before.commands) / messages as f64);
         reads.push((after.reads - before.reads) / messages as f64);
     }
     let (mut there, mut hung) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds {
-        there.push(side.ask(&order(To::Absent(1), HUNG_MESSAGES))?.p50_us as f64 / 1e3);
-        let outcome = hanging(&proxy, || side.ask(&order(To::Absent(1), HUNG_MESSAGES)));
+        there.push(side.ask(&order(To::Absent(CONNS), HUNG_MESSAGES))?.p50_us as f64 / 1e3);
+        let outcome = hanging(&proxy, || side.ask(&order(To::Absent(CONNS), HUNG_MESSAGES)));
         hung.push(outcome.context("with a Redis that says nothing")?.p50_us as f64 / 1e3);
     }
     let title =
@@ -221,6 +221,7 @@ fn chat(
     section.ratio("send to ack, p50, with Redis hung / answering", &hung, &there, None);
     section.rounds("commands per accepted message", calls, "", None);
     section.rounds("reads by Redis per accepted message", reads, "", Some(Target::AtMost(1.0)));
+    people::lag(&mut section, "flat out to people who are there", &talk);
     section.rounds("send to ack with Redis hung, p50", hung, "ms", None);
     section.rounds("send to ack with Redis answering, p50", there, "ms", None);
     section.note(

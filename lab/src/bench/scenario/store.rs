@@ -44,14 +44,16 @@ pub(super) fn run(
 
     let mut side = Side::tidegate(&launcher, LABEL, 1, Transport::Tcp, SIZE)?;
     side.connect(CONNS, 0, None)?;
-    let fill = |senders, each, count| {
-        let (to, until) = (To::Absent(each), Until::Messages(count));
+    let fill = |senders, people, count| {
+        let (to, until) = (To::Absent(people), Until::Messages(count));
         Order::Chat(Chat { senders, to, in_flight: IN_FLIGHT, rate: None, until })
     };
     for (user, &count) in conversations.iter().enumerate() {
         side.ask(&fill(user..user + 1, count, count as u64))?;
     }
-    let filled = side.ask(&fill(conversations.len()..CONNS, CONVERSATIONS, messages - extra))?;
+    let others = conversations.len()..CONNS;
+    let people = CONVERSATIONS * others.len();
+    let filled = side.ask(&fill(others, people, messages - extra))?;
     let pid = side.server.pid();
     let rss = host::rss_anon(pid)?;
     restarts(&launcher, side.server, &directory, messages, &mut section)?;

@@ -1,0 +1,53 @@
+//! What a server does for people who are connected: a message to them is pushed and acked, too.
+
+use super::{Section, each, ms};
+use crate::bench::{
+    orders::{Order, Outcome},
+    report::median,
+};
+use anyhow::Result;
+
+/// Rounds of each side at half load.
+pub(super) const HALF_ROUNDS: usize = 5;
+
+/// Unanswered messages of a connection when it writes to people who are connected: what a node may have pushed to one of
+/// them without an ack is bounded.
+pub(super) fn in_flight(in_flight: usize) -> usize {
+    (in_flight / 8).max(1)
+}
+
+/// Half of what was reached, in messages a second.
+pub(super) fn half(outcomes: &[Outcome]) -> f64 {
+    median(&each(outcomes, Outcome::rate)) / 2.0
+}
+
+/// Rounds of one side.
+pub(super) fn several(
+    count: usize,
+    order: &Order,
+    mut ask: impl FnMut(&Order) -> Result<Outcome>,
+) -> Result<Vec<Outcome>> {
+    (0..count).map(|_| ask(order)).collect()
+}
+
+/// Figures of messages to people who are connected: flat out, and at half of the accepts without a receiver.
+pub(super) fn report(section: &mut Section, flat_out: &[Outcome], (rate, over): (f64, &[Outcome])) {
+    section.rounds("send, ack, push and its ack, flat out", each(flat_out, Outcome::rate), "/s", None);
+    section.rounds("server CPU per message of that", each(flat_out, Outcome::cpu_us), "µs", None);
+    let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
+    section.rounds(&name, ms(over, |o| o.p50_us), "ms", None);
+    section.rounds("the same, p99", ms(over, |o| o.p99_us), "ms", None);
+    section.rounds("server busy then", each(over, Outcome::server_busy), "%", None);
+    lag(section, "flat out to people who are there", flat_out);
+    lag(section, "at half of the accepts with nobody listening", over);
+}
+
+/// How often the server left pushes out and said so, and what was pulled instead.
+pub(super) fn lag(section: &mut Section, when: &str, outcomes: &[Outcome]) {
+    let count = |field: fn(&Outcome) -> u64| each(outcomes, |outcome| field(outcome) as f64);
+    section.rounds(&format!("frames `behind`, {when}"), count(|o| o.behinds), "", None);
+    section.rounds(&format!("messages pulled, {when}"), count(|o| o.pulled), "", None);
+    if outcomes.iter().any(|outcome| outcome.repeated > 0) {
+        section.rounds(&format!("messages pushed again, {when}"), count(|o| o.repeated), "", None);
+    }
+}
