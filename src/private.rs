@@ -102,6 +102,10 @@ fn is_shared(path: &Path) -> io::Result<bool> {
         }
         let name = entry.file_name();
         let name = name.to_string_lossy();
+        // `.snapshot` and `.zfs` are the file system's.
+        if name.starts_with('.') {
+            continue;
+        }
         let is_member = name.strip_prefix('n').is_some_and(|nth| nth.parse::<u16>().is_ok());
         if !is_member && !["store", "store.import", "lost+found"].contains(&name.as_ref()) {
             return Ok(true);
@@ -134,7 +138,7 @@ fn check_secret(file: &File) -> io::Result<()> {
     if file.metadata()?.mode() & OTHERS == 0 {
         return Ok(());
     }
-    let why = "open to every account of this machine: `chmod 600` it (640 where only its group may read it)";
+    let why = "open to every account of this machine: `chmod 600` it, or have it mounted with mode 0440 and the group of the node";
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 

@@ -2,15 +2,15 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 use crate::{
     bench, chaos,
     checker::{self, Budget, History, planted},
 };
-use anyhow::Context as _;
 
-/// Measures and breaks Tidegate nodes from outside, and checks what clients saw.
+/// Load generator, fault injection and history checker of Tidegate.
 #[derive(Parser, Debug)]
 #[command(name = "tidegate-lab", version, about, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
@@ -20,9 +20,9 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  tidegate-lab bench fanout --quick                  one scenario; shows that it works
-  tidegate-lab chaos --seconds 60 --history run.jsonl  break a node for a minute, and check
-  tidegate-lab check run.jsonl                       check that history again
+  tidegate-lab bench fanout --quick              one scenario; shows that it works
+  tidegate-lab chaos --seconds 60 --history run  break a node for a minute, and check
+  tidegate-lab check run                         check that history again
 
 The node is the program `tidegate` in the same folder, unless an option names another one.";
 

@@ -3,7 +3,7 @@
 //! | floor | rooms | what for |
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
-//! | 2 | [`mod@bench`], [`chaos`] | load against baselines of the same run; faults under load |
+//! | 2 | [`bench`](mod@bench), [`chaos`] | load against baselines of the same run; faults under load |
 //! | 1 | [`checker`], [`link`], [`node_binary`], [`proxy`] | the rules that a recorded history is held against; a client's connection; the program under test; a network that fails on request |
 
 pub mod bench;

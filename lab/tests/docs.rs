@@ -11,9 +11,9 @@ const HEAD: &str = "# The lab
 
 Generated from `lab/src/` by `cargo xtask docs`; change it there. It is what `tidegate-lab --help` prints.
 
-`tidegate-lab` measures nodes, breaks them, and checks what clients saw. It is a program of its own, which neither the image nor `cargo build` has:
-`cargo build --release --workspace` builds it beside the node that it starts. How figures are measured is in [performance.md](performance.md), what is
-broken and judged in [testing.md](testing.md).
+`tidegate-lab` measures nodes, breaks them, and checks what clients saw. It is a program of its own, in the image as little as in a plain `cargo build`;
+`cargo build --release --package tidegate --package tidegate-lab` puts it into the folder of the node that it starts. How figures are measured is in
+[performance.md](performance.md), what is broken and judged in [testing.md](testing.md).
 
 Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.
 

@@ -129,5 +129,5 @@ fn greet(node: &Node, config: &Config) {
     println!("  try, in two more terminals:");
     println!("    {program} tail --user bob{data}");
     println!("    {program} send --user alice --to bob{data} hello");
-    println!("  or by hand: see \"By hand\" in the README (nc {} {})", client.ip(), client.port());
+    println!("  or by hand: docs/quickstart.md (nc {} {})", client.ip(), client.port());
 }

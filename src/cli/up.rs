@@ -134,11 +134,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// What all nodes are told; makes what they share below the data directory.
 fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
-    let was_open = private::enter(&args.data)
-        .with_context(|| format!("the data directory {} can't be used", args.data.display()))?;
-    if was_open {
-        eprintln!("{} was open to other accounts; its mode is 700 now", args.data.display());
-    }
     let folder = args.data.canonicalize()?;
     let key = |name: &str| -> anyhow::Result<PathBuf> {
         let file = folder.join(name);
@@ -192,7 +187,12 @@ fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
 
 /// Two that start at once would take each other's directories; held as long as the cluster runs.
 fn alone(data: &Path) -> anyhow::Result<File> {
-    private::create_dir_all(data).with_context(|| format!("--data {}", data.display()))?;
+    // Closed before anything is opened in it: another account could have put a link there.
+    let was_open = private::enter(data)
+        .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+    if was_open {
+        eprintln!("{} was open to other accounts; its mode is 700 now", data.display());
+    }
     let file = data.join("up.lock");
     let lock = File::create(&file).with_context(|| file.display().to_string())?;
     match lock.try_lock() {

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 
-/// By which version of the ledger's rules the log is read; see "A new version" in the README.
+/// By which version of the ledger's rules the log is read; see "A new version" in `docs/cluster.md`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Log {

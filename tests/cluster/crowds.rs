@@ -28,7 +28,7 @@ fn crowd(cluster: &Cluster) {
     cluster.node(0).change_members("big", &json!({"add": names[1_000..]}));
 }
 
-/// What Redis is asked from here on, by whomever: other tests use it, too.
+/// The commands that Redis gets from here on, from all its clients: other tests use it, too.
 fn monitor() -> BufReader<TcpStream> {
     let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
@@ -46,7 +46,7 @@ fn next(lines: &mut BufReader<TcpStream>) -> String {
     line
 }
 
-/// Of what Redis was asked up to now, the lines that name keys of this cluster.
+/// The commands up to now that name keys of this cluster.
 fn lines(mut monitor: BufReader<TcpStream>, cluster: &Cluster) -> Vec<String> {
     let (marker, prefix) = (unique_name(), format!("{}:", cluster.name()));
     let _: String = cluster.redis(&["ECHO", &marker]);

@@ -33,7 +33,7 @@ fn renewals(cluster: &Cluster, count: u64) {
     }
 }
 
-/// Lets pass what nodes that agree need to switch: they have to agree for 5 s, and look every second.
+/// Waits longer than nodes that agree take to switch: they have to agree for 5 s, and check that every second.
 fn let_them_agree() {
     let_time_pass("nodes that agree have switched by then", Duration::from_secs(8));
 }

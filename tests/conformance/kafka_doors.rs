@@ -1,7 +1,7 @@
 //! Brokers that want to know who comes, by a password or a certificate: the settings that satisfy them, and those that don't.
 //!
-//! TLS and SCRAM are of a build with `--features tidegate/kafka-tls`, as `cargo xtask test` and the image have it; in another one
-//! their tests fail and say so.
+//! TLS and SCRAM need a build with `--features tidegate/kafka-tls`, like that of `cargo xtask test` and of the image; without it
+//! their tests fail with that cure.
 
 use std::{fs, io::Write as _, path::PathBuf, sync::Arc};
 
@@ -81,7 +81,7 @@ impl Drop for Password {
     }
 }
 
-/// Fails in a build that can't speak TLS to Kafka: a test of that is not left out without a word.
+/// Fails in a build without TLS to Kafka, so that a test that needs it is not skipped silently.
 fn needs_tls() {
     if !cfg!(feature = "kafka-tls") {
         panic!("this build has no TLS for Kafka: run this test with `--features tidegate/kafka-tls`");

@@ -7,12 +7,12 @@ use super::port::{folder, free_port, free_redis_port, reserve};
 #[test]
 fn a_port_is_handed_out_once_until_its_process_ends() {
     let (plain, redis) = (free_port(), free_redis_port());
-    assert!(!reserve(plain) && !reserve(redis), "they are taken");
-    // Another process is another one that has the file open; no port is 1, so nobody waits for it.
+    assert!(!reserve(plain) && !reserve(redis), "they are reserved");
+    // A lock belongs to an open file, so another open file stands for another process. Port 1 is in no range: no test needs it.
     fs::create_dir_all(folder()).unwrap();
     let other = File::options().create(true).truncate(false).write(true).open(folder().join("1")).unwrap();
     other.lock().unwrap();
-    assert!(!reserve(1), "another process has it");
+    assert!(!reserve(1), "another process has reserved it");
     drop(other);
     assert!(reserve(1), "that process has ended");
     assert!(!reserve(1));

@@ -58,7 +58,7 @@ async fn waiting(database: &Database, count: i64) {
     eventually_async(PATIENCE, &what, async || (database.number(WAITS).await >= count).then_some(())).await;
 }
 
-/// Calls that wait for tables which are held: none is answered or refused for longer than any may wait for a connection.
+/// Shows that calls which wait for locked tables are neither answered nor refused for longer than they may wait for a connection.
 async fn stays_held<T: Debug>(calls: impl Future<Output = T>, database: &Database) {
     let answered = timeout(Duration::from_millis(1_500), calls).await;
     assert!(answered.is_err(), "{answered:?}");

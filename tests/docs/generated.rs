@@ -42,6 +42,10 @@ pub(crate) fn settle(root: &Path, path: &str, page: &str) {
         return;
     }
     if env::var("TIDEGATE_UPDATE_DOCS").is_ok_and(|value| value == "1") {
+        assert!(
+            env::var_os("CI").is_none(),
+            "TIDEGATE_UPDATE_DOCS is set in CI: pages would pass by being written"
+        );
         // Other tests read pages meanwhile, so none is ever half written.
         let new = file.with_extension("new");
         fs::write(&new, page)

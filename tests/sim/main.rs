@@ -46,7 +46,7 @@ const NODES: usize = 3;
 const CLIENTS: usize = 4;
 const MESSAGES: usize = 12;
 /// Seeds of a run that names none.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 300;
 /// How long a reader waits.
 const READ_MAX: Duration = Duration::from_secs(5);
 /// Tries of one message: more than the faults of a run last.
@@ -93,7 +93,7 @@ struct Outcome {
     log: Vec<Vec<String>>,
 }
 
-/// So many seeds, that one first.
+/// `count` seeds, the first of which is `first`.
 fn from_seed(first: u64, count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |nth| first.wrapping_add(nth))
 }

@@ -13,7 +13,7 @@ use super::{
     frames::{Asked, Said, ask, code, send},
 };
 
-/// The longest that a client only listens.
+/// The longest time that a client only listens.
 const MOMENT: Duration = Duration::from_millis(200);
 
 /// One connection and what came over it so far.
@@ -250,13 +250,13 @@ impl Client {
         self.no_push();
     }
 
-    /// Takes what comes within a moment. A test that is about a longer time says why, with `let_time_pass`.
+    /// Takes what comes within a moment. A test that needs a longer time gives the reason to `let_time_pass`.
     pub fn listen(&mut self, time: Duration) {
         assert!(time <= MOMENT, "{time:?} is no moment");
         self.pump_for(time);
     }
 
-    /// Waits as a client does that was refused: as long as the refusal says, within what a test has time for.
+    /// Waits as long as a refusal asks for, within what a test has time for, and takes what comes meanwhile.
     pub fn back_off(&mut self, retry_after_ms: u32) {
         self.pump_for(Duration::from_millis(retry_after_ms.clamp(20, 500).into()));
     }

@@ -24,7 +24,7 @@ use super::{
     let_time_pass_since, services::service, unique_name,
 };
 
-/// How long it may take until all nodes have their share: several join at once, on a machine that runs other clusters.
+/// How long it may take until each node owns its share: several join together, on a machine that runs other clusters.
 const SHARED: Duration = Duration::from_secs(30);
 
 /// Nodes of one cluster; killed when the test ends.
@@ -177,8 +177,7 @@ impl Cluster {
         self.start_nodes([nth]);
     }
 
-    /// Starts nodes together, so that they join in one rebalance, and waits until all of them serve. Which of them is first is left
-    /// to chance.
+    /// Starts nodes together, so that they join in few rebalances, and waits until all of them serve. Their order is left to chance.
     pub fn start_nodes(&mut self, nths: impl IntoIterator<Item = usize>) {
         let begun: Vec<(usize, Begun)> = nths.into_iter().map(|nth| (nth, self.begin(nth))).collect();
         for (nth, node) in begun {

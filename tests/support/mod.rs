@@ -42,7 +42,7 @@ pub use self::{
     way::Way,
 };
 
-/// Fails in a build that has no planted faults: a test of them is not left out without a word.
+/// Fails in a build without planted faults, so that a test that needs them is not skipped silently.
 pub fn needs_planted_faults() {
     let how = "faults are planted in builds with debug assertions: run this test without `--release`, or with `--profile ci`";
     if !cfg!(debug_assertions) {
@@ -50,8 +50,8 @@ pub fn needs_planted_faults() {
     }
 }
 
-/// Runs a test that a slow machine can keep from showing anything. A run that showed nothing says why; it is repeated once, and
-/// the test fails when the second one shows nothing either.
+/// Runs a test whose scenario a slow machine can miss. A run that missed it returns why; it is repeated once, and the test fails
+/// when the second run misses it, too.
 pub fn shown_in_two_runs(mut run: impl FnMut() -> Result<(), String>) {
     for nth in ["first", "second"] {
         match run() {

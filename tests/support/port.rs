@@ -12,25 +12,25 @@ use std::{
     },
 };
 
-/// Below the ports that the system gives to whoever asks for any, and above those of [`REDIS`].
+/// Below the ephemeral ports of Linux, which begin at 32,768, and above those of [`REDIS`].
 const PLAIN: Range<u16> = 31_600..32_700;
-/// A Redis of a cluster listens 10,000 above its port as well: that is 30,000 to 31,600, which nothing else uses.
+/// A Redis in cluster mode listens 10,000 above its port as well: on 30,000 to 31,600, which nothing else uses.
 const REDIS: Range<u16> = 20_000..21_600;
 
-/// A port for a server that will listen only after a while, or again and again. It is handed out to this process alone, once, and
-/// stays its own until the process ends.
+/// A port for a server that starts later, or several times. It is handed out once, to this process alone, and stays reserved until
+/// the process ends.
 pub fn free_port() -> u16 {
     find(PLAIN, &[0])
 }
 
-/// The same for a Redis, whose port for others of its cluster is free, too.
+/// The same for a Redis: the port of its cluster bus is free, too.
 pub fn free_redis_port() -> u16 {
     find(REDIS, &[0, 10_000])
 }
 
 fn find(range: Range<u16>, above: &[u16]) -> u16 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // Processes that run at the same time begin elsewhere.
+    // Processes that run at the same time start at different ports.
     static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     let count = u64::from(range.end - range.start);
     let next = || {
@@ -45,8 +45,8 @@ fn find(range: Range<u16>, above: &[u16]) -> u16 {
     ports.find(is_free).expect("a port that no other test has")
 }
 
-/// Takes a port for as long as this process lives, unless somebody has it already. The kernel drops the lock with the process,
-/// however that ends.
+/// Reserves a port for as long as this process lives, unless it is reserved already. The kernel releases the lock when the process
+/// ends, however that happens.
 pub fn reserve(port: u16) -> bool {
     let folder = folder();
     fs::create_dir_all(&folder).expect("a place for files");
@@ -55,13 +55,13 @@ pub fn reserve(port: u16) -> bool {
     let lock = lock.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let is_ours = lock.try_lock().is_ok();
     if is_ours {
-        // Closed, it would be given back.
+        // Closing the file would release the lock.
         std::mem::forget(lock);
     }
     is_ours
 }
 
-/// Where the locks are; one of each user, as nobody can write to the files of another.
+/// The folder of the lock files, one for each user, because a user can't write to the files of another.
 pub fn folder() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
     std::env::temp_dir().join(format!("tidegate-ports-{user}"))

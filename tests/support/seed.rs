@@ -1,17 +1,16 @@
-//! The seed of tests that draw lots: the same in every run of a commit, and another in those that look for more.
+//! The seed of randomised tests: fixed for a commit, so that a run can be repeated.
 
 use std::sync::Once;
 
-/// Of a run that names none.
+/// The seed of a run that names none.
 const DEFAULT: u64 = 0;
 
-/// The number in `TIDEGATE_SEED`. The gate derives it from the commit, so that a run can be repeated; `cargo xtask soak` sets
-/// others.
+/// The number in `TIDEGATE_SEED`. `cargo xtask test` derives it from the commit; `cargo xtask soak` sets new ones.
 pub fn seed() -> u64 {
     static SAID: Once = Once::new();
     let seed = std::env::var("TIDEGATE_SEED")
         .map_or(DEFAULT, |text| text.parse().unwrap_or_else(|error| panic!("TIDEGATE_SEED={text}: {error}")));
-    // Shown where the test fails.
+    // The output of a test is shown when it fails.
     SAID.call_once(|| println!("TIDEGATE_SEED={seed}"));
     seed
 }

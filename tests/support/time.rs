@@ -81,7 +81,7 @@ pub fn becomes<T: Debug>(
 
 /// Lets so much time pass, for a reason that a reader of the test needs to know.
 pub fn let_time_pass(why: &str, time: Duration) {
-    // A pause of a loop is nobody's news.
+    // Short pauses are those of loops, which would fill the output.
     if time >= Duration::from_millis(100) {
         eprintln!("for {time:?}: {why}");
     }

@@ -156,12 +156,12 @@ fn honest_tests(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// What lets time pass in a test, by whatever name.
+/// Calls that let time pass in a test.
 const SLEEPS: [&str; 5] = ["thread::sleep(", "sleep(", "sleep_until(", "park_timeout(", "thread::yield_now("];
 /// The one file of tests that sleeps.
 const SLEEPS_HERE: &str = "tests/support/time.rs";
 
-/// The lines of calls of `eventually` whose look is nothing but a look at the clock.
+/// The lines of calls of `eventually` that check nothing but the clock.
 fn timers(code: &str) -> impl Iterator<Item = usize> {
     let calls = code.match_indices("eventually").filter_map(|(at, name)| {
         let rest = &code[at + name.len()..];
@@ -176,7 +176,7 @@ fn timers(code: &str) -> impl Iterator<Item = usize> {
     calls.map(|at| code[..at].matches('\n').count() + 1)
 }
 
-/// What stands between the bracket that this begins with and the one that closes it.
+/// The text between the bracket that `text` begins with and the one that closes it.
 fn in_brackets(text: &str) -> Option<&str> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {

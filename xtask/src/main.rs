@@ -79,7 +79,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Break a node and its network while clients talk, check every promise, print a line for the ledger.
+    /// Break a node and its network while clients talk, check every promise, print a row for `docs/results/`.
     Chaos {
         /// A minute and a half, as a step of the tests; with --cluster one broker, and faults of at most 10 s.
         #[arg(long, conflicts_with = "seconds")]
@@ -164,6 +164,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
+    // Two runs would share servers, reports and lists of programs.
+    let _turn =
+        shell.turn(!matches!(command, Command::Services { .. } | Command::Test { list: true, .. }))?;
     match command {
         Command::Test { list: true, .. } => {
             steps::list();
@@ -192,7 +195,7 @@ fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
             rehearse::run(&shell, &folder)
         }
         Command::Services { what: Services::Up } => services::up(shell),
-        Command::Services { what: Services::Down } => services::down(shell),
+        Command::Services { what: Services::Down } => services::down_everywhere(shell),
         Command::Services { what: Services::Status } => match services::status(shell) {
             true => Ok(()),
             false => anyhow::bail!("not all services run: `cargo xtask services up`"),

@@ -26,7 +26,9 @@ pub(crate) struct Run {
 
 /// The commit of the work tree, and whether that is all there is.
 pub(crate) fn commit(shell: &Shell) -> anyhow::Result<(String, bool)> {
-    let (commit, _) = shell::output(shell.command("git").args(["rev-parse", "HEAD"]))?;
+    let Ok((commit, _)) = shell::output(shell.command("git").args(["rev-parse", "HEAD"])) else {
+        return Ok(("unknown".to_owned(), false));
+    };
     let (changes, _) = shell::output(shell.command("git").args(["status", "--porcelain"]))?;
     Ok((commit.trim().to_owned(), changes.trim().is_empty()))
 }

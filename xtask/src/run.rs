@@ -50,7 +50,9 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|it| it == name);
     let needs_build = STEPS.iter().any(|step| is_wanted(step.name) && step.needs == Needs::Build);
     let is_chosen = |name: &str| is_wanted(name) || (needs_build && name == "build");
-    fs::remove_dir_all(evidence::home(shell)).ok();
+    for step in STEPS.iter().filter(|step| is_chosen(step.name)) {
+        fs::remove_dir_all(evidence::home(shell).join(step.name)).ok();
+    }
     fs::create_dir_all(logs(shell))?;
     let (commit, is_clean) = report::commit(shell)?;
     println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
@@ -183,12 +185,14 @@ fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
 
 /// Ends a step and everything that it started.
 fn end(child: &mut Child) {
+    // Before the first signal: children of a process that has ended are no longer its own.
+    let family: Vec<String> = cpu::family(child.id()).iter().map(u32::to_string).collect();
     for signal in ["-TERM", "-KILL"] {
-        let family: Vec<String> = cpu::family(child.id()).iter().map(u32::to_string).collect();
         // Some may have ended meanwhile.
         drop(shell::output(Command::new("kill").arg(signal).args(&family)));
         thread::sleep(Duration::from_secs(2));
     }
+    drop(child.kill());
     drop(child.wait());
 }
 

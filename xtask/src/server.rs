@@ -104,6 +104,11 @@ impl Node {
         Ok(token)
     }
 
+    /// The file with the key that it checks tokens with.
+    pub(crate) fn key_file(&self) -> PathBuf {
+        self.data.join("token.key")
+    }
+
     /// Asks it to stop, as an operator would, and checks that it leaves with success.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         self.running.check_alive().context("before it was asked to stop")?;

@@ -196,6 +196,14 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Folders of servers: of the tests, and of the steps that break or restart their own.
+const FOLDERS: &[&str] = &["services", "chaos-services", "chaos-brokers", "services-rehearsal"];
+
+/// Stops servers of every kind of run, also those that one left which was ended.
+pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {
+    FOLDERS.iter().try_for_each(|folder| down(&shell.apart(folder, shell.wanted)))
+}
+
 fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
     let record = record(shell, name);
     if let Some(process) = Process::recorded(&record) {

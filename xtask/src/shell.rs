@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsStr,
+    fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -47,13 +48,30 @@ impl Shell {
         Self { profile, ..self.clone() }
     }
 
+    /// Waits until no other run uses this target folder; none if there is nothing to wait for.
+    pub(crate) fn turn(&self, is_needed: bool) -> anyhow::Result<Option<File>> {
+        if !is_needed {
+            return Ok(None);
+        }
+        std::fs::create_dir_all(self.target.join("xtask"))?;
+        let file = File::create(self.target.join("xtask/lock"))?;
+        if file.try_lock().is_err() {
+            eprintln!("waiting for another `cargo xtask` in {}", self.target.display());
+            file.lock()?;
+        }
+        Ok(Some(file))
+    }
+
     /// The seed of everything random in a run: `TIDEGATE_SEED`, else a number made of the commit, so that a commit is judged
     /// by the same events each time.
     pub(crate) fn seed(&self) -> anyhow::Result<u64> {
         if let Ok(seed) = env::var("TIDEGATE_SEED") {
             return seed.parse().with_context(|| format!("TIDEGATE_SEED={seed} is not a number"));
         }
-        let (commit, _) = output(self.command("git").args(["rev-parse", "--short=8", "HEAD"]))?;
+        let Ok((commit, _)) = output(self.command("git").args(["rev-parse", "--short=8", "HEAD"])) else {
+            eprintln!("there is no history of git here: the seed is 0");
+            return Ok(0);
+        };
         u64::from_str_radix(commit.trim().get(..8).unwrap_or_default(), 16).context("a commit is hexadecimal")
     }
 
@@ -120,6 +138,7 @@ pub(crate) fn stdout(command: &mut Command) -> anyhow::Result<String> {
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("starting {}", words(command)))?;
     if !output.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&output.stdout));
         bail!("{}: {}", output.status, words(command));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

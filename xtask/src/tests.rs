@@ -15,8 +15,11 @@ use crate::{
 /// Most tests wait for a timer or another process, so a core has several; `.config/nextest.toml` says which ones compute.
 const SLOTS_PER_CORE: usize = 3;
 
-/// Test programs that use the servers; a test below holds the list against their sources.
-const SERVED: &[&str] = &["bench", "cluster", "conformance", "member"];
+/// There are this many tests at least; fewer mean that some were not found.
+const CASES_MIN: usize = 1_400;
+
+/// Test programs that use the servers.
+const SERVED: &[&str] = &["bench", "cluster", "conformance", "versions"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<Report> {
@@ -28,14 +31,16 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<Report> {
     if outcome.is_err() {
         evidence::keep(shell, &report, "junit.xml");
     }
-    match (outcome, cases) {
-        (Ok(()), Ok(cases)) if cases.failed.is_empty() && cases.passed > 0 => {
-            Ok(Report { cases: Some(cases) })
-        }
-        (Err(error), Ok(cases)) if cases.failed.is_empty() => Err(error),
-        (_, Ok(cases)) => Ok(Report { cases: Some(cases) }),
-        (outcome, Err(error)) => Err(outcome.err().unwrap_or(error)),
+    let cases = match (outcome, cases) {
+        (outcome, Err(error)) => return Err(outcome.err().unwrap_or(error)),
+        (Err(error), Ok(cases)) if cases.failed.is_empty() => return Err(error),
+        (_, Ok(cases)) => cases,
+    };
+    let count = cases.passed + cases.failed.len();
+    if count < CASES_MIN {
+        bail!("{count} tests ran, and there are {CASES_MIN} at least: a test program is missing");
     }
+    Ok(Report { cases: Some(cases) })
 }
 
 /// The tests of `cargo xtask test --quick`: those that need no server and no process of a node.
@@ -45,11 +50,11 @@ pub(crate) fn quick(shell: &Shell) -> anyhow::Result<Report> {
     let report = junit_file(shell);
     fs::remove_file(&report).ok();
     let outcome = shell::run(&mut nextest(shell, "run", &["--filterset", QUICK])?);
-    let cases = fs::read_to_string(&report).map(|text| junit::read(&text)).ok();
-    match (outcome, cases) {
-        (Err(error), None) => Err(error),
-        (Err(error), Some(cases)) if cases.failed.is_empty() => Err(error),
-        (_, cases) => Ok(Report { cases }),
+    let text = fs::read_to_string(&report).with_context(|| format!("no report {}", report.display()));
+    match (outcome, text.map(|text| junit::read(&text))) {
+        (outcome, Err(error)) => Err(outcome.err().unwrap_or(error)),
+        (Err(error), Ok(cases)) if cases.failed.is_empty() => Err(error),
+        (_, Ok(cases)) => Ok(Report { cases: Some(cases) }),
     }
 }
 
@@ -64,7 +69,8 @@ pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
     let (chosen, filters) = split(words);
     compile::chosen(shell, &chosen)?;
     let mut list = nextest(shell, "list", &["--message-format", "json"])?;
-    let listed: Value = serde_json::from_str(&shell::stdout(list.args(&filters))?)?;
+    let names = filters.iter().filter(|word| !word.starts_with('-'));
+    let listed: Value = serde_json::from_str(&shell::stdout(list.args(names))?)?;
     let programs = programs(&listed);
     if programs.is_empty() {
         bail!(
@@ -104,7 +110,8 @@ fn programs(listed: &Value) -> Vec<String> {
 }
 
 fn junit_file(shell: &Shell) -> PathBuf {
-    shell.target.join("nextest/default/junit.xml")
+    // Nextest keeps its store there, whatever the target folder is.
+    shell.root.join("target/nextest/default/junit.xml")
 }
 
 /// Nextest over what was built, which calls no cargo.

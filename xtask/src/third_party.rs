@@ -1,22 +1,48 @@
 //! Clients that others wrote hold a conversation through a node.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use crate::{server::Node, shell, shell::Shell, tools};
 
-/// (name that becomes part of the users' names, program, script, words before the address)
-const CLIENTS: &[(&str, Program, &str, &[&str])] = &[
-    ("ws-json", Program::Node, "chat.mjs", &["ws-json"]),
-    ("ws-proto", Program::Node, "chat.mjs", &["ws-proto"]),
-    ("tcp-proto", Program::Node, "chat.mjs", &["tcp-proto"]),
-    ("websockets", Program::Python, "chat.py", &[]),
-    ("nc", Program::Python, "nc.py", &[]),
+/// (name that becomes part of the users' names, program, script, words before the address, who makes the tokens)
+const CLIENTS: &[(&str, Program, &str, &[&str], Issuer)] = &[
+    ("ws-json", Program::Node, "chat.mjs", &["ws-json"], Issuer::BackEnd),
+    ("ws-proto", Program::Node, "chat.mjs", &["ws-proto"], Issuer::Tidegate),
+    ("tcp-proto", Program::Node, "chat.mjs", &["tcp-proto"], Issuer::Tidegate),
+    ("websockets", Program::Python, "chat.py", &[], Issuer::Tidegate),
+    ("nc", Program::Python, "nc.py", &[], Issuer::BackEnd),
 ];
 
 #[derive(Clone, Copy)]
 enum Program {
     Node,
     Python,
+}
+
+impl Program {
+    fn command(self, python: &Path) -> Command {
+        match self {
+            Self::Node => Command::new("node"),
+            Self::Python => Command::new(python),
+        }
+    }
+
+    /// The program of `docs/tokens.md` in this language.
+    fn mint(self) -> &'static str {
+        match self {
+            Self::Node => "tokens/mint.mjs",
+            Self::Python => "tokens/mint.py",
+        }
+    }
+}
+
+/// What makes the tokens of a client's users.
+#[derive(Clone, Copy)]
+enum Issuer {
+    /// `tidegate token`.
+    Tidegate,
+    /// The program of `docs/tokens.md` in the client's language, as a back end would.
+    BackEnd,
 }
 
 /// Lints `protocol/tidegate` by the rules in `protocol/buf.yaml`, and checks `compose.yaml` against the Compose Specification.
@@ -34,16 +60,21 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let npm = tools::node(shell)?;
     let scripts = shell.root.join("tests/third_party");
     let node = Node::start(shell, &shell.scratch("third-party")?)?;
-    for (name, program, script, before) in CLIENTS {
-        let mut command = match program {
-            Program::Node => Command::new("node"),
-            Program::Python => Command::new(&python),
-        };
+    for (name, program, script, before, issuer) in CLIENTS {
+        let mut command = program.command(&python);
         command.current_dir(&shell.root).arg(scripts.join(script)).args(*before).arg(&node.client);
         // Users of their own, so that every conversation begins with seq 1.
         for person in ["alice", "bob"] {
             let user = format!("{person}-{name}");
-            command.args([&user, &node.token(&user)?]);
+            let token = match issuer {
+                Issuer::Tidegate => node.token(&user)?,
+                Issuer::BackEnd => {
+                    let mut mint = program.command(&python);
+                    mint.arg(scripts.join(program.mint())).arg(node.key_file()).arg(&user);
+                    shell::output(&mut mint)?.0.trim().to_owned()
+                }
+            };
+            command.args([&user, &token]);
         }
         command.env("TIDEGATE_NODE_DIR", &npm).env("PYTHONDONTWRITEBYTECODE", "1");
         shell::run(&mut command)?;

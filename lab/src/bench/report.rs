@@ -153,7 +153,7 @@ impl Report {
     pub(super) fn head(&self) -> String {
         let e = &self.environment;
         format!(
-            "# tidegate bench\n\ntidegate {}, {} build · Linux {} · {} ({} cores, {} MiB) · servers on CPU {:?}, \
+            "# tidegate-lab bench\n\ntidegate {}, {} build · Linux {} · {} ({} cores, {} MiB) · servers on CPU {:?}, \
              load on CPU {:?} · {} file descriptors a process · lo MTU {} · {}\n",
             e.version,
             e.build,

@@ -120,7 +120,7 @@ impl Fault {
         }
     }
 
-    /// The column of the ledger: nodes, servers, networks.
+    /// Index of its count in a result: nodes, servers, networks.
     fn column(self) -> usize {
         match self {
             Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock => 0,

@@ -11,7 +11,7 @@ use crate::bench::{
     pattern::Stamp,
     wire,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 
 /// A message whose answer or push has not come by then is lost.
@@ -67,8 +67,11 @@ impl Driver {
             }
             self.receive(&mut run)?;
             let Tally { last, accepted, .. } = run.tally;
-            let is_late = run.now.saturating_sub(last) >= PATIENCE_NS;
-            ensure!(!is_late, "{} sent, {accepted} accepted, then nothing", run.sent);
+            if run.now.saturating_sub(last) >= PATIENCE_NS {
+                ensure!(accepted == run.sent, "{} sent, {accepted} accepted, then nothing", run.sent);
+                self.talk.check()?;
+                bail!("everything has come, and pulls are still open");
+            }
         }
         ensure!(run.tally.accepted == run.sent, "{} accepted of {}", run.tally.accepted, run.sent);
         self.talk.check()?;

@@ -347,8 +347,6 @@ impl Talk {
 
     /// Fails unless every accepted message has arrived, once and in its place.
     pub(super) fn check(&self) -> Result<()> {
-        let (accepted, arrived) = (self.accepted, self.arrived);
-        ensure!(accepted == arrived, "{accepted} messages accepted, {arrived} arrived");
         for (index, conversation) in self.conversations.iter().enumerate() {
             let Seqs { count, max, .. } = conversation.given;
             ensure!(count == max, "conversation {index}: {count} seqs up to {max}");
@@ -358,6 +356,8 @@ impl Talk {
                 ensure!(is_whole, "conversation {index}: seq {} of {max} is missing", complete + 1);
             }
         }
+        let (accepted, arrived) = (self.accepted, self.arrived);
+        ensure!(accepted == arrived, "{accepted} messages accepted, {arrived} arrived");
         Ok(())
     }
 

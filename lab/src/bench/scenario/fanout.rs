@@ -1,6 +1,6 @@
 //! Group fan-out, one message at a time, against a loop of `send` over as many sockets; and two shards against one.
 
-use super::{Side, Sink, each, in_turns, load, rival};
+use super::{Side, Sink, each, in_turns, load, people, rival};
 use crate::bench::{
     Args,
     admin::create_group,
@@ -78,6 +78,7 @@ fn compare(launcher: &Launcher, args: &Args, members: usize, transport: Transpor
     section.rounds("server CPU per delivery, raw", raw_us, "µs", None);
     section.rounds(&format!("deliveries, {}", rival(args)), each(&ours, Outcome::rate), "/s", None);
     section.rounds("deliveries, raw", each(&raw, Outcome::rate), "/s", None);
+    people::lag(&mut section, "of all members", &ours);
     load(&mut section, &ours);
     Ok(section)
 }

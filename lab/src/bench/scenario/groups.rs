@@ -1,6 +1,6 @@
 //! A group of a million over three nodes: what a message costs Kafka, Redis and the nodes, beside a loop of `send`.
 
-use super::{Side, Sink, in_turns, redis::calls, rival};
+use super::{Side, Sink, in_turns, people, redis::calls, rival};
 use crate::bench::{
     Args,
     admin::{create_group, metric},
@@ -157,6 +157,8 @@ fn report(section: &mut Section, args: &Args, costs: &[Cost], theirs: &[Outcome]
     let to_last = costs.iter().map(|it| last(&it.outcome)).collect();
     section.rounds("from the send to the last member, mean", to_last, "ms", None);
     section.rounds("the same, raw", theirs.iter().map(last).collect(), "ms", None);
+    let outcomes: Vec<Outcome> = costs.iter().map(|cost| cost.outcome.clone()).collect();
+    people::lag(section, "of all members", &outcomes);
     let records = Some(Target::AtMost(NODES as f64));
     section.rounds("records of node topics per message", each(|it| it.records), "", records);
     let commands = Some(Target::AtMost(COMMANDS_MAX));
