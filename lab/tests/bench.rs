@@ -133,7 +133,8 @@ fn chat_over_kafka_is_measured_beside_a_bare_producer_and_consumer() {
     for load in ["accept with nobody listening, flat out", "message to people who are there, half load"] {
         let all = value(&format!("CPU per {load}, all but the load generator"));
         let parts = ["node", "Kafka", "Postgres"].map(|name| value(&format!("CPU per {load}, {name}")));
-        assert!(parts.iter().sum::<f64>() <= all, "{load}: {parts:?} of {all}");
+        // Each is a median of its own rounds, so the sum may be a little more.
+        assert!(parts.iter().sum::<f64>() <= all * 1.1, "{load}: {parts:?} of {all}");
         value(&format!("CPU per {load}, load generator"));
     }
     value("send to push at half load, p50");

@@ -56,10 +56,21 @@ struct Waiting {
 /// Who a message is for.
 #[derive(Clone, Copy)]
 enum Addressee {
-    /// An absent person; the message must get this seq.
-    Absent(u64),
+    /// An absent person of this connection; the message must get this seq.
+    Absent { who: usize, seq: u64 },
     /// Another connection.
     Connected(Member),
+}
+
+impl Addressee {
+    /// Whether both messages of a connection go to one conversation.
+    fn is_same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Absent { who: one, .. }, Self::Absent { who: other, .. }) => one == other,
+            (Self::Connected(one), Self::Connected(other)) => one.index == other.index,
+            _ => false,
+        }
+    }
 }
 
 /// A connection as a member of one conversation.
@@ -102,7 +113,7 @@ impl Seqs {
 /// What an order measures of the conversations.
 pub(super) struct Tally {
     pub(super) pattern: Pattern,
-    /// Answers come in the order of their messages: there is one node.
+    /// Answers of a conversation come in the order of its messages: there is one node.
     pub(super) in_order: bool,
     pub(super) measuring: bool,
     pub(super) accepted: u64,
@@ -182,7 +193,7 @@ impl Talk {
             talker.absent.resize(who + 1, 0);
         }
         talker.absent[who] += 1;
-        let to = Addressee::Absent(talker.absent[who]);
+        let to = Addressee::Absent { who, seq: talker.absent[who] };
         talker.waiting.push_back(Waiting { number: talker.number, time, to });
         self.unanswered += 1;
         format!("d:u{slot}:x{slot}-{who}")
@@ -226,14 +237,19 @@ impl Talk {
         let talker = &mut self.talkers[slot];
         let at = talker.waiting.iter().position(|it| view.id == u64::from(it.number));
         let at = at.with_context(|| format!("an answer to nothing, {}", view.id))?;
-        // An answer that got lost between nodes is asked for again: then those of later messages come first.
-        ensure!(at == 0 || !tally.in_order, "answer {} came too early", view.id);
+        // Conversations lie in several partitions, which answer on their own. Between nodes an answer that got lost is asked for
+        // again: then those of later messages come first.
+        let to = talker.waiting[at].to;
+        let is_early = talker.waiting.iter().take(at).any(|it| it.to.is_same(to));
+        ensure!(!is_early || !tally.in_order, "answer {} came too early", view.id);
         let waiting = talker.waiting.remove(at).context("it is there")?;
         self.unanswered -= 1;
         let seq = wire::number_of(view.body, 3);
         ensure!(wire::number_of(view.body, 5) == 0, "{} was a duplicate", waiting.number);
         match waiting.to {
-            Addressee::Absent(expected) => ensure!(seq == expected, "seq {seq} instead of {expected}"),
+            Addressee::Absent { seq: expected, .. } => {
+                ensure!(seq == expected, "seq {seq} instead of {expected}");
+            }
             Addressee::Connected(member) => {
                 self.accepted += 1;
                 let conversation = &mut self.conversations[member.index];
