@@ -4,17 +4,14 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use rustix::process::{Signal, geteuid};
 use tidegate::auth;
 use tidegate_protocol::codec::Wire;
 
-use crate::{
-    fails,
-    support::{Process, command, fresh_data},
-};
+use crate::support::{Process, command, eventually, fresh_data};
 
 /// Starts a command as a shell with the usual umask does.
 fn with_umask_022(program: &Command) -> Command {
@@ -94,12 +91,22 @@ fn x12_an_open_data_directory_is_closed_at_the_start() {
     assert!(node.said().contains("data directory was open to other accounts"), "{}", node.said());
 }
 
+/// A node that is expected to refuse to start; killed if it starts all the same.
+struct Refused(Child);
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
 /// What `serve` says, which does not start on this directory.
 fn refused(data: &Path, sets: &[&str]) -> String {
-    let mut serve = command(data, sets);
-    let output = serve.stderr(Stdio::piped()).output().expect("the binary runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let mut node = Refused(command(data, sets).spawn().expect("the binary runs"));
+    let status = eventually("it refuses to start", || node.0.try_wait().expect("a child"));
+    let said = fs::read_to_string(data.join("stderr")).expect("its words");
+    assert_eq!(status.code(), Some(1), "{said}");
     said
 }
 
@@ -124,7 +131,7 @@ fn x12_a_directory_that_is_not_the_nodes_alone_is_refused() {
 
 #[test]
 fn x12_secrets_that_every_account_may_read_are_refused() {
-    let keys = fresh_data();
+    let (data, keys) = (fresh_data(), fresh_data());
     fs::create_dir_all(&keys).expect("a folder");
     let file = |name: &str| -> PathBuf {
         let file = keys.join(name);
@@ -142,9 +149,9 @@ fn x12_secrets_that_every_account_may_read_are_refused() {
         ["link.secret_file", "redis.password_file", "postgres.password_file", "kafka.sasl_password_file"]
     {
         let open = format!("{key}={}", secret.display());
-        let (output, said) = fails(&[&sets[..], &[&open]].concat());
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let said = refused(&data, &[&sets[..], &[&open]].concat());
         assert!(said.contains(key) && said.contains("`chmod 600`"), "{key}: {said}");
     }
     fs::remove_dir_all(keys).ok();
+    fs::remove_dir_all(data).ok();
 }
