@@ -230,6 +230,7 @@ mod tests {
         assert_eq!(inbox.ack(), None, "once");
         assert!(inbox.push(3, 3).unwrap());
         assert_eq!(inbox.ack(), None, "2 has not come");
+        assert!(!inbox.is_whole());
         inbox.accepted(2, 2).unwrap();
         assert_eq!(inbox.ack(), Some(3), "2 was our own");
         inbox.accepted(4, 4).unwrap();
@@ -260,6 +261,7 @@ mod tests {
         let mut cursors = Vec::new();
         while let Some(Pull { cursor, limit }) = inbox.pull(0) {
             cursors.push((cursor, limit));
+            assert!(cursors.len() < 10, "{cursors:?}");
             // A page may hold fewer than asked for.
             let last = (cursor + limit.min(150)).min(500);
             page(&mut inbox, &(cursor + 1..=last).map(other).collect::<Vec<_>>()).unwrap();

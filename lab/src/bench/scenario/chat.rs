@@ -117,6 +117,15 @@ pub(super) fn run(
             flat_out(&mut section, rival(args), &full);
             half_load(&mut section, rival(args), half, &at_half);
             people::report(&mut section, &talk, (rate, &over));
+            let per_message = each(&talk, Outcome::cpu_us);
+            section.rounds(
+                "server CPU per message to people who are there, flat out",
+                per_message,
+                "µs",
+                None,
+            );
+            let busy = each(&over, Outcome::server_busy);
+            section.rounds("server busy at half of the accepts with nobody listening", busy, "%", None);
             load(&mut section, &full.ours);
             at_half
         }

@@ -33,11 +33,9 @@ pub(super) fn several(
 /// Figures of messages to people who are connected: flat out, and at half of the accepts without a receiver.
 pub(super) fn report(section: &mut Section, flat_out: &[Outcome], (rate, over): (f64, &[Outcome])) {
     section.rounds("send, ack, push and its ack, flat out", each(flat_out, Outcome::rate), "/s", None);
-    section.rounds("server CPU per message of that", each(flat_out, Outcome::cpu_us), "µs", None);
     let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
     section.rounds(&name, ms(over, |o| o.p50_us), "ms", None);
     section.rounds("the same, p99", ms(over, |o| o.p99_us), "ms", None);
-    section.rounds("server busy then", each(over, Outcome::server_busy), "%", None);
     lag(section, "flat out to people who are there", flat_out);
     lag(section, "at half of the accepts with nobody listening", over);
 }
