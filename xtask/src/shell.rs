@@ -23,6 +23,8 @@ pub(crate) struct Shell {
     pub(crate) services: &'static str,
     /// Which servers those are.
     pub(crate) wanted: &'static [&'static str],
+    /// They are set up to be measured, as in production, not to start soon.
+    pub(crate) are_measured: bool,
 }
 
 /// The servers of the tests.
@@ -35,7 +37,7 @@ impl Shell {
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
-        Ok(Self { root, target, profile: "ci", services: "services", wanted: WANTED })
+        Ok(Self { root, target, profile: "ci", services: "services", wanted: WANTED, are_measured: false })
     }
 
     /// The same with servers of its own.

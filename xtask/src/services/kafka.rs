@@ -27,12 +27,18 @@ const VERSION: &str = "4.3.0";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Small, and quick to start rather than quick for long.
-const JVM: [&str; 5] = [
-    "-Xms128m",
-    "-Xmx512m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+const JVM: &[&str] = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+
+/// What Kafka's own scripts start a broker with (`kafka-server-start.sh`, `kafka-run-class.sh`).
+const PRODUCTION_JVM: &[&str] = &[
+    "-Xms1g",
+    "-Xmx1g",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
 ];
 
 pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
@@ -107,13 +113,13 @@ pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process>
     fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
     let id = base64(id);
     fs::write(start.folder.join(CLUSTER), json!({"controllers": controllers, "id": id}).to_string())?;
-    begin(start, &id, controllers)
+    begin(shell, start, &id, controllers)
 }
 
 /// A broker more.
-pub(super) fn join(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
+pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let (id, controllers) = cluster(start)?;
-    begin(start, &id, controllers)
+    begin(shell, start, &id, controllers)
 }
 
 /// The id of the cluster, and the ports of its controllers.
@@ -130,7 +136,7 @@ fn number(start: &Start<'_>) -> usize {
     name.trim_start_matches("kafka").parse().unwrap_or(1)
 }
 
-fn begin(start: &Start<'_>, cluster: &str, controllers: Vec<u16>) -> anyhow::Result<Process> {
+fn begin(shell: &Shell, start: &Start<'_>, cluster: &str, controllers: Vec<u16>) -> anyhow::Result<Process> {
     let doors = if controllers.len() == 1 { Some(Doors::new()?) } else { None };
     let ways = (1..=WAYS).map(|_| Way::new()).collect::<anyhow::Result<Vec<_>>>()?;
     let said_ways: Vec<Value> = ways.iter().map(Way::said).collect();
@@ -147,21 +153,22 @@ fn begin(start: &Start<'_>, cluster: &str, controllers: Vec<u16>) -> anyhow::Res
     let broker = Broker { id: number(start), port: start.port, controllers, doors, ways, folder };
     let settings = start.folder.join("server.properties");
     fs::write(&settings, broker.properties())?;
-    let mut format = java(start.program);
+    let mut format = java(JVM, start.program);
     format.args(["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config"]);
     format.arg(&settings);
     if broker.doors.is_some() {
         format.arg("--add-scram").arg(format!("SCRAM-SHA-512=[name={USER},password={PASSWORD}]"));
     }
     shell::output(&mut format)?;
-    let mut broker = java(start.program);
+    let jvm = if shell.are_measured { PRODUCTION_JVM } else { JVM };
+    let mut broker = java(jvm, start.program);
     broker.arg("kafka.Kafka").arg(&settings).current_dir(start.folder);
     Process::start(&mut broker, &start.log())
 }
 
-fn java(jars: &Path) -> Command {
+fn java(jvm: &[&str], jars: &Path) -> Command {
     let mut command = Command::new("java");
-    command.args(JVM).arg("-cp").arg(jars.join("*"));
+    command.args(jvm).arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn").arg("-cp").arg(jars.join("*"));
     command
 }
 
