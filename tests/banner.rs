@@ -1,0 +1,306 @@
+//! The first minutes as a person has them: the banner in a terminal, the commands that it names, and the pages typed block by block.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::{
+    env, fs,
+    io::{BufRead as _, BufReader, Read},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{eventually, terminal, unique_name};
+
+/// Where `cargo run --release` puts the program, and how it calls it.
+const PROGRAM: &str = "target/release/tidegate";
+
+/// The lines that a program has written so far.
+#[derive(Clone, Default)]
+struct Screen(Arc<Mutex<Vec<String>>>);
+
+impl Screen {
+    /// Collects what comes, until its end.
+    fn of(from: impl Read + Send + 'static) -> Self {
+        let screen = Self::default();
+        let lines = screen.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                let mut lines = lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.push(line.trim_end_matches('\r').to_owned());
+            }
+        });
+        screen
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a line that fits.
+    fn line(&self, what: &str, fits: impl Fn(&str) -> bool) -> String {
+        eventually(&format!("{what} in {:#?}", self.lines()), || self.lines().into_iter().find(|it| fits(it)))
+    }
+}
+
+/// A checkout as far as a person sees it after `cargo build --release`: a folder with the program, and nothing else.
+struct Checkout(PathBuf);
+
+impl Checkout {
+    fn fresh() -> Self {
+        let folder = env::temp_dir().join(format!("tidegate-banner-{}", unique_name()));
+        fs::create_dir_all(folder.join("target/release")).expect("a place for files");
+        symlink(env!("CARGO_BIN_EXE_tidegate"), folder.join(PROGRAM)).expect("a new file");
+        Self(folder)
+    }
+
+    /// A shell command, as typed in this folder.
+    fn shell(&self, typed: &str) -> Command {
+        let mut command = Command::new("sh");
+        // Diagnostics share the screen with results.
+        command.arg("-c").arg(format!("exec 2>&1; {typed}")).current_dir(&self.0);
+        for inherited in ["TIDEGATE_DATA", "TIDEGATE_CONFIG", "TIDEGATE_LOG"] {
+            command.env_remove(inherited);
+        }
+        command
+    }
+}
+
+impl Drop for Checkout {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// A node in a terminal of its own.
+struct Node {
+    child: Child,
+    log: PathBuf,
+    banner: Vec<String>,
+}
+
+impl Node {
+    /// Starts it as `cargo run --release` does, but on free ports.
+    fn start(checkout: &Checkout) -> Self {
+        let (stdout, person) = terminal();
+        let log = checkout.0.join("log");
+        let mut command = checkout.shell(&format!("exec {PROGRAM} 2>{}", log.display()));
+        for port in ["CLIENT", "ADMIN"] {
+            command.env(format!("TIDEGATE__LISTEN__{port}"), "127.0.0.1:0");
+        }
+        let child = command.stdin(Stdio::null()).stdout(stdout).spawn().expect("`sh` is everywhere");
+        // The shell's side of the terminal is the node's alone from here on.
+        drop(command);
+        let screen = Screen::of(person);
+        screen.line("the end of the banner", |line| line.starts_with("  or by hand"));
+        let banner = screen.lines().into_iter().filter(|line| !line.is_empty()).collect();
+        Self { child, log, banner }
+    }
+
+    /// The commands that the banner has one try.
+    fn commands(&self) -> Vec<String> {
+        self.banner.iter().filter_map(|line| line.strip_prefix("    ")).map(str::to_owned).collect()
+    }
+
+    /// The port behind a name of the banner.
+    fn port(&self, name: &str) -> String {
+        let line = self.banner.iter().find(|line| line.trim_start().starts_with(name)).expect("it is named");
+        let port = line.split("127.0.0.1:").nth(1).expect("an address");
+        port.chars().take_while(char::is_ascii_digit).collect()
+    }
+
+    /// Ends it as Ctrl-C does.
+    fn interrupt(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
+        let status = eventually("it ends", || self.child.try_wait().expect("a child"));
+        let said = fs::read_to_string(&self.log).expect("a file");
+        assert!(status.success() && said.contains("stopped: "), "{status}: {said}");
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// A command that goes on while others are typed; ended with the test.
+struct Background {
+    child: Child,
+    screen: Screen,
+}
+
+impl Background {
+    fn start(checkout: &Checkout, before: &str, typed: &str) -> Self {
+        let mut command = checkout.shell(&format!("{before}exec {typed}"));
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("`sh` is everywhere");
+        let screen = Screen::of(child.stdout.take().expect("a pipe"));
+        Self { child, screen }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Types a command and waits for its end; what it wrote.
+fn run(checkout: &Checkout, typed: &str) -> Vec<String> {
+    let output = checkout.shell(typed).stdin(Stdio::null()).output().expect("`sh` is everywhere");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{typed}: {said}");
+    said.lines().map(str::to_owned).collect()
+}
+
+fn page(path: &str) -> String {
+    let root = env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate");
+    fs::read_to_string(Path::new(&root).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// A line without what differs from machine to machine: tokens, ports, versions, where the program lies.
+fn form(line: &str) -> String {
+    let word = |word: &str| -> String {
+        let number = word.trim_end_matches(')');
+        if word.starts_with("eyJ") {
+            "TOKEN".to_owned()
+        } else if word.ends_with("/tidegate") {
+            "tidegate".to_owned()
+        } else if let Some((before, _)) = word.split_once("127.0.0.1:") {
+            format!("{before}127.0.0.1:PORT")
+        } else if !number.is_empty() && number.chars().all(|it| it.is_ascii_digit() || it == '.') {
+            word.replace(number, "NUMBER")
+        } else {
+            word.to_owned()
+        }
+    };
+    line.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a line is what a page shows: ids and times are others, `…` stands for anything.
+fn fits(shown: &str, line: &str) -> bool {
+    let blur = |text: &str| -> String {
+        let is_word = |letter: char| letter.is_ascii_alphanumeric();
+        let mut blurred = String::new();
+        for part in text.split_inclusive(|letter| !is_word(letter)) {
+            let word = part.trim_end_matches(|letter| !is_word(letter));
+            let long = word.len() >= 12 && word.chars().all(|letter| letter.is_ascii_hexdigit());
+            blurred.push_str(&if long { part.replace(word, "#") } else { part.to_owned() });
+        }
+        blurred
+    };
+    let (shown, line) = (blur(shown), blur(line));
+    let mut rest = line.as_str();
+    let mut parts = shown.split('…');
+    let Some(after) = rest.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    rest = after;
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.is_empty() || shown.ends_with('…')
+}
+
+/// The fenced blocks of a page, as (language, text), up to a heading.
+fn blocks(page: &str, until: &str) -> Vec<(String, String)> {
+    let page = page.split(&format!("\n{until}\n")).next().unwrap_or_default();
+    let mut blocks = Vec::new();
+    let mut open: Option<(String, String)> = None;
+    for line in page.lines() {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(language), None) => open = Some((language.to_owned(), String::new())),
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (None, Some((_, text))) => text.extend([line, "\n"]),
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// Types the commands of a page, each in its turn, and holds what it shows against what comes. `tail` keeps running in the background.
+fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> usize {
+    let mut running: Vec<Background> = Vec::new();
+    let (mut last, mut typed, mut path) = (Vec::new(), 0, String::new());
+    for (language, text) in blocks {
+        match language.as_str() {
+            "sh" => last.clear(),
+            "text" => {
+                let screens = || running.iter().map(|it| it.screen.lines()).chain([last.clone()]);
+                let shown: Vec<&str> = text.lines().collect();
+                // All of its lines come one after the other in one terminal.
+                let is_shown = |lines: Vec<String>| {
+                    let mut windows = lines.windows(shown.len());
+                    windows.any(|some| shown.iter().zip(some).all(|(shown, line)| fits(shown, line)))
+                };
+                let all: Vec<_> = screens().collect();
+                eventually(&format!("{shown:#?} in {all:#?}"), || screens().any(is_shown).then_some(()));
+                continue;
+            }
+            _ => continue,
+        }
+        for line in text.lines().filter(|line| !line.starts_with("cargo ")) {
+            let ports = [("7800", node.port("clients")), ("7801", node.port("admin"))];
+            let line = ports.iter().fold(line.to_owned(), |line, (shown, real)| line.replace(shown, real));
+            typed += 1;
+            if line.starts_with("export ") {
+                path = format!("{line}; ");
+            } else if line.contains(" tail ") {
+                let tail = Background::start(checkout, &path, &line);
+                tail.screen.line("who listens", |line| line.starts_with("listening as "));
+                running.push(tail);
+            } else {
+                last.extend(run(checkout, &format!("{path}{line}")));
+            }
+        }
+    }
+    typed
+}
+
+#[test]
+fn the_banner_is_as_the_pages_show_it_and_its_commands_work() {
+    let checkout = Checkout::fresh();
+    let node = Node::start(&checkout);
+    let pages = page("README.md") + &page("docs/quickstart.md");
+    let shown: Vec<String> = pages.lines().map(form).collect();
+    for line in &node.banner {
+        assert!(shown.contains(&form(line)), "no page shows {line:?}, in the form {:?}", form(line));
+    }
+    let commands = node.commands();
+    let [tail, send] = &commands[..] else { panic!("two commands, not {commands:?}") };
+    assert!(tail.starts_with(PROGRAM) && send.starts_with(PROGRAM), "as they are typed here: {commands:?}");
+    let tail = Background::start(&checkout, "", tail);
+    tail.screen.line("bob listens", |line| line == "listening as bob on n1");
+    assert_eq!(run(&checkout, send), ["d:alice:bob seq 1"]);
+    let push = tail.screen.line("the message arrives", |line| line.starts_with("{\"push\""));
+    assert!(push.contains("\"sender\":\"alice\"") && push.contains("\"text\":\"hello\""), "{push}");
+    node.interrupt();
+}
+
+#[test]
+fn the_commands_of_the_readme_do_what_it_shows() {
+    let checkout = Checkout::fresh();
+    let node = Node::start(&checkout);
+    let readme = blocks(&page("README.md"), "## Test it");
+    // The first two are the build and the banner.
+    let typed = type_page(&checkout, &node, &readme[2..]);
+    assert!(typed >= 4, "{typed} commands");
+    node.interrupt();
+}
+
+#[test]
+fn the_commands_of_the_quickstart_do_what_it_shows() {
+    let checkout = Checkout::fresh();
+    let node = Node::start(&checkout);
+    // Events go on as people come; the part that is typed by hand wants a token pasted.
+    let quickstart = blocks(&page("docs/quickstart.md"), "## Events");
+    let typed = type_page(&checkout, &node, &quickstart);
+    assert!(typed >= 8, "{typed} commands");
+    node.interrupt();
+}

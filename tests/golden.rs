@@ -1,0 +1,30 @@
+//! Bytes that a released version wrote: today's code reads each of them to the meaning it had, and writes them as it did.
+//!
+//! `tests/golden/README.md` describes what the folders hold and how the next version gets one.
+
+#[path = "golden/convert.rs"]
+mod convert;
+#[path = "golden/folder.rs"]
+mod folder;
+#[path = "golden/frames.rs"]
+mod frames;
+#[path = "golden/kafka_records.rs"]
+mod kafka_records;
+#[path = "golden/link.rs"]
+mod link;
+#[path = "golden/meaning.rs"]
+mod meaning;
+#[path = "golden/records.rs"]
+mod records;
+#[path = "golden/redis_rows.rs"]
+mod redis_rows;
+#[path = "golden/servers.rs"]
+mod servers;
+#[path = "golden/sessions.rs"]
+mod sessions;
+#[path = "golden/store.rs"]
+mod store;
+#[path = "support/mod.rs"]
+mod support;
+#[path = "golden/world.rs"]
+mod world;

@@ -1,0 +1,254 @@
+//! Messages between nodes over gRPC: the handshake and every kind of call and reply, from both ends.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use aws_lc_rs::hmac;
+use bytes::Bytes;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+use tidegate::{
+    link::{GrpcLink, Listener, Secret, Settings},
+    metrics,
+    routes::NodeBoot,
+};
+use tidegate_protocol::{
+    id::NodeId,
+    pb::{self, exchange_response::Step as Say},
+};
+
+use self::{
+    end::{End, call_all, calls},
+    raw::{Lane, RawListener, open},
+};
+use crate::{
+    convert::{hex, unhex, with_unknown_field},
+    folder::{Folder, versions},
+};
+
+#[path = "link/end.rs"]
+mod end;
+#[path = "link/raw.rs"]
+mod raw;
+
+const FILE: &str = "link.json";
+
+/// The shared secret of the recorded handshakes.
+const SECRET: &[u8] = b"known to everybody: a secret of golden files";
+
+/// Far above what anything here takes; nothing is timed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One message of a lane, in order.
+#[derive(Clone, Deserialize, Serialize)]
+struct Golden {
+    lane: usize,
+    from: Side,
+    hex: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Side {
+    Caller,
+    Peer,
+}
+
+fn node(name: &str, boot: u64) -> NodeBoot {
+    NodeBoot { node: NodeId::new(name).expect("an id"), boot }
+}
+
+fn caller() -> NodeBoot {
+    node("here", 0xfedc_ba98_7654_3210)
+}
+
+fn peer() -> NodeBoot {
+    node("there", 2)
+}
+
+fn settings() -> Settings {
+    let secret = Some(Secret::new(SECRET).expect("long enough"));
+    Settings { secret, tls: None, queue_bytes: 1 << 20, timeout: PATIENCE, handshake: PATIENCE }
+}
+
+fn listen(end: &Arc<End>) -> Listener {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    Listener::bind(any, peer(), end.clone(), settings(), metrics::install().0).expect("a free port")
+}
+
+fn link_to(address: SocketAddr) -> GrpcLink {
+    let link = GrpcLink::new(caller(), settings(), 7, metrics::install().0);
+    link.set_peers(vec![(peer(), address.to_string())]);
+    link
+}
+
+/// The proof of one side as version 1 of the link has it: HMAC-SHA256 over a label, the hello and the challenge without
+/// its own proof, both with their length before them. `hello` is the whole first message: behind its tag it has that form.
+fn proof(label: &str, hello: &[u8], challenge: &pb::LinkChallenge) -> Bytes {
+    let bare = pb::LinkChallenge { mac: Bytes::new(), ..challenge.clone() };
+    let text = [label.as_bytes(), &hello[1..], &bare.encode_length_delimited_to_vec()].concat();
+    let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET);
+    Bytes::copy_from_slice(hmac::sign(&key, &text).as_ref())
+}
+
+fn challenge(message: &[u8]) -> pb::LinkChallenge {
+    match pb::ExchangeResponse::decode(message).expect("a response").step {
+        Some(Say::Challenge(challenge)) => challenge,
+        other => panic!("no challenge: {other:?}"),
+    }
+}
+
+fn ask_proof(mac: Bytes) -> Bytes {
+    let step = Some(pb::exchange_request::Step::Proof(pb::LinkProof { mac }));
+    pb::ExchangeRequest { step }.encode_to_vec().into()
+}
+
+/// Records the three lanes between a node and a peer of the present version, by a relay that knows nothing of what it passes.
+pub(crate) fn write(folder: &Folder) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let recorded = runtime.block_on(async {
+        let end = Arc::new(End::default());
+        let listener = listen(&end);
+        let noted: Arc<Mutex<Vec<Golden>>> = Arc::default();
+        let relay = RawListener::bind({
+            let (noted, address) = (Arc::clone(&noted), listener.address());
+            move |number, mut lane| {
+                let noted = Arc::clone(&noted);
+                let note = move |from, message: &Bytes| {
+                    let golden = Golden { lane: number, from, hex: hex(message) };
+                    noted.lock().unwrap_or_else(PoisonError::into_inner).push(golden);
+                };
+                async move {
+                    let mut onward = open(address).await;
+                    loop {
+                        tokio::select! {
+                            Some(message) = lane.receive() => { note(Side::Caller, &message); onward.send(message).await }
+                            Some(message) = onward.receive() => { note(Side::Peer, &message); lane.send(message).await }
+                            else => return,
+                        }
+                    }
+                }
+            }
+        })
+        .await;
+        call_all(&link_to(relay.address()), &caller(), &peer()).await;
+        end.check();
+        noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    });
+    let mut recorded = recorded;
+    recorded.sort_by_key(|it| it.lane);
+    folder.write_list(FILE, &recorded);
+}
+
+/// The lanes of a file, each with the messages of both sides in turn.
+fn lanes(folder: &Folder) -> Vec<Vec<(Side, Bytes)>> {
+    let mut lanes: Vec<Vec<(Side, Bytes)>> = Vec::new();
+    for Golden { lane, from, hex } in folder.json::<Vec<Golden>>(FILE) {
+        lanes.resize(lanes.len().max(lane + 1), Vec::new());
+        lanes[lane].push((from, unhex(&hex).into()));
+    }
+    lanes
+}
+
+/// The four messages of the handshake and the pairs of call and reply that follow.
+fn parts(lane: &[(Side, Bytes)]) -> ([&Bytes; 4], Vec<(&Bytes, &Bytes)>) {
+    assert!(lane.len() % 2 == 0 && lane.iter().step_by(2).all(|(from, _)| *from == Side::Caller), "in turn");
+    let messages: Vec<&Bytes> = lane.iter().map(|(_, message)| message).collect();
+    let pairs = messages[4..].chunks(2).map(|pair| (pair[0], pair[1])).collect();
+    (messages[..4].try_into().expect("a handshake"), pairs)
+}
+
+#[test]
+fn recorded_handshakes_prove_the_secret_as_version_1_does() {
+    for folder in versions() {
+        let lanes = lanes(&folder);
+        assert_eq!(lanes.len(), 3, "a node opens three lanes to a peer");
+        for lane in &lanes {
+            let ([hello, answer, proved, _], _) = parts(lane);
+            let challenge = challenge(answer);
+            assert_eq!(challenge.mac, proof("tidegate link peer", hello, &challenge), "{}", folder.version);
+            let mac = proof("tidegate link caller", hello, &challenge);
+            assert_eq!(*proved, ask_proof(mac), "{}", folder.version);
+        }
+    }
+}
+
+/// Opens a lane as the recorded caller did, and proves the secret over the fresh nonce of this listener.
+async fn greet(address: SocketAddr, [hello, _, _, ready]: [&Bytes; 4]) -> Lane {
+    let mut lane = open(address).await;
+    lane.send(hello.clone()).await;
+    let challenge = challenge(&lane.receive().await.expect("a challenge"));
+    assert_eq!(challenge.mac, proof("tidegate link peer", hello, &challenge), "the peer has the secret");
+    let at = Some(pb::LinkNode { node: "there".into(), boot: 2 });
+    assert_eq!((challenge.version, &challenge.at), (1, &at));
+    lane.send(ask_proof(proof("tidegate link caller", hello, &challenge))).await;
+    assert_eq!(lane.receive().await.as_ref(), Some(ready));
+    lane
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_of_every_version_are_served_as_they_were() {
+    for folder in versions() {
+        for is_later in [false, true] {
+            let end = Arc::new(End::default());
+            let listener = listen(&end);
+            for lane in lanes(&folder) {
+                let (handshake, pairs) = parts(&lane);
+                let mut open = greet(listener.address(), handshake).await;
+                for (call, reply) in pairs {
+                    let call = if is_later { with_unknown_field(call).into() } else { call.clone() };
+                    open.send(call).await;
+                    let received = open.receive().await.map(|message| hex(&message));
+                    assert_eq!(received, Some(hex(reply)), "{}", folder.version);
+                }
+            }
+            end.check();
+        }
+    }
+}
+
+/// Plays the recorded peer on one lane; what it was asked that was never recorded.
+async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, strange: Arc<Mutex<Vec<String>>>) {
+    let note = |what: String| strange.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    let Some(hello) = lane.receive().await else { return };
+    let ([_, recorded, _, ready], _) = parts(&golden[0]);
+    let mut challenge = pb::LinkChallenge { nonce: vec![9; 32].into(), ..challenge(recorded) };
+    challenge.mac = proof("tidegate link peer", &hello, &challenge);
+    let step = Some(Say::Challenge(challenge.clone()));
+    lane.send(pb::ExchangeResponse { step }.encode_to_vec().into()).await;
+    let proved = lane.receive().await;
+    if proved != Some(ask_proof(proof("tidegate link caller", &hello, &challenge))) {
+        return note(format!("no proof: {proved:?}"));
+    }
+    lane.send(ready.clone()).await;
+    while let Some(call) = lane.receive().await {
+        let pairs = golden.iter().flat_map(|lane| parts(lane).1);
+        match pairs.into_iter().find(|(recorded, _)| **recorded == call) {
+            Some((_, reply)) => lane.send(reply.clone()).await,
+            // Dropped: the caller's call fails.
+            None => return note(format!("a call that this version never made: {}", hex(&call))),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_of_every_version_are_called_as_they_were() {
+    for folder in versions() {
+        let (golden, strange) = (lanes(&folder), Arc::<Mutex<Vec<String>>>::default());
+        let peers = RawListener::bind({
+            let (golden, strange) = (golden.clone(), Arc::clone(&strange));
+            move |_, lane| play(lane, golden.clone(), Arc::clone(&strange))
+        })
+        .await;
+        let link = link_to(peers.address());
+        let called = tokio::spawn(async move { call_all(&link, &caller(), &peer()).await }).await;
+        let strange = strange.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        assert_eq!(strange, Vec::<String>::new(), "{}", folder.version);
+        called.expect("every call is answered as it was");
+        let made: usize = golden.iter().map(|lane| parts(lane).1.len()).sum();
+        assert_eq!(made, calls(&caller()).len(), "one frame for each call");
+    }
+}

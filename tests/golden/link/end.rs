@@ -1,0 +1,245 @@
+//! The calls of the golden files: how they are made, what the peer takes them for, and what it replies.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tidegate::{
+    link::{
+        Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Level, Link, LinkError, SentBy, Session, Settled,
+        Stray, Target, Told, UpTo, Word,
+    },
+    routes::NodeBoot,
+    trace::{Event, Facts, Query, Step},
+};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, DeviceId, UserId},
+    machine::ledger::Outcome,
+};
+
+use super::PATIENCE;
+
+const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+/// A peer that notes what it is asked, and replies by fixed rules.
+#[derive(Default)]
+pub(crate) struct End {
+    asked: Mutex<Vec<String>>,
+}
+
+impl End {
+    fn note(&self, what: String) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    /// Everything came, each once and as it was meant; lanes have no order among each other.
+    pub(crate) fn check(&self) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut expected = calls(&super::caller());
+        asked.sort();
+        expected.sort();
+        assert_eq!(asked, expected);
+    }
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).expect("an id")
+}
+
+fn conversation(key: &str) -> ConversationId {
+    ConversationId::parse(key).expect("a key")
+}
+
+fn answers() -> Vec<Answer> {
+    let outcomes = [
+        Outcome::Accepted { seq: 300, ordinal: u64::MAX, time: 1_763_712_000_000 },
+        Outcome::Duplicate { seq: 1, time: 2 },
+        Outcome::Refused { code: Code::NotAMember },
+        Outcome::RefusedBefore { code: Code::Conflict },
+        Outcome::Void { newest: 1 << 63 },
+        Outcome::Noted,
+    ];
+    let answer = |(request, outcome): (u64, Outcome)| {
+        let traceparent = if request == 1 { TRACEPARENT.to_owned() } else { String::new() };
+        Answer { conn: u64::MAX - 1, request, outcome, traceparent }
+    };
+    (1..).zip(outcomes).map(answer).collect()
+}
+
+fn session(name: &str, epoch: u64) -> Session {
+    Session { user: user(name), device: DeviceId::new("phone").expect("an id"), epoch }
+}
+
+fn deliveries() -> Vec<Delivery> {
+    let targets = vec![Target::Conn(session("ann", 7)), Target::Anywhere(user("bob"))];
+    let sent_by = Some(SentBy { at: super::caller(), conn: 1 << 40 });
+    let push = b"\x0a\x05g:tea\x10\x07".as_slice();
+    let tracked = Delivery {
+        push: push.into(),
+        to: targets,
+        tracked: true,
+        sent_by,
+        traceparent: TRACEPARENT.to_owned(),
+    };
+    let question = Delivery {
+        push: Default::default(),
+        to: vec![Target::Conn(session("cid", 8))],
+        tracked: false,
+        sent_by: None,
+        traceparent: String::new(),
+    };
+    vec![tracked, question]
+}
+
+fn asks() -> Vec<Ask> {
+    let key = AskKey { hash: [0xab; 16], body_hash: [0xcd; 16] };
+    let ask = |offset, key| Ask { partition: 3, offset, conn: 5, request: 6, key };
+    vec![ask(0, Some(key)), ask(1, None), ask(2, None), ask(u64::MAX, None)]
+}
+
+fn words() -> Vec<Word> {
+    let said = Word::Said(Outcome::Accepted { seq: 1, ordinal: 2, time: 3 });
+    vec![said, Word::NotYet, Word::Forgotten, Word::NotOwner]
+}
+
+fn told() -> Vec<Told> {
+    vec![Told { owner: 1, to: 2 }, Told { owner: u64::MAX, to: 300 }]
+}
+
+fn level() -> Level {
+    let up_to = |partition, offset| UpTo { partition, offset };
+    Level { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+}
+
+fn strays() -> Vec<Stray> {
+    let frame = b"\xaa\x01\x02hi".as_slice();
+    vec![
+        Stray::Talk { room: conversation("r:hall"), push: b"\x0a\x06r:hall".as_slice().into() },
+        Stray::Missed { room: conversation("r:hall"), count: 5 },
+        Stray::Signal {
+            conversation: conversation("g:tea"),
+            users: vec![user("ann"), user("bob")],
+            frame: frame.into(),
+        },
+        Stray::Mark {
+            conversation: conversation("d:ann:bob"),
+            user: user("ann"),
+            seq: 9,
+            frame: frame.into(),
+        },
+        Stray::FanOut { group: conversation("g:town"), record: b"\x0a\x06g:town\x10\x02".as_slice().into() },
+    ]
+}
+
+fn query() -> Query {
+    Query { msg: Some("m1".into()), user: Some("ann".into()), traces: vec![1, u128::MAX], ..Query::default() }
+}
+
+fn steps() -> Vec<Event> {
+    let facts = Facts { msg: "m1", conversation: "d:ann:bob", seq: 7, user: "ann", device: "phone" };
+    vec![
+        Event::new(u128::MAX, 5, Step::Received, facts, "attempt 0"),
+        Event::new(1, 6, Step::NotAppended, Facts::default(), ""),
+    ]
+}
+
+/// What the peer notes of all calls, in the order of [`call_all`].
+pub(crate) fn calls(caller: &NodeBoot) -> Vec<String> {
+    vec![
+        format!("{:?}", answers()),
+        format!("{:?}", deliveries()),
+        format!("{:?}", [session("ann", 7), session("bob", 1 << 50)]),
+        "settled []".to_owned(),
+        format!("settled {:?}", told()),
+        format!("{caller} {:?}", asks()),
+        format!("{:?}", query()),
+        format!("{:?}", strays()),
+        "a refusal".to_owned(),
+        "a doubt".to_owned(),
+    ]
+}
+
+/// Makes each kind of call once, and checks what came of it.
+pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) {
+    let patience = Duration::from_secs(1);
+    // Until there is a connection, calls wait in their lane.
+    assert_eq!(link.answers(to, answers()).await, Ok(()));
+    let landings = vec![vec![Landing::Delivered, Landing::NotHere], vec![Landing::NotHere]];
+    assert_eq!(link.deliver(to, deliveries()).await, Ok(landings));
+    let sessions = vec![session("ann", 7), session("bob", 1 << 50)];
+    assert_eq!(link.stop_sessions(to, sessions).await, Ok(vec![true, false]));
+    assert_eq!(link.settled(to, Vec::new(), patience).await, Ok(Settled::Level(level())));
+    assert_eq!(link.settled(to, told(), patience).await, Ok(Settled::NotYet(told())));
+    assert_eq!(link.answers_again(caller, to, asks()).await, Ok(words()));
+    let found = link.traces(to, query()).await.map(|steps| format!("{steps:?}"));
+    assert_eq!(found, Ok(format!("{:?}", steps())));
+    assert_eq!(link.strays(to, strays()).await, Ok(()));
+    let refused = link.stop_sessions(to, vec![session("refused", 1)]).await;
+    assert_eq!(refused, Err(LinkError::Unavailable("the node is leaving".to_owned())));
+    let doubt = link.stop_sessions(to, vec![session("doubt", 1)]).await;
+    assert_eq!(doubt, Err(LinkError::Unknown("half of it was done".to_owned())));
+    assert!(PATIENCE > patience);
+}
+
+#[async_trait]
+impl Link for End {
+    async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
+        self.note(format!("{answers:?}"));
+        Ok(())
+    }
+
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+        self.note(format!("{deliveries:?}"));
+        let landing = |target: &Target| match target {
+            Target::Conn(session) if session.epoch == 7 => Landing::Delivered,
+            _ => Landing::NotHere,
+        };
+        Ok(deliveries.iter().map(|it| it.to.iter().map(landing).collect()).collect())
+    }
+
+    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+        match sessions[0].user.as_str() {
+            "refused" => {
+                self.note("a refusal".to_owned());
+                Err(LinkError::Unavailable("the node is leaving".to_owned()))
+            }
+            "doubt" => {
+                self.note("a doubt".to_owned());
+                Err(LinkError::Unknown("half of it was done".to_owned()))
+            }
+            _ => {
+                self.note(format!("{sessions:?}"));
+                Ok(sessions.iter().map(|session| session.epoch == 7).collect())
+            }
+        }
+    }
+
+    async fn settled(&self, _: &NodeBoot, told: Vec<Told>, patience: Duration) -> Result<Settled, LinkError> {
+        assert_eq!(patience, Duration::from_secs(1));
+        self.note(format!("settled {told:?}"));
+        Ok(if told.is_empty() { Settled::Level(level()) } else { Settled::NotYet(told) })
+    }
+
+    async fn answers_again(
+        &self,
+        from: &NodeBoot,
+        _: &NodeBoot,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Word>, LinkError> {
+        self.note(format!("{from} {asks:?}"));
+        Ok(words())
+    }
+
+    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+        self.note(format!("{strays:?}"));
+        Ok(())
+    }
+
+    async fn traces(&self, _: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+        self.note(format!("{query:?}"));
+        Ok(steps())
+    }
+}

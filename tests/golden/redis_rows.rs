@@ -1,0 +1,397 @@
+//! Keys in Redis: what a version's nodes left there is read by today's adapters, and they write what it could read.
+
+use std::{
+    collections::BTreeMap,
+    num::NonZeroU64,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tidegate::{
+    config,
+    routes::{Lapses, Leases, NodeBoot, RedisRoutes, Registration, Retire, Route, Routes as _, RoutesError},
+    scratch::{
+        Block, FloorError, Floors, Hit, Numbers as _, RedisNumbers, RedisScratch, Scratch as _, WindowRule,
+    },
+};
+use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
+
+use crate::{
+    convert::{blur_text, lacks},
+    folder::{Folder, versions},
+    support::{service, unique_name},
+};
+
+/// What the nodes left.
+pub(crate) const FILE: &str = "redis.json";
+
+/// What the adapters read from it.
+const VIEW: &str = "redis-view.json";
+
+const USERS: [&str; 4] = ["ann", "bob", "fay", "nobody"];
+const CONVERSATIONS: [&str; 2] = ["g:town", "r:hall"];
+
+/// The keys that no node writes unless its settings ask for it.
+const CLAIMED: &str = "leased-1";
+const CLAIMANT: u64 = 0xabc;
+const WINDOW: Duration = Duration::from_secs(3_600);
+
+/// A key, without the prefix of its cluster.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) key: String,
+    kind: String,
+    /// None lives for ever.
+    ttl_ms: Option<u64>,
+    value: Value,
+}
+
+fn connect() -> ::redis::Connection {
+    let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
+    ::redis::Client::open(url).and_then(|client| client.get_connection()).expect("Redis is up")
+}
+
+fn ask<T: ::redis::FromRedisValue>(to: &mut ::redis::Connection, words: &[&str]) -> T {
+    let mut command = ::redis::cmd(words[0]);
+    for word in &words[1..] {
+        command.arg(word);
+    }
+    command.query(to).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+/// Reads every key that begins with a prefix.
+pub(crate) fn dump(prefix: &str) -> Vec<Row> {
+    let mut to = connect();
+    let mut keys: Vec<String> = ask(&mut to, &["KEYS", &format!("{prefix}:*")]);
+    keys.sort();
+    let mut rows = Vec::new();
+    for key in keys {
+        let kind: String = ask(&mut to, &["TYPE", &key]);
+        let value = match kind.as_str() {
+            "string" => json!(ask::<String>(&mut to, &["GET", &key])),
+            "hash" => json!(ask::<BTreeMap<String, String>>(&mut to, &["HGETALL", &key])),
+            "set" => {
+                let mut members: Vec<String> = ask(&mut to, &["SMEMBERS", &key]);
+                members.sort();
+                json!(members)
+            }
+            "zset" => {
+                json!(ask::<Vec<(String, String)>>(&mut to, &["ZRANGE", &key, "0", "-1", "WITHSCORES"]))
+            }
+            other => panic!("a key of a kind that nobody writes: {other}"),
+        };
+        let ttl_ms = u64::try_from(ask::<i64>(&mut to, &["PTTL", &key])).ok();
+        let key = key.strip_prefix(&format!("{prefix}:")).expect("it was asked for").to_owned();
+        rows.push(Row { key, kind, ttl_ms, value });
+    }
+    rows
+}
+
+/// Writes keys as they were; with `live`, those that end by a time of the clock have yet to end.
+pub(crate) fn load(prefix: &str, rows: &[Row], live: bool) {
+    let mut to = connect();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+    let (soon, now) = ((now + 60_000_000).to_string(), now.to_string());
+    for Row { key, kind, ttl_ms, value } in rows {
+        let full = format!("{prefix}:{key}");
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        match kind.as_str() {
+            "string" => ask::<()>(&mut to, &["SET", &full, &text(value)]),
+            "hash" => {
+                for (field, value) in value.as_object().expect("fields") {
+                    let value = match (key.split(':').next(), field.as_str()) {
+                        (Some("run"), "until") if live => soon.clone(),
+                        (Some("interest"), field) if live && field.ends_with('!') => soon.clone(),
+                        (Some("count"), "start") if live => now.clone(),
+                        _ => text(value),
+                    };
+                    ask::<()>(&mut to, &["HSET", &full, field, &value]);
+                }
+            }
+            "set" => {
+                for member in value.as_array().expect("members") {
+                    ask::<()>(&mut to, &["SADD", &full, &text(member)]);
+                }
+            }
+            _ => {
+                for pair in value.as_array().expect("members") {
+                    let score = if live && key.starts_with("hits:") { now.clone() } else { text(&pair[1]) };
+                    ask::<()>(&mut to, &["ZADD", &full, &score, &text(&pair[0])]);
+                }
+            }
+        }
+        if let Some(ttl) = ttl_ms {
+            ask::<()>(&mut to, &["PEXPIRE", &full, &(*ttl).max(60_000).to_string()]);
+        }
+    }
+}
+
+/// A prefix that no other test uses; its keys go with it.
+struct Prefix(String);
+
+impl Prefix {
+    fn fresh() -> Self {
+        Self(format!("golden_{}", unique_name()))
+    }
+
+    fn config(&self) -> config::Redis {
+        let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
+        // Nothing here is about the time that a call takes.
+        config::Redis {
+            urls: vec![url],
+            prefix: self.0.clone(),
+            timeout_ms: 10_000,
+            ..config::Redis::default()
+        }
+    }
+
+    fn routes(&self) -> RedisRoutes {
+        RedisRoutes::connect(&self.config(), Leases::default()).expect("a good configuration")
+    }
+
+    fn scratch(&self) -> RedisScratch {
+        RedisScratch::connect(&self.config()).expect("a good configuration")
+    }
+}
+
+impl Drop for Prefix {
+    fn drop(&mut self) {
+        let mut to = connect();
+        for Row { key, .. } in dump(&self.0) {
+            ask::<()>(&mut to, &["DEL", &format!("{}:{key}", self.0)]);
+        }
+    }
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).expect("an id")
+}
+
+fn device(name: &str) -> DeviceId {
+    DeviceId::new(name).expect("an id")
+}
+
+/// A window in which all hits but none are taken, exactly or about.
+fn rules() -> [WindowRule; 2] {
+    [3, 300].map(|limit| WindowRule { key: format!("user:ann{limit}"), window: WINDOW, limit })
+}
+
+/// Writes what nodes write with settings that the cluster of golden files does not have.
+pub(crate) async fn more(prefix: &str) {
+    let prefix = std::mem::ManuallyDrop::new(Prefix(prefix.to_owned()));
+    let id = NodeId::new(CLAIMED).expect("an id");
+    let claimed = prefix.routes().claim_id(std::slice::from_ref(&id), CLAIMANT, &mut Lapses::default()).await;
+    assert_eq!(claimed, Ok(Some(id)));
+    for rule in rules() {
+        for _ in 0..rule.limit {
+            assert_eq!(prefix.scratch().hit(std::slice::from_ref(&rule)).await, Ok(Hit::Allowed));
+        }
+    }
+}
+
+/// Reads everything that the adapters can read.
+async fn view(prefix: &Prefix) -> Value {
+    let (routes, users) = (prefix.routes(), USERS.map(user));
+    let found = routes.lookup(&users).await.expect("Redis answers");
+    let devices = |rows: &Vec<(DeviceId, tidegate::routes::Token)>| -> BTreeMap<String, String> {
+        rows.iter().map(|(device, token)| (device.to_string(), token.to_string())).collect()
+    };
+    let looked_up: BTreeMap<&str, _> = USERS.into_iter().zip(found.iter().map(devices)).collect();
+    let nodes = routes.nodes().await.expect("Redis answers");
+    let mut rows = BTreeMap::new();
+    for node in &nodes {
+        let all = routes.rows_of(&node.info.boot, None, 100).await.expect("Redis answers");
+        let row = |it: &Route| format!("{} {} {}", it.user, it.device, it.token);
+        rows.insert(node.info.boot.to_string(), all.iter().map(row).collect::<Vec<_>>());
+    }
+    let said: Vec<Value> = nodes.iter().map(node_row).collect();
+    let keys = CONVERSATIONS.map(|key| ConversationId::parse(key).expect("a key"));
+    let interested = routes.interested(&keys).await.expect("Redis answers");
+    let pairs = |all: &Vec<tidegate::routes::Interest>| -> BTreeMap<String, u64> {
+        all.iter().map(|it| (it.node.to_string(), it.generation)).collect()
+    };
+    let interests: BTreeMap<&str, _> = CONVERSATIONS.into_iter().zip(interested.iter().map(pairs)).collect();
+    let chain = prefix.scratch().load_chain(&user("ann"), &device("tablet")).await.expect("Redis answers");
+    let chain = chain.expect("it was saved");
+    let ids = |ids: &[tidegate_protocol::id::MsgId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>();
+    json!({
+        "lookup": looked_up,
+        "nodes": said,
+        "rows": rows,
+        "interests": interests,
+        "chain": {
+            "epoch": chain.epoch,
+            "expected": chain.expected.as_str(),
+            "done": ids(&chain.done),
+            "skipped": ids(&chain.skipped),
+        },
+    })
+}
+
+fn node_row(it: &tidegate::routes::NodeRow) -> Value {
+    let info = &it.info;
+    let stands: Vec<_> = info
+        .stands
+        .iter()
+        .map(|it| [it.partition.into(), it.position, it.end, it.behind_ms, it.behind_bytes])
+        .collect();
+    json!({
+        "boot": info.boot.to_string(),
+        "peer": info.peer_address,
+        "clients": info.client_addresses,
+        "state": format!("{:?}", info.state),
+        "conns": info.conns,
+        "capacity": info.capacity,
+        "owns": info.owns,
+        "stands": stands,
+        "asserting": info.asserting,
+        "about": info.about,
+        "rules": info.rules,
+        "beat": it.beat,
+        "lease": format!("{:?}", it.lease),
+    })
+}
+
+/// Records what a cluster left, and how it reads.
+pub(crate) fn write(folder: &Folder, rows: &[Row]) {
+    folder.write_list(FILE, rows);
+    let prefix = Prefix::fresh();
+    load(&prefix.0, rows, true);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let view = runtime.block_on(view(&prefix));
+    folder.write(VIEW, format!("{view:#}\n").as_bytes());
+}
+
+/// Floors that have given all that is asked for here.
+struct Given;
+
+#[async_trait]
+impl Floors for Given {
+    async fn reserve(&self, key: &str, _: NonZeroU64) -> Result<Block, FloorError> {
+        Err(FloorError::Away(format!("the block of {key} is not used up")))
+    }
+
+    async fn epoch(&self) -> Result<u64, FloorError> {
+        Ok(0)
+    }
+
+    async fn raise(&self) -> Result<u64, FloorError> {
+        Err(FloorError::Away("nothing was lost".to_owned()))
+    }
+}
+
+#[tokio::test]
+async fn rows_of_every_version_are_read_as_they_were() {
+    for folder in versions() {
+        let prefix = Prefix::fresh();
+        load(&prefix.0, &folder.json::<Vec<Row>>(FILE), true);
+        let (golden, present): (Value, Value) = (folder.json(VIEW), view(&prefix).await);
+        assert_eq!(lacks(&golden, &present), None, "{}: {present:#}", folder.version);
+    }
+}
+
+/// The golden row of that key, as its fields.
+fn fields(rows: &[Row], key: &str) -> BTreeMap<String, String> {
+    let row = rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("no {key}"));
+    serde_json::from_value(row.value.clone()).expect("a hash")
+}
+
+fn token(text: &str) -> tidegate::routes::Token {
+    let mut parts = text.split('/');
+    let mut next = || parts.next().expect("node/boot/epoch");
+    let (node, boot, epoch) = (next(), next(), next());
+    let boot = u64::from_str_radix(boot, 16).expect("hex");
+    let at = NodeBoot { node: NodeId::new(node).expect("an id"), boot };
+    tidegate::routes::Token { at, epoch: epoch.parse().expect("a number") }
+}
+
+#[tokio::test]
+async fn rows_of_every_version_are_changed_as_its_nodes_would() {
+    for folder in versions() {
+        let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
+        load(&prefix.0, &rows, true);
+        let routes = prefix.routes();
+        // A login elsewhere replaces the route, above its epoch.
+        let [anns, bobs] =
+            ["ann", "bob"].map(|name| token(&fields(&rows, &format!("route:{{{name}}}"))["phone"]));
+        let wish = Registration {
+            user: user("ann"),
+            device: device("phone"),
+            at: bobs.at.clone(),
+            above: 0,
+            only_if: None,
+        };
+        let registered = routes.register(wish).await.expect("Redis answers");
+        assert_eq!(registered.replaced.as_ref(), Some(&anns), "{}", folder.version);
+        assert!(registered.token.epoch > anns.epoch);
+        // The end of a connection takes its route away, and nothing else does.
+        let of_bob = |token| Route { user: user("bob"), device: device("phone"), token };
+        let other = tidegate::routes::Token { epoch: bobs.epoch + 1, ..bobs.clone() };
+        assert_eq!(routes.remove(&[of_bob(other), of_bob(bobs.clone())]).await, Ok(vec![false, true]));
+        // A run that is retired is over.
+        let info = routes.nodes().await.expect("Redis answers").swap_remove(0).info;
+        assert_eq!(routes.renew(&info).await.map(|beat| beat > 1), Ok(true));
+        assert_eq!(routes.retire(&info.boot, Retire::Leaving).await, Ok(true));
+        assert_eq!(routes.renew(&info).await, Err(RoutesError::LeaseLost));
+        // Claims, windows and numbers go on from where they were.
+        let ids = [NodeId::new(CLAIMED).expect("an id")];
+        assert_eq!(routes.claim_id(&ids, CLAIMANT + 1, &mut Lapses::default()).await, Ok(None));
+        assert_eq!(routes.claim_id(&ids, CLAIMANT, &mut Lapses::default()).await, Ok(Some(ids[0].clone())));
+        for rule in rules() {
+            let hit = prefix.scratch().hit(std::slice::from_ref(&rule)).await;
+            assert!(matches!(hit, Ok(Hit::Refused { .. })), "{rule:?}: {hit:?}");
+        }
+        let curr: u64 = fields(&rows, "seq:{r:hall}")["CURR"].parse().expect("a number");
+        let (floors, block) = (Arc::new(Given), NonZeroU64::new(100).expect("more than 0"));
+        let numbers = RedisNumbers::connect(&prefix.config(), floors, block).expect("a good configuration");
+        assert_eq!(numbers.take("r:hall", NonZeroU64::MIN).await, Ok(curr + 1..=curr + 1));
+    }
+}
+
+/// A row without what differs from run to run: its kind and form.
+fn shape(row: &Row) -> (String, Value) {
+    // What is in braces names a user, a conversation or a run.
+    let key = row.key.split('{').next().unwrap_or_default().to_owned();
+    (key, json!({"kind": row.kind, "ends": row.ttl_ms.is_some(), "value": blur(&row.value)}))
+}
+
+fn blur(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| match name.as_str() {
+                "version" => (name.clone(), json!("#")),
+                _ => (blur_text(name), blur(value)),
+            };
+            fields.iter().map(field).collect::<serde_json::Map<_, _>>().into()
+        }
+        // One stands for all.
+        Value::Array(items) => items.iter().take(1).map(blur).collect::<Vec<_>>().into(),
+        Value::String(text) => match serde_json::from_str(text) {
+            Ok(inner @ Value::Object(_)) => blur(&inner),
+            Ok(Value::Number(_)) => json!("#"),
+            _ => blur_text(text).into(),
+        },
+        Value::Number(_) => json!(0),
+        other => other.clone(),
+    }
+}
+
+/// Every form that a version wrote is written by today's nodes too, with whatever they add.
+pub(crate) fn compare(folder: &Folder, present: &[Row]) {
+    let present: Vec<(String, Value)> = present.iter().map(shape).collect();
+    for golden in folder.json::<Vec<Row>>(FILE) {
+        let (key, form) = shape(&golden);
+        let same: Vec<&Value> =
+            present.iter().filter(|(name, _)| *name == key).map(|(_, form)| form).collect();
+        let first = same.iter().map(|present| lacks(&form, present)).min();
+        let found = same.iter().any(|present| lacks(&form, present).is_none());
+        assert!(
+            found,
+            "{}: nodes of {} read {form}, none such is written: {first:?}",
+            golden.key, folder.version
+        );
+    }
+}

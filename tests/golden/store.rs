@@ -1,0 +1,103 @@
+//! The data directory and the export of a single node.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    convert::lacks,
+    folder::{Folder, versions},
+    support::{Process, fresh_data},
+    world,
+};
+
+/// The data directory, key and all.
+const DATA: &str = "data.tar.gz";
+
+/// The same store as `tidegate store export` writes it.
+const EXPORT: &str = "export.jsonl";
+
+/// Answers of the node about it.
+const VIEW: &str = "view.json";
+
+/// Large groups are those of few members already.
+fn sets() -> Vec<String> {
+    vec![format!("limits.small_group_max={}", world::SMALL_GROUP_MAX)]
+}
+
+fn serve(data: &Path) -> Process {
+    let sets = sets();
+    Process::start_on(data, &sets.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Runs a program, which must succeed.
+fn run(command: &mut Command) {
+    let output = command.output().expect("it runs");
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&said));
+}
+
+fn store(words: &[&str], data: &Path) {
+    run(Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("store").args(words).arg("--data").arg(data));
+}
+
+/// Records the store of a stopped node, with the node's answers from before.
+pub(crate) fn write(folder: &Folder) {
+    let data = fresh_data();
+    let mut node = serve(&data);
+    world::live(&node, &node);
+    let view = world::view(&node);
+    folder.write(VIEW, format!("{view:#}\n").as_bytes());
+    node.signal(Signal::TERM);
+    assert!(node.exit().success(), "{}", node.said());
+    fs::remove_file(data.join("stderr")).expect("it was there");
+    let export = folder.path(EXPORT);
+    fs::remove_file(&export).ok();
+    store(&["export", "--output", export.to_str().expect("text")], &data);
+    let owners = ["--owner=0", "--group=0", "--numeric-owner"];
+    run(Command::new("tar").args(owners).arg("-czf").arg(folder.path(DATA)).arg("-C").arg(&data).arg("."));
+}
+
+/// Unpacks a recorded data directory.
+fn data_of(folder: &Folder) -> PathBuf {
+    let data = fresh_data();
+    fs::create_dir_all(&data).expect("a place for files");
+    run(Command::new("tar").args(["--no-same-owner", "-xzf"]).arg(folder.path(DATA)).arg("-C").arg(&data));
+    data
+}
+
+fn check(folder: &Folder, data: &Path) {
+    let (golden, present): (Value, Value) = (folder.json(VIEW), world::view(&serve(data)));
+    assert_eq!(lacks(&golden, &present), None, "{}", folder.version);
+}
+
+#[test]
+fn a_node_serves_the_data_directory_of_every_version() {
+    for folder in versions() {
+        let data = data_of(&folder);
+        store(&["check"], &data);
+        check(&folder, &data);
+    }
+}
+
+#[test]
+fn a_node_serves_the_imported_export_of_every_version() {
+    for folder in versions() {
+        let (old, data) = (data_of(&folder), fresh_data());
+        let export = folder.path(EXPORT);
+        store(&["import", export.to_str().expect("text")], &data);
+        fs::copy(old.join("token.key"), data.join("token.key")).expect("a key");
+        // The same store gives the same bytes, as docs/store.md promises, also through another version.
+        let again = old.join("export.jsonl");
+        store(&["export", "--output", again.to_str().expect("text")], &data);
+        let text = |path: &Path| fs::read_to_string(path).expect("text");
+        assert_eq!(text(&again), text(&export), "{}", folder.version);
+        check(&folder, &data);
+        fs::remove_dir_all(old).ok();
+    }
+}
