@@ -32,13 +32,14 @@ use std::{
     io::{BufWriter, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Map, Value, json};
 use tidegate::{auth, config::Config, store::PostgresStore};
+use time::OffsetDateTime;
 
 use self::{
     cluster::Cluster,
@@ -257,7 +258,7 @@ fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
     let faults: Map<String, Value> =
         faults.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
     json!({
-        "date": today(),
+        "date": OffsetDateTime::now_utc().date().to_string(),
         "commit": args.commit,
         "kind": kind,
         "seed": seed,
@@ -281,20 +282,6 @@ fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
 fn append(row: &Value, file: &Path) -> anyhow::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(file)?;
     Ok(writeln!(file, "{row}")?)
-}
-
-/// The date in UTC, as in 2025-11-21.
-fn today() -> String {
-    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    // Howard Hinnant's civil_from_days, for days after 1970.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{:04}-{month:02}-{day:02}", era * 400 + year + later)
 }
 
 fn write_history(history: &History, file: &Path) -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
 //! An event in the form of CloudEvents 1.0, structured mode: one JSON text, the same on Kafka, over HTTP and in `tail`.
 
 use serde::Serialize;
+use time::OffsetDateTime;
 
 use super::{Event, What};
 use crate::routes::Token;
@@ -116,19 +117,12 @@ pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
 
 /// A time in ms since 1970, as RFC 3339 has it, in UTC.
 fn rfc3339(ms: u64) -> String {
-    let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
-    // Howard Hinnant's civil_from_days, for days after 1970.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let (hour, minute) = (of_day / 3_600_000, of_day / 60_000 % 60);
-    let (second, milli) = (of_day / 1_000 % 60, of_day % 1_000);
-    let year = era * 400 + year + later;
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+    let at =
+        i64::try_from(ms / 1_000).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    // A clock that is set beyond the year 9999 gives the first moment.
+    let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (date, (hour, minute, second)) = (at.date(), at.to_hms());
+    format!("{date}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1_000)
 }
 
 #[cfg(test)]
