@@ -19,6 +19,11 @@ const OTHERS: u32 = 0o007;
 /// Set on directories that several accounts share, such as `/tmp`.
 const STICKY: u32 = 0o1000;
 
+/// The cure where the mode of a directory stays as it is.
+const KEEPS_NO_MODES: &str = "other accounts may enter it, and its file system does not let it be closed: mount that with \
+                              `uid=` of the node's account and `umask=077` (vfat, exfat, ntfs) or `dir_mode=0700,file_mode=0600` \
+                              (CIFS), or name a directory on another one";
+
 /// Closes every file and directory that this process and its children create from now on, whatever code creates it.
 pub fn close_new_files() {
     umask(Mode::RWXG | Mode::RWXO);
@@ -51,7 +56,16 @@ pub fn enter(path: &Path) -> io::Result<bool> {
         Found { mode: about.mode(), owner: about.uid(), me: geteuid().as_raw(), is_shared: is_shared(path)? };
     match found.verdict() {
         Ok(None) => Ok(false),
-        Ok(Some(mode)) => directory.set_permissions(Permissions::from_mode(mode)).map(|()| true),
+        Ok(Some(mode)) => {
+            // Some file systems refuse to change modes, others ignore it.
+            let changed = directory.set_permissions(Permissions::from_mode(mode));
+            let is_closed = changed.is_ok() && directory.metadata()?.mode() & NOT_OWNER == 0;
+            if is_closed {
+                Ok(true)
+            } else {
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, KEEPS_NO_MODES))
+            }
+        }
         Err(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
     }
 }
@@ -93,6 +107,9 @@ impl Found {
     }
 }
 
+/// Directories that a node creates, and those of file systems.
+const KNOWN: [&str; 5] = ["store", "store.import", "lost+found", ".snapshot", ".zfs"];
+
 /// Whether there are directories that neither a node nor `tidegate up` creates.
 fn is_shared(path: &Path) -> io::Result<bool> {
     for entry in path.read_dir()? {
@@ -102,12 +119,8 @@ fn is_shared(path: &Path) -> io::Result<bool> {
         }
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        // `.snapshot` and `.zfs` are the file system's.
-        if name.starts_with('.') {
-            continue;
-        }
         let is_member = name.strip_prefix('n').is_some_and(|nth| nth.parse::<u16>().is_ok());
-        if !is_member && !["store", "store.import", "lost+found"].contains(&name.as_ref()) {
+        if !is_member && !KNOWN.contains(&name.as_ref()) {
             return Ok(true);
         }
     }
@@ -180,8 +193,14 @@ mod tests {
     #[test]
     fn directories_with_other_things_in_them_are_not_touched() {
         let home = place("home");
-        fs::create_dir_all(home.join("public_html")).unwrap();
+        fs::create_dir_all(home.join(".snapshot")).unwrap();
         chmod(&home, 0o755);
+        assert!(enter(&home).unwrap(), "that is the file system's");
+        fs::create_dir_all(home.join(".config")).unwrap();
+        chmod(&home, 0o755);
+        assert!(enter(&home).is_err(), "a home directory");
+        fs::remove_dir(home.join(".config")).unwrap();
+        fs::create_dir_all(home.join("public_html")).unwrap();
         let why = enter(&home).unwrap_err().to_string();
         assert!(why.contains("`chmod 700`"), "{why}");
         assert_eq!(mode(&home), 0o755);

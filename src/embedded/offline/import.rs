@@ -50,7 +50,7 @@ impl Offline {
             return Err(OfflineError::NotEmpty(path.to_owned()));
         }
         let data = path.parent().ok_or_else(|| at(io::ErrorKind::InvalidInput.into()))?;
-        private::create_dir_all(data).map_err(at)?;
+        private::enter(data).map_err(at)?;
         let mut draft = name.to_owned();
         draft.push(".import");
         let draft = data.join(draft);
