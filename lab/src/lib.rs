@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
 //! | 2 | [`bench`](mod@bench), [`chaos`] | load against baselines of the same run; faults under load |
-//! | 1 | [`checker`], [`link`], [`node_binary`], [`proxy`] | the rules that a recorded history is held against; a client's connection; the program under test; a network that fails on request |
+//! | 1 | [`checker`], [`link`], [`node_binary`], [`ports`], [`proxy`] | the rules that a recorded history is held against; a client's connection; the program under test; where it listens; a network that fails on request |
 
 pub mod bench;
 pub mod chaos;
@@ -12,4 +12,5 @@ pub mod checker;
 pub mod cli;
 mod link;
 mod node_binary;
+mod ports;
 pub mod proxy;

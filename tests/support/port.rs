@@ -1,10 +1,11 @@
-//! Ports for servers that a test starts itself, reserved among all processes of the tests.
+//! Ports for servers that are started later, reserved among all processes of the tests, of `cargo xtask` and of the lab.
 
 use std::{
     fs::{self, File},
     hash::{BuildHasher as _, RandomState},
     net::TcpListener,
     ops::Range,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::{
         LazyLock,
@@ -20,15 +21,16 @@ const REDIS: Range<u16> = 20_000..21_600;
 /// A port for a server that starts later, or several times. It is handed out once, to this process alone, and stays reserved until
 /// the process ends.
 pub fn free_port() -> u16 {
-    find(PLAIN, &[0])
+    find(PLAIN, &[0]).expect("a port that no other test has")
 }
 
 /// The same for a Redis: the port of its cluster bus is free, too.
 pub fn free_redis_port() -> u16 {
-    find(REDIS, &[0, 10_000])
+    find(REDIS, &[0, 10_000]).expect("a port that no other test has")
 }
 
-fn find(range: Range<u16>, above: &[u16]) -> u16 {
+/// Reserves a port of a range, where nobody listens on it nor on those that lie so far above it; none if all are taken.
+pub fn find(range: Range<u16>, above: &[u16]) -> Option<u16> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // Processes that run at the same time start at different ports.
     static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
@@ -42,7 +44,7 @@ fn find(range: Range<u16>, above: &[u16]) -> u16 {
         reserve(*port) && above.iter().all(can_listen)
     };
     let mut ports = std::iter::repeat_with(next).take(usize::from(range.end - range.start));
-    ports.find(is_free).expect("a port that no other test has")
+    ports.find(is_free)
 }
 
 /// Reserves a port for as long as this process lives, unless it is reserved already. The kernel releases the lock when the process
@@ -63,6 +65,6 @@ pub fn reserve(port: u16) -> bool {
 
 /// The folder of the lock files, one for each user, because a user can't write to the files of another.
 pub fn folder() -> PathBuf {
-    let user = rustix::process::getuid().as_raw();
+    let user = fs::metadata("/proc/self").map_or(0, |process| process.uid());
     std::env::temp_dir().join(format!("tidegate-ports-{user}"))
 }

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use tokio::runtime::Runtime;
 
 use super::{
+    free_port,
     proxy::{Mode, Proxy},
     service,
 };
@@ -46,8 +47,7 @@ impl Way {
 
     /// All connections are reset, and new ones turned away.
     pub fn close(&self) {
-        let nobody = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port");
-        self.proxy.set_target(nobody);
+        self.proxy.set_target(([127, 0, 0, 1], free_port()).into());
         self.proxy.set(Mode::Reset, || true);
     }
 

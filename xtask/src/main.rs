@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask test` is what CI and a newcomer run.
 
 mod autobahn;
+mod bench;
 mod chaos;
 mod compile;
 mod counts;
@@ -9,9 +10,13 @@ mod deny;
 mod docs;
 mod evidence;
 mod fuzz;
+mod interrupt;
 mod junit;
 mod lint;
 mod manifests;
+#[allow(dead_code, unreachable_pub, reason = "tests take ports of other ranges, and are programs")]
+#[path = "../../tests/support/port.rs"]
+mod port;
 mod quick;
 mod rehearse;
 mod report;
@@ -73,7 +78,8 @@ enum Command {
         /// Only this target.
         target: Option<String>,
     },
-    /// Passes everything on to `tidegate-lab bench`, both programs built for published figures (profile `dist`).
+    /// Passes everything on to `tidegate-lab bench`, both programs built for published figures (profile `dist`). For kafka,
+    /// redis, cluster and groups it starts servers set up as in production, unless --services names some.
     #[command(disable_help_flag = true)]
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -164,6 +170,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
+    interrupt::watch()?;
     // Two runs would share servers, reports and lists of programs.
     let _turn =
         shell.turn(!matches!(command, Command::Services { .. } | Command::Test { list: true, .. }))?;
@@ -178,11 +185,7 @@ fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
         Command::Step { name } => run::in_this_process(shell, &name).map(drop),
         Command::Deny => deny::run(shell),
         Command::Fuzz { seconds, target } => fuzz::run(shell, seconds, target.as_deref()),
-        Command::Bench { args } => {
-            let shell = shell.with_profile("dist");
-            compile::programs(&shell)?;
-            shell::run(shell.command(shell.built("tidegate-lab")).arg("bench").args(&args))
-        }
+        Command::Bench { args } => bench::run(shell, &args),
         Command::Chaos { .. } => {
             let shell = shell.with_profile("release");
             compile::programs(&shell)?;

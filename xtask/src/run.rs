@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     env,
     fs::{self, File},
-    os::unix::process::ExitStatusExt as _,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
     sync::{Mutex, PoisonError},
@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use crate::{
-    cpu, evidence, report,
+    cpu, evidence, interrupt, report, services,
     shell::{self, Shell},
     steps::{self, Cases, Needs, PHASES, STEPS, Step},
 };
@@ -53,6 +53,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     for step in STEPS.iter().filter(|step| is_chosen(step.name)) {
         fs::remove_dir_all(evidence::home(shell).join(step.name)).ok();
     }
+    interrupt::watch_all()?;
     fs::create_dir_all(logs(shell))?;
     let (commit, is_clean) = report::commit(shell)?;
     println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
@@ -71,6 +72,10 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     let run = report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: began.elapsed(), outcomes };
     run.print();
     run.save(shell)?;
+    if interrupt::came() {
+        services::down_everywhere(shell)?;
+        bail!("interrupted");
+    }
     let failed: Vec<&str> = run.failed().map(|outcome| outcome.name).collect();
     if failed.is_empty() {
         return Ok(());
@@ -84,18 +89,15 @@ fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<
         let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         outcomes.iter().any(|it| it.name == name && it.failure.is_some())
     };
-    let outcome = if step.needs == Needs::Build && has_failed("build") {
-        let failure = Some("not run: `build` failed".to_owned());
-        Outcome { name: step.name, wall: None, cpu: 0.0, cases: None, failure }
+    let without_run =
+        |why: String| Outcome { name: step.name, wall: None, cpu: 0.0, cases: None, failure: Some(why) };
+    let outcome = if interrupt::came() {
+        without_run("not run: interrupted".to_owned())
+    } else if step.needs == Needs::Build && has_failed("build") {
+        without_run("not run: `build` failed".to_owned())
     } else {
         println!("{} {:<12} {}", clock(began), step.name, step.what);
-        watched(shell, step).unwrap_or_else(|error| Outcome {
-            name: step.name,
-            wall: None,
-            cpu: 0.0,
-            cases: None,
-            failure: Some(format!("{error:#}")),
-        })
+        watched(shell, step).unwrap_or_else(|error| without_run(format!("{error:#}")))
     };
     let wall = outcome.wall.unwrap_or_default().as_secs_f64();
     match &outcome.failure {
@@ -150,14 +152,15 @@ fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
         shell.command(program)
     };
     command.args(["step", step.name]).env(evidence::STEP, step.name);
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    // Ctrl-C is for this process, which ends the others.
+    command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("starting the step {}", step.name))?;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if began.elapsed() > step.budget * PATIENCE {
+        if interrupt::came() || began.elapsed() > step.budget * PATIENCE {
             end(&mut child);
             break None;
         }
@@ -167,6 +170,7 @@ fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
     let said = said(&result);
     let limit = step.budget.as_secs_f64() * TOLERANCE;
     let failure = match status {
+        None if interrupt::came() => Some("interrupted".to_owned()),
         None => Some(format!("it hung, and was ended after {:.0} s", wall.as_secs_f64())),
         Some(status) if !status.success() => Some(match status.signal() {
             Some(signal) => format!("ended by signal {signal}"),

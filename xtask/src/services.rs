@@ -12,6 +12,7 @@ mod redis;
 use std::{
     fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     thread,
@@ -116,7 +117,7 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     let mut said = Map::new();
     let before = said_before(shell);
     for (name, service) in wanted(shell) {
-        if let (Some(_), Some(entry)) = (Process::recorded(&record(shell, name)), before.get(*name)) {
+        if let Some(entry) = before.get(*name).filter(|entry| still_answers(shell, name, service, entry)) {
             said.insert((*name).to_owned(), entry.clone());
             continue;
         }
@@ -127,6 +128,23 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     write_said(shell, &said)?;
     status(shell);
     Ok(())
+}
+
+/// Whether a server that an earlier command started runs and answers.
+fn still_answers(shell: &Shell, name: &str, service: &Service, entry: &Value) -> bool {
+    let answers = || -> anyhow::Result<Value> {
+        Process::recorded(&record(shell, name)).context("it ended")?;
+        let address: SocketAddr = entry["address"].as_str().context("no address")?.parse()?;
+        let (program, folder) = ((service.install)(shell)?, data_home(shell)?.join(name));
+        (service.answers)(&Start { program: &program, folder: &folder, port: address.port() })
+    };
+    match answers() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("{name}: started again: {error:#}");
+            false
+        }
+    }
 }
 
 fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
@@ -197,7 +215,8 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
 }
 
 /// Folders of servers: of the tests, and of the steps that break or restart their own.
-const FOLDERS: &[&str] = &["services", "chaos-services", "chaos-brokers", "services-rehearsal"];
+const FOLDERS: &[&str] =
+    &["services", "chaos-services", "chaos-brokers", "services-rehearsal", "bench-services"];
 
 /// Stops servers of every kind of run, also those that one left which was ended.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {

@@ -6,6 +6,11 @@ use std::{
     fs::{self, OpenOptions},
     io::Write as _,
     path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -13,7 +18,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    chaos, compile, counts, fuzz, rehearse, report,
+    chaos, compile, counts, fuzz, interrupt, rehearse, report,
     shell::{self, Shell},
 };
 
@@ -40,47 +45,78 @@ const ITEMS: &[Item] = &[
     Item { name: "counts-dist", share: 0, run: counts_dist },
     Item { name: "simulation", share: 0, run: simulation },
     Item { name: "overlays", share: 0, run: overlays },
-    Item { name: "fuzz", share: 20, run: fuzz_all },
-    Item { name: "node", share: 20, run: |shell, time, seed| break_things(shell, time, seed, false) },
-    Item { name: "cluster-long", share: 35, run: |shell, time, seed| break_things(shell, time, seed, true) },
-    Item { name: "slope", share: 25, run: slope::run },
+    Item { name: "fuzz", share: 25, run: fuzz_all },
+    Item { name: "node", share: 25, run: |shell, time, seed| break_things(shell, time, seed, false) },
+    Item { name: "cluster-long", share: 50, run: |shell, time, seed| break_things(shell, time, seed, true) },
 ];
+
+/// Runs beside all of them, at least as long as the minutes.
+const SLOPE: &str = "slope";
 
 /// Runs every item, also after one that failed, and writes down what each found.
 pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Result<()> {
-    if let Some(unknown) = only.iter().find(|name| !ITEMS.iter().any(|item| item.name == **name)) {
-        let known: Vec<&str> = ITEMS.iter().map(|item| item.name).collect();
+    let known: Vec<&str> = ITEMS.iter().map(|item| item.name).chain([SLOPE]).collect();
+    if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no item `{unknown}`; the items are {}", known.join(", "));
     }
+    let is_chosen = |name: &str| only.is_empty() || only.iter().any(|it| it == name);
     let seed = fresh_seed()?;
     println!("seed {seed}");
     let (commit, is_clean) = report::commit(shell)?;
     let commit = format!("{}{}", &commit[..7.min(commit.len())], if is_clean { "" } else { "-dirty" });
     let shell = shell.with_profile("dist");
     compile::programs(&shell)?;
-    let mut failed = Vec::new();
-    for item in ITEMS.iter().filter(|item| only.is_empty() || only.iter().any(|name| name == item.name)) {
-        let time = Duration::from_secs(minutes * 60) * item.share / 100;
-        println!("\n== {}", item.name);
+    let book = Book { shell: &shell, commit, seed, failed: Mutex::new(Vec::new()) };
+    let time = Duration::from_secs(minutes * 60);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if is_chosen(SLOPE) {
+            scope.spawn(|| book.keep(SLOPE, || slope::run(&shell, time, &is_over)));
+        }
+        for item in ITEMS.iter().filter(|item| is_chosen(item.name) && !interrupt::came()) {
+            println!("\n== {}", item.name);
+            book.keep(item.name, || (item.run)(&shell, time * item.share / 100, seed));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    println!("\n`cargo xtask docs` adds them to the sums in docs/testing.md");
+    let failed = book.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
+}
+
+/// Where the rows of a run go.
+struct Book<'a> {
+    shell: &'a Shell,
+    commit: String,
+    seed: u64,
+    failed: Mutex<Vec<&'static str>>,
+}
+
+impl Book<'_> {
+    /// Runs an item and appends its row.
+    fn keep(&self, name: &'static str, work: impl FnOnce() -> anyhow::Result<Figures>) {
         let began = Instant::now();
-        let outcome = (item.run)(&shell, time, seed);
-        let mut row = json!({"date": date()?, "commit": commit, "kind": item.name, "seed": seed});
-        row["seconds"] = json!(began.elapsed().as_secs());
+        let outcome = work();
+        let seconds = began.elapsed().as_secs();
+        let mut row = json!({"commit": self.commit, "kind": name, "seed": self.seed, "seconds": seconds});
         row["verdict"] = json!("clean");
-        match outcome {
-            Ok(figures) => figures.into_iter().for_each(|(name, figure)| row[name] = figure),
-            Err(error) => {
-                eprintln!("{}: {error:#}", item.name);
-                let why = format!("{error:#}").lines().next().unwrap_or_default().to_owned();
-                row["verdict"] = json!(format!("BROKEN {why}"));
-                failed.push(item.name);
+        let outcome = outcome.and_then(|figures| {
+            row["date"] = json!(date()?);
+            figures.into_iter().for_each(|(name, figure)| row[name] = figure);
+            append(self.shell, &row)
+        });
+        if let Err(error) = outcome {
+            eprintln!("{name}: {error:#}");
+            let why = format!("{error:#}").lines().next().unwrap_or_default().to_owned();
+            row["verdict"] = json!(format!("BROKEN {why}"));
+            row["date"] = date().map_or(Value::Null, |date| json!(date));
+            if let Err(error) = append(self.shell, &row) {
+                eprintln!("{name}: {error:#}");
             }
+            self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
         }
         println!("{row}");
-        append(&shell, &row)?;
     }
-    println!("\n`cargo xtask docs` adds them to the sums in docs/testing.md");
-    if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
 }
 
 fn fresh_seed() -> anyhow::Result<u64> {

@@ -19,7 +19,7 @@ const SLOTS_PER_CORE: usize = 3;
 const CASES_MIN: usize = 1_400;
 
 /// Test programs that use the servers.
-const SERVED: &[&str] = &["bench", "cluster", "conformance", "versions"];
+const SERVED: &[&str] = &["bench", "cluster", "conformance", "golden", "versions"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<Report> {
@@ -66,11 +66,11 @@ pub(crate) fn pages(shell: &Shell, update: bool) -> anyhow::Result<()> {
 
 /// `cargo xtask t`: the tests that match, with the very build of the step `tests`; servers run on for the next call.
 pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
-    let (chosen, filters) = split(words);
+    let Words { chosen, programs: of_chosen, names, options } = Words::split(words);
     compile::chosen(shell, &chosen)?;
+    let filters: Vec<&str> = of_chosen.iter().map(String::as_str).chain(names).collect();
     let mut list = nextest(shell, "list", &["--message-format", "json"])?;
-    let names = filters.iter().filter(|word| !word.starts_with('-'));
-    let listed: Value = serde_json::from_str(&shell::stdout(list.args(names))?)?;
+    let listed: Value = serde_json::from_str(&shell::stdout(list.args(&filters))?)?;
     let programs = programs(&listed);
     if programs.is_empty() {
         bail!(
@@ -81,21 +81,57 @@ pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
     if programs.iter().any(|name| SERVED.contains(&name.as_str())) && !services::status(shell) {
         services::up(shell)?;
     }
-    shell::run(nextest(shell, "run", &[])?.args(&filters))
+    shell::run(nextest(shell, "run", &[])?.args(&filters).args(options))
 }
 
-/// What chooses among test programs, which cargo has to know, and what filters their tests.
-fn split(words: &[String]) -> (Vec<&str>, Vec<&str>) {
-    let (mut chosen, mut filters) = (Vec::new(), Vec::new());
-    let mut words = words.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        match word {
-            "--lib" | "--bins" => chosen.push(word),
-            "--test" => chosen.extend([word].into_iter().chain(words.next())),
-            word => filters.push(word),
+/// The words of `cargo xtask t`, by whom they are for.
+#[derive(Debug, PartialEq, Eq)]
+struct Words<'a> {
+    /// For cargo: which test programs to build.
+    chosen: Vec<&'a str>,
+    /// For nextest: a filter of those programs, if any were chosen.
+    programs: Vec<String>,
+    /// For nextest: parts of names, and filters (`-E`).
+    names: Vec<&'a str>,
+    /// For nextest's `run`.
+    options: Vec<&'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn split(words: &'a [String]) -> Self {
+        let (mut chosen, mut names, mut options) = (Vec::new(), Vec::new(), Vec::new());
+        let mut programs = Vec::new();
+        let mut words = words.iter().map(String::as_str);
+        while let Some(word) = words.next() {
+            match word {
+                "--lib" | "--bins" => {
+                    chosen.push(word);
+                    programs.push(if word == "--lib" {
+                        "kind(lib)".to_owned()
+                    } else {
+                        "kind(bin)".to_owned()
+                    });
+                }
+                "--test" => {
+                    let name = words.next();
+                    chosen.extend([word].into_iter().chain(name));
+                    programs.extend(name.map(|name| format!("binary({name})")));
+                }
+                "-E" | "--filterset" => names.extend([word].into_iter().chain(words.next())),
+                word if word.starts_with('-') => options.push(word),
+                word => names.push(word),
+            }
         }
+        let programs = if programs.is_empty() {
+            Vec::new()
+        } else if names.iter().any(|word| word.starts_with('-')) {
+            // Nextest runs what any of several filters matches.
+            Vec::new()
+        } else {
+            vec!["-E".to_owned(), programs.join(" | ")]
+        };
+        Self { chosen, programs, names, options }
     }
-    (chosen, filters)
 }
 
 /// The programs that have a matching test.
@@ -140,8 +176,14 @@ mod test {
 
     #[test]
     fn words_are_for_cargo_or_for_the_filter() {
-        let words = ["--test", "cluster", "crashes::", "--lib"].map(str::to_owned);
-        assert_eq!(split(&words), (vec!["--test", "cluster", "--lib"], vec!["crashes::"]));
+        let words = ["--test", "cluster", "crashes::", "--lib", "--no-capture"].map(str::to_owned);
+        let programs = vec!["-E".to_owned(), "binary(cluster) | kind(lib)".to_owned()];
+        let chosen = vec!["--test", "cluster", "--lib"];
+        let split = Words { chosen, programs, names: vec!["crashes::"], options: vec!["--no-capture"] };
+        assert_eq!(Words::split(&words), split);
+        let words = ["-E", "test(a)", "--test", "cluster"].map(str::to_owned);
+        let split = Words::split(&words);
+        assert_eq!((split.names, split.programs), (vec!["-E", "test(a)"], Vec::new()));
     }
 
     #[test]

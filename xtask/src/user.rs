@@ -25,9 +25,8 @@ const PROGRAMS: &[&str] = &["tidegate::process", "tidegate::durable"];
 /// empty folder that everybody may enter takes the place of the closed one, and the clone lies in it as before.
 const OPEN: &str = r#"set -e
 umask 022
-closed=$1 root=$2 target=$3
-shift 3
-work=$(mktemp -d)
+work=$1 closed=$2 root=$3 target=$4
+shift 4
 mkdir "$work/root" "$work/target"
 mount --bind "$root" "$work/root"
 mount --bind "$target" "$work/target"
@@ -44,35 +43,72 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     for name in PROGRAMS {
         let program = binaries["rust-binaries"][name]["binary-path"].as_str();
         let program = program.with_context(|| format!("{name} was not built"))?;
-        let mut command = ordinary(shell)?;
+        let work = Work::new()?;
+        let mut command = ordinary(shell, &work)?;
         command.arg(program).args(["--test-threads", "6"]).env("CARGO_MANIFEST_DIR", &shell.root);
-        let text = shell::stdout(&mut command)?;
+        let text = shell::stdout(&mut command).context(
+            "where an unshare or a mount is not permitted: run as an ordinary user, with CAP_SYS_ADMIN, or `chmod o+x` the \
+             folders above the clone",
+        )?;
         println!("{text}");
         passed += count(&text).filter(|it| *it > 0).with_context(|| format!("{name} ran no test"))?;
     }
     Ok(passed)
 }
 
+/// An empty folder where mounts are prepared.
+struct Work(PathBuf);
+
+impl Work {
+    fn new() -> anyhow::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("tidegate-user-{}", std::process::id()));
+        fs::remove_dir_all(&folder).ok();
+        fs::create_dir_all(&folder)?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // The mounts were in a namespace that is gone.
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
 /// A command that runs the words behind it as an ordinary user.
-fn ordinary(shell: &Shell) -> anyhow::Result<Command> {
+fn ordinary(shell: &Shell, work: &Work) -> anyhow::Result<Command> {
     let (uid, _) = shell::output(shell.command("id").arg("-u"))?;
     if uid.trim() != "0" {
         return Ok(shell.command("env"));
     }
     let drop = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"];
     let drop = drop.into_iter().chain(["--bounding-set=-all", "--no-new-privs"]);
-    let Some(closed) = closed(&shell.root).or_else(|| closed(&shell.target)) else {
+    let Some(closed) = to_cover([&shell.root, &shell.target], closed)? else {
         let mut command = shell.command("env");
         command.args(drop);
         return Ok(command);
     };
-    if closed.parent().is_none() {
-        bail!("the root folder is closed to other users");
-    }
     let mut command = shell.command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", OPEN, "sh"]);
-    command.arg(closed).arg(&shell.root).arg(&shell.target).args(drop);
+    command.args([&work.0, &closed, &shell.root, &shell.target]).args(drop);
     Ok(command)
+}
+
+/// The one folder that keeps other users from both, if any. Everything between it and them is made again, and open.
+fn to_cover(
+    wanted: [&PathBuf; 2],
+    closed: impl Fn(&Path) -> Option<PathBuf>,
+) -> anyhow::Result<Option<PathBuf>> {
+    let mut found: Vec<PathBuf> = wanted.iter().filter_map(|folder| closed(folder)).collect();
+    found.dedup();
+    match &found[..] {
+        [] => Ok(None),
+        [one] if one.parent().is_some() && !wanted.contains(&one) => Ok(Some(one.clone())),
+        others => {
+            let names: Vec<String> = others.iter().map(|folder| folder.display().to_string()).collect();
+            bail!("an ordinary user may not enter {}: `chmod o+x` it", names.join(" and "))
+        }
+    }
 }
 
 /// The first folder on the way there that other users may not enter.
@@ -92,6 +128,23 @@ fn count(text: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_folder_above_the_clone_can_be_covered() {
+        let (root, inside, outside) =
+            (PathBuf::from("/a/b"), PathBuf::from("/a/b/target"), PathBuf::from("/c/t"));
+        let cover = |target: &PathBuf, names: &[&str]| {
+            let first = |folder: &Path| names.iter().map(PathBuf::from).find(|it| folder.starts_with(it));
+            to_cover([&root, target], first)
+        };
+        assert_eq!(cover(&inside, &[]).expect("all are open"), None);
+        assert_eq!(cover(&inside, &["/a"]).expect("one"), Some(PathBuf::from("/a")));
+        assert_eq!(cover(&outside, &["/c"]).expect("one"), Some(PathBuf::from("/c")));
+        for (target, names) in [(&outside, &["/a", "/c"][..]), (&inside, &["/a/b"]), (&outside, &["/"])] {
+            let why = cover(target, names).expect_err("it can't be covered").to_string();
+            assert!(why.contains("chmod o+x"), "{why}");
+        }
+    }
 
     #[test]
     fn the_result_of_a_program_is_read() {

@@ -5,11 +5,11 @@ use super::{
     child::{Launcher, Server},
     orders::Watched,
 };
+use crate::ports::free_port;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -97,7 +97,7 @@ impl TestBed {
         fs::create_dir_all(&data)?;
         // Where whoever starts a node looks for it.
         fs::copy(&self.key, data.join("token.key"))?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let own = [format!("node.id=n{nth}"), format!("link.listen=127.0.0.1:{port}")];
         let settings = [&self.settings[..], &own, more, &launcher.settings].concat();
         Launcher { settings, ..launcher.clone() }.tidegate(&label, 1)

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
 };
 
@@ -19,17 +18,13 @@ use super::{
     servers::Servers,
     world::World,
 };
-use crate::{checker::Event, proxy::Proxy};
+use crate::{checker::Event, ports::free_port, proxy::Proxy};
 
 /// How many nodes.
 const NODES: usize = 3;
 
 /// Of the log.
 pub(super) const PARTITIONS: usize = 6;
-
-/// Where the link of a node may listen: below what the system gives to outgoing connections, so that the port is free when
-/// the node comes back.
-const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
 /// What a node writes when it ends because the others took it for dead.
 const RETIRED: &str = "was retired";
@@ -122,11 +117,7 @@ impl Cluster {
     async fn add(&self, binary: &Path, directory: &Path, id: &str, database: &str) -> anyhow::Result<Node> {
         let data = directory.join(id);
         fs::create_dir_all(&data)?;
-        let port = PORTS.into_iter().find(|port| {
-            let mine = PORTS.start + u16::try_from(std::process::id() % 9_000).unwrap_or(0);
-            *port >= mine && TcpListener::bind(("127.0.0.1", *port)).is_ok()
-        });
-        let port = port.context("no port is free")?;
+        let port = free_port()?;
         let link = Proxy::start(([127, 0, 0, 1], port).into()).await?;
         let redis = Proxy::start(self.servers.redis.address).await?;
         let postgres = Proxy::start(self.servers.postgres.address).await?;

@@ -11,8 +11,8 @@ impl Report {
     /// A promise was broken.
     pub fn judge(&self) -> anyhow::Result<()> {
         eprintln!(
-            "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps told, {} excused, {} faults, longest recovery {} ms; \
-             {} marks read, {} states and {} presences told; rooms: {} to be heard, {} shed, {} lost and told without number, {} with their node",
+            "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps announced, {} excused, {} faults, longest recovery {} ms; \
+             {} marks read, {} states and {} presences reported; rooms: {} messages due, {} shed, {} lost and announced without number, {} with their node",
             self.rows,
             self.pushes,
             self.repeated,

@@ -1,15 +1,11 @@
 //! A server that outlives the command that started it, known again by pid and start time.
 
 use std::{
-    collections::BTreeSet,
     fs,
-    hash::{BuildHasher as _, RandomState},
-    net::TcpListener,
     ops::Range,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +13,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::shell;
+use crate::{port, shell};
 
 /// A server is asked to stop, then made to: its data is thrown away anyway.
 const POLITE: Duration = Duration::from_secs(3);
@@ -103,29 +99,14 @@ fn started(pid: u32) -> Option<u64> {
 /// Below what systems give to whoever asks for any port: a server that is ended and started again finds its own free.
 const PORTS: Range<u16> = 10_000..20_000;
 
-/// A port of the loopback address that nobody listens on now, nor was given here before: whoever got it may listen later.
+/// Reserves a port of the loopback address for a server that this process starts.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Others who look for one at the same time begin elsewhere.
-    let first = RandomState::new().hash_one(std::process::id()) % u64::from(PORTS.end - PORTS.start);
-    let first = PORTS.start + u16::try_from(first)?;
-    let mut all = (first..PORTS.end).chain(PORTS.start..first);
-    let is_free = |port: &u16| !given.contains(port) && TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let port = all.find(is_free).context("no port is free")?;
-    given.insert(port);
-    Ok(port)
+    port::find(PORTS, &[0]).context("no port is free")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nobody_is_given_a_port_twice() {
-        let ports: BTreeSet<u16> = (0..500).map(|_| free_port().expect("a free port")).collect();
-        assert_eq!(ports.len(), 500);
-    }
 
     #[test]
     fn a_process_is_known_by_its_start_and_stopped_alone() {

@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -12,6 +15,7 @@ use serde_json::{Map, json};
 
 use super::Figures;
 use crate::{
+    interrupt,
     rehearse::{clients::Talk, plan::Place},
     server::Node,
     shell::Shell,
@@ -34,7 +38,8 @@ struct Sample {
     files: f64,
 }
 
-pub(super) fn run(shell: &Shell, time: Duration, _: u64) -> anyhow::Result<Figures> {
+/// Loads a node for that long, and until everything else is over. Fails if the lines through its memory or its files rise.
+pub(super) fn run(shell: &Shell, time: Duration, is_over: &AtomicBool) -> anyhow::Result<Figures> {
     let folder = shell.scratch("slope")?;
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
@@ -45,7 +50,7 @@ pub(super) fn run(shell: &Shell, time: Duration, _: u64) -> anyhow::Result<Figur
     let talk = Talk::begin(PAIRS, &endpoints, &place)?;
     let began = Instant::now();
     let mut samples = Vec::new();
-    while began.elapsed() < time.max(SAMPLE * 6) {
+    while !interrupt::came() && (began.elapsed() < time.max(SAMPLE * 6) || !is_over.load(Ordering::Relaxed)) {
         thread::sleep(SAMPLE);
         let hours = began.elapsed().as_secs_f64() / 3_600.0;
         let (memory_mib, files) = look(node.pid())?;
@@ -53,6 +58,9 @@ pub(super) fn run(shell: &Shell, time: Duration, _: u64) -> anyhow::Result<Figur
     }
     println!("{}", talk.end()?);
     node.stop()?;
+    if interrupt::came() {
+        bail!("interrupted");
+    }
     let warm = &samples[(samples.len() as f64 * WARM) as usize..];
     let memory = slope(warm, |sample| sample.memory_mib);
     let files = slope(warm, |sample| sample.files);

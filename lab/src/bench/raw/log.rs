@@ -59,7 +59,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// A connection: what it has not sent whole yet, what it is to be told, and how many of its messages are in the log.
+/// A connection: what it has not sent whole yet, what it has to be answered, and how many of its messages are in the log.
 struct Client {
     fd: OwnedFd,
     tail: Vec<u8>,
@@ -76,7 +76,7 @@ pub(crate) fn log(path: &Path, is_preallocated: bool) -> Result<()> {
     let mut log = Log::create(path, is_preallocated)?;
     announce(port, 0)?;
     let mut clients = Vec::new();
-    let (mut batch, mut told) = (Vec::new(), Vec::new());
+    let (mut batch, mut answered) = (Vec::new(), Vec::new());
     let mut buffer = vec![0; 256 * 1024];
     loop {
         for at in 0..poller.wait(None)? {
@@ -93,18 +93,18 @@ pub(crate) fn log(path: &Path, is_preallocated: bool) -> Result<()> {
             match read(&client.fd, &mut buffer) {
                 Some(count) => {
                     client.take(&buffer[..count], &mut batch)?;
-                    told.push(slot);
+                    answered.push(slot);
                 }
                 None => clients[slot] = None,
             }
         }
         if batch.is_empty() {
-            told.clear();
+            answered.clear();
             continue;
         }
         log.append(&batch)?;
         batch.clear();
-        for slot in told.drain(..) {
+        for slot in answered.drain(..) {
             let Some(client) = clients[slot].as_mut() else { continue };
             // One that left has its answer on the way all the same.
             send_all(&client.fd, &client.out).or_else(gone_is_fine)?;
