@@ -1,7 +1,7 @@
 //! Files and directories that are closed to other accounts of the machine: the data directory, exports, and files with secrets.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions, Permissions},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::Path,
@@ -16,6 +16,8 @@ use rustix::{
 const NOT_OWNER: u32 = 0o077;
 /// Permissions of accounts that are neither the owner nor in the group.
 const OTHERS: u32 = 0o007;
+/// Permission to write, of the group and of all others.
+const WRITABLE: u32 = 0o022;
 /// Set on directories that several accounts share, such as `/tmp`.
 const STICKY: u32 = 0o1000;
 
@@ -34,6 +36,14 @@ pub fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
     options
+}
+
+/// Whether only its owner may read or write a file. Some file systems ignore the mode that a file was created with.
+///
+/// # Errors
+/// The file has no metadata.
+pub fn is_closed(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.mode() & NOT_OWNER == 0)
 }
 
 /// Creates a directory, and its missing parents, with mode 700. One that exists stays as it is.
@@ -58,16 +68,46 @@ pub fn enter(path: &Path) -> io::Result<bool> {
         Ok(None) => Ok(false),
         Ok(Some(mode)) => {
             // Some file systems refuse to change modes, others ignore it.
+            let refused = |why: String| io::Error::new(io::ErrorKind::PermissionDenied, why);
             let changed = directory.set_permissions(Permissions::from_mode(mode));
-            let is_closed = changed.is_ok() && directory.metadata()?.mode() & NOT_OWNER == 0;
-            if is_closed {
-                Ok(true)
-            } else {
-                Err(io::Error::new(io::ErrorKind::PermissionDenied, KEEPS_NO_MODES))
+            changed.map_err(|error| refused(format!("{KEEPS_NO_MODES} ({error})")))?;
+            if directory.metadata()?.mode() & NOT_OWNER != 0 {
+                return Err(refused(KEEPS_NO_MODES.to_owned()));
             }
+            // Now that no other account may add anything. If something is wrong, the next start has to find that, too.
+            close_below(path, found.mode & WRITABLE != 0, found.me).inspect_err(|_| {
+                drop(directory.set_permissions(Permissions::from_mode(found.mode & 0o7777)))
+            })?;
+            Ok(true)
         }
         Err(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
     }
+}
+
+/// Closes what is in a directory. If other accounts could write to it, everything in it has to be this account's or root's,
+/// and no link: the node would write through a link that another account made.
+fn close_below(directory: &Path, was_writable: bool, me: u32) -> io::Result<()> {
+    for entry in directory.read_dir()? {
+        let entry = entry?;
+        let (path, about) = (entry.path(), entry.metadata()?);
+        if was_writable && (about.is_symlink() || ![me, 0].contains(&about.uid())) {
+            let why = format!(
+                "other accounts could write to it, and may have made {}: remove that, or `chown` it to uid {me}",
+                path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        if about.is_symlink() || about.uid() != me {
+            continue;
+        }
+        if about.mode() & NOT_OWNER != 0 {
+            fs::set_permissions(&path, Permissions::from_mode(about.mode() & 0o7777 & !NOT_OWNER))?;
+        }
+        if about.is_dir() {
+            close_below(&path, was_writable, me)?;
+        }
+    }
+    Ok(())
 }
 
 /// State of a directory that is to become, or is, a data directory.
@@ -82,18 +122,24 @@ struct Found {
 impl Found {
     /// The mode that it has to get, if any; or why it can't be used.
     fn verdict(&self) -> Result<Option<u32>, String> {
+        let (owner, me) = (self.owner, self.me);
+        if owner != me && owner != 0 {
+            return Err(format!(
+                "it belongs to another account (uid {owner}), which could put a key or messages of its own there; name a directory \
+                 that the node creates, or `chown` it to uid {me}"
+            ));
+        }
         if self.mode & NOT_OWNER == 0 {
             return Ok(None);
         }
-        if self.owner != self.me {
+        if owner != me {
             // A group is somebody's decision, as for key files: volumes of Kubernetes have one (`fsGroup`).
             return if self.mode & OTHERS == 0 {
                 Ok(None)
             } else {
                 Err(format!(
-                    "it belongs to another account (uid {}) and all accounts may enter it; name a directory below it, which the node \
-                     creates with mode 700, or `chown` it to uid {}",
-                    self.owner, self.me
+                    "it belongs to another account (uid {owner}) and all accounts may enter it; name a directory below it, which the \
+                     node creates with mode 700, or `chown` it to uid {me}"
                 ))
             };
         }
@@ -130,7 +176,7 @@ fn is_shared(path: &Path) -> io::Result<bool> {
 /// Reads a file with a secret. Its group may read it, as containers have it (mode 440 and `fsGroup`).
 ///
 /// # Errors
-/// The file can't be read, or every account may read it.
+/// The file can't be read, or every account may read it, or its group may write it.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     check_secret(&file)?;
@@ -148,10 +194,11 @@ pub fn check(path: &Path) -> io::Result<()> {
 }
 
 fn check_secret(file: &File) -> io::Result<()> {
-    if file.metadata()?.mode() & OTHERS == 0 {
+    if file.metadata()?.mode() & (OTHERS | WRITABLE) == 0 {
         return Ok(());
     }
-    let why = "open to every account of this machine: `chmod 600` it, or have it mounted with mode 0440 and the group of the node";
+    let why = "every account of this machine may read it, or its group may write it: `chmod 600` it, or have it mounted with mode 0440 \
+               and the group of the node";
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
@@ -191,6 +238,27 @@ mod tests {
     }
 
     #[test]
+    fn what_others_may_have_put_into_a_directory_is_refused() {
+        let data = place("planted");
+        fs::create_dir_all(data.join("store")).unwrap();
+        fs::write(data.join("store/old"), "readable").unwrap();
+        chmod(&data.join("store/old"), 0o644);
+        chmod(&data, 0o755);
+        std::os::unix::fs::symlink("/etc/hostname", data.join("link")).unwrap();
+        assert!(enter(&data).unwrap(), "nobody else could have made that link");
+        assert_eq!((mode(&data.join("store")), mode(&data.join("store/old"))), (0o700, 0o600));
+        chmod(&data, 0o775);
+        for _ in 0..2 {
+            let why = enter(&data).unwrap_err().to_string();
+            assert!(why.contains("planted") && why.contains("link"), "{why}");
+            assert_eq!(mode(&data), 0o775, "refused at the next start, too");
+        }
+        fs::remove_file(data.join("link")).unwrap();
+        assert!(enter(&data).unwrap());
+        fs::remove_dir_all(data).unwrap();
+    }
+
+    #[test]
     fn directories_with_other_things_in_them_are_not_touched() {
         let home = place("home");
         fs::create_dir_all(home.join(".snapshot")).unwrap();
@@ -214,6 +282,13 @@ mod tests {
 
     #[test]
     fn directories_of_other_accounts_are_refused_unless_only_a_group_may_enter() {
+        let of_another = Found { mode: 0o40_700, owner: 1_000, me: 10_001, is_shared: false };
+        assert!(
+            of_another.verdict().unwrap_err().contains("uid 1000"),
+            "its owner could have put a key there"
+        );
+        let of_another = Found { me: 0, ..of_another };
+        assert!(of_another.verdict().is_err(), "root reads everything, and is not to trust it");
         let verdict = |mode| Found { mode, owner: 0, me: 10_001, is_shared: false }.verdict();
         assert_eq!([verdict(0o40_700), verdict(0o42_770)], [Ok(None), Ok(None)]);
         for open in [0o42_777, 0o40_775, 0o40_701] {
@@ -231,7 +306,7 @@ mod tests {
             assert_eq!(read(&file).unwrap(), b"secret", "{closed:o}");
             check(&file).unwrap();
         }
-        for open in [0o644, 0o604, 0o602, 0o601] {
+        for open in [0o644, 0o604, 0o602, 0o601, 0o660] {
             chmod(&file, open);
             let why = read(&file).unwrap_err().to_string();
             assert!(why.contains("`chmod 600`") && check(&file).is_err(), "{open:o}: {why}");

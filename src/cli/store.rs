@@ -187,6 +187,13 @@ fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
             .create_new(true)
             .open(output)
             .with_context(|| format!("{} can't be made; name a file that is not there", output.display()))?;
+        if !private::is_closed(&file)? {
+            std::fs::remove_file(output).ok();
+            anyhow::bail!(
+                "{}: its file system gives every account access to new files; name a file on another one",
+                output.display()
+            );
+        }
         Box::new(SyncOnFlush(file))
     };
     let mut to = BufWriter::new(to);
@@ -219,6 +226,11 @@ fn import(args: &Import) -> anyhow::Result<()> {
     };
     let (lines, to) = match args.profile {
         Profile::Single => {
+            if !*dry_run {
+                let data = &args.data.data;
+                private::enter(data)
+                    .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+            }
             let path = store_of(&args.data.data);
             (Offline::import(&path, &mut from, *dry_run)?, path.display().to_string())
         }

@@ -50,7 +50,7 @@ impl Offline {
             return Err(OfflineError::NotEmpty(path.to_owned()));
         }
         let data = path.parent().ok_or_else(|| at(io::ErrorKind::InvalidInput.into()))?;
-        private::enter(data).map_err(at)?;
+        private::create_dir_all(data).map_err(at)?;
         let mut draft = name.to_owned();
         draft.push(".import");
         let draft = data.join(draft);
@@ -62,6 +62,7 @@ impl Offline {
             Err(error) => return Err(at(error)),
         }
         let draft = Draft(draft);
+        private::enter(&draft.0).map_err(at)?;
         let store = Self::enter(&draft.0, Directory::enter(&draft.0)?)?;
         let lines = store.fill(from)?;
         drop(store);
