@@ -1,6 +1,6 @@
 //! Makes the tables, once, whoever comes first; refuses those of a newer tidegate.
 
-use refinery::{Runner, error::Kind};
+use refinery_core::{Migration, Runner, error::Kind};
 use tokio_postgres::Client;
 
 use super::{
@@ -8,9 +8,12 @@ use super::{
     trouble::said,
 };
 
-mod embedded {
-    refinery::embed_migrations!("src/store/postgres/migrations");
-}
+/// All migrations. The text of one that was released never changes: the tables keep its checksum.
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("V1__store", include_str!("migrations/V1__store.sql")),
+    ("V2__import", include_str!("migrations/V2__import.sql")),
+    ("V3__heads_of_partition", include_str!("migrations/V3__heads_of_partition.sql")),
+];
 
 /// The lock that who makes the tables holds: any number that others do not use.
 pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
@@ -27,7 +30,8 @@ pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
     let mut client = Box::pin(source.alone()).await?;
     client.batch_execute(PATIENT).await?;
     client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await?;
-    let runner = embedded::migrations::runner();
+    let migrations = MIGRATIONS.iter().map(|(name, text)| Migration::unapplied(name, text));
+    let runner = Runner::new(&migrations.collect::<Result<Vec<_>, _>>().map_err(|error| refused(&error))?);
     refuse_newer(&mut client, &runner).await?;
     runner.run_async(&mut client).await.map_err(|error| refused(&error))?;
     Ok(client)
@@ -39,7 +43,7 @@ async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenEr
     }
     let last = runner.get_last_applied_migration_async(client).await.map_err(|error| refused(&error))?;
     let stored = last.map_or(0, |it| it.version());
-    let known = runner.get_migrations().iter().map(refinery::Migration::version).max().unwrap_or(0);
+    let known = runner.get_migrations().iter().map(Migration::version).max().unwrap_or(0);
     if stored <= known {
         return Ok(());
     }
@@ -49,7 +53,7 @@ async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenEr
     )))
 }
 
-fn refused(error: &refinery::Error) -> OpenError {
+fn refused(error: &refinery_core::Error) -> OpenError {
     match error.kind() {
         Kind::DivergentVersion(stored, _) | Kind::MissingVersion(stored) => OpenError::Schema(format!(
             "the tables were made by another {stored} than this tidegate has: use the tidegate that made them, or a \
@@ -60,5 +64,21 @@ fn refused(error: &refinery::Error) -> OpenError {
             None => OpenError::Away(text.clone()),
         },
         kind => OpenError::Schema(kind.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_a_migration() {
+        let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
+        let folder = std::path::Path::new(&root).join("src/store/postgres/migrations");
+        let files =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut files: Vec<String> = files.collect();
+        files.sort_by_key(|name| name[1..].split('_').next().and_then(|nth| nth.parse::<u32>().ok()));
+        assert_eq!(files, MIGRATIONS.map(|(name, _)| format!("{name}.sql")));
     }
 }
