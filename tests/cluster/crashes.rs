@@ -49,7 +49,9 @@ fn s10_an_owner_that_froze_within_its_archive_is_cut_off_and_its_successor_goes_
     // The server cuts off whoever stalls for this long: by default 1 s, in which a busy machine may not see it.
     let mut cluster = Cluster::prepare(2, &["postgres.stalled_ms=2500"]);
     let named = format!("postgres.url={}?application_name=first", cluster.setting("postgres.url="));
-    cluster.set_for(0, &[&named]);
+    // One connection for archives, on which the first messages have the statement prepared: preparing it waits for the lock as well, and
+    // is no transaction.
+    cluster.set_for(0, &[&named, "postgres.pool_max=2"]);
     cluster.start_nodes(0..2);
     cluster.all_shared();
     let mut clients: Vec<Client> =

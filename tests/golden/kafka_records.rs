@@ -212,6 +212,7 @@ fn blur(value: &Value) -> Value {
             let field = |(name, value): (&String, &Value)| match name.as_str() {
                 "conn" | "request" | "receivedAt" | "time" | "boot" | "epoch" | "trace" | "traceparent"
                 | "source" => (name.clone(), json!("#")),
+                "content" | "bodyHash" => (name.clone(), value.clone()),
                 _ => (name.clone(), blur(value)),
             };
             fields.iter().map(field).collect::<serde_json::Map<_, _>>().into()

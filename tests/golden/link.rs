@@ -155,7 +155,10 @@ fn lanes(folder: &Folder) -> Vec<Vec<(Side, Bytes)>> {
 
 /// The four messages of the handshake and the pairs of call and reply that follow.
 fn parts(lane: &[(Side, Bytes)]) -> ([&Bytes; 4], Vec<(&Bytes, &Bytes)>) {
-    assert!(lane.len() % 2 == 0 && lane.iter().step_by(2).all(|(from, _)| *from == Side::Caller), "in turn");
+    assert!(
+        lane.len().is_multiple_of(2) && lane.iter().step_by(2).all(|(from, _)| *from == Side::Caller),
+        "in turn"
+    );
     let messages: Vec<&Bytes> = lane.iter().map(|(_, message)| message).collect();
     let pairs = messages[4..].chunks(2).map(|pair| (pair[0], pair[1])).collect();
     (messages[..4].try_into().expect("a handshake"), pairs)

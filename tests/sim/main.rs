@@ -3,7 +3,7 @@
 //!
 //! Nodes crash, are put out of the group without hearing of it, stand still within an archive, lose answers and appends,
 //! and come and go; clients retry through whatever node there is. In the end the log, the store and every answer must
-//! agree (S6 to S12, S20, S21, S29). The seeds begin at `TIDEGATE_SEED`; `SIM_SEEDS=10000 cargo test --release --test sim` runs
+//! agree (S6 to S12, S20, S21, S29). The seeds begin at `TIDEGATE_SEED`; `SIM_SEEDS=10000 cargo test --locked --release --test sim` runs
 //! more of them, `SIM_SEED=7` one.
 
 mod ahead;

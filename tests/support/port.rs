@@ -1,12 +1,13 @@
 //! Ports for servers that are started later, reserved among all processes of the tests, of `cargo xtask` and of the lab.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     hash::{BuildHasher as _, RandomState},
+    io,
     net::TcpListener,
     ops::Range,
-    os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
     sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -51,7 +52,12 @@ pub fn find(range: Range<u16>, above: &[u16]) -> Option<u16> {
 /// ends, however that happens.
 pub fn reserve(port: u16) -> bool {
     let folder = folder();
-    fs::create_dir_all(&folder).expect("a place for files");
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            check_own(&folder).unwrap_or_else(|error| panic!("{error}"));
+        }
+        made => made.expect("a place for files"),
+    }
     let path = folder.join(port.to_string());
     let lock = File::options().create(true).truncate(false).write(true).open(&path);
     let lock = lock.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -63,8 +69,19 @@ pub fn reserve(port: u16) -> bool {
     is_ours
 }
 
+/// Refuses a folder below a shared one that another account made, or may write to: it could have put links there.
+pub fn check_own(folder: &Path) -> io::Result<()> {
+    let about = fs::symlink_metadata(folder)?;
+    let is_own = about.is_dir() && about.uid() == own_uid() && about.mode() & 0o022 == 0;
+    let why = || format!("{} is not this account's alone: remove it", folder.display());
+    is_own.then_some(()).ok_or_else(|| io::Error::new(io::ErrorKind::PermissionDenied, why()))
+}
+
+fn own_uid() -> u32 {
+    fs::metadata("/proc/self").map_or(0, |process| process.uid())
+}
+
 /// The folder of the lock files, one for each user, because a user can't write to the files of another.
 pub fn folder() -> PathBuf {
-    let user = fs::metadata("/proc/self").map_or(0, |process| process.uid());
-    std::env::temp_dir().join(format!("tidegate-ports-{user}"))
+    std::env::temp_dir().join(format!("tidegate-ports-{}", own_uid()))
 }

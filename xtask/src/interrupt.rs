@@ -1,4 +1,4 @@
-//! Ctrl-C: the run ends what it started before it ends itself. A second Ctrl-C ends it at once.
+//! Ctrl-C: a run ends what it started before it ends itself.
 
 use std::sync::{
     Arc, LazyLock,
@@ -12,22 +12,21 @@ use signal_hook::{
 
 static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Has Ctrl-C only set [`came`]: programs that this process waits for get the signal from the terminal as well, end, and
-/// what is behind them stops its servers.
+/// Has Ctrl-C only set [`came`]: programs that this process waits for get the signal from the terminal as well and end, and
+/// this process stops its servers. A second Ctrl-C ends it at once.
 pub(crate) fn watch() -> anyhow::Result<()> {
-    register(SIGINT)
-}
-
-/// The same for the signals that are sent to this process alone, where it looks at [`came`] while it waits.
-pub(crate) fn watch_all() -> anyhow::Result<()> {
-    [SIGTERM, SIGHUP].into_iter().try_for_each(register)
-}
-
-fn register(signal: i32) -> anyhow::Result<()> {
     // In this order: the first signal finds the flag unset, and sets it for the second.
-    flag::register_conditional_shutdown(signal, 130, Arc::clone(&CAME))?;
-    flag::register(signal, Arc::clone(&CAME))?;
+    flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&CAME))?;
+    flag::register(SIGINT, Arc::clone(&CAME))?;
     Ok(())
+}
+
+/// Has all signals that end a process only set [`came`], for one that looks at it all the time and then ends by itself.
+pub(crate) fn watch_all() -> anyhow::Result<()> {
+    [SIGINT, SIGTERM, SIGHUP].into_iter().try_for_each(|signal| {
+        flag::register(signal, Arc::clone(&CAME))?;
+        Ok(())
+    })
 }
 
 /// Whether such a signal came.

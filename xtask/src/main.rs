@@ -61,7 +61,8 @@ enum Command {
     /// Run the tests whose names contain a filter, built as CI builds them, with servers if they need them.
     #[command(name = "t")]
     Matching {
-        /// A part of a test's name; `--test NAME` and `--lib` keep the build to these programs.
+        /// A part of a test's name; `--test NAME` and `--lib` keep the build to these programs. Options of nextest's `run` go
+        /// with their value in one word, as in `--retries=3`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         words: Vec<String>,
     },
@@ -79,7 +80,7 @@ enum Command {
         target: Option<String>,
     },
     /// Passes everything on to `tidegate-lab bench`, both programs built for published figures (profile `dist`). For kafka,
-    /// redis, cluster and groups it starts servers set up as in production, unless --services names some.
+    /// redis, cluster and groups it starts servers, Kafka with its production JVM, unless --services names some.
     #[command(disable_help_flag = true)]
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -170,10 +171,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
-    interrupt::watch()?;
     // Two runs would share servers, reports and lists of programs.
     let _turn =
         shell.turn(!matches!(command, Command::Services { .. } | Command::Test { list: true, .. }))?;
+    match command {
+        Command::Test { list: false, quick: false, .. } => interrupt::watch_all()?,
+        _ => interrupt::watch()?,
+    }
     match command {
         Command::Test { list: true, .. } => {
             steps::list();

@@ -4,17 +4,25 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::{compile, lint, shell::Shell, tests};
+use crate::{compile, interrupt, lint, shell::Shell, tests};
 
 /// What is built for it; the protocol crate comes whole.
 const PROGRAMS: &[&str] =
     &["--lib", "--bins", "--test", "stories", "--test", "sim", "--test", "tidy", "--test", "docs"];
 
+/// Seconds that it may take where only what changed is built.
+const WARM_MAX: u32 = 150;
+
 /// Runs all of them and lists what failed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
+    let began = Instant::now();
     let mut failed = Vec::new();
     let mut table = String::new();
     let mut timed = |name: &'static str, work: &dyn Fn() -> anyhow::Result<()>| {
+        if interrupt::came() {
+            failed.push(name);
+            return;
+        }
         let began = Instant::now();
         let outcome = work();
         table.push_str(&format!("{name:<12} {:>8.1}\n", began.elapsed().as_secs_f64()));
@@ -33,6 +41,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
         }
         Ok(())
     });
-    println!("\n{table}");
+    let seconds = began.elapsed().as_secs_f64();
+    println!("\n{table}{:<12} {seconds:>8.1}  at most {WARM_MAX} once everything is built", "total");
     if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
 }

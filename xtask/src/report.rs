@@ -14,6 +14,9 @@ use crate::{
     steps::{self, Cases, STEPS},
 };
 
+/// What a whole run takes at most on two cores.
+pub(crate) const WHOLE_MAX: Duration = Duration::from_secs(1_500);
+
 /// A run of steps.
 pub(crate) struct Run {
     pub(crate) commit: String,
@@ -42,6 +45,11 @@ impl Run {
     /// In the order of the list.
     fn sorted(&self) -> impl Iterator<Item = &Outcome> {
         STEPS.iter().filter_map(|step| self.outcomes.iter().find(|outcome| outcome.name == step.name))
+    }
+
+    /// Whether a whole run took longer than it may.
+    fn is_over(&self) -> bool {
+        self.is_whole && self.wall > WHOLE_MAX
     }
 
     fn cases(&self) -> (usize, usize) {
@@ -82,7 +90,10 @@ impl Run {
             ));
             cpu += outcome.cpu;
         }
-        line(format_args!("{:<12} {:>8.1} {cpu:>8.1}", "total", self.wall.as_secs_f64()));
+        let wall = self.wall.as_secs_f64();
+        let over = if self.is_over() { "  over: a step that grows pays for it elsewhere" } else { "" };
+        let planned = if self.is_whole { WHOLE_MAX.as_secs().to_string() } else { String::new() };
+        line(format_args!("{:<12} {wall:>8.1} {cpu:>8.1} {planned:>8}{over}", "total"));
         for outcome in self.failed() {
             let failed = outcome.cases.iter().flat_map(|it| &it.failed);
             failed.for_each(|case| line(format_args!("FAILED {}: {case}", outcome.name)));
@@ -115,6 +126,7 @@ impl Run {
             "ended_unix_s": SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs()),
             "cores": std::thread::available_parallelism().map_or(0, usize::from),
             "wall_s": rounded(self.wall.as_secs_f64()),
+            "over": self.is_over(),
             "cases": {"passed": passed, "failed": failed},
             "steps": steps,
             "slowest_tests": slowest.map(|(name, s)| json!({"name": name, "s": s})).collect::<Vec<_>>(),
@@ -165,5 +177,8 @@ mod tests {
         assert!(table.find("fmt ") < table.find("tests "), "in the order of the list: {table}");
         assert_eq!(run.json()["verdict"], "failed");
         assert_eq!(run.json()["steps"][1]["failure"], "a case");
+        assert!(!table.contains("over:"), "{table}");
+        let slow = Run { wall: WHOLE_MAX + Duration::from_secs(1), ..run };
+        assert!(slow.table().contains("over:") && slow.json()["over"] == true);
     }
 }

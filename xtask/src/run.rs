@@ -53,7 +53,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     for step in STEPS.iter().filter(|step| is_chosen(step.name)) {
         fs::remove_dir_all(evidence::home(shell).join(step.name)).ok();
     }
-    interrupt::watch_all()?;
+    let ran_before = services::running(shell);
     fs::create_dir_all(logs(shell))?;
     let (commit, is_clean) = report::commit(shell)?;
     println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
@@ -73,7 +73,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     run.print();
     run.save(shell)?;
     if interrupt::came() {
-        services::down_everywhere(shell)?;
+        services::down_all_but(shell, &ran_before)?;
         bail!("interrupted");
     }
     let failed: Vec<&str> = run.failed().map(|outcome| outcome.name).collect();

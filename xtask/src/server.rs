@@ -52,14 +52,14 @@ pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Re
     let mut running = Running::start(shell.command(&program).stdout(Stdio::piped()), log)
         .with_context(|| format!("examples/{name} is built by `cargo xtask test build`"))?;
     let stdout = running.0.stdout.take().context("stdout is piped")?;
-    let (tell, told) = mpsc::sync_channel(1);
+    let (sender, lines) = mpsc::sync_channel(1);
     thread::spawn(move || {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line);
         // The receiver is gone when the step gave up waiting.
-        drop(tell.send(read.map(|_| line)));
+        drop(sender.send(read.map(|_| line)));
     });
-    let line = told.recv_timeout(READY_MAX).with_context(|| format!("{name} printed no port"))??;
+    let line = lines.recv_timeout(READY_MAX).with_context(|| format!("{name} printed no port"))??;
     let digits = line.trim().rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
     let port = digits.parse().with_context(|| format!("{name} printed {line:?} in place of its port"))?;
     Ok((running, port))

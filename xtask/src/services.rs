@@ -10,10 +10,11 @@ mod process;
 mod redis;
 
 use std::{
-    fs,
+    fs::{self, DirBuilder},
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -24,7 +25,7 @@ use serde_json::{Map, Value, json};
 
 use self::process::Process;
 pub(crate) use self::process::free_port;
-use crate::{cpu, evidence, shell::Shell};
+use crate::{cpu, evidence, port, shell::Shell};
 
 const KAFKA: Service =
     Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" };
@@ -51,6 +52,8 @@ fn wanted(shell: &Shell) -> impl DoubleEndedIterator<Item = &'static (&'static s
 /// A port may be taken between choosing and listening, and a machine under load is slow; then a start is tried again.
 const TRIES: u32 = 3;
 const READY_MAX: Duration = Duration::from_secs(60);
+/// One that was ready before answers sooner, or it hangs.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
 
 struct Service {
@@ -102,8 +105,11 @@ fn data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     home.hash(&mut hasher);
     let open = std::env::temp_dir().join(format!("tidegate-services-{:x}", hasher.finish()));
-    fs::create_dir_all(&open)?;
-    fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
+    match DirBuilder::new().mode(0o755).create(&open) {
+        Ok(()) => fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => port::check_own(&open)?,
+        Err(error) => return Err(error).with_context(|| open.display().to_string()),
+    }
     Ok(open)
 }
 
@@ -130,13 +136,14 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a server that an earlier command started runs and answers.
+/// Whether a server that an earlier command started runs and answers within [`ANSWER_MAX`].
 fn still_answers(shell: &Shell, name: &str, service: &Service, entry: &Value) -> bool {
     let answers = || -> anyhow::Result<Value> {
-        Process::recorded(&record(shell, name)).context("it ended")?;
+        let process = Process::recorded(&record(shell, name)).context("it ended")?;
         let address: SocketAddr = entry["address"].as_str().context("no address")?.parse()?;
         let (program, folder) = ((service.install)(shell)?, data_home(shell)?.join(name));
-        (service.answers)(&Start { program: &program, folder: &folder, port: address.port() })
+        let start = Start { program: &program, folder: &folder, port: address.port() };
+        wait(&process, ANSWER_MAX, || (service.answers)(&start))
     };
     match answers() {
         Ok(_) => true,
@@ -159,7 +166,7 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
         let start = Start { program: &program, folder: &folder, port: process::free_port()? };
         let process = (service.start)(shell, &start)?;
         process.write(&record(shell, name))?;
-        match wait(&process, || (service.answers)(&start)) {
+        match wait(&process, READY_MAX, || (service.answers)(&start)) {
             Ok(mut entry) => {
                 let took = begun.elapsed();
                 eprintln!("{name}: {} after {:.1} s", start.address(), took.as_secs_f64());
@@ -183,8 +190,12 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
     Err(problem.unwrap_or_else(|| anyhow::anyhow!("it was not tried")))
 }
 
-fn wait(process: &Process, answers: impl Fn() -> anyhow::Result<Value>) -> anyhow::Result<Value> {
-    let until = Instant::now() + READY_MAX;
+fn wait(
+    process: &Process,
+    patience: Duration,
+    answers: impl Fn() -> anyhow::Result<Value>,
+) -> anyhow::Result<Value> {
+    let until = Instant::now() + patience;
     loop {
         let problem = match answers() {
             Ok(entry) => return Ok(entry),
@@ -194,7 +205,7 @@ fn wait(process: &Process, answers: impl Fn() -> anyhow::Result<Value>) -> anyho
             bail!("it ended by itself");
         }
         if Instant::now() > until {
-            return Err(problem.context(format!("it did not answer within {} s", READY_MAX.as_secs())));
+            return Err(problem.context(format!("it did not answer within {} s", patience.as_secs())));
         }
         thread::sleep(TICK);
     }
@@ -220,7 +231,22 @@ const FOLDERS: &[&str] =
 
 /// Stops servers of every kind of run, also those that one left which was ended.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {
-    FOLDERS.iter().try_for_each(|folder| down(&shell.apart(folder, shell.wanted)))
+    down_all_but(shell, &[])
+}
+
+/// The same, without those of some folders.
+pub(crate) fn down_all_but(shell: &Shell, kept: &[&str]) -> anyhow::Result<()> {
+    let folders = FOLDERS.iter().filter(|folder| !kept.contains(folder));
+    folders.copied().try_for_each(|folder| down(&shell.apart(folder, shell.wanted)))
+}
+
+/// The folders whose servers run, or some of them.
+pub(crate) fn running(shell: &Shell) -> Vec<&'static str> {
+    let runs = |folder: &&&'static str| {
+        let apart = shell.apart(folder, shell.wanted);
+        SERVICES.iter().any(|(name, _)| Process::recorded(&record(&apart, name)).is_some())
+    };
+    FOLDERS.iter().filter(runs).copied().collect()
 }
 
 fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {

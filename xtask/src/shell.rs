@@ -94,6 +94,10 @@ impl Shell {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = self.command(cargo);
         command.args(words).env("CARGO_TARGET_DIR", &self.target);
+        if self.profile == "dist" {
+            // In place of that of .cargo/config.toml, which is for builds that are soon done.
+            command.env("CFLAGS", "-g");
+        }
         command
     }
 

@@ -73,15 +73,25 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
         if is_chosen(SLOPE) {
             scope.spawn(|| book.keep(SLOPE, || slope::run(&shell, time, &is_over)));
         }
+        // Dropped also where an item panics: the slope waits for it.
+        let _others = Others(&is_over);
         for item in ITEMS.iter().filter(|item| is_chosen(item.name) && !interrupt::came()) {
             println!("\n== {}", item.name);
             book.keep(item.name, || (item.run)(&shell, time * item.share / 100, seed));
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     println!("\n`cargo xtask docs` adds them to the sums in docs/testing.md");
     let failed = book.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
+}
+
+/// The items other than the slope, as long as they run.
+struct Others<'a>(&'a AtomicBool);
+
+impl Drop for Others<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Where the rows of a run go.
@@ -97,6 +107,10 @@ impl Book<'_> {
     fn keep(&self, name: &'static str, work: impl FnOnce() -> anyhow::Result<Figures>) {
         let began = Instant::now();
         let outcome = work();
+        if interrupt::came() {
+            self.fail(name);
+            return;
+        }
         let seconds = began.elapsed().as_secs();
         let mut row = json!({"commit": self.commit, "kind": name, "seed": self.seed, "seconds": seconds});
         row["verdict"] = json!("clean");
@@ -113,9 +127,13 @@ impl Book<'_> {
             if let Err(error) = append(self.shell, &row) {
                 eprintln!("{name}: {error:#}");
             }
-            self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+            self.fail(name);
         }
         println!("{row}");
+    }
+
+    fn fail(&self, name: &'static str) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
     }
 }
 

@@ -11,8 +11,8 @@ use crate::{
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// What it takes on a quiet machine of two cores within a whole run, with some air; one that takes 1.5 times as long
-    /// fails. A whole run stays within 25 minutes: a step that grows pays for it elsewhere.
+    /// Seconds that it may take on two cores within a whole run; it fails at 1.5 times as many. A whole run stays within 25
+    /// minutes: a change may add 60 s, and saves elsewhere what it adds beyond.
     pub(crate) budget: Duration,
     pub(crate) needs: Needs,
     /// Takes CPU time only where nobody else wants it.
@@ -228,6 +228,6 @@ mod test {
             lane.iter().filter_map(|name| find(name)).map(|step| step.budget.as_secs()).sum()
         };
         let all: u64 = PHASES.iter().map(|lanes| lanes.iter().map(seconds).max().unwrap_or(0)).sum();
-        assert!(all <= 1_500, "{all} s");
+        assert!(all <= crate::report::WHOLE_MAX.as_secs(), "{all} s");
     }
 }

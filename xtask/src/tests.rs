@@ -78,7 +78,7 @@ pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
             words.join(" ")
         );
     }
-    if programs.iter().any(|name| SERVED.contains(&name.as_str())) && !services::status(shell) {
+    if programs.iter().any(|name| SERVED.contains(&name.as_str())) {
         services::up(shell)?;
     }
     shell::run(nextest(shell, "run", &[])?.args(&filters).args(options))

@@ -103,6 +103,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     let port = start.port.to_string();
     let client = |program: &str, words: &[&str]| {
         let mut command = Command::new(start.program.join(program));
+        command.env("PGCONNECT_TIMEOUT", "5");
         shell::output(command.args(["--host=127.0.0.1", "--port", &port, "--username", NAME]).args(words))
     };
     let ask = ["--dbname", "postgres", "--no-psqlrc", "--tuples-only", "--command"];

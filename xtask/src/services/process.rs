@@ -47,13 +47,17 @@ impl Process {
     /// The process that `write` recorded there, if it still runs.
     pub(super) fn recorded(file: &Path) -> Option<Self> {
         let value: Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+        // After a restart of the machine the same pid and start time may be another process.
+        if value["boot"] != boot() {
+            return None;
+        }
         let pid = u32::try_from(value["pid"].as_u64()?).ok()?;
         let process = Self { pid, started: value["started"].as_u64()?, command: Vec::new() };
         process.runs().then_some(process)
     }
 
     pub(super) fn write(&self, file: &Path) -> anyhow::Result<()> {
-        Ok(fs::write(file, json!({"pid": self.pid, "started": self.started}).to_string())?)
+        Ok(fs::write(file, json!({"pid": self.pid, "started": self.started, "boot": boot()}).to_string())?)
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -85,6 +89,11 @@ impl Process {
         }
         Ok(())
     }
+}
+
+/// The start of the machine.
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 /// Field 22 of `/proc/PID/stat`; none when there is no such process, or only what its parent has not collected.
