@@ -111,6 +111,8 @@ pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process>
     }
     let mut id = [0; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
+    // An id that begins with `-` would be taken for an option.
+    id[0] &= 0x7f;
     let id = base64(id);
     fs::write(start.folder.join(CLUSTER), json!({"controllers": controllers, "id": id}).to_string())?;
     begin(shell, start, &id, controllers)
