@@ -47,8 +47,9 @@ impl Process {
     /// The process that `write` recorded there, if it still runs.
     pub(super) fn recorded(file: &Path) -> Option<Self> {
         let value: Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-        // After a restart of the machine the same pid and start time may be another process.
-        if value["boot"] != boot() {
+        // After a restart of the machine the same pid and start time may be another process. The lab, which starts servers
+        // again, writes none.
+        if value.get("boot").is_some_and(|it| *it != boot()) {
             return None;
         }
         let pid = u32::try_from(value["pid"].as_u64()?).ok()?;
@@ -126,6 +127,12 @@ mod tests {
         let (one, other) = (sleeper(), sleeper());
         one.write(&file).expect("it is written");
         assert_eq!(Process::recorded(&file).expect("it runs").pid(), one.pid());
+        let by_lab = json!({"pid": one.pid, "started": one.started}).to_string();
+        fs::write(&file, by_lab).expect("it is written");
+        assert_eq!(Process::recorded(&file).expect("it runs").pid(), one.pid());
+        let before = json!({"pid": one.pid, "started": one.started, "boot": "another"}).to_string();
+        fs::write(&file, before).expect("it is written");
+        assert!(Process::recorded(&file).is_none(), "the machine has started again since");
         let namesake = Process { pid: other.pid, started: other.started + 1, command: Vec::new() };
         namesake.write(&file).expect("it is written");
         assert!(Process::recorded(&file).is_none(), "a pid that was given again is another process");
