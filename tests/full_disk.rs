@@ -273,7 +273,7 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
             receives_pushes(&mut bob, &sent, before);
         }
     }
-    // Killed while it is full: a torn end of what it wrote last is no more than that.
+    // Killed while it is full: the journal may end in the middle of a record.
     disk.fill(leave);
     sent.until_refused(&mut alice, text);
     node.signal(Signal::KILL);

@@ -46,7 +46,7 @@ const STUCK: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = curre
 
 #[test]
 fn s10_an_owner_that_froze_within_its_archive_is_cut_off_and_its_successor_goes_on() {
-    // The server cuts off whoever stalls for this long: by default 1 s, in which a busy machine may not see it.
+    // The server ends a session that stalls for this long: by default 1 s, less than the first look may take on a busy machine.
     let mut cluster = Cluster::prepare(2, &["postgres.stalled_ms=2500"]);
     let named = format!("postgres.url={}?application_name=first", cluster.setting("postgres.url="));
     // One connection for archives, on which the first messages have the statement prepared: preparing it waits for the lock as well, and

@@ -105,7 +105,7 @@ fn words() -> Vec<Word> {
     vec![said, Word::NotYet, Word::Forgotten, Word::NotOwner]
 }
 
-fn told() -> Vec<Told> {
+fn unarchived() -> Vec<Told> {
     vec![Told { owner: 1, to: 2 }, Told { owner: u64::MAX, to: 300 }]
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn calls(caller: &NodeBoot) -> Vec<String> {
         format!("{:?}", deliveries()),
         format!("{:?}", [session("ann", 7), session("bob", 1 << 50)]),
         "settled []".to_owned(),
-        format!("settled {:?}", told()),
+        format!("settled {:?}", unarchived()),
         format!("{caller} {:?}", asks()),
         format!("{:?}", query()),
         format!("{:?}", strays()),
@@ -172,7 +172,7 @@ pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) 
     let sessions = vec![session("ann", 7), session("bob", 1 << 50)];
     assert_eq!(link.stop_sessions(to, sessions).await, Ok(vec![true, false]));
     assert_eq!(link.settled(to, Vec::new(), patience).await, Ok(Settled::Level(level())));
-    assert_eq!(link.settled(to, told(), patience).await, Ok(Settled::NotYet(told())));
+    assert_eq!(link.settled(to, unarchived(), patience).await, Ok(Settled::NotYet(unarchived())));
     assert_eq!(link.answers_again(caller, to, asks()).await, Ok(words()));
     let found = link.traces(to, query()).await.map(|steps| format!("{steps:?}"));
     assert_eq!(found, Ok(format!("{:?}", steps())));
