@@ -1,6 +1,6 @@
-//! The step `manifests`: renders what `k8s/` has, validates it strictly, and holds it against the binary and its pages.
+//! The step `manifests`: renders what `k8s/` has, validates it strictly, and compares it with the binary and its pages.
 //!
-//! Every check is tried on planted faults as well, each of which has to be found: a check that can't fail is none.
+//! Faults are planted as well, each for one check, which has to report it: a check that can't fail is none.
 
 mod agree;
 mod monitoring;
@@ -16,13 +16,13 @@ use serde_json::Value;
 use self::render::Settings;
 use crate::{shell, shell::Shell, tools};
 
-/// What is rendered: folders of `k8s/`.
+/// The folders of `k8s/`, all of which are rendered.
 const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deployment"];
 
 /// The oldest version of Kubernetes that README names, and the newest that the validator knows.
 const KUBERNETES: &[&str] = &["1.30", "1.37"];
 
-/// What the manifests are held against.
+/// The facts of the binary, the image and the pages, with which the manifests are compared.
 pub(crate) struct Facts {
     /// Settings as `section.key`.
     keys: BTreeSet<String>,
@@ -34,13 +34,15 @@ pub(crate) struct Facts {
     user: String,
     /// The page that says what is made by hand.
     page: String,
-    /// What `tidegate drain-plan` grants a node that is as full as the settings allow, in seconds.
+    /// The seconds that `tidegate drain-plan` grants a node that is as full as the settings allow.
     grace: u64,
 }
 
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let scratch = shell.scratch("manifests")?;
     lint(shell, &scratch)?;
+    let mut tried = BTreeSet::new();
+    let mut is_monitored = false;
     for name in ALL {
         let documents = &render::render(shell, &format!("k8s/{name}"))?;
         validate(shell, documents, &scratch.join(format!("{}.yaml", name.replace('/', "-"))))?;
@@ -49,16 +51,27 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
         if !problems.is_empty() {
             bail!("k8s/{name} does not fit the binary:\n  {}", problems.join("\n  "));
         }
-        let planted = plants::all_found(documents, &facts)? + monitoring::check(shell, documents, &scratch)?;
+        let planted = plants::all_found(documents, &facts)?;
+        let of_monitoring = monitoring::check(shell, documents, &scratch)?;
         println!(
-            "k8s/{name}: {} objects agree with the binary; {planted} planted faults found",
-            documents.len()
+            "k8s/{name}: {} objects agree with the binary; {} planted faults found",
+            documents.len(),
+            planted.len() + of_monitoring
         );
+        tried.extend(planted);
+        is_monitored |= of_monitoring > 0;
+    }
+    let untried: Vec<&str> = plants::names().filter(|name| !tried.contains(name)).collect();
+    if !untried.is_empty() {
+        bail!("no folder of k8s/ has what these faults are planted into: {}", untried.join(", "));
+    }
+    if !is_monitored {
+        bail!("no folder of k8s/ has the monitoring");
     }
     Ok(())
 }
 
-/// The Dockerfile; and the linter, by a file that it has to refuse.
+/// Lints the Dockerfile, and tries the linter on a file that it has to refuse.
 fn lint(shell: &Shell, scratch: &Path) -> anyhow::Result<()> {
     let hadolint = tools::hadolint(shell)?;
     let words = ["--no-color", "--failure-threshold", "info"];
@@ -71,7 +84,7 @@ fn lint(shell: &Shell, scratch: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every object by the schema of its kind; a field that the kind does not have is an error.
+/// Validates every object by the schema of its kind; a field that the kind does not have is an error.
 fn validate(shell: &Shell, documents: &[Value], file: &Path) -> anyhow::Result<()> {
     // JSON is YAML.
     let own = documents.iter().filter(|it| !monitoring::is_foreign(it)).map(Value::to_string);
@@ -113,10 +126,10 @@ impl Facts {
     }
 }
 
-/// The settings of the pods go through the binary, which says what it would grant a drain of as many as it takes.
+/// The seconds that the binary, with the settings of the pods, would grant a drain of as many clients as it takes.
 ///
 /// # Errors
-/// What the binary has against them.
+/// The binary refuses the settings.
 pub(crate) fn granted(shell: &Shell, documents: &[Value], scratch: &Path) -> anyhow::Result<u64> {
     let settings = Settings::of(documents)?;
     let set = workload(documents).context("there is no StatefulSet or Deployment")?;
@@ -140,7 +153,7 @@ pub(crate) fn granted(shell: &Shell, documents: &[Value], scratch: &Path) -> any
     Ok(grace)
 }
 
-/// What has the pods.
+/// The StatefulSet or Deployment.
 pub(crate) fn workload(documents: &[Value]) -> Option<&Value> {
     documents.iter().find(|it| it["kind"] == "StatefulSet" || it["kind"] == "Deployment")
 }

@@ -1,4 +1,4 @@
-//! What a schema does not see: names, ports, files and times in the manifests that belong together, or to the binary.
+//! Checks that no schema has: names, ports, files and times in the manifests that belong together, or to the binary.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::{Facts, network::Pods, render::Settings, workload};
 /// Kinds that are there, whatever else is.
 const KINDS: &[&str] = &["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"];
 
-/// What is wrong, each as a sentence.
+/// The problems that were found, each as a sentence.
 struct Found(Vec<String>);
 
 impl Found {
@@ -125,8 +125,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Somebody makes the topics before the node starts, which makes none: those of all ids that are leased, by the settings, or that
-    /// of the pod.
+    /// An init container makes the topics, as the node makes none: those of all ids that are leased, or that of the pod.
     fn topics(&self, found: &mut Found) {
         let ensure = ["topics", "ensure", "--node", "$(TIDEGATE__NODE__ID)"];
         let ensure = if self.is_deployment() { &ensure[..2] } else { &ensure[..] };
@@ -192,7 +191,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// What selects pods selects these, and what names them names them right.
+    /// All selectors select these pods, and all references to the workload name it.
     fn selectors(&self, found: &mut Found) {
         let labels = &self.set["spec"]["template"]["metadata"]["labels"];
         let spread = self.spec["topologySpreadConstraints"].as_array().into_iter().flatten();
@@ -237,7 +236,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// What has to be over before something else happens.
+    /// Times fit each other: probes, drain, grace, and the load in a rollout.
     fn times(&self, found: &mut Found) {
         let whole = |value: &Value| value.as_u64().unwrap_or(0);
         let readiness = &self.node()["readinessProbe"];
@@ -254,9 +253,9 @@ impl<'a> Look<'a> {
                 self.facts.grace
             )
         });
-        let told = self.number("drain.grace_ms");
-        found.need(told == given.saturating_sub(before) * 1_000, || {
-            format!("drain.grace_ms is {told}; of {given} s the node has what preStop ({before} s) leaves")
+        let set = self.number("drain.grace_ms");
+        found.need(set == given.saturating_sub(before) * 1_000, || {
+            format!("drain.grace_ms is {set}; of {given} s the node has what preStop ({before} s) leaves")
         });
         let is_local = |service: &Value| service["spec"]["externalTrafficPolicy"] == "Local";
         // Three looks of a balancer at a machine, 10 s apart, as clouds have it.

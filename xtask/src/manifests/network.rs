@@ -1,4 +1,4 @@
-//! What the NetworkPolicy lets in and out, held against who talks to a node, and what a node talks to.
+//! The check of the NetworkPolicy: it lets in and out what talks to a node and what a node talks to, and nothing else.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::render::Settings;
 
-/// What a policy is about.
+/// The pods that a policy is about.
 pub(super) struct Pods<'a> {
     /// Of the pods of nodes.
     pub(super) labels: &'a Value,
@@ -37,8 +37,8 @@ impl Pods<'_> {
                 found.push("the NetworkPolicy lets every port in".to_owned());
             }
             for port in ports {
-                if (self.port)(&port["port"]).is_none() {
-                    found.push(format!("the NetworkPolicy lets {} in, which is no port", port["port"]));
+                if (self.port)(&port["port"]).is_none() || !port["endPort"].is_null() {
+                    found.push(format!("the NetworkPolicy lets {port} in, which is not a port of a node"));
                 }
                 let name = port["port"].as_str().unwrap_or_default();
                 let_in.insert(name.to_owned());
@@ -68,12 +68,14 @@ impl Pods<'_> {
                 found.push("the NetworkPolicy lets every port out".to_owned());
             }
             for port in ports {
-                let number = port["port"].as_u64();
-                let udp = port["protocol"] == "UDP";
-                if number == link && !self.is_for_pods(rule, "to") {
+                let Some(number) = port["port"].as_u64().filter(|_| port["endPort"].is_null()) else {
+                    found.push(format!("the NetworkPolicy lets a node out at {port}, which is not one port"));
+                    continue;
+                };
+                if Some(number) == link && !self.is_for_pods(rule, "to") {
                     found.push("the NetworkPolicy lets a node call others than nodes as peers".to_owned());
                 }
-                let_out.extend(number.map(|number| (number, udp)));
+                let_out.insert((number, port["protocol"] == "UDP"));
             }
         }
         let mut wanted = BTreeSet::from([(53, true), (53, false)]);
@@ -124,7 +126,7 @@ fn peers<'a>(rule: &'a Value, side: &str) -> impl Iterator<Item = &'a Value> {
     rules(&rule[side])
 }
 
-/// To whoever there is: nobody is named, or everybody.
+/// Returns whether the rule names no peers, or allows all of them.
 fn is_open(rule: &Value, side: &str) -> bool {
     let mut named = peers(rule, side).peekable();
     named.peek().is_none()
@@ -136,7 +138,7 @@ fn is_open(rule: &Value, side: &str) -> bool {
         })
 }
 
-/// Of addresses and URLs.
+/// The ports in a text of addresses and URLs.
 fn named_ports(text: &str) -> Vec<u64> {
     let parts = text.split(':').skip(1);
     let digits = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>();

@@ -1,137 +1,438 @@
-//! Faults that are planted into rendered manifests, each of which the checks have to find.
+//! Faults that are planted into rendered manifests. The check that a fault is for has to find it.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::{Facts, agree, render::Settings, workload};
 
-/// In place of a kind: whatever has the pods.
+/// In place of a kind: the kind of the object that has the pods.
 const PODS: &str = "pods";
 
+const CONFIG: &str = "ConfigMap";
 const NET: &str = "NetworkPolicy";
-const POD: &str = "/spec/template/spec";
-const NODE: &str = "/spec/template/spec/containers/0";
+const SCALER: &str = "HorizontalPodAutoscaler";
 
-/// (what is wrong, the kind of object, where in it, what is there then; null takes it away)
-fn plants() -> Vec<(&'static str, &'static str, String, Value)> {
-    let pod = |path: &str| format!("{POD}{path}");
-    let node = |path: &str| format!("{NODE}{path}");
-    let own = |path: &str| path.to_owned();
+/// (what is wrong, the kind of object, where in it, what is there then, a part of the problem that a check has to report); null
+/// takes it away.
+type Plant = (&'static str, &'static str, &'static str, Value, &'static str);
+
+/// All plants, for manifests with these settings.
+fn plants(settings: &str) -> Vec<Plant> {
+    [
+        of_nodes(),
+        of_pods(),
+        of_security(),
+        of_services(),
+        of_scaling(),
+        of_settings(settings),
+        of_ways_in(),
+        of_ways_out(),
+    ]
+    .concat()
+}
+
+/// The names of all plants.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    plants("").into_iter().map(|(what, ..)| what)
+}
+
+/// Faults of times, ports and probes of a node.
+fn of_nodes() -> Vec<Plant> {
+    let stop = "node/lifecycle/preStop/sleep/seconds";
     vec![
-        ("a grace too short", PODS, pod("/terminationGracePeriodSeconds"), json!(50)),
-        ("a balancer that was not told", PODS, node("/lifecycle/preStop/sleep/seconds"), json!(29)),
-        ("a preStop too long", PODS, node("/lifecycle/preStop/sleep/seconds"), json!(45)),
-        ("another client port", PODS, node("/ports/0/containerPort"), json!(7801)),
-        ("another port of the Service", "Service", own("/spec/ports/0/port"), json!(80)),
-        ("a Service of nobody", "Service", own("/spec/selector"), json!({"app": "another"})),
-        ("a wrong probe path", PODS, node("/readinessProbe/httpGet/path"), json!("/ready")),
-        ("a drain that ends the pod", PODS, node("/livenessProbe/httpGet/path"), json!("/readyz")),
-        ("probes on the client port", PODS, node("/livenessProbe/httpGet/port"), json!("client")),
-        ("readiness too slow for a drain", PODS, node("/readinessProbe/failureThreshold"), json!(3)),
-        ("an unknown variable", PODS, node("/env/1/name"), json!("TIDEGATE__NODE__NAME")),
-        ("peers at another name", "StatefulSet", own("/spec/serviceName"), json!("tidegate")),
-        ("peers at another address", "Deployment", node("/env/2/value"), json!("0.0.0.0:7802")),
+        (
+            "a grace too short",
+            PODS,
+            "pod/terminationGracePeriodSeconds",
+            json!(50),
+            "PeriodSeconds is 50; preStop",
+        ),
+        ("a preStop too short for a balancer", PODS, stop, json!(29), "preStop is 29 s: a balancer"),
+        ("a preStop too long", PODS, stop, json!(45), "preStop (45 s) and what drain-plan prints"),
+        (
+            "another client port",
+            PODS,
+            "node/ports/0/containerPort",
+            json!(7801),
+            "client of the pod is Some(7801)",
+        ),
+        (
+            "a wrong probe path",
+            PODS,
+            "node/readinessProbe/httpGet/path",
+            json!("/ready"),
+            "Probe asks for \"/ready\", which",
+        ),
+        (
+            "a drain that ends the pod",
+            PODS,
+            "node/livenessProbe/httpGet/path",
+            json!("/readyz"),
+            "livenessProbe asks for /readyz",
+        ),
+        (
+            "probes on the client port",
+            PODS,
+            "node/livenessProbe/httpGet/port",
+            json!("client"),
+            "livenessProbe asks the port",
+        ),
+        (
+            "readiness too slow for a drain",
+            PODS,
+            "node/readinessProbe/failureThreshold",
+            json!(3),
+            "takes 6000 ms to see a drain",
+        ),
+    ]
+}
+
+/// Faults of the names of pods, of what runs before a node, and of where its settings are.
+fn of_pods() -> Vec<Plant> {
+    let id = json!({"name": "TIDEGATE__NODE__ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}});
+    let advertised = "TIDEGATE__LINK__ADVERTISE is ";
+    vec![
+        (
+            "an unknown variable",
+            PODS,
+            "node/env/1/name",
+            json!("TIDEGATE__NODE__NAME"),
+            "__NAME is no variable",
+        ),
+        (
+            "settings elsewhere",
+            PODS,
+            "node/env/0/value",
+            json!("/etc/tidegate.toml"),
+            "TIDEGATE_CONFIG says else",
+        ),
+        ("peers at another address", "Deployment", "node/env/2/value", json!("0.0.0.0:7802"), advertised),
         (
             "peers at a name",
             "StatefulSet",
-            node("/env/3/value"),
+            "node/env/3/value",
             json!("$(TIDEGATE__NODE__ID).tidegate-nodes:7802"),
+            advertised,
         ),
         (
-            "a name that changes",
-            "Deployment",
-            node("/env/1"),
-            json!({"name": "TIDEGATE__NODE__ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+            "another id than the pod's name",
+            "StatefulSet",
+            "node/env/1/valueFrom/fieldRef/fieldPath",
+            json!("metadata.uid"),
+            "id is not the name of its pod",
         ),
-        ("a rollout that does not wait", "Deployment", own("/spec/minReadySeconds"), json!(5)),
-        ("more pods than ids", "HorizontalPodAutoscaler", own("/spec/maxReplicas"), json!(30)),
-        ("another user than the image's", PODS, pod("/securityContext/runAsUser"), json!(10002)),
-        ("keys that can't be read", PODS, pod("/securityContext/fsGroup"), Value::Null),
-        ("a root that can be written", PODS, node("/securityContext/readOnlyRootFilesystem"), json!(false)),
-        ("a token for the pod", "ServiceAccount", own("/automountServiceAccountToken"), json!(true)),
-        ("a number against the autoscaler's", PODS, own("/spec/replicas"), json!(3)),
+        ("a name that changes", "Deployment", "node/env/1", id, "have names that nobody has again"),
+        (
+            "a rollout that does not wait",
+            "Deployment",
+            "/spec/minReadySeconds",
+            json!(5),
+            "minReadySeconds is below",
+        ),
+        ("no spreading", PODS, "pod/topologySpreadConstraints", Value::Null, "pods are spread over []"),
+        ("no topics", PODS, "pod/initContainers/0/args", json!(["topics"]), "no init container runs ["),
+        (
+            "no topic for a pod",
+            "StatefulSet",
+            "pod/initContainers/0/args",
+            json!(["topics", "ensure"]),
+            "\"ensure\", \"--node\"",
+        ),
+    ]
+}
+
+/// Faults by which a pod may do, read or use more than it should.
+fn of_security() -> Vec<Plant> {
+    let open = "\"tidegate\" may do more than it needs";
+    let token = "a pod gets a token of Kubernetes";
+    vec![
+        (
+            "another user than the image's",
+            PODS,
+            "pod/securityContext/runAsUser",
+            json!(10002),
+            "the pod runs as 10002:10001",
+        ),
+        (
+            "an account that may be root",
+            PODS,
+            "pod/securityContext/runAsNonRoot",
+            json!(false),
+            "the pod runs as 10001:10001",
+        ),
+        ("keys that can't be read", PODS, "pod/securityContext/fsGroup", Value::Null, "its keys: fsGroup"),
+        (
+            "a root that can be written",
+            PODS,
+            "node/securityContext/readOnlyRootFilesystem",
+            json!(false),
+            open,
+        ),
+        (
+            "more privileges than at the start",
+            PODS,
+            "node/securityContext/allowPrivilegeEscalation",
+            json!(true),
+            open,
+        ),
+        ("capabilities", PODS, "node/securityContext/capabilities/drop", json!(["NET_RAW"]), open),
+        (
+            "every system call",
+            PODS,
+            "pod/securityContext/seccompProfile/type",
+            json!("Unconfined"),
+            "no seccomp profile",
+        ),
+        (
+            "memory without a limit",
+            PODS,
+            "node/resources/limits/memory",
+            Value::Null,
+            "\"tidegate\" has no memory limit",
+        ),
+        ("a token for the account", "ServiceAccount", "/automountServiceAccountToken", json!(true), token),
+        ("a token for the pod", PODS, "pod/automountServiceAccountToken", json!(true), token),
+        (
+            "another account",
+            PODS,
+            "pod/serviceAccountName",
+            json!("default"),
+            "there is no ServiceAccount \"default\"",
+        ),
+    ]
+}
+
+/// Faults of Services, and of other objects that select pods.
+fn of_services() -> Vec<Plant> {
+    let labels = "/spec/selector/matchLabels";
+    vec![
+        (
+            "another port of the Service",
+            "Service",
+            "/spec/ports/0/port",
+            json!(80),
+            "leads from 80 to Some(78",
+        ),
+        (
+            "a port without a Service",
+            "Service",
+            "/spec/ports/0/targetPort",
+            json!("admin"),
+            "no Service leads to ",
+        ),
+        (
+            "a Service of nobody",
+            "Service",
+            "/spec/selector",
+            json!({"app": "another"}),
+            "\"Service\" \"tidegate\" does not",
+        ),
+        (
+            "peers at another name",
+            "StatefulSet",
+            "/spec/serviceName",
+            json!("tidegate"),
+            "peers do not find a node",
+        ),
+        ("a budget for nobody", "PodDisruptionBudget", labels, json!({}), "Budget\" \"tidegate\" does not"),
+        ("no budget", "PodDisruptionBudget", "/kind", Value::Null, "there is no PodDisruptionBudget"),
+        ("a scrape of nobody", "PodMonitor", labels, json!({}), "\"PodMonitor\" \"tidegate\" does not"),
+    ]
+}
+
+/// Faults of the number of nodes.
+fn of_scaling() -> Vec<Plant> {
+    vec![
+        ("no autoscaler", SCALER, "/kind", Value::Null, "nodes of a cluster are scaled, and no others"),
+        ("a number against the autoscaler's", PODS, "/spec/replicas", json!(3), "3 replicas: of a cluster"),
+        ("more pods than ids", SCALER, "/spec/maxReplicas", json!(30), "24 ids (node.ids) for up to 30"),
         (
             "scaling by something else",
-            "HorizontalPodAutoscaler",
-            own("/spec/metrics/0/pods/metric/name"),
+            SCALER,
+            "/spec/metrics/0/pods/metric/name",
             json!("cpu"),
+            "autoscaler goes by",
         ),
         (
             "scaling too late",
-            "HorizontalPodAutoscaler",
-            own("/spec/metrics/0/pods/target/averageValue"),
+            SCALER,
+            "/spec/metrics/0/pods/target/averageValue",
             json!("6000"),
+            "with 6000 connections each",
         ),
-        ("scaling of nothing", "HorizontalPodAutoscaler", own("/spec/scaleTargetRef/name"), json!("gate")),
-        ("a budget for nobody", "PodDisruptionBudget", own("/spec/selector/matchLabels"), json!({})),
-        ("no spreading", PODS, pod("/topologySpreadConstraints"), Value::Null),
-        ("no topics", PODS, pod("/initContainers/0/args"), json!(["topics"])),
-        ("no topic for a pod", "StatefulSet", pod("/initContainers/0/args"), json!(["topics", "ensure"])),
-        ("an unknown setting", "ConfigMap", own("/data/tidegate.toml"), json!("[node]\nname = \"n1\"\n")),
+        ("scaling of nothing", SCALER, "/spec/scaleTargetRef/name", json!("gate"), "the autoscaler scales {"),
     ]
 }
 
-/// The same, of who may call whom.
-fn of_network() -> Vec<(&'static str, &'static str, String, Value)> {
-    let own = |path: &str| path.to_owned();
+/// Faults of tidegate.toml, each a change of this text.
+fn of_settings(text: &str) -> Vec<Plant> {
+    let of = |what: &'static str, text: String, expected: &'static str| -> Plant {
+        (what, CONFIG, "/data/tidegate.toml", json!(text), expected)
+    };
+    let changed = |from: &str, to: &str| text.replace(from, to);
     vec![
-        ("peers from anywhere", NET, own("/spec/ingress/1/from"), Value::Null),
-        ("peers of any namespace", NET, own("/spec/ingress/1/from/0/namespaceSelector"), json!({})),
+        of("an unknown setting", format!("{text}\n[node2]\nname = \"n1\"\n"), "node2.name is no setting"),
+        of("another grace of the node", changed("grace_ms = ", "grace_ms = 1"), "drain.grace_ms is 1"),
+        of("no token key", changed("key_file = \"/keys/token.key\"", ""), "the nodes share no token key"),
+        of(
+            "a key that nobody makes",
+            changed("/keys/token.key", "/keys/another.key"),
+            "auth.key_file is /keys/another.key: k8s/README.md makes no such file in /keys",
+        ),
+        of(
+            "ids on lease for named nodes",
+            changed("[node]\n", "[node]\nids = 3\n"),
+            "nodes with names of their own lease none",
+        ),
+    ]
+}
+
+/// Faults of the ways that the NetworkPolicy leaves into a node.
+fn of_ways_in() -> Vec<Plant> {
+    let link = "lets others than it should in at link";
+    let no_port = "in, which is not a port of a node";
+    vec![
+        ("peers from anywhere", NET, "/spec/ingress/1/from", Value::Null, link),
+        ("peers of any namespace", NET, "/spec/ingress/1/from/0/namespaceSelector", json!({}), link),
         (
             "peers of another kind",
             NET,
-            own("/spec/ingress/1/from/0/podSelector"),
+            "/spec/ingress/1/from/0/podSelector",
             json!({"matchLabels": {"a": "b"}}),
+            link,
         ),
-        ("figures for everybody", NET, own("/spec/ingress/2/from"), json!([])),
-        ("every port open", NET, own("/spec/ingress/0/ports"), Value::Null),
-        ("no way in for clients", NET, own("/spec/ingress/0/ports/0/port"), json!("monitor")),
-        ("the way out not kept", NET, own("/spec/policyTypes"), json!(["Ingress"])),
-        ("everything let out", NET, own("/spec/egress/1/ports"), Value::Null),
-        ("peers that can't be called", NET, own("/spec/egress/0/ports/0/port"), json!(7803)),
-        ("strangers called as peers", NET, own("/spec/egress/0/to"), Value::Null),
-        ("no names", NET, own("/spec/egress/1/ports/0/protocol"), json!("TCP")),
-        ("no Kafka", NET, own("/spec/egress/2/ports/0/port"), json!(9093)),
+        (
+            "figures for everybody",
+            NET,
+            "/spec/ingress/2/from",
+            json!([]),
+            "lets others than it should in at monitor",
+        ),
+        ("every port open", NET, "/spec/ingress/0/ports", Value::Null, "lets every port in"),
+        ("another port open", NET, "/spec/ingress/0/ports/0/port", json!("admin"), no_port),
+        ("a range of ports open", NET, "/spec/ingress/0/ports/0/endPort", json!(65535), no_port),
+        (
+            "no way in for clients",
+            NET,
+            "/spec/ingress/0/ports/0/port",
+            json!("monitor"),
+            "lets {\"link\", \"monitor\"} in",
+        ),
     ]
 }
 
-/// How many there were; fails on one that nobody found.
-pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<usize> {
+/// Faults of the ways that it leaves out of a node.
+fn of_ways_out() -> Vec<Plant> {
+    let many = ", which is not one port";
+    vec![
+        ("the way out not kept", NET, "/spec/policyTypes", json!(["Ingress"]), "does not keep in and out"),
+        ("everything let out", NET, "/spec/egress/1/ports", Value::Null, "lets every port out"),
+        ("every TCP port let out", NET, "/spec/egress/1/ports/1/port", Value::Null, many),
+        ("a range let out", NET, "/spec/egress/1/ports/1/endPort", json!(65535), many),
+        (
+            "peers that can't be called",
+            NET,
+            "/spec/egress/0/ports/0/port",
+            json!(7803),
+            "keeps a node from (port, udp) [(7802, false)]",
+        ),
+        (
+            "strangers called as peers",
+            NET,
+            "/spec/egress/0/to",
+            Value::Null,
+            "lets a node call others than nodes",
+        ),
+        (
+            "no names",
+            NET,
+            "/spec/egress/1/ports/0/protocol",
+            json!("TCP"),
+            "keeps a node from (port, udp) [(53, true)]",
+        ),
+        (
+            "no Kafka",
+            NET,
+            "/spec/egress/2/ports/0/port",
+            json!(9093),
+            "keeps a node from (port, udp) [(9092, false)]",
+        ),
+        (
+            "a port of nothing let out",
+            NET,
+            "/spec/egress/2/ports/0/port",
+            json!(9093),
+            "[(9093, false)], where nothing is",
+        ),
+        (
+            "sentinels without their master",
+            NET,
+            "/spec/egress/2/ports/1/port",
+            json!(26379),
+            "and to no master",
+        ),
+    ]
+}
+
+/// Plants every fault that fits the manifests.
+///
+/// # Errors
+/// A fault whose check does not report it.
+pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<Vec<&'static str>> {
     let pods = workload(documents).and_then(|it| it["kind"].as_str()).unwrap_or_default();
-    let plants = plants().into_iter().chain(of_network()).map(|(what, kind, path, value)| {
-        let kind = if kind == PODS { pods } else { kind };
-        (what, kind, path, value)
-    });
-    let profile = Settings::of(documents)?.value("node.profile");
-    // Only a Deployment leases ids, and only nodes of a cluster call somebody and have topics.
+    let settings = Settings::of(documents)?;
+    let is = |key: &str, value: &str| settings.value(key).as_deref() == Some(value);
+    let (is_cluster, has_sentinels) = (is("node.profile", "cluster"), is("redis.mode", "sentinel"));
     let fits = |what: &str| match what {
+        // Only a Deployment leases ids.
         "more pods than ids" => pods == "Deployment",
+        "ids on lease for named nodes" => pods == "StatefulSet",
+        "a preStop too short for a balancer" => {
+            documents.iter().any(|it| it["spec"]["externalTrafficPolicy"] == "Local")
+        }
+        "sentinels without their master" => has_sentinels,
+        "a port of nothing let out" => is_cluster && !has_sentinels,
+        // Only nodes of a cluster call somebody, share a key and have topics.
         "peers that can't be called"
         | "peers at a name"
         | "no Kafka"
+        | "no token key"
+        | "a key that nobody makes"
         | "no topics"
-        | "no topic for a pod" => profile.as_deref() == Some("cluster"),
+        | "no topic for a pod" => is_cluster,
         _ => true,
     };
-    let there = |kind: &str| documents.iter().any(|it| it["kind"] == kind);
-    let plants: Vec<_> = plants.filter(|(what, kind, ..)| there(kind) && fits(what)).collect();
-    for (what, kind, path, value) in &plants {
+    let mut tried = Vec::new();
+    for (what, kind, path, value, expected) in plants(&settings.text) {
+        let kind = if kind == PODS { pods } else { kind };
         let mut planted = documents.to_vec();
-        let Some(object) = planted.iter_mut().find(|it| it["kind"] == *kind) else { continue };
-        set(object, path, value.clone());
-        if agree::problems(&planted, facts).is_empty() {
-            bail!("the checks found nothing wrong with {what}: {kind} {path} = {value}");
+        let object = planted.iter_mut().find(|it| it["kind"] == kind);
+        let Some(object) = object.filter(|_| fits(what)) else { continue };
+        set(object, &whole(path), value.clone()).with_context(|| format!("{what} can't be planted"))?;
+        let problems = agree::problems(&planted, facts);
+        if !problems.iter().any(|problem| problem.contains(expected)) {
+            bail!(
+                "no check reports {expected:?} for {what}: {kind} {path} = {value}; reported: {problems:?}"
+            );
         }
+        tried.push(what);
     }
-    Ok(plants.len())
+    Ok(tried)
 }
 
-fn set(object: &mut Value, path: &str, value: Value) {
-    let (parent, key) = path.rsplit_once('/').unwrap_or(("", path));
-    let Some(parent) = object.pointer_mut(parent) else { return };
-    match (parent, key.parse::<usize>()) {
-        (Value::Array(list), Ok(at)) if at < list.len() => list[at] = value,
+/// The whole path, where `pod` stands for the pod and `node` for its first container.
+fn whole(path: &str) -> String {
+    let spec = path.replacen("node/", "pod/containers/0/", 1);
+    spec.replacen("pod/", "/spec/template/spec/", 1)
+}
+
+/// Puts the value at the end of the path; none if its parent is not there.
+fn set(object: &mut Value, path: &str, value: Value) -> Option<()> {
+    let (parent, key) = path.rsplit_once('/')?;
+    match (object.pointer_mut(parent)?, key.parse::<usize>()) {
+        (Value::Array(list), Ok(at)) => *list.get_mut(at)? = value,
         (Value::Object(map), _) => _ = map.insert(key.to_owned(), value),
-        _ => {}
+        _ => return None,
     }
+    Some(())
 }
