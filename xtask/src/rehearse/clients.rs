@@ -24,23 +24,23 @@ use crate::shell;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Between two tries of what did not work.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long one thing may be tried for: far longer than a node takes to leave.
+/// The time for which one thing may be tried: far longer than a node takes to leave.
 const PATIENCE: Duration = Duration::from_secs(60);
 const READ: Duration = Duration::from_millis(200);
 
-/// Pairs of people, one of whom writes and one hears.
+/// Pairs of clients, one of which writes and one of which receives.
 pub(crate) struct Talk {
     over: Arc<AtomicBool>,
-    /// Nobody waits for them any more.
+    /// Set when nobody waits for them any more.
     alone: Arc<AtomicBool>,
-    pairs: Vec<(Ending<Said>, Ending<Got>)>,
+    pairs: Vec<(Ending<Sent>, Ending<Got>)>,
 }
 
-/// What somebody has when it is over.
+/// The thread of a client, which returns what it has when the talk is over.
 type Ending<T> = JoinHandle<anyhow::Result<T>>;
 
-/// What a writer was promised.
-struct Said {
+/// The acks of a writer.
+struct Sent {
     /// The number of each message, by the seq of its ack.
     acked: BTreeMap<u64, u64>,
     /// The longest wait for an ack, and when it began, from the first message on.
@@ -48,14 +48,15 @@ struct Said {
     logins: usize,
 }
 
-/// What the other one has: the number of each message, by seq.
+/// The messages of a receiver.
 struct Got {
-    heard: BTreeMap<u64, u64>,
+    /// The number of each message, by seq.
+    received: BTreeMap<u64, u64>,
     logins: usize,
 }
 
 impl Talk {
-    /// Has them log in wherever a Service would send them.
+    /// Starts the clients, which log in where a Service would send them.
     pub(crate) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
         let [over, alone] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut talk = Self { over: Arc::clone(&over), alone: Arc::clone(&alone), pairs: Vec::new() };
@@ -70,66 +71,69 @@ impl Talk {
                 let (endpoints, alone) = (Arc::clone(endpoints), Arc::clone(&alone));
                 Ok(Person { user, token, endpoints, alone, first: nth, logins: 0 })
             };
-            let (writer, hearer) = (person("w")?, person("h")?);
+            // The conversation names the users in order.
+            let (writer, receiver) = (person("w")?, person("r")?);
             let last = Arc::new(AtomicUsize::new(usize::MAX));
-            let conversation = format!("d:{}:{}", hearer.user, writer.user);
-            let (to, told, over) = (hearer.user.clone(), Arc::clone(&last), Arc::clone(&over));
+            let conversation = format!("d:{}:{}", receiver.user, writer.user);
+            let (to, ended, over) = (receiver.user.clone(), Arc::clone(&last), Arc::clone(&over));
             let write = thread::spawn(move || {
-                let said = write(writer, &to, &over);
+                let sent = write(writer, &to, &over);
                 let count =
-                    said.as_ref().map_or(0, |said| said.acked.last_key_value().map_or(0, |(seq, _)| *seq));
-                told.store(usize::try_from(count).unwrap_or(0), Ordering::SeqCst);
-                said
+                    sent.as_ref().map_or(0, |sent| sent.acked.last_key_value().map_or(0, |(seq, _)| *seq));
+                ended.store(usize::try_from(count).unwrap_or(0), Ordering::SeqCst);
+                sent
             });
-            talk.pairs.push((write, thread::spawn(move || hear(hearer, &conversation, &last))));
+            talk.pairs.push((write, thread::spawn(move || receive(receiver, &conversation, &last))));
         }
         Ok(talk)
     }
 
-    /// Has them end without a word: something else went wrong.
+    /// Ends the clients without a verdict, since something else went wrong.
     pub(crate) fn abandon(self) {
         self.over.store(true, Ordering::SeqCst);
         self.alone.store(true, Ordering::SeqCst);
     }
 
-    /// Has them end, and says how it went.
+    /// Ends the clients, and returns their figures.
     ///
     /// # Errors
-    /// Somebody lacks something, has it twice or in another order.
+    /// A message is missing, was received at another seq than that of its ack, or was never acked; the seqs are not in the
+    /// writer's order.
     pub(crate) fn end(self) -> anyhow::Result<String> {
         self.over.store(true, Ordering::SeqCst);
         let (mut messages, mut logins, mut longest) = (0, 0, (Duration::ZERO, Duration::ZERO));
-        for (write, hear) in self.pairs {
-            let said = write.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
-            let got = hear.join().map_err(|_| anyhow::anyhow!("a hearer panicked"))?;
-            let (said, got) = (said?, got?);
-            judge(&said.acked, &got.heard)?;
-            messages += said.acked.len();
-            logins += said.logins + got.logins;
-            longest = longest.max(said.longest);
+        for (write, receive) in self.pairs {
+            let sent = write.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
+            let got = receive.join().map_err(|_| anyhow::anyhow!("a receiver panicked"))?;
+            let (sent, got) = (sent?, got?);
+            judge(&sent.acked, &got.received)?;
+            messages += sent.acked.len();
+            logins += sent.logins + got.logins;
+            longest = longest.max(sent.longest);
         }
         if messages == 0 {
-            bail!("nobody said anything");
+            bail!("no message was acked");
         }
         Ok(format!(
-            "{messages} messages acked, each heard once and in order; {logins} logins; longest wait for an ack {:.1} s, from {:.1} s on",
+            "{messages} messages acked, each received at the seq of its ack, in the writer's order; {logins} logins; \
+             longest wait for an ack {:.1} s, from {:.1} s on",
             longest.0.as_secs_f64(),
             longest.1.as_secs_f64()
         ))
     }
 }
 
-/// Everything that was acked was heard, at its seq; nothing else was, and the order is that of the writer.
-fn judge(acked: &BTreeMap<u64, u64>, heard: &BTreeMap<u64, u64>) -> anyhow::Result<()> {
+/// Checks that the messages received are exactly those acked, at the same seqs, in the writer's order.
+fn judge(acked: &BTreeMap<u64, u64>, received: &BTreeMap<u64, u64>) -> anyhow::Result<()> {
     for (seq, number) in acked {
-        match heard.get(seq) {
+        match received.get(seq) {
             Some(got) if got == number => {}
-            Some(got) => bail!("seq {seq} was acked for message {number} and heard as {got}"),
-            None => bail!("message {number} was acked with seq {seq} and never heard"),
+            Some(got) => bail!("seq {seq} was acked for message {number} and received as {got}"),
+            None => bail!("message {number} was acked with seq {seq} and never received"),
         }
     }
-    if let Some((seq, number)) = heard.iter().find(|(seq, _)| !acked.contains_key(seq)) {
-        bail!("message {number} was heard with seq {seq}, which was never acked");
+    if let Some((seq, number)) = received.iter().find(|(seq, _)| !acked.contains_key(seq)) {
+        bail!("message {number} was received with seq {seq}, which was never acked");
     }
     if !acked.values().zip(1..).all(|(number, nth)| *number == nth) {
         bail!("the seqs are not in the order of the messages: {acked:?}");
@@ -137,10 +141,10 @@ fn judge(acked: &BTreeMap<u64, u64>, heard: &BTreeMap<u64, u64>) -> anyhow::Resu
     Ok(())
 }
 
-/// Says 1, 2, 3 and so on, each until it is acked.
-fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Said> {
+/// Sends 1, 2, 3 and so on, each until it is acked.
+fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Sent> {
     let mut conn = me.login()?;
-    let mut said = Said { acked: BTreeMap::new(), longest: Default::default(), logins: 0 };
+    let mut sent = Sent { acked: BTreeMap::new(), longest: Default::default(), logins: 0 };
     let first = Instant::now();
     for number in 1.. {
         if over.load(Ordering::SeqCst) {
@@ -159,32 +163,32 @@ fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Said> {
             }
             attempt += 1;
         };
-        if said.acked.insert(seq, number).is_some() {
+        if sent.acked.insert(seq, number).is_some() {
             bail!("{}: seq {seq} was given twice", me.user);
         }
-        said.longest = said.longest.max((began.elapsed(), began - first));
+        sent.longest = sent.longest.max((began.elapsed(), began - first));
         thread::sleep(PAUSE);
     }
-    said.logins = me.logins;
-    Ok(said)
+    sent.logins = me.logins;
+    Ok(sent)
 }
 
-/// Hears until it has everything up to `last`, which is known when the writer has ended.
-fn hear(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Result<Got> {
+/// Receives until it has every message up to `last`, which is set when the writer has ended.
+fn receive(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Result<Got> {
     let mut conn = me.login()?;
-    let mut heard: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut received: BTreeMap<u64, u64> = BTreeMap::new();
     let (mut waited, mut pulled) = (None::<Instant>, Instant::now());
     loop {
-        let whole = heard.keys().zip(1..).take_while(|(seq, nth)| **seq == *nth).count();
+        let whole = received.keys().zip(1..).take_while(|(seq, nth)| **seq == *nth).count();
         let wanted = last.load(Ordering::SeqCst);
         if wanted <= whole {
-            return Ok(Got { heard, logins: me.logins });
+            return Ok(Got { received, logins: me.logins });
         }
         if wanted != usize::MAX && waited.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             bail!("{}: {whole} of {wanted} messages came", me.user);
         }
         // A hole, or the end: ask for it, now and then.
-        let behind = wanted != usize::MAX || heard.len() > whole;
+        let behind = wanted != usize::MAX || received.len() > whole;
         let mut step = || -> anyhow::Result<()> {
             if behind && pulled.elapsed() > READ {
                 pulled = Instant::now();
@@ -194,10 +198,10 @@ fn hear(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Resul
             let pushes = frame["page"]["messages"].as_array().into_iter().flatten().chain(frame.get("push"));
             for push in pushes {
                 let (seq, number) = numbers(push)?;
-                if let Some(before) = heard.insert(seq, number)
+                if let Some(before) = received.insert(seq, number)
                     && before != number
                 {
-                    bail!("seq {seq} was heard as {before} and as {number}");
+                    bail!("seq {seq} was received as {before} and as {number}");
                 }
                 conn.ack(conversation, seq)?;
             }
@@ -208,7 +212,7 @@ fn hear(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Resul
                 return Err(error);
             }
             conn = me.login()?;
-            // What was said meanwhile.
+            // The messages of the meantime.
             conn.pull(conversation, whole as u64).ok();
         }
     }
@@ -219,7 +223,7 @@ fn numbers(push: &Value) -> anyhow::Result<(u64, u64)> {
     Ok((push["seq"].as_u64().context("a push without seq")?, number.context("a push without msgId")?))
 }
 
-/// Somebody who comes back.
+/// A client that comes back.
 struct Person {
     user: String,
     token: String,
@@ -247,7 +251,7 @@ struct Conn {
 }
 
 impl Person {
-    /// A new connection to whichever node a Service names.
+    /// A new connection to a node that a Service names.
     fn login(&mut self) -> anyhow::Result<Conn> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE && !self.alone.load(Ordering::SeqCst) {
@@ -351,12 +355,12 @@ mod tests {
         let of = |pairs: &[(u64, u64)]| pairs.iter().copied().collect::<BTreeMap<u64, u64>>();
         let acked = of(&[(1, 1), (2, 2), (3, 3)]);
         assert!(judge(&acked, &acked).is_ok());
-        for (heard, what) in [
-            (of(&[(1, 1), (3, 3)]), "never heard"),
-            (of(&[(1, 1), (2, 3), (3, 2)]), "heard as 3"),
+        for (received, what) in [
+            (of(&[(1, 1), (3, 3)]), "never received"),
+            (of(&[(1, 1), (2, 3), (3, 2)]), "received as 3"),
             (of(&[(1, 1), (2, 2), (3, 3), (4, 3)]), "never acked"),
         ] {
-            let said = judge(&acked, &heard).expect_err("it is wrong").to_string();
+            let said = judge(&acked, &received).expect_err("it is wrong").to_string();
             assert!(said.contains(what), "{said}");
         }
         let turned = of(&[(1, 2), (2, 1)]);

@@ -1,4 +1,4 @@
-//! The numbers of a rollout, as the manifests have them, and what takes the place of a container here.
+//! The numbers of a rollout, as the manifests have them, and a place for its containers on this machine.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,21 +7,21 @@ use serde_json::Value;
 
 use crate::manifests::render::{self, Settings};
 
-/// What the manifests say of the pods.
+/// The numbers and containers of the pods.
 pub(super) struct Plan {
-    /// What it is of, for people.
+    /// The name of the rollout, for people.
     pub(super) name: String,
-    /// How many there are.
+    /// The number of pods.
     pub(super) replicas: usize,
     /// From the deletion of a pod to SIGKILL.
     pub(super) grace: Duration,
-    /// What `preStop` waits, of the grace.
+    /// The part of the grace that `preStop` waits.
     pub(super) before: Duration,
-    /// How long a pod has to be ready until it counts.
+    /// The time for which a pod has to be ready until it counts.
     pub(super) available: Duration,
-    /// From SIGTERM on newcomers are taken for this long.
+    /// The time from SIGTERM during which newcomers are taken.
     pub(super) door: Duration,
-    /// Of the set: pods are named by it.
+    /// The name of the set, by which pods are named.
     pub(super) set: String,
     /// The text of the settings that are mounted.
     pub(super) settings: String,
@@ -30,7 +30,7 @@ pub(super) struct Plan {
     pub(super) init: Vec<Value>,
 }
 
-/// What takes the place of a container, a volume and a Service on this machine.
+/// The place of containers, volumes and Services on this machine.
 pub(crate) struct Place {
     pub(crate) program: PathBuf,
     pub(crate) folder: PathBuf,
@@ -39,7 +39,7 @@ pub(crate) struct Place {
     pub(crate) servers: Vec<String>,
 }
 
-/// How a pod is asked, and how often.
+/// A probe of a pod, and its times.
 #[derive(Clone)]
 pub(super) struct Probe {
     pub(super) name: &'static str,
@@ -121,7 +121,7 @@ pub(super) fn command(
     Ok((args, environment))
 }
 
-/// Where each volume of a container is mounted, and where it is here.
+/// The folder at which each volume of a container is mounted, and its folder here.
 pub(super) fn mounts(
     container: &Value,
     volumes: &[(&str, PathBuf)],
