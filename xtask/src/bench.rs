@@ -6,15 +6,15 @@ use crate::{
     shell::{self, Shell},
 };
 
-/// Where these servers keep their data, and which they are.
-const SERVERS: &str = "bench-services";
+/// The servers of its own.
 const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 /// Scenarios that need them.
 const OF_A_CLUSTER: &[&str] = &["kafka", "redis", "cluster", "groups"];
 
 /// Runs the bench with `args`; unless these say where the servers are, with new ones where the scenario needs some.
 pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
-    let shell = &shell.with_profile("dist");
+    // Help needs no build for figures.
+    let shell = &shell.with_profile(if wants_help(args) { "ci" } else { "dist" });
     compile::programs(shell)?;
     let bench = |more: &[&str]| {
         shell::run(shell.command(shell.built("tidegate-lab")).arg("bench").args(args).args(more))
@@ -22,19 +22,18 @@ pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
     if !needs_servers(args) {
         return bench(&[]);
     }
-    let apart = Shell { are_measured: true, ..shell.apart(SERVERS, WANTED) };
-    // What a run that was ended left.
-    services::down(&apart)?;
-    services::with(&apart, || {
-        let list = apart.target.join(SERVERS).join("services.json").display().to_string();
-        bench(&["--services", &list])
-    })
+    let apart = Shell { are_measured: true, ..shell.apart(services::OF_BENCH, WANTED) };
+    services::with_new(&apart, |list| bench(&["--services", list]))
+}
+
+fn wants_help(args: &[String]) -> bool {
+    args.iter().any(|arg| arg == "--help" || arg == "-h")
 }
 
 fn needs_servers(args: &[String]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
     let names_servers = has("--services") || args.iter().any(|arg| arg.starts_with("--services="));
-    OF_A_CLUSTER.iter().any(|scenario| has(scenario)) && !names_servers && !has("--help") && !has("-h")
+    OF_A_CLUSTER.iter().any(|scenario| has(scenario)) && !names_servers && !wants_help(args)
 }
 
 #[cfg(test)]

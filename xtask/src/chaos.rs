@@ -1,26 +1,25 @@
 //! `tidegate-lab chaos`, by name of the commit.
 
-use std::{fs, path::PathBuf};
+use std::{env, fs, path::PathBuf};
 
 use anyhow::Context as _;
 
 use crate::{
-    evidence, services,
+    evidence, report, services,
     shell::{self, Shell},
     tools,
 };
 
-/// How long things break in the test run, in seconds; with the quiet at the end and the checker that is below three
-/// minutes.
+/// Seconds of faults in the test run; with the quiet at the end and the checker it takes below three minutes.
 pub(crate) const SHORT: u64 = 90;
 
 /// The same over three brokers.
 const BROKERS_SHORT: u64 = 60;
 
-/// The same for a cluster, beside half a minute for its servers: time for most of its faults to come twice.
+/// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
 pub(crate) const CLUSTER_SHORT: u64 = 100;
 
-/// The step of `cargo xtask test`; then losses are planted into what was recorded. How many of them were named.
+/// The step of `cargo xtask test`; then losses are planted into the history. Returns how many of them the checker named.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     let history = shell.scratch("chaos-history")?.join("history.jsonl");
     let words = ["--history".to_owned(), history.display().to_string()];
@@ -34,35 +33,31 @@ pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
 
 /// Breaks things for so long, then checks.
 pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    let (commit, _) = shell::output(shell.command("git").args(["describe", "--always", "--dirty"]))?;
-    let (seconds, commit) = (seconds.to_string(), commit.trim());
+    let (seconds, commit) = (seconds.to_string(), report::commit_name(shell)?);
     let seed = seed.map(|seed| seed.to_string());
-    let mut words = vec!["--seconds", &seconds, "--commit", commit];
+    let mut words = vec!["--seconds", &seconds, "--commit", &commit];
     words.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
     words.extend(more.iter().map(String::as_str));
     chaos(shell, &words)
 }
 
-/// Where the servers are that a run with several nodes breaks, and which.
-const SERVERS: &str = "chaos-services";
-/// The same for the step with three brokers, which runs next to others.
-const BROKERS: &str = "chaos-brokers";
+/// The servers that a run with several nodes breaks.
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(SERVERS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
+    cluster(&shell.apart(services::OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The step of `cargo xtask test` with three brokers, one of which may break.
 pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
+    cluster(&shell.apart(services::OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The short form with a seed of choice.
 pub(crate) fn cluster_again(shell: &Shell, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    cluster(&shell.apart(SERVERS, ONE_BROKER), CLUSTER_SHORT, seed, more)
+    cluster(&shell.apart(services::OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
 }
 
 /// The long form: three brokers, faults of up to a minute, clocks that jump.
@@ -73,28 +68,23 @@ pub(crate) fn cluster_long(
     more: &[String],
 ) -> anyhow::Result<()> {
     let words = ["--long".to_owned(), "--faketime".to_owned(), faketime(shell)?.display().to_string()];
-    cluster(&shell.apart(SERVERS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
+    cluster(&shell.apart(services::OF_CHAOS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
 }
 
 /// Breaks several nodes, and the servers that are started for them.
 fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    // What a run that was ended left.
-    services::down(apart)?;
-    services::with(apart, || {
-        let list = apart.target.join(apart.services).join("services.json").display().to_string();
-        let words = ["--cluster".to_owned(), list];
+    services::with_new(apart, |list| {
+        let words = ["--cluster".to_owned(), list.to_owned()];
         run(apart, seconds, seed, &[&words, more].concat())
     })
 }
 
 /// Restarts three nodes one after the other, so many times, under so many clients.
 pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[String]) -> anyhow::Result<()> {
-    let apart = shell.apart(SERVERS, ONE_BROKER);
-    services::down(&apart)?;
-    services::with(&apart, || {
-        let list = apart.target.join(SERVERS).join("services.json").display().to_string();
+    let apart = shell.apart(services::OF_CHAOS, ONE_BROKER);
+    services::with_new(&apart, |list| {
         let (restarts, clients) = (restarts.to_string(), clients.to_string());
-        let mut words = vec!["--cluster", &list, "--rolling", &restarts, "--clients", &clients];
+        let mut words = vec!["--cluster", list, "--rolling", &restarts, "--clients", &clients];
         words.extend(more.iter().map(String::as_str));
         chaos(&apart, &words)
     })
@@ -126,10 +116,12 @@ pub(crate) fn drain(shell: &Shell, more: &[String]) -> anyhow::Result<()> {
     chaos(shell, &words)
 }
 
-/// Runs the program that was built, which finds the node next to itself. What it leaves where a promise was broken stays:
-/// the data of the nodes, their logs, and the history.
+/// Runs the program that was built, which finds the node next to itself. A run that broke a promise leaves the data of the
+/// nodes, their logs and the history, until the next one of the same step.
 fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
-    let folder = shell.scratch(&format!("chaos-{}", std::process::id()))?;
+    // Steps run side by side.
+    let step = env::var(evidence::STEP).unwrap_or_else(|_| "by-hand".to_owned());
+    let folder = shell.scratch(&format!("chaos-{step}"))?;
     let mut command = shell.command(shell.built("tidegate-lab"));
     command.arg("chaos").args(words).arg("--directory").arg(&folder);
     let outcome = shell::run(&mut command);

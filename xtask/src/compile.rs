@@ -1,6 +1,6 @@
-//! The step `build`: everything that later steps run, once. Later steps never call cargo.
+//! The step `build`: compiles once what all other steps run. Steps that need it do not call cargo to build.
 
-use std::fs;
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -19,7 +19,7 @@ pub(crate) const PRODUCT: &[&str] = &["--workspace", "--exclude", "tidegate-prot
 /// The protocol crate, with its planted faults.
 pub(crate) const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
 
-/// What nextest runs: the test programs that were built, and what cargo says of the packages.
+/// The files that nextest reads: the test programs that were built, and the packages as cargo describes them.
 pub(crate) const BINARIES: &str = "xtask/binaries.json";
 pub(crate) const METADATA: &str = "xtask/metadata.json";
 
@@ -51,6 +51,13 @@ fn test_programs(shell: &Shell, words: &[&str]) -> anyhow::Result<Value> {
     list.env("CARGO_TARGET_DIR", &shell.target);
     let text = shell::stdout(&mut list)?;
     serde_json::from_str(&text).context("nextest lists its programs as JSON")
+}
+
+/// The path of a test program, as nextest calls it: `tidegate::sim`.
+pub(crate) fn test_program(shell: &Shell, name: &str) -> anyhow::Result<PathBuf> {
+    let binaries: Value = serde_json::from_str(&fs::read_to_string(shell.target.join(BINARIES))?)?;
+    let path = binaries["rust-binaries"][name]["binary-path"].as_str();
+    Ok(PathBuf::from(path.with_context(|| format!("{name} was not built"))?))
 }
 
 /// One list of two.

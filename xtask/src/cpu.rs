@@ -35,11 +35,16 @@ const PARENT: usize = 1;
 /// utime, stime, cutime, cstime.
 const TIMES: std::ops::RangeInclusive<usize> = 11..=14;
 
-/// The nth field behind the name, which may hold anything, blanks and brackets too.
+/// The nth field behind the name, as a number; 0 if there is no such process.
 fn field(pid: u32, nth: usize) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    fields.split_whitespace().nth(nth).and_then(|it| it.parse().ok()).unwrap_or_default()
+    stat(pid).and_then(|fields| fields.get(nth)?.parse().ok()).unwrap_or_default()
+}
+
+/// The fields of `/proc/PID/stat` behind the name, which may hold anything, blanks and brackets too.
+pub(crate) fn stat(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    Some(fields.split_whitespace().map(str::to_owned).collect())
 }
 
 /// A process and all its descendants.

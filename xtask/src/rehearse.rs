@@ -10,7 +10,7 @@ mod pod;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -30,8 +30,7 @@ use crate::{
     shell::Shell,
 };
 
-/// The folder of the servers that are started for it, and which those are.
-const SERVERS: &str = "services-rehearsal";
+/// The servers that are started for it.
 const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 
 /// Pairs of clients that talk.
@@ -49,14 +48,12 @@ pub(crate) fn step(shell: &Shell) -> anyhow::Result<()> {
 
 /// Rehearses a rollout of `k8s/<overlay>`.
 pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
-    let shell = shell.apart(SERVERS, WANTED);
+    let shell = shell.apart(services::OF_REHEARSAL, WANTED);
     let documents = &render::render(&shell, &format!("k8s/{overlay}"))?;
     let folder = shell.scratch("rehearsal")?;
     on_paper(&shell, documents, &folder)?;
-    // What a run that was ended left.
-    services::down(&shell)?;
-    services::with(&shell, || {
-        let place = place(&shell, &folder)?;
+    services::with_new(&shell, |list| {
+        let place = place(&shell, &folder, list)?;
         rehearse(&Plan::of(documents, "the manifests as they are")?, &place)?;
         for (what, expected, planted) in plants(documents) {
             let fresh = Plan { replicas: 1, ..Plan::of(&planted, what)? };
@@ -84,8 +81,8 @@ fn on_paper(shell: &Shell, documents: &[Value], folder: &Path) -> anyhow::Result
     Ok(())
 }
 
-/// Where what the pods need is on this machine.
-fn place(shell: &Shell, folder: &Path) -> anyhow::Result<Place> {
+/// The keys, servers and folders of the pods on this machine.
+fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
     let keys = folder.join("keys");
     fs::create_dir_all(&keys)?;
     let secret = |seed: &str| seed.repeat(64 / seed.len());
@@ -94,8 +91,7 @@ fn place(shell: &Shell, folder: &Path) -> anyhow::Result<Place> {
         fs::write(&file, text)?;
         fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o440))?;
     }
-    let said = fs::read_to_string(shell.target.join(SERVERS).join("services.json"))?;
-    let said: Value = serde_json::from_str(&said)?;
+    let said: Value = serde_json::from_str(&fs::read_to_string(list)?)?;
     let of = |name: &str, key: &str| {
         said[name][key].as_str().map(str::to_owned).with_context(|| format!("{name} has no {key}"))
     };
@@ -178,7 +174,7 @@ fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> 
     }
 }
 
-/// One look at each pod, as its kubelet has; who is ready is told to clients.
+/// Lets the kubelet of each pod act once, and publishes the ready pods to the clients.
 fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     for pod in pods.iter_mut() {
         pod.look()?;
@@ -188,13 +184,13 @@ fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether all have ended.
+/// Lets the kubelets act once, and returns whether all pods have ended.
 fn settled(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<bool> {
     look(pods, endpoints)?;
     Ok(pods.iter().all(Pod::has_ended))
 }
 
-/// Manifests that are wrong, what the rehearsal has to say of them, and what they are.
+/// (what is wrong, a part of what the rehearsal has to say of it, the manifests with it)
 fn plants(documents: &[Value]) -> Vec<(&'static str, &'static str, Vec<Value>)> {
     let planted = |changes: &[(&str, Value)]| {
         let mut documents = documents.to_vec();
@@ -219,13 +215,4 @@ fn plants(documents: &[Value]) -> Vec<(&'static str, &'static str, Vec<Value>)> 
         ("a wrong path of the startup probe", "startupProbe", path),
         ("a readiness probe that sees no drain", "no readiness probe saw", blind),
     ]
-}
-
-/// A folder of that name, empty.
-fn fresh(folder: PathBuf) -> anyhow::Result<PathBuf> {
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
-    fs::create_dir_all(&folder)?;
-    Ok(folder)
 }

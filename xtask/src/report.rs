@@ -14,13 +14,13 @@ use crate::{
     steps::{self, Cases, STEPS},
 };
 
-/// What a whole run takes at most on two cores.
+/// The time planned for a whole run on two cores; a longer run is reported, not failed.
 pub(crate) const WHOLE_MAX: Duration = Duration::from_secs(1_500);
 
 /// A run of steps.
 pub(crate) struct Run {
     pub(crate) commit: String,
-    /// Whether the work tree was that commit, and nothing else.
+    /// The work tree was that commit, and nothing else.
     pub(crate) is_clean: bool,
     pub(crate) is_whole: bool,
     pub(crate) wall: Duration,
@@ -36,6 +36,12 @@ pub(crate) fn commit(shell: &Shell) -> anyhow::Result<(String, bool)> {
     Ok((commit.trim().to_owned(), changes.trim().is_empty()))
 }
 
+/// The commit as rows of results name it, with `-dirty` for a work tree that has changes.
+pub(crate) fn commit_name(shell: &Shell) -> anyhow::Result<String> {
+    let (commit, is_clean) = commit(shell)?;
+    Ok(format!("{}{}", &commit[..7.min(commit.len())], if is_clean { "" } else { "-dirty" }))
+}
+
 impl Run {
     /// The steps that failed or could not run.
     pub(crate) fn failed(&self) -> impl Iterator<Item = &Outcome> {
@@ -47,7 +53,7 @@ impl Run {
         STEPS.iter().filter_map(|step| self.outcomes.iter().find(|outcome| outcome.name == step.name))
     }
 
-    /// Whether a whole run took longer than it may.
+    /// Returns whether a whole run took longer than planned.
     fn is_over(&self) -> bool {
         self.is_whole && self.wall > WHOLE_MAX
     }

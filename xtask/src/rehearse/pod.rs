@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     os::unix::process::ExitStatusExt as _,
     process::{Child, Command, Stdio},
     thread,
@@ -12,10 +12,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::{
-    fresh,
-    plan::{self, Place, Plan, Probe},
-};
+use super::plan::{self, Place, Plan, Probe};
 use crate::{services, shell};
 
 /// Before an init container that failed is run again, as kubelets do.
@@ -28,9 +25,9 @@ pub(super) struct Pod {
     log: std::path::PathBuf,
     /// The private port in place of each port of the container, by its name.
     ports: Vec<(String, u16)>,
-    startup: Asked,
-    readiness: Asked,
-    liveness: Asked,
+    startup: ProbeState,
+    readiness: ProbeState,
+    liveness: ProbeState,
     started: bool,
     ready: Option<Instant>,
     leaving: Option<Leaving>,
@@ -41,46 +38,47 @@ pub(super) struct Pod {
 
 struct Leaving {
     since: Instant,
-    /// When SIGTERM was sent, and how often the readiness probe had asked by then.
-    told: Option<(Instant, u64)>,
+    /// When SIGTERM was sent, and how many readiness probes had run by then.
+    terminated: Option<(Instant, u64)>,
     /// The readiness probe has seen it, that long after SIGTERM.
     seen: Option<Duration>,
 }
 
-/// A probe and what it has heard.
-struct Asked {
+/// A probe, when it runs next, and its consecutive failures.
+struct ProbeState {
     probe: Probe,
     next: Instant,
-    asked: u64,
+    /// How many have run.
+    runs: u64,
     failures: u64,
 }
 
-impl Asked {
+impl ProbeState {
     fn new(probe: Probe) -> Self {
-        Self { next: Instant::now() + probe.initial, asked: 0, failures: 0, probe }
+        Self { next: Instant::now() + probe.initial, runs: 0, failures: 0, probe }
     }
 
-    /// Asks if it is time to; whether it failed as often as it may now, or succeeded.
-    fn look(&mut self, ports: &[(String, u16)]) -> Option<Heard> {
+    /// Runs the probe if it is due; returns nothing until it succeeds, or has failed as often as it may.
+    fn look(&mut self, ports: &[(String, u16)]) -> Option<ProbeResult> {
         if Instant::now() < self.next {
             return None;
         }
         self.next = Instant::now() + self.probe.period;
-        self.asked += 1;
+        self.runs += 1;
         let port = ports.iter().find(|(name, _)| *name == self.probe.port);
         let status = port.and_then(|(_, port)| get(*port, &self.probe.path, self.probe.timeout));
         if status.is_some_and(|status| (200..400).contains(&status)) {
             self.failures = 0;
-            return Some(Heard::Well);
+            return Some(ProbeResult::Well);
         }
         self.failures += 1;
-        (self.failures >= self.probe.failures_max).then_some(Heard::Failed(status))
+        (self.failures >= self.probe.failures_max).then_some(ProbeResult::Failed(status))
     }
 }
 
-enum Heard {
+enum ProbeResult {
     Well,
-    /// As often as it may; the last status.
+    /// It failed as often as it may; the last status.
     Failed(Option<u16>),
 }
 
@@ -88,10 +86,10 @@ impl Pod {
     /// Runs the init containers to their end, and starts the node.
     pub(super) fn begin(plan: &Plan, place: &Place, nth: usize) -> anyhow::Result<Self> {
         let name = format!("{}-{nth}", plan.set);
-        let folder = fresh(place.folder.join(&name))?;
-        let config = fresh(folder.join("config"))?;
-        let volumes =
-            [("config", config.clone()), ("keys", place.keys.clone()), ("data", fresh(folder.join("data"))?)];
+        let folder = shell::emptied(place.folder.join(&name))?;
+        let config = shell::emptied(folder.join("config"))?;
+        let data = shell::emptied(folder.join("data"))?;
+        let volumes = [("config", config.clone()), ("keys", place.keys.clone()), ("data", data)];
         let mounts = plan::mounts(&plan.node, &volumes)?;
         // Paths in it are those of the container.
         let lines = plan.settings.lines().map(|line| match line.split_once(" = \"/") {
@@ -118,20 +116,22 @@ impl Pod {
             }
             outcome.with_context(|| format!("{name}: {}", container["name"]))?;
         }
+        // Before the node is started: an error would leave it behind.
+        let startup = plan.probe("startupProbe")?;
+        let (readiness, liveness) = (plan.probe("readinessProbe")?, plan.probe("livenessProbe")?);
         let (args, environment) = plan::command(&plan.node, &name, &mounts)?;
         let log = folder.join("log");
         let mut command = command(place, &args, &environment, &sets);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
         let child = command.spawn().with_context(|| format!("starting {}", place.program.display()))?;
-        let asked = |probe| anyhow::Ok(Asked::new(plan.probe(probe)?));
         Ok(Self {
             name,
             child,
             log,
             ports,
-            startup: asked("startupProbe")?,
-            readiness: asked("readinessProbe")?,
-            liveness: asked("livenessProbe")?,
+            startup: ProbeState::new(startup),
+            readiness: ProbeState::new(readiness),
+            liveness: ProbeState::new(liveness),
             started: false,
             ready: None,
             leaving: None,
@@ -141,44 +141,44 @@ impl Pod {
         })
     }
 
-    /// Where clients reach it.
+    /// The port that clients reach it at.
     pub(super) fn client_port(&self) -> u16 {
         self.ports.iter().find(|(name, _)| name == "client").map_or(0, |(_, port)| *port)
     }
 
-    /// For how long it has been ready, if it is.
+    /// The time since it has been ready, if it is.
     pub(super) fn ready_for(&self) -> Option<Duration> {
         self.ready.map(|since| since.elapsed())
     }
 
-    /// Whether a Service would send clients to it.
+    /// Returns whether a Service would send clients to it.
     pub(super) fn is_endpoint(&self) -> bool {
         self.ready.is_some() && self.leaving.is_none()
     }
 
-    /// Whether its process is gone, as it should.
+    /// Returns whether its process is gone, as it should be.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// How long after SIGTERM the readiness probe has seen that it leaves.
+    /// The time from SIGTERM until the readiness probe saw that it leaves.
     pub(super) fn seen_leaving(&self) -> Option<Duration> {
         self.leaving.as_ref()?.seen
     }
 
-    /// The grace begins, and `preStop` with it.
+    /// Begins the grace, and `preStop` with it.
     pub(super) fn delete(&mut self) -> anyhow::Result<()> {
         if self.leaving.is_some() {
             bail!("{} is leaving already", self.name);
         }
-        self.leaving = Some(Leaving { since: Instant::now(), told: None, seen: None });
+        self.leaving = Some(Leaving { since: Instant::now(), terminated: None, seen: None });
         Ok(())
     }
 
-    /// Does what is due.
+    /// Lets the kubelet act: it probes, signals and kills what is due.
     ///
     /// # Errors
-    /// What a kubelet would have to kill the pod for, or find it dead by.
+    /// The pod is dead, or a kubelet would have to kill it.
     pub(super) fn look(&mut self) -> anyhow::Result<()> {
         if self.ended {
             return Ok(());
@@ -200,33 +200,33 @@ impl Pod {
     fn ask(&mut self) -> anyhow::Result<()> {
         if !self.started {
             match self.startup.look(&self.ports) {
-                Some(Heard::Well) => {
+                Some(ProbeResult::Well) => {
                     self.started = true;
                     (self.readiness.next, self.liveness.next) = (Instant::now(), Instant::now());
                 }
-                Some(Heard::Failed(status)) => return Err(self.failed(&self.startup, status)),
+                Some(ProbeResult::Failed(status)) => return Err(self.failed(&self.startup, status)),
                 None => return Ok(()),
             }
         }
         match self.readiness.look(&self.ports) {
-            Some(Heard::Well) => _ = self.ready.get_or_insert_with(Instant::now),
-            Some(Heard::Failed(status)) => {
+            Some(ProbeResult::Well) => _ = self.ready.get_or_insert_with(Instant::now),
+            Some(ProbeResult::Failed(status)) => {
                 self.ready = None;
                 let Some(leaving) = &mut self.leaving else {
                     return Err(self.failed(&self.readiness, status));
                 };
-                if let Some((told, asked)) = leaving.told {
+                if let Some((terminated, runs)) = leaving.terminated {
                     // By the numbers: that this machine stood still meanwhile says nothing of them.
-                    let probes = u32::try_from(self.readiness.asked - asked).unwrap_or(u32::MAX);
+                    let probes = u32::try_from(self.readiness.runs - runs).unwrap_or(u32::MAX);
                     let latest = self.readiness.probe.period.saturating_mul(probes);
-                    leaving.seen.get_or_insert(latest.min(told.elapsed()));
+                    leaving.seen.get_or_insert(latest.min(terminated.elapsed()));
                 }
             }
             None => {}
         }
-        // A pod that leaves is not asked whether it lives.
+        // The liveness of a pod that leaves is not probed.
         if self.leaving.is_none()
-            && let Some(Heard::Failed(status)) = self.liveness.look(&self.ports)
+            && let Some(ProbeResult::Failed(status)) = self.liveness.look(&self.ports)
         {
             return Err(self.failed(&self.liveness, status));
         }
@@ -236,8 +236,8 @@ impl Pod {
     fn leave(&mut self) -> anyhow::Result<()> {
         let Some(leaving) = &mut self.leaving else { return Ok(()) };
         let gone = leaving.since.elapsed();
-        if leaving.told.is_none() && gone >= self.before {
-            leaving.told = Some((Instant::now(), self.readiness.asked));
+        if leaving.terminated.is_none() && gone >= self.before {
+            leaving.terminated = Some((Instant::now(), self.readiness.runs));
             shell::output(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
         }
         if gone >= self.grace {
@@ -248,16 +248,14 @@ impl Pod {
         Ok(())
     }
 
-    fn failed(&self, asked: &Asked, status: Option<u16>) -> anyhow::Error {
-        let Probe { name, path, port, failures_max, .. } = &asked.probe;
-        let heard = status.map_or_else(|| "nothing".to_owned(), |status| format!("status {status}"));
-        self.bad(&format!("{name} heard {heard} of {path} on {port}, {failures_max} times"))
+    fn failed(&self, state: &ProbeState, status: Option<u16>) -> anyhow::Error {
+        let Probe { name, path, port, failures_max, .. } = &state.probe;
+        let answer = status.map_or_else(|| "no answer".to_owned(), |status| format!("status {status}"));
+        self.bad(&format!("{name} got {answer} for {path} on {port}, {failures_max} times"))
     }
 
     fn bad(&self, what: &str) -> anyhow::Error {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let end = lines[lines.len().saturating_sub(5)..].join("\n    ");
+        let end = shell::tail(&self.log, 5).replace('\n', "\n    ");
         anyhow::anyhow!("{}: {what}; the end of its log:\n    {end}", self.name)
     }
 }
@@ -274,13 +272,7 @@ impl Drop for Pod {
 fn private_ports(plan: &Plan) -> anyhow::Result<Vec<(String, u16)>> {
     let ports = plan.node["ports"].as_array().into_iter().flatten();
     let named = ports.filter_map(|port| port["name"].as_str());
-    // Held until all are chosen, so that they differ.
-    let held = named.map(|name| {
-        let port = services::free_port()?;
-        Ok((name.to_owned(), port, TcpListener::bind(("127.0.0.1", port))?))
-    });
-    let held: Vec<(String, u16, TcpListener)> = held.collect::<anyhow::Result<_>>()?;
-    Ok(held.into_iter().map(|(name, port, _)| (name, port)).collect())
+    named.map(|name| anyhow::Ok((name.to_owned(), services::free_port()?))).collect()
 }
 
 /// Settings by which several pods fit on one machine.

@@ -102,13 +102,8 @@ const BROKER: &str = "broker.json";
 
 /// The first broker.
 pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
-    let mut controllers = Vec::new();
-    while controllers.len() < shell.wanted.iter().filter(|name| name.starts_with("kafka")).count() {
-        let port = process::free_port()?;
-        if port != start.port && !controllers.contains(&port) {
-            controllers.push(port);
-        }
-    }
+    let brokers = shell.wanted.iter().filter(|name| name.starts_with("kafka"));
+    let controllers = brokers.map(|_| process::free_port()).collect::<anyhow::Result<Vec<u16>>>()?;
     let mut id = [0; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut id)?;
     // An id that begins with `-` would be taken for an option.
@@ -248,7 +243,7 @@ struct Broker {
     port: u16,
     /// Of all brokers: each has a vote.
     controllers: Vec<u16>,
-    /// Guarded ones beside the open one; of the tests' broker.
+    /// Listeners that authenticate clients; only a single broker has them.
     doors: Option<Doors>,
     ways: Vec<Way>,
     folder: PathBuf,

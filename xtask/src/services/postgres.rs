@@ -1,4 +1,4 @@
-//! PostgreSQL from the Debian package, with a database of its own; it trusts whoever comes over loopback, with TLS or without.
+//! PostgreSQL from the Debian package, with a database of its own; it trusts every connection over loopback, with TLS or without.
 
 use std::{
     fs,
@@ -47,13 +47,13 @@ fn newest() -> Option<PathBuf> {
 
 /// Root may not run it: then it runs as the user of the package.
 fn user() -> anyhow::Result<Option<(u32, u32)>> {
+    if !shell::is_root()? {
+        return Ok(None);
+    }
     let number = |words: &[&str]| -> anyhow::Result<u32> {
         let (said, _) = shell::output(Command::new("id").args(words))?;
         Ok(said.trim().parse()?)
     };
-    if number(&["-u"])? != 0 {
-        return Ok(None);
-    }
     let missing = "root may not run PostgreSQL, and there is no user `postgres` to run it as";
     let ids = number(&["-u", "postgres"]).and_then(|user| Ok((user, number(&["-g", "postgres"])?)));
     Ok(Some(ids.context(missing)?))

