@@ -1,7 +1,8 @@
-//! What the steps need from outside: found, installed, or refused with the way to get it. Never skipped in silence.
+//! The programs that the steps need: found, installed, or refused with the way to get them. None is skipped in silence.
 //!
 //! Programs of Debian come through apt-get. Everything else lies in a cache outside the clone, a folder for each name and
-//! version, and is checked against hashes that this repository pins.
+//! version, or list of pins. Hashes in this repository verify what comes from PyPI, npm, Maven and Go; apt-get and cargo
+//! verify what they download.
 
 mod apt;
 mod cache;

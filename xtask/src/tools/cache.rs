@@ -1,4 +1,4 @@
-//! The cache of tools, outside the clone: a folder for each name and version, made once, by one process at a time.
+//! The cache of tools, outside the clone: a folder for each name and version, or list of pins, made once, by one process at a time.
 
 use std::{
     env,
@@ -7,6 +7,8 @@ use std::{
 };
 
 use anyhow::Context as _;
+
+use crate::shell;
 
 /// A tool of one version in the cache.
 pub(crate) struct Cached {
@@ -21,7 +23,12 @@ const STAMP: &str = "tidegate-pins";
 
 impl Cached {
     pub(crate) fn new(name: &str, version: &str, pins: &str) -> anyhow::Result<Self> {
-        let name = if version.is_empty() { name.to_owned() } else { format!("{name}-{version}") };
+        // Work trees whose lists differ would remove each other's folder.
+        let name = if version.is_empty() {
+            format!("{name}-{:016x}", shell::digest(pins.as_bytes()))
+        } else {
+            format!("{name}-{version}")
+        };
         let folder = home()?.join(&name);
         Ok(Self { name, folder, pins: pins.to_owned() })
     }
@@ -33,11 +40,7 @@ impl Cached {
         if fs::read_to_string(&stamp).is_ok_and(|pins| pins == self.pins) {
             return Ok(self.folder.clone());
         }
-        if self.folder.exists() {
-            fs::remove_dir_all(&self.folder)
-                .with_context(|| format!("emptying {}", self.folder.display()))?;
-        }
-        fs::create_dir_all(&self.folder)?;
+        shell::emptied(self.folder.clone())?;
         make(&self.folder).with_context(|| format!("installing {}", self.name))?;
         fs::write(stamp, &self.pins)?;
         Ok(self.folder.clone())

@@ -28,7 +28,7 @@ pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
 /// Pinned apart from the lock file, because npm can't lock its per-platform parts without naming where they lie.
 const BUF: (&str, &str) = ("@bufbuild/buf", "1.75.0");
 
-/// What npm has to have found: the package, and its program for the machines that we know.
+/// The packages that npm has to find: the linter, and its program for each machine that we know.
 const BUF_HASHES: &[(&str, &str)] = &[
     (
         "@bufbuild/buf",
@@ -47,7 +47,8 @@ const BUF_HASHES: &[(&str, &str)] = &[
 /// The linter of the schema.
 pub(crate) fn buf(shell: &Shell) -> anyhow::Result<PathBuf> {
     let (name, version) = BUF;
-    let folder = Cached::new("buf", version, "")?.ensure(|folder| {
+    let pins: Vec<String> = BUF_HASHES.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
+    let folder = Cached::new("buf", version, &pins.concat())?.ensure(|folder| {
         ensure_npm(shell)?;
         let options = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"];
         let mut npm = shell.command("npm");
