@@ -3,18 +3,21 @@
 
 use std::fs;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::{compile, shell::Shell, steps, tests};
 
 const TESTING: &str = "docs/testing.md";
 
-/// Writes the pages, or with `check` says whether they are current.
+/// Writes the pages, or with `check` fails unless they are current.
 pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
+    let file = shell.root.join(TESTING);
+    let page = fs::read_to_string(&file).with_context(|| TESTING.to_owned())?;
+    let current = with_steps(&page).with_context(|| format!("{TESTING} has no block `steps`"))?;
     if !check {
-        let file = shell.root.join(TESTING);
-        let page = fs::read_to_string(&file).with_context(|| TESTING.to_owned())?;
-        fs::write(&file, with_steps(&page).context("docs/testing.md has no block `steps`")?)?;
+        fs::write(&file, current)?;
+    } else if current != page {
+        bail!("the steps in {TESTING} are stale: run `cargo xtask docs`");
     }
     compile::chosen(shell, &["--test", "docs"])?;
     tests::pages(shell, !check)

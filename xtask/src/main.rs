@@ -33,7 +33,7 @@ mod user;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::shell::Shell;
 
@@ -73,7 +73,7 @@ enum Command {
     Deny,
     /// Fuzz every target (installs cargo-fuzz).
     Fuzz {
-        /// How long, for each target.
+        /// Seconds for each target.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
         /// Only this target.
@@ -87,33 +87,7 @@ enum Command {
         args: Vec<String>,
     },
     /// Break a node and its network while clients talk, check every promise, print a row for `docs/results/`.
-    Chaos {
-        /// A minute and a half, as a step of the tests; with --cluster one broker, and faults of at most 10 s.
-        #[arg(long, conflicts_with = "seconds")]
-        short: bool,
-        /// Three nodes over three brokers of Kafka, a Redis and a Postgres that are started for it, and break too, for up to
-        /// a minute each.
-        #[arg(long, conflicts_with = "drain")]
-        cluster: bool,
-        /// Only drain a node with 10,000 clients under load.
-        #[arg(long, conflicts_with_all = ["seconds", "short"])]
-        drain: bool,
-        /// Only restart three nodes one after the other, this many times, under 15,000 clients.
-        #[arg(long, value_name = "RESTARTS", conflicts_with_all = ["seconds", "short", "drain", "cluster", "seed"])]
-        rolling: Option<usize>,
-        /// Clients of that.
-        #[arg(long, default_value_t = 15_000, requires = "rolling")]
-        clients: usize,
-        /// How long things break.
-        #[arg(long, default_value_t = 120)]
-        seconds: u64,
-        /// What happens follows from it, but for timing.
-        #[arg(long)]
-        seed: Option<u64>,
-        /// Passed on to `tidegate-lab chaos`.
-        #[arg(last = true)]
-        args: Vec<String>,
-    },
+    Chaos(ChaosArgs),
     /// A rollout without a cluster: real processes and clients, by every number of the rendered manifests.
     Rehearse {
         /// The folder of k8s/ that is rendered.
@@ -125,10 +99,10 @@ enum Command {
         #[command(subcommand)]
         what: Services,
     },
-    /// What is too long for every commit, with fresh seeds: simulation, fuzzing, chaos, three brokers, every overlay, an
-    /// hour's slope of memory. Results go to docs/results/.
+    /// The checks that are too long for every commit, with fresh seeds: simulation, fuzzing, chaos, three brokers, the
+    /// overlays of a cluster with a StatefulSet, an hour's slope of memory. Results go to docs/results/.
     Soak {
-        /// How long what can be cut short goes on; builds and the simulation take half an hour besides.
+        /// Minutes for the items whose duration can be chosen; builds and the simulation take another half hour.
         #[arg(long, default_value_t = 60)]
         minutes: u64,
         /// These items only.
@@ -136,25 +110,54 @@ enum Command {
     },
     /// Write the pages that are generated from the code.
     Docs {
-        /// Only say whether they are current.
+        /// Only check that they are current.
         #[arg(long)]
         check: bool,
     },
+}
+
+#[derive(Args)]
+struct ChaosArgs {
+    /// A minute and a half, as a step of the tests; with --cluster one broker, and faults of at most 10 s.
+    #[arg(long, conflicts_with = "seconds")]
+    short: bool,
+    /// Three nodes over three brokers of Kafka, a Redis and a Postgres that are started for it, and break too, for up to
+    /// a minute each.
+    #[arg(long, conflicts_with = "drain")]
+    cluster: bool,
+    /// Only drain a node with 10,000 clients under load.
+    #[arg(long, conflicts_with_all = ["seconds", "short"])]
+    drain: bool,
+    /// Only restart three nodes one after the other, this many times, under 15,000 clients.
+    #[arg(long, value_name = "RESTARTS", conflicts_with_all = ["seconds", "short", "drain", "cluster", "seed"])]
+    rolling: Option<usize>,
+    /// Clients of that.
+    #[arg(long, default_value_t = 15_000, requires = "rolling")]
+    clients: usize,
+    /// Seconds during which things break.
+    #[arg(long, default_value_t = 120)]
+    seconds: u64,
+    /// The seed of all random choices; two runs of one seed differ in timing only.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Passed on to `tidegate-lab chaos`.
+    #[arg(last = true)]
+    args: Vec<String>,
 }
 
 #[derive(Subcommand)]
 enum Services {
     /// Install what is missing, start what does not run, write `target/services/services.json`.
     Up,
-    /// Stop what `up` started, and remove its data.
+    /// Stop the servers of every kind of run and remove their data.
     Down,
-    /// Say what runs where; fails unless all do.
+    /// Print the address of each server; fails unless all run.
     Status,
 }
 
 fn main() -> ExitCode {
     match run(Flags::parse().command) {
-        Ok(code) => code,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\nxtask: {error:#}");
             ExitCode::FAILURE
@@ -162,19 +165,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let shell = Shell::here()?;
+fn run(command: Command) -> anyhow::Result<()> {
+    let shell = &Shell::here()?;
+    // Two runs would share servers, reports and lists of programs. A step belongs to the turn of the run that started it.
+    let needs_none = matches!(
+        command,
+        Command::Step { .. }
+            | Command::Test { list: true, .. }
+            | Command::Services { what: Services::Status }
+    );
+    let _turn = shell.turn(!needs_none)?;
     match command {
-        Command::Step { name } => run::in_this_process(&shell, &name),
-        command => by_hand(&shell, command).map(|()| ExitCode::SUCCESS),
-    }
-}
-
-fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
-    // Two runs would share servers, reports and lists of programs.
-    let _turn =
-        shell.turn(!matches!(command, Command::Services { .. } | Command::Test { list: true, .. }))?;
-    match command {
+        // A signal ends it, as the run that started it expects.
+        Command::Step { .. } => {}
         Command::Test { list: false, quick: false, .. } => interrupt::watch_all()?,
         _ => interrupt::watch()?,
     }
@@ -186,14 +189,14 @@ fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
         Command::Test { quick: true, .. } => quick::run(shell),
         Command::Test { steps, .. } => run::run(shell, &steps),
         Command::Matching { words } => tests::matching(shell, &words),
-        Command::Step { name } => run::in_this_process(shell, &name).map(drop),
+        Command::Step { name } => run::in_this_process(shell, &name),
         Command::Deny => deny::run(shell),
         Command::Fuzz { seconds, target } => fuzz::run(shell, seconds, target.as_deref()),
         Command::Bench { args } => bench::run(shell, &args),
-        Command::Chaos { .. } => {
+        Command::Chaos(args) => {
             let shell = shell.with_profile("release");
             compile::programs(&shell)?;
-            break_things(&shell, command)
+            break_things(&shell, &args)
         }
         Command::Soak { minutes, items } => soak::run(shell, minutes, &items),
         Command::Rehearse { folder } => {
@@ -212,20 +215,14 @@ fn by_hand(shell: &Shell, command: Command) -> anyhow::Result<()> {
 }
 
 /// The forms of `cargo xtask chaos`.
-fn break_things(shell: &Shell, command: Command) -> anyhow::Result<()> {
-    match command {
-        Command::Chaos { rolling: Some(restarts), clients, args, .. } => {
-            chaos::rolling(shell, restarts, clients, &args)
-        }
-        Command::Chaos { drain: true, args, .. } => chaos::drain(shell, &args),
-        Command::Chaos { cluster: true, short: true, seed, args, .. } => {
-            chaos::cluster_again(shell, seed, &args)
-        }
-        Command::Chaos { cluster: true, seconds, seed, args, .. } => {
-            chaos::cluster_long(shell, seconds, seed, &args)
-        }
-        Command::Chaos { short: true, seed, args, .. } => chaos::run(shell, chaos::SHORT, seed, &args),
-        Command::Chaos { seconds, seed, args, .. } => chaos::run(shell, seconds, seed, &args),
-        _ => Ok(()),
+fn break_things(shell: &Shell, args: &ChaosArgs) -> anyhow::Result<()> {
+    let ChaosArgs { short, cluster, drain, rolling, clients, seconds, seed, args } = args;
+    match (rolling, drain, cluster, short) {
+        (Some(restarts), ..) => chaos::rolling(shell, *restarts, *clients, args),
+        (None, true, ..) => chaos::drain(shell, args),
+        (None, false, true, true) => chaos::cluster_again(shell, *seed, args),
+        (None, false, true, false) => chaos::cluster_long(shell, *seconds, *seed, args),
+        (None, false, false, true) => chaos::run(shell, chaos::SHORT, *seed, args),
+        (None, false, false, false) => chaos::run(shell, *seconds, *seed, args),
     }
 }

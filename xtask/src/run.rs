@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -72,8 +72,9 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     let run = report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: began.elapsed(), outcomes };
     run.print();
     run.save(shell)?;
+    // A step that hung, or that a signal ended, stopped none of its servers.
+    services::down_all_but(shell, &ran_before)?;
     if interrupt::came() {
-        services::down_all_but(shell, &ran_before)?;
         bail!("interrupted");
     }
     let failed: Vec<&str> = run.failed().map(|outcome| outcome.name).collect();
@@ -119,10 +120,7 @@ fn clock(began: Instant) -> String {
 fn end_of_log(shell: &Shell, step: &Step) -> String {
     let log = log(shell, step.name);
     evidence::keep_of(shell, step.name, &log, "log");
-    let text = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
-    shown.iter().map(|line| format!("    {line}\n")).collect()
+    shell::tail(&log, SHOWN).lines().map(|line| format!("    {line}\n")).collect()
 }
 
 fn logs(shell: &Shell) -> PathBuf {
@@ -133,7 +131,7 @@ fn log(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.log"))
 }
 
-/// Where the process of a step says what it used and counted.
+/// The file in which the process of a step says what it used and counted.
 fn result_file(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.json"))
 }
@@ -213,29 +211,19 @@ fn cases_of(said: &Value) -> Option<Cases> {
 }
 
 /// The process of a step: runs it and writes down what it used.
-pub(crate) fn in_this_process(shell: &Shell, name: &str) -> anyhow::Result<ExitCode> {
+pub(crate) fn in_this_process(shell: &Shell, name: &str) -> anyhow::Result<()> {
     let step = steps::find(name).with_context(|| format!("there is no step `{name}`"))?;
-    let outcome = (step.run)(shell);
     let mut result: BTreeMap<&str, Value> = BTreeMap::new();
-    let mut code = ExitCode::SUCCESS;
-    match &outcome {
-        Ok(report) => {
-            if let Some(Cases { passed, failed, slowest }) = &report.cases {
-                result.insert("cases", json!({"passed": passed, "failed": failed, "slowest": slowest}));
-                if !failed.is_empty() {
-                    result.insert("error", json!(format!("{} cases failed", failed.len())));
-                    code = ExitCode::FAILURE;
-                }
-            }
-        }
-        Err(error) => {
-            eprintln!("\nxtask: {error:#}");
-            result.insert("error", json!(format!("{error:#}").lines().next().unwrap_or_default()));
-            code = ExitCode::FAILURE;
-        }
+    let outcome = (step.run)(shell).and_then(|cases| {
+        let Some(Cases { passed, failed, slowest }) = cases else { return Ok(()) };
+        result.insert("cases", json!({"passed": passed, "failed": failed, "slowest": slowest}));
+        if failed.is_empty() { Ok(()) } else { bail!("{} cases failed", failed.len()) }
+    });
+    if let Err(error) = &outcome {
+        result.insert("error", json!(format!("{error:#}").lines().next().unwrap_or_default()));
     }
     result.insert("cpu", json!(cpu::seconds()));
     fs::create_dir_all(logs(shell))?;
     fs::write(result_file(shell, name), json!(result).to_string())?;
-    Ok(code)
+    outcome
 }

@@ -344,7 +344,8 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
 /// Runs `work` with new servers and the path of their list. A killed run may have left others, which are stopped first.
 pub(crate) fn with_new(shell: &Shell, work: impl FnOnce(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
     down(shell)?;
-    with(shell, || work(&list(shell).display().to_string()))
+    let done = with(shell, || work(&list(shell).display().to_string()));
+    done.and(down(shell))
 }
 
 /// Keeps the logs of the servers, since a failure removes them with the data.

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`: what each is, how long it may take, and which run side by side.
+//! The steps of `cargo xtask test`: their work, their budgets of time, and which run side by side.
 
 use std::time::Duration;
 
@@ -15,24 +15,18 @@ pub(crate) struct Step {
     /// minutes: a change may add 60 s, and saves elsewhere what it adds beyond.
     pub(crate) budget: Duration,
     pub(crate) needs: Needs,
-    /// Takes CPU time only where nobody else wants it.
+    /// It takes CPU time only when no other step wants it.
     pub(crate) gentle: bool,
-    pub(crate) run: fn(&Shell) -> anyhow::Result<Report>,
+    /// Returns the cases, if it counts any.
+    pub(crate) run: fn(&Shell) -> anyhow::Result<Option<Cases>>,
 }
 
-/// What a step wants done before it.
+/// The step that has to be done before another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
     /// The programs of the step `build`.
     Build,
-}
-
-/// What a step has to say besides success.
-#[derive(Default)]
-pub(crate) struct Report {
-    /// Cases that passed and failed, if it counts any.
-    pub(crate) cases: Option<Cases>,
 }
 
 /// The cases of a step.
@@ -44,10 +38,10 @@ pub(crate) struct Cases {
     pub(crate) slowest: Vec<(String, f64)>,
 }
 
-/// Wraps a step that has nothing to report.
+/// Wraps a step that counts no cases.
 macro_rules! plain {
     ($run:expr) => {
-        |shell| $run(shell).map(|()| Report::default())
+        |shell| $run(shell).map(|()| None)
     };
 }
 
@@ -56,7 +50,8 @@ macro_rules! counted {
     ($run:expr) => {
         |shell| {
             let passed = $run(shell)?;
-            Ok(Report { cases: Some(Cases { passed, ..Cases::default() }) })
+            anyhow::ensure!(passed > 0, "no case ran");
+            Ok(Some(Cases { passed, ..Cases::default() }))
         }
     };
 }
@@ -66,7 +61,7 @@ const fn step(
     what: &'static str,
     budget: u64,
     needs: Needs,
-    run: fn(&Shell) -> anyhow::Result<Report>,
+    run: fn(&Shell) -> anyhow::Result<Option<Cases>>,
 ) -> Step {
     Step { name, what, budget: Duration::from_secs(budget), needs, gentle: false, run }
 }
@@ -93,7 +88,13 @@ pub(crate) const STEPS: &[Step] = &[
         Needs::Nothing,
         plain!(compile::all),
     ),
-    step("deny", "licences, bans and sources of every dependency", 60, Needs::Nothing, plain!(deny::run)),
+    step(
+        "deny",
+        "licences, bans and sources of every dependency of the workspace",
+        60,
+        Needs::Nothing,
+        plain!(deny::run),
+    ),
     step(
         "schema",
         "buf lint of the wire and record schema; compose.yaml by its schema",
@@ -101,7 +102,7 @@ pub(crate) const STEPS: &[Step] = &[
         Needs::Nothing,
         plain!(third_party::schema),
     ),
-    step("tests", "all tests, beside real Kafka, Redis and Postgres", 480, Needs::Build, tests::run),
+    step("tests", "all tests, with real Kafka, Redis and Postgres", 480, Needs::Build, tests::run),
     gentle(step("clippy", "lints, warnings are errors", 300, Needs::Nothing, plain!(lint::clippy))),
     gentle(step(
         "rustdoc",
@@ -221,7 +222,7 @@ mod test {
         }
     }
 
-    /// The critical path by budgets: what a whole run takes where nothing takes longer than planned.
+    /// The critical path by budgets is the time of a whole run in which nothing takes longer than planned.
     #[test]
     fn the_budgets_add_up_to_25_minutes_at_most() {
         let seconds = |lane: &&[&str]| -> u64 {

@@ -1,4 +1,4 @@
-//! The tests: every program that `build` made, a process for each case, beside real servers.
+//! The tests: every program that `build` made, one process per case, with real servers running.
 
 use std::{env, fs, path::PathBuf, process::Command, thread::available_parallelism};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     compile, evidence, junit, services,
     shell::{self, Shell},
-    steps::Report,
+    steps::Cases,
     tools,
 };
 
@@ -22,39 +22,39 @@ const CASES_MIN: usize = 1_400;
 const SERVED: &[&str] = &["bench", "cluster", "conformance", "golden", "versions"];
 
 /// The step of `cargo xtask test`.
-pub(crate) fn run(shell: &Shell) -> anyhow::Result<Report> {
-    let report = junit_file(shell);
-    fs::remove_file(&report).ok();
-    let outcome = services::with(shell, || shell::run(&mut nextest(shell, "run", &[])?));
-    let text = fs::read_to_string(&report).with_context(|| format!("no report {}", report.display()));
-    let cases = text.map(|text| junit::read(&text));
-    if outcome.is_err() {
-        evidence::keep(shell, &report, "junit.xml");
-    }
-    let cases = match (outcome, cases) {
-        (outcome, Err(error)) => return Err(outcome.err().unwrap_or(error)),
-        (Err(error), Ok(cases)) if cases.failed.is_empty() => return Err(error),
-        (_, Ok(cases)) => cases,
-    };
+pub(crate) fn run(shell: &Shell) -> anyhow::Result<Option<Cases>> {
+    let work = || services::with(shell, || shell::run(&mut nextest(shell, "run", &[])?));
+    let cases = cases(shell, work)?;
     let count = cases.passed + cases.failed.len();
     if count < CASES_MIN {
         bail!("{count} tests ran, and there are {CASES_MIN} at least: a test program is missing");
     }
-    Ok(Report { cases: Some(cases) })
+    Ok(Some(cases))
 }
 
 /// The tests of `cargo xtask test --quick`: those that need no server and no process of a node.
-pub(crate) fn quick(shell: &Shell) -> anyhow::Result<Report> {
+pub(crate) fn quick(shell: &Shell) -> anyhow::Result<Cases> {
     const QUICK: &str = "kind(lib) | kind(bin) | binary(stories) | binary(sim) | binary(tidy) | binary(docs) \
                          | package(tidegate-protocol)";
+    cases(shell, || shell::run(&mut nextest(shell, "run", &["--filterset", QUICK])?))
+}
+
+/// Runs nextest by `work`, and reads its report.
+///
+/// # Errors
+/// There is no report, or the run failed in another way than by a case.
+fn cases(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Cases> {
     let report = junit_file(shell);
     fs::remove_file(&report).ok();
-    let outcome = shell::run(&mut nextest(shell, "run", &["--filterset", QUICK])?);
+    let outcome = work();
+    if outcome.is_err() {
+        evidence::keep(shell, &report, "junit.xml");
+    }
     let text = fs::read_to_string(&report).with_context(|| format!("no report {}", report.display()));
     match (outcome, text.map(|text| junit::read(&text))) {
         (outcome, Err(error)) => Err(outcome.err().unwrap_or(error)),
         (Err(error), Ok(cases)) if cases.failed.is_empty() => Err(error),
-        (_, Ok(cases)) => Ok(Report { cases: Some(cases) }),
+        (_, Ok(cases)) => Ok(cases),
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
     shell::run(nextest(shell, "run", &[])?.args(&filters).args(options))
 }
 
-/// The words of `cargo xtask t`, by whom they are for.
+/// The words of `cargo xtask t`, by the program that they are for.
 #[derive(Debug, PartialEq, Eq)]
 struct Words<'a> {
     /// For cargo: which test programs to build.
@@ -106,11 +106,7 @@ impl<'a> Words<'a> {
             match word {
                 "--lib" | "--bins" => {
                     chosen.push(word);
-                    programs.push(if word == "--lib" {
-                        "kind(lib)".to_owned()
-                    } else {
-                        "kind(bin)".to_owned()
-                    });
+                    programs.push(format!("kind({})", if word == "--lib" { "lib" } else { "bin" }));
                 }
                 "--test" => {
                     let name = words.next();
@@ -122,10 +118,9 @@ impl<'a> Words<'a> {
                 word => names.push(word),
             }
         }
-        let programs = if programs.is_empty() {
-            Vec::new()
-        } else if names.iter().any(|word| word.starts_with('-')) {
-            // Nextest runs what any of several filters matches.
+        // Nextest runs what any of several filters matches, so a filter of the caller's stays the only one.
+        let has_filter = names.iter().any(|word| word.starts_with('-'));
+        let programs = if programs.is_empty() || has_filter {
             Vec::new()
         } else {
             vec!["-E".to_owned(), programs.join(" | ")]
