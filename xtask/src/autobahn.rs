@@ -14,10 +14,10 @@ use crate::{
 const CASES: usize = 301;
 const NOT_OFFERED: [&str; 2] = ["12.*", "13.*"];
 
-/// What counts as passed: kosoku's words.
+/// Kosoku's words for cases that passed.
 const PASSED: [&str; 3] = ["OK", "NON-STRICT", "INFORMATIONAL"];
 
-/// Runs them; how many passed.
+/// Runs them, and returns the number that passed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?;
     let folder = shell.scratch("autobahn")?;

@@ -6,12 +6,12 @@ use crate::{
     shell::{self, Shell},
 };
 
-/// The servers of its own.
+/// The servers that the bench starts for itself.
 const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 /// Scenarios that need them.
 const OF_A_CLUSTER: &[&str] = &["kafka", "redis", "cluster", "groups"];
 
-/// Runs the bench with `args`; unless these say where the servers are, with new ones where the scenario needs some.
+/// Runs the bench with `args`; unless these name the servers, with new ones where the scenario needs some.
 pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
     // Help needs no build for figures.
     let shell = &shell.with_profile(if wants_help(args) { "ci" } else { "dist" });

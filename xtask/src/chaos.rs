@@ -13,7 +13,7 @@ use crate::{
 /// Seconds of faults in the test run; with the quiet at the end and the checker it takes below three minutes.
 pub(crate) const SHORT: u64 = 90;
 
-/// The same over three brokers.
+/// Seconds of faults over three brokers.
 const BROKERS_SHORT: u64 = 60;
 
 /// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
@@ -31,7 +31,7 @@ pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     Ok(named.lines().filter(|line| line.starts_with("planted: ")).count())
 }
 
-/// Breaks things for so long, then checks.
+/// Breaks things for that many seconds, then checks.
 pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
     let (seconds, commit) = (seconds.to_string(), report::commit_name(shell)?);
     let seed = seed.map(|seed| seed.to_string());

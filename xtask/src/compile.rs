@@ -43,7 +43,7 @@ pub(crate) fn chosen(shell: &Shell, chosen: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds these packages and says which test programs came of it, as nextest reads them.
+/// Builds these packages and returns the list of their test programs, as nextest reads it.
 fn test_programs(shell: &Shell, words: &[&str]) -> anyhow::Result<Value> {
     let mut list = shell.command(tools::nextest(shell)?);
     list.args(["nextest", "list", "--list-type", "binaries-only", "--message-format", "json"]);
@@ -60,7 +60,7 @@ pub(crate) fn test_program(shell: &Shell, name: &str) -> anyhow::Result<PathBuf>
     Ok(PathBuf::from(path.with_context(|| format!("{name} was not built"))?))
 }
 
-/// One list of two.
+/// The two lists as one.
 fn merged(mut all: Value, more: Value) -> anyhow::Result<Value> {
     let Some(programs) = all["rust-binaries"].as_object_mut() else { bail!("no programs in {all}") };
     let Value::Object(more) = more["rust-binaries"].clone() else { bail!("no programs in {more}") };

@@ -14,10 +14,10 @@ use crate::{
 
 const ITERATIONS: u64 = 1_000;
 
-/// Below this share of its limit a count has become so good that the limit no longer holds it.
+/// The share of its limit below which a count has become so good that the limit no longer holds it.
 const SLACK: f64 = 0.8;
 
-/// Counts; how many limits held.
+/// Counts, and returns the number of limits that held.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "valgrind", "valgrind")?;
     let limits = read_limits(&fs::read_to_string(shell.root.join("benches/counts.toml"))?, shell.profile)?;
@@ -58,11 +58,11 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
 struct Limit {
     name: String,
     limit: u64,
-    /// Only what happens inside this function counts; none = everything.
+    /// The function inside which instructions count; none = everywhere.
     within: Option<&'static str>,
 }
 
-/// The tables of a profile in `benches/counts.toml`, and what is counted for each.
+/// The tables of a profile in `benches/counts.toml`, and the function inside which instructions count for each.
 const TABLES: &[(&str, Option<&str>)] = &[("instructions", None), ("shard", Some("counts::counted"))];
 
 fn read_limits(text: &str, profile: &str) -> anyhow::Result<Vec<Limit>> {
@@ -97,7 +97,7 @@ fn measure(
     collected(&told).with_context(|| format!("callgrind said nothing of what it collected:\n{told}"))
 }
 
-/// From `==123== Collected : 4567`.
+/// The number in `==123== Collected : 4567`.
 fn collected(told: &str) -> Option<u64> {
     told.lines().find_map(|line| line.split_once("Collected :"))?.1.trim().parse().ok()
 }

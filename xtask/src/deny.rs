@@ -8,7 +8,7 @@ use crate::{
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let program = tools::cargo_deny(shell)?;
     let what = ["--offline", "--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"];
-    // Offline it needs what the lock file names to be there, for every platform that it looks at.
+    // Offline it needs all crates of the lock file, for every platform that it looks at.
     shell.cargo(&["fetch", "--locked", "--quiet"])?;
     shell::run(shell.command(program).args(what))
 }

@@ -13,7 +13,7 @@ pub(crate) fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
     Ok(list.lines().map(str::to_owned).collect())
 }
 
-/// Each target for that long, on one core. What is found new goes to a scratch folder; what is worth keeping is copied to
+/// Runs each target for that long, on one core. New inputs go to a scratch folder; those that are worth keeping are copied to
 /// `fuzz/corpus/` by hand.
 pub(crate) fn run(shell: &Shell, seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
     let all = targets(shell)?;

@@ -12,7 +12,7 @@ use signal_hook::{
 
 static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Has Ctrl-C only set [`came`]: programs that this process waits for get the signal from the terminal as well and end, and
+/// Makes Ctrl-C only set [`came`]: programs that this process waits for get the signal from the terminal as well and end, and
 /// this process stops its servers. A second Ctrl-C ends it at once.
 pub(crate) fn watch() -> anyhow::Result<()> {
     // In this order: the first signal finds the flag unset, and sets it for the second.
@@ -21,7 +21,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has all signals that end a process only set [`came`], for one that looks at it all the time and then ends by itself.
+/// Makes all signals that end a process only set [`came`], for one that looks at it all the time and then ends by itself.
 pub(crate) fn watch_all() -> anyhow::Result<()> {
     [SIGINT, SIGTERM, SIGHUP].into_iter().try_for_each(|signal| {
         flag::register(signal, Arc::clone(&CAME))?;
@@ -29,7 +29,7 @@ pub(crate) fn watch_all() -> anyhow::Result<()> {
     })
 }
 
-/// Whether such a signal came.
+/// Returns whether such a signal came.
 pub(crate) fn came() -> bool {
     CAME.load(Ordering::Relaxed)
 }

@@ -1,11 +1,11 @@
-//! The report that nextest writes: which tests ran, how long each took, which failed.
+//! The report that nextest writes: the tests that ran, the time of each, and those that failed.
 
 use crate::steps::Cases;
 
-/// How many of the slowest are kept.
+/// The number of slowest tests that are kept.
 const SLOWEST: usize = 20;
 
-/// Reads `<testcase name="…" classname="…" time="…">` with what is in it. The format is that of one program, whose
+/// Reads `<testcase name="…" classname="…" time="…">` with its content. The format is that of one program, whose
 /// version is pinned, so its attributes are found without a parser of XML.
 pub(crate) fn read(text: &str) -> Cases {
     let mut cases = Cases::default();

@@ -1,4 +1,4 @@
-//! Steps of the compiler that look at the code and run none of it.
+//! Steps of the compiler: they look at the code and run none of it.
 
 use crate::{
     compile::{FEATURES, PRODUCT, PROTOCOL},
@@ -10,7 +10,7 @@ pub(crate) fn format(shell: &Shell) -> anyhow::Result<()> {
     shell.cargo(&["fmt", "--all", "--check"])
 }
 
-/// With the profile and features of the build, whose build scripts and macros it shares.
+/// Lints with the profile and features of the build, whose build scripts and macros it shares.
 pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
     tools::ensure_openssl(shell)?;
     let words = ["clippy", "--profile", shell.profile, "--locked", "--all-targets"];
@@ -19,7 +19,7 @@ pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
     shell.cargo(&[&words[..], PROTOCOL, &strict[..]].concat())
 }
 
-/// Links that lead nowhere, and examples that don't compile.
+/// Finds links that lead nowhere, and examples that don't compile.
 pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
     let words = [
         "doc",

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test` is what CI and a newcomer run.
+//! The project's own commands: CI and a newcomer run `cargo xtask test`.
 
 mod autobahn;
 mod bench;
@@ -49,7 +49,7 @@ struct Flags {
 enum Command {
     /// Formatting, lints, tests, conformance, other people's clients and instruction counts.
     Test {
-        /// Run these steps only (see --list), and what they need; the order stays.
+        /// Run these steps only (see --list), and those that they need; the order stays.
         steps: Vec<String>,
         /// Print the steps.
         #[arg(long)]

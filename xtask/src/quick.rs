@@ -10,10 +10,10 @@ use crate::{compile, interrupt, lint, shell::Shell, tests};
 const PROGRAMS: &[&str] =
     &["--lib", "--bins", "--test", "stories", "--test", "sim", "--test", "tidy", "--test", "docs"];
 
-/// Seconds that it may take where only what changed is built.
+/// Seconds that it may take where only changes are built.
 const WARM_MAX: u32 = 150;
 
-/// Runs all of them and lists what failed.
+/// Runs all of them and lists those that failed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut failed = Vec::new();

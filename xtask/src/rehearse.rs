@@ -35,10 +35,10 @@ const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 
 /// Pairs of clients that talk.
 const PAIRS: usize = 6;
-/// Between two looks at the pods.
+/// The pause between two looks at the pods.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Ports that clients may be sent to: what a Service would know.
+/// Ports that clients may be sent to, as a Service would know them.
 pub(crate) type Endpoints = Arc<Mutex<Vec<u16>>>;
 
 /// The step of `cargo xtask test`.
@@ -70,7 +70,7 @@ pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
     })
 }
 
-/// The grace holds what the binary prints for a full node; the few clients here would never show it.
+/// Checks that the grace holds a drain of a full node, by the binary; the few clients here would never show it.
 fn on_paper(shell: &Shell, documents: &[Value], folder: &Path) -> anyhow::Result<()> {
     let plan = Plan::of(documents, "on paper")?;
     let needed = manifests::granted(shell, documents, folder)? + plan.before.as_secs();
@@ -97,7 +97,7 @@ fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
     };
     let servers = vec![
         format!("kafka.brokers=[{}]", of("kafka", "address")?),
-        // Of one broker.
+        // There is one broker.
         "kafka.replication=1".to_owned(),
         "redis.mode=standalone".to_owned(),
         format!("redis.urls=[{}]", of("redis7", "url")?),
@@ -131,7 +131,7 @@ fn rehearse(plan: &Plan, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The highest ordinal first, one at a time, each when the one before is ready again.
+/// Rolls the pods: the highest ordinal first, one at a time, each when the one before is ready again.
 fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     for nth in (0..pods.len()).rev() {
         let began = Instant::now();
@@ -163,7 +163,7 @@ fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> 
     Ok(())
 }
 
-/// Until all are available: ready for as long as the set wants.
+/// Waits until all are available: ready for as long as the set wants.
 fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> anyhow::Result<()> {
     loop {
         look(pods, endpoints)?;
@@ -190,7 +190,7 @@ fn settled(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<bool> {
     Ok(pods.iter().all(Pod::has_ended))
 }
 
-/// (what is wrong, a part of what the rehearsal has to say of it, the manifests with it)
+/// Plants: (the fault, a part of the error that the rehearsal has to end with, the manifests with it).
 fn plants(documents: &[Value]) -> Vec<(&'static str, &'static str, Vec<Value>)> {
     let planted = |changes: &[(&str, Value)]| {
         let mut documents = documents.to_vec();

@@ -1,4 +1,4 @@
-//! How a run went: the table at its end, and `target/xtask/last-run.json`.
+//! The report of a run: the table at its end, and `target/xtask/last-run.json`.
 
 use std::{
     fmt::Write as _,
@@ -27,7 +27,7 @@ pub(crate) struct Run {
     pub(crate) outcomes: Vec<Outcome>,
 }
 
-/// The commit of the work tree, and whether that is all there is.
+/// The commit of the work tree, and true where nothing differs from it.
 pub(crate) fn commit(shell: &Shell) -> anyhow::Result<(String, bool)> {
     let Ok((commit, _)) = shell::output(shell.command("git").args(["rev-parse", "HEAD"])) else {
         return Ok(("unknown".to_owned(), false));
@@ -48,7 +48,7 @@ impl Run {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
-    /// In the order of the list.
+    /// The outcomes in the order of the list.
     fn sorted(&self) -> impl Iterator<Item = &Outcome> {
         STEPS.iter().filter_map(|step| self.outcomes.iter().find(|outcome| outcome.name == step.name))
     }
@@ -63,7 +63,7 @@ impl Run {
         (cases.iter().map(|it| it.passed).sum(), cases.iter().map(|it| it.failed.len()).sum())
     }
 
-    /// Prints the table of steps, the slowest tests, what failed, and how many cases ran.
+    /// Prints the table of steps, the slowest tests, the failed cases, and the number of cases.
     pub(crate) fn print(&self) {
         println!("{}", self.table());
     }
@@ -151,7 +151,7 @@ fn step(outcome: &Outcome) -> Value {
     })
 }
 
-/// To a tenth.
+/// The seconds, rounded to a tenth.
 fn rounded(seconds: f64) -> f64 {
     (seconds * 10.0).round() / 10.0
 }

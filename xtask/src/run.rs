@@ -29,19 +29,19 @@ const TICK: Duration = Duration::from_millis(50);
 /// Lines of the log that a failed step shows.
 const SHOWN: usize = 60;
 
-/// How a step ended.
+/// The end of a step.
 #[derive(Clone)]
 pub(crate) struct Outcome {
     pub(crate) name: &'static str,
-    /// None = not run, since what it needs failed.
+    /// The time that it took; none if it did not run.
     pub(crate) wall: Option<Duration>,
     pub(crate) cpu: f64,
     pub(crate) cases: Option<Cases>,
-    /// Why it failed; none if it didn't.
+    /// The reason why it failed; none if it didn't.
     pub(crate) failure: Option<String>,
 }
 
-/// Runs these steps, all when none is named, and what they need.
+/// Runs these steps, all when none is named, and those that they need.
 pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     if let Some(unknown) = wanted.iter().find(|name| steps::find(name).is_none()) {
         let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
@@ -84,7 +84,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     bail!("{} failed; their logs: {}", failed.join(", "), evidence::home(shell).display())
 }
 
-/// Runs a step, unless what it needs has failed, and writes down how it ended.
+/// Runs a step, unless the one that it needs has failed, and writes down its end.
 fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<Outcome>>) {
     let has_failed = |name: &str| {
         let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +131,7 @@ fn log(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.log"))
 }
 
-/// The file in which the process of a step says what it used and counted.
+/// The file in which the process of a step writes its CPU time and its cases.
 fn result_file(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.json"))
 }
@@ -210,7 +210,7 @@ fn cases_of(said: &Value) -> Option<Cases> {
     Some(Cases { passed, failed, slowest })
 }
 
-/// The process of a step: runs it and writes down what it used.
+/// Runs a step in this process, and writes down its CPU time and its cases.
 pub(crate) fn in_this_process(shell: &Shell, name: &str) -> anyhow::Result<()> {
     let step = steps::find(name).with_context(|| format!("there is no step `{name}`"))?;
     let mut result: BTreeMap<&str, Value> = BTreeMap::new();

@@ -40,7 +40,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is what we want.
+        // Both fail only when it has ended already, as it should.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -70,7 +70,7 @@ pub(crate) struct Node {
     running: Running,
     program: PathBuf,
     data: PathBuf,
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub(crate) client: String,
 }
 

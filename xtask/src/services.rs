@@ -1,7 +1,7 @@
 //! `cargo xtask services up|down|status`: real servers for the tests, private to this target folder.
 //!
 //! Each listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do not meet.
-//! `target/services/services.json` says where they are: that file is what tests read.
+//! `target/services/services.json` has their addresses, which tests read there.
 
 mod certificate;
 mod kafka;
@@ -55,14 +55,14 @@ fn wanted(shell: &Shell) -> impl DoubleEndedIterator<Item = &'static (&'static s
 /// A port may be taken between choosing and listening, and a machine under load is slow; then a start is tried again.
 const TRIES: u32 = 3;
 const READY_MAX: Duration = Duration::from_secs(60);
-/// One that was ready before answers sooner, or it hangs.
+/// The patience with a server that was ready before: it answers sooner, or it hangs.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
 
 struct Service {
-    /// Gets the programs, once; what it returns is what `start` needs to find them.
+    /// Gets the programs, once, and returns the path by which `start` finds them.
     install: fn(&Shell) -> anyhow::Result<PathBuf>,
-    /// Starts it with its data in an empty folder.
+    /// Starts the server with its data in an empty folder.
     start: fn(&Shell, &Start<'_>) -> anyhow::Result<Process>,
     /// Fails unless the server answers; returns what else `services.json` says of it.
     answers: fn(&Start<'_>) -> anyhow::Result<Value>,
@@ -72,9 +72,9 @@ struct Service {
 
 /// The parts of one start.
 struct Start<'a> {
-    /// Of `Service::install`.
+    /// The path that `Service::install` returned.
     program: &'a Path,
-    /// Exists, is empty, and is this service's alone.
+    /// A folder for this service alone, which exists and is empty.
     folder: &'a Path,
     port: u16,
 }
@@ -131,7 +131,7 @@ fn record(shell: &Shell, name: &str) -> PathBuf {
     home(shell).join(format!("{name}.process.json"))
 }
 
-/// Starts what does not run.
+/// Starts the servers that do not run.
 pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     fs::create_dir_all(home(shell))?;
     let mut said = Map::new();
@@ -150,7 +150,7 @@ pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a server that an earlier command started runs and answers within [`ANSWER_MAX`].
+/// Returns whether a server that an earlier command started runs and answers within [`ANSWER_MAX`].
 fn still_answers(shell: &Shell, name: &str, service: &Service, entry: &Value) -> bool {
     let answers = || -> anyhow::Result<Value> {
         let process = Process::recorded(&record(shell, name)).context("it ended")?;
@@ -229,7 +229,7 @@ pub(crate) fn install(shell: &Shell) -> anyhow::Result<()> {
     wanted(shell).try_for_each(|(_, service)| (service.install)(shell).map(drop))
 }
 
-/// Stops what `up` started and removes its data.
+/// Stops the servers that `up` started and removes their data.
 pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
     fs::remove_file(list(shell)).ok();
     for (name, service) in SERVICES.iter().rev() {
@@ -288,7 +288,7 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what runs where; true when all do.
+/// Prints the address of each server, and returns whether all run.
 pub(crate) fn status(shell: &Shell) -> bool {
     let said = said_before(shell);
     let mut all = true;
@@ -314,7 +314,7 @@ fn said_before(shell: &Shell) -> Map<String, Value> {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Under another name first, so that nobody reads half of it.
+/// Writes the list under another name first, so that no reader finds half of it.
 fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
     let file = list(shell);
     let draft = file.with_extension("tmp");

@@ -1,5 +1,5 @@
-//! Running other programs: echoed, from the root of the repository, with errors that name the command. And what several
-//! steps need to know of files and accounts.
+//! Running other programs: echoed, from the root of the repository, with errors that name the command. Questions about files
+//! and accounts that several steps ask are here as well.
 
 use std::{
     env,
@@ -23,7 +23,7 @@ pub(crate) struct Shell {
     pub(crate) target: PathBuf,
     /// The cargo profile of the programs that are run: `ci` in all steps.
     pub(crate) profile: &'static str,
-    /// The folder in it where servers for tests keep their data, and are written down.
+    /// The folder in it that has the data and the list of the servers.
     pub(crate) services: &'static str,
     /// The names of those servers.
     pub(crate) wanted: &'static [&'static str],
@@ -173,7 +173,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs to the end and gives what it wrote to stdout and stderr; anything but success is an error that shows both.
+/// Runs to the end and returns its stdout and stderr; anything but success is an error that shows both.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> {
     let output = command.output().with_context(|| format!("starting {}", words(command)))?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();

@@ -61,7 +61,7 @@ const ITEMS: &[Item] = &[
 /// The item that runs in parallel with all others, for at least the given minutes.
 const SLOPE: &str = "slope";
 
-/// Runs every item, also after one that failed, and writes down what each found.
+/// Runs every item, also after one that failed, and appends the row of each.
 pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Result<()> {
     let known: Vec<&str> = ITEMS.iter().map(|item| item.name).chain([SLOPE]).collect();
     if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
@@ -101,7 +101,7 @@ impl Drop for Others<'_> {
     }
 }
 
-/// The book that a run keeps of its items.
+/// The data that all rows of a run share, and the items that failed.
 struct Book<'a> {
     shell: &'a Shell,
     commit: String,
@@ -124,7 +124,7 @@ impl Book<'_> {
             Ok(()) => "clean".to_owned(),
             Err(error) => verdict(error, &row),
         };
-        // They replace those that chaos writes into a row of its own.
+        // These replace the fields that chaos writes into its own row.
         let own = [
             ("date", json!(self.date)),
             ("commit", json!(self.commit)),
@@ -220,7 +220,7 @@ fn break_things(
     } else {
         chaos::run(shell, seconds, Some(seed), &words)
     };
-    // A run that breaks a promise writes them too; one that does not come to its end has none.
+    // A run that breaks a promise writes its figures too; one that does not come to its end has none.
     if let Ok(text) = fs::read_to_string(&result) {
         *row = serde_json::from_str(&text).context("chaos writes its figures as JSON")?;
     } else if outcome.is_ok() {

@@ -45,7 +45,7 @@ macro_rules! plain {
     };
 }
 
-/// Wraps a step that returns how many cases passed.
+/// Wraps a step that returns the number of cases that passed; none is a failure.
 macro_rules! counted {
     ($run:expr) => {
         |shell| {
@@ -178,8 +178,8 @@ pub(crate) const STEPS: &[Step] = &[
     ),
 ];
 
-/// Phases, one after the other; in each, lanes side by side; in each lane, steps one after the other. What only waits shares
-/// the machine with what computes; rolling restarts judge the pauses of clients, so they run alone.
+/// Phases, one after the other; in each, lanes side by side; in each lane, steps one after the other. Steps that wait share
+/// the machine with steps that compute; rolling restarts judge the pauses of clients, so they run alone.
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],

@@ -87,13 +87,13 @@ pub(crate) fn matching(shell: &Shell, words: &[String]) -> anyhow::Result<()> {
 /// The words of `cargo xtask t`, by the program that they are for.
 #[derive(Debug, PartialEq, Eq)]
 struct Words<'a> {
-    /// For cargo: which test programs to build.
+    /// The test programs to build, for cargo.
     chosen: Vec<&'a str>,
-    /// For nextest: a filter of those programs, if any were chosen.
+    /// A filter of those programs for nextest, if any were chosen.
     programs: Vec<String>,
-    /// For nextest: parts of names, and filters (`-E`).
+    /// Parts of names, and filters (`-E`), for nextest.
     names: Vec<&'a str>,
-    /// For nextest's `run`.
+    /// Options of nextest's `run`.
     options: Vec<&'a str>,
 }
 
@@ -145,7 +145,7 @@ fn junit_file(shell: &Shell) -> PathBuf {
     shell.root.join("target/nextest/default/junit.xml")
 }
 
-/// Nextest over what was built, which calls no cargo.
+/// Nextest over the programs that were built, which calls no cargo.
 fn nextest(shell: &Shell, what: &str, words: &[&str]) -> anyhow::Result<Command> {
     let cores = available_parallelism().map_or(2, usize::from);
     let mut command = shell.command(tools::nextest(shell)?);

@@ -36,7 +36,7 @@ impl Program {
     }
 }
 
-/// What makes the tokens of a client's users.
+/// The program that makes the tokens of a client's users.
 #[derive(Clone, Copy)]
 enum Issuer {
     /// `tidegate token`.
@@ -54,7 +54,7 @@ pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
     shell::run(shell.command(check).args(["--builtin-schema", "vendor.compose-spec", "compose.yaml"]))
 }
 
-/// Has each client talk; how many there are.
+/// Lets each client talk, and returns the number of clients.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;

@@ -52,7 +52,7 @@ pub(crate) fn promtool(shell: &Shell) -> anyhow::Result<PathBuf> {
     if shell::have("promtool") {
         return Ok(PathBuf::from("promtool"));
     }
-    // Which version that is, and what it hashes to, is the business of apt-get.
+    // Its version and its hash are the business of apt-get.
     let folder = Cached::new("promtool", "debian", "")?.ensure(|folder| {
         let by_hand =
             "`promtool` is missing and could not be had; get the package `prometheus` of your system";

@@ -113,7 +113,7 @@ fn to_cover(
     }
 }
 
-/// From `test result: ok. 28 passed; 0 failed; …`.
+/// The number of cases in `test result: ok. 28 passed; 0 failed; …`.
 fn count(text: &str) -> Option<usize> {
     let line = text.lines().find_map(|line| line.strip_prefix("test result: ok. "))?;
     line.split_once(" passed")?.0.parse().ok()

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Facts, network::Pods, render::Settings, workload};
 
-/// Kinds that are there, whatever else is.
+/// Kinds of objects that every folder has.
 const KINDS: &[&str] = &["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"];
 
 /// The problems that were found, each as a sentence.
@@ -184,7 +184,7 @@ impl<'a> Look<'a> {
             }
         }
         let mut wanted = vec![(false, "client"), (true, "link"), (false, "monitor")];
-        // Without a name for each pod nobody asks for it.
+        // Peers use that Service only where each pod has a name.
         wanted.retain(|(between, _)| !(*between && self.is_deployment()));
         for wanted in wanted {
             found.need(offered.contains(&wanted), || format!("no Service leads to {}", wanted.1));

@@ -1,4 +1,4 @@
-//! Alerts, dashboard and what is scraped: by schemas, by Prometheus itself, and by the metrics and pages that there are.
+//! Checks of alerts, dashboard and scrapes: by schemas, by Prometheus itself, and by the metrics and pages that there are.
 
 use std::{
     collections::BTreeSet,
@@ -210,7 +210,7 @@ fn texts(value: &Value, key: &str) -> Vec<String> {
     }
 }
 
-/// (what is wrong, the kind of object, where in it, what is there then, a part of the problem that a check has to report)
+/// Plants: (the fault, the kind of object, the path in it, the value there, a part of the problem that a check has to report).
 fn plants() -> [(&'static str, &'static str, &'static str, Value, &'static str); 5] {
     let rules = "PrometheusRule";
     [

@@ -1,4 +1,4 @@
-//! The check of the NetworkPolicy: it lets in and out what talks to a node and what a node talks to, and nothing else.
+//! The check of the NetworkPolicy: it lets in the peers and clients of a node, and out to its peers and servers, and no others.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::render::Settings;
 
 /// The pods that a policy is about.
 pub(super) struct Pods<'a> {
-    /// Of the pods of nodes.
+    /// The labels of the pods of nodes.
     pub(super) labels: &'a Value,
     /// The number of the port of a pod that has that name.
     pub(super) port: &'a dyn Fn(&Value) -> Option<u64>,
@@ -42,7 +42,7 @@ impl Pods<'_> {
                 }
                 let name = port["port"].as_str().unwrap_or_default();
                 let_in.insert(name.to_owned());
-                // Clients come from anywhere; peers are nodes, and nobody reads figures from outside.
+                // Clients come from anywhere; peers are nodes, and figures are not read from outside.
                 let right = match name {
                     "link" => self.is_for_pods(rule, "from"),
                     "monitor" => !is_open(rule, "from"),

@@ -12,7 +12,7 @@ const CONFIG: &str = "ConfigMap";
 const NET: &str = "NetworkPolicy";
 const SCALER: &str = "HorizontalPodAutoscaler";
 
-/// (what is wrong, the kind of object, where in it, what is there then, a part of the problem that a check has to report); null
+/// A plant: (the fault, the kind of object, the path in it, the value there, a part of the problem that a check has to report); null
 /// takes it away.
 type Plant = (&'static str, &'static str, &'static str, Value, &'static str);
 
@@ -87,7 +87,7 @@ fn of_nodes() -> Vec<Plant> {
     ]
 }
 
-/// Faults of the names of pods, of what runs before a node, and of where its settings are.
+/// Faults of the names of pods, of init containers, and of the place of the settings.
 fn of_pods() -> Vec<Plant> {
     let id = json!({"name": "TIDEGATE__NODE__ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}});
     let advertised = "TIDEGATE__LINK__ADVERTISE is ";
@@ -321,7 +321,7 @@ fn of_ways_in() -> Vec<Plant> {
     ]
 }
 
-/// Faults of the ways that it leaves out of a node.
+/// Faults of the ways that the NetworkPolicy leaves out of a node.
 fn of_ways_out() -> Vec<Plant> {
     let many = ", which is not one port";
     vec![
@@ -392,7 +392,7 @@ pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<Ve
         }
         "sentinels without their master" => has_sentinels,
         "a port of nothing let out" => is_cluster && !has_sentinels,
-        // Only nodes of a cluster call somebody, share a key and have topics.
+        // Only nodes of a cluster call others, share a key and have topics.
         "peers that can't be called"
         | "peers at a name"
         | "no Kafka"

@@ -28,7 +28,7 @@ pub(crate) fn render(shell: &Shell, folder: &str) -> anyhow::Result<Vec<Value>> 
     to_json(shell, &yaml)
 }
 
-/// As the validator reads it, with the same parser.
+/// The objects as the validator reads them, with the same parser.
 fn to_json(shell: &Shell, yaml: &str) -> anyhow::Result<Vec<Value>> {
     const SCRIPT: &str = "import json, sys, yaml\n\
                           json.dump([it for it in yaml.safe_load_all(sys.stdin) if it], sys.stdout)";
@@ -68,13 +68,13 @@ pub(crate) fn environment(
     Ok(all)
 }
 
-/// `$(NAME)` of variables that come before.
+/// The text with the values of known variables for `$(NAME)`.
 pub(crate) fn expanded(text: &str, known: &[(String, String)]) -> String {
     known.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("$({name})"), value))
 }
 
 impl Settings {
-    /// Of the map that the pods mount.
+    /// The settings in the map that the pods mount.
     pub(crate) fn of(documents: &[Value]) -> anyhow::Result<Self> {
         let maps = documents.iter().filter(|it| it["kind"] == "ConfigMap");
         let text = maps.filter_map(|map| map["data"]["tidegate.toml"].as_str()).next();
@@ -83,7 +83,7 @@ impl Settings {
         Ok(Self { text, table })
     }
 
-    /// `section.key`, if it is set.
+    /// The value of `section.key`, if it is set.
     pub(crate) fn value(&self, key: &str) -> Option<String> {
         let (section, key) = key.split_once('.')?;
         match self.table.get(section)?.get(key)? {
@@ -92,7 +92,7 @@ impl Settings {
         }
     }
 
-    /// All that are set, as `section.key`.
+    /// The keys of all settings that are set, as `section.key`.
     pub(crate) fn keys(&self) -> Vec<String> {
         let sections = self.table.iter().filter_map(|(section, keys)| Some((section, keys.as_table()?)));
         sections.flat_map(|(section, keys)| keys.keys().map(move |key| format!("{section}.{key}"))).collect()

@@ -1,4 +1,4 @@
-//! People who talk through a rollout: JSON lines, a new connection whenever one is closed, and a count of everything.
+//! Clients that talk during a rollout: JSON lines, a new connection whenever one is closed, and a count of everything.
 
 use std::{
     collections::BTreeMap,
@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use super::{Endpoints, plan::Place};
 use crate::shell;
 
-/// Between two messages of one person.
+/// The pause between two messages of one client.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two tries of what did not work.
+/// The pause before another try.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time for which one thing may be tried: far longer than a node takes to leave.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const READ: Duration = Duration::from_millis(200);
 /// Pairs of clients, one of which writes and one of which receives.
 pub(crate) struct Talk {
     over: Arc<AtomicBool>,
-    /// Set when nobody waits for them any more.
+    /// Set when their verdict is of no more use.
     alone: Arc<AtomicBool>,
     pairs: Vec<(Ending<Sent>, Ending<Got>)>,
 }
@@ -60,7 +60,7 @@ impl Talk {
     pub(crate) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
         let [over, alone] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut talk = Self { over: Arc::clone(&over), alone: Arc::clone(&alone), pairs: Vec::new() };
-        // Of this run alone: conversations begin with seq 1.
+        // The users are of this run alone: conversations begin with seq 1.
         let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_millis();
         for nth in 0..pairs {
             let person = |role: &str| -> anyhow::Result<Person> {

@@ -13,7 +13,7 @@ pub(super) struct Plan {
     pub(super) name: String,
     /// The number of pods.
     pub(super) replicas: usize,
-    /// From the deletion of a pod to SIGKILL.
+    /// The time from the deletion of a pod to SIGKILL.
     pub(super) grace: Duration,
     /// The part of the grace that `preStop` waits.
     pub(super) before: Duration,
@@ -73,7 +73,7 @@ impl Plan {
         Ok(Self {
             name: name.to_owned(),
             replicas: usize::try_from(replicas.as_u64().context("no number of pods")?)?,
-            // What Kubernetes takes where nothing is said.
+            // 30 s is the default of Kubernetes.
             grace: Duration::from_secs(spec["terminationGracePeriodSeconds"].as_u64().unwrap_or(30)),
             before: Duration::from_secs(before),
             available: Duration::from_secs(set["spec"]["minReadySeconds"].as_u64().unwrap_or(0)),
@@ -105,10 +105,10 @@ impl Plan {
     }
 }
 
-/// Names and values.
+/// Names and values of variables.
 pub(super) type Environment = Vec<(String, String)>;
 
-/// The words and the environment of a container, with what is mounted at its place on this machine.
+/// The words and the environment of a container, with paths on this machine for those of mounts.
 pub(super) fn command(
     container: &Value,
     pod: &str,

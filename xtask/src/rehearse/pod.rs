@@ -1,4 +1,4 @@
-//! A pod on this machine: its init containers, the node, and a kubelet that asks, waits, signals and kills as the manifests say.
+//! A pod on this machine: its init containers, the node, and a kubelet that probes, waits, signals and kills as the manifests say.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use super::plan::{self, Place, Plan, Probe};
 use crate::{services, shell};
 
-/// Before an init container that failed is run again, as kubelets do.
+/// The pauses before an init container that failed is run again, as kubelets make them.
 const BACK_OFF: &[Duration] = &[Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(20)];
 
 /// One pod; killed when dropped.
@@ -48,7 +48,7 @@ struct Leaving {
 struct ProbeState {
     probe: Probe,
     next: Instant,
-    /// How many have run.
+    /// The number of probes that have run.
     runs: u64,
     failures: u64,
 }
@@ -116,7 +116,7 @@ impl Pod {
             }
             outcome.with_context(|| format!("{name}: {}", container["name"]))?;
         }
-        // Before the node is started: an error would leave it behind.
+        // They are read before the node is started, which an error would leave behind.
         let startup = plan.probe("startupProbe")?;
         let (readiness, liveness) = (plan.probe("readinessProbe")?, plan.probe("livenessProbe")?);
         let (args, environment) = plan::command(&plan.node, &name, &mounts)?;
@@ -146,7 +146,7 @@ impl Pod {
         self.ports.iter().find(|(name, _)| name == "client").map_or(0, |(_, port)| *port)
     }
 
-    /// The time since it has been ready, if it is.
+    /// The time for which it has been ready, if it is.
     pub(super) fn ready_for(&self) -> Option<Duration> {
         self.ready.map(|since| since.elapsed())
     }
@@ -289,7 +289,7 @@ fn sets(ports: &[(String, u16)], place: &Place) -> anyhow::Result<Vec<String>> {
         format!("listen.monitor=127.0.0.1:{monitor}"),
         format!("link.listen=127.0.0.1:{link}"),
         format!("link.advertise=127.0.0.1:{link}"),
-        // They share what is counted for one container.
+        // They share the sockets that are counted for one container.
         "limits.memory_counts_sockets=false".to_owned(),
     ]);
     Ok(sets)

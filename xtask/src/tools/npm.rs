@@ -25,7 +25,7 @@ pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Pinned apart from the lock file, because npm can't lock its per-platform parts without naming where they lie.
+/// The linter, pinned apart from the lock file, because npm can't lock its per-platform parts without naming where they lie.
 const BUF: (&str, &str) = ("@bufbuild/buf", "1.75.0");
 
 /// The packages that npm has to find: the linter, and its program for each machine that we know.
