@@ -215,3 +215,37 @@ fn words(command: &Command) -> String {
         std::iter::once(command.get_program()).chain(command.get_args()).map(shown).collect();
     words.join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_that_of_fnv_1a() {
+        assert_eq!(digest(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(digest(b"a"), 0xaf63_dc4c_8601_ec8c);
+    }
+
+    #[test]
+    fn a_folder_is_closed_by_its_mode_and_not_by_its_absence() {
+        let folder = env::temp_dir().join(format!("tidegate-closed-{}", std::process::id()));
+        assert!(!is_closed(&folder), "it is not there yet");
+        let folder = emptied(folder).expect("a folder");
+        for (mode, closed) in [(0o700, true), (0o755, false)] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("the folder is ours");
+            assert_eq!(is_closed(&folder), closed, "{mode:o}");
+        }
+        fs::remove_dir_all(folder).expect("the folder is ours");
+    }
+
+    #[test]
+    fn the_tail_of_a_file_is_its_last_lines() {
+        let folder = env::temp_dir().join(format!("tidegate-tail-{}", std::process::id()));
+        let file = emptied(folder.clone()).expect("a folder").join("log");
+        assert_eq!(tail(&file, 2), "", "it is not there yet");
+        fs::write(&file, "one\ntwo\nthree\n").expect("it is written");
+        assert_eq!(tail(&file, 2), "two\nthree");
+        assert_eq!(tail(&file, 9), "one\ntwo\nthree");
+        fs::remove_dir_all(folder).expect("the folder is ours");
+    }
+}
