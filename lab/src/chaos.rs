@@ -45,6 +45,7 @@ use self::{
     cluster::Cluster,
     process::{Clock, Process},
     record::Recorder,
+    servers::Servers,
     workload::Workload,
     world::World,
 };
@@ -146,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
-    let (history, counts) = runtime.block_on(async {
+    let Run { history, counts, database } = runtime.block_on(async {
         match &args.cluster {
             Some(list) => Box::pin(drive_cluster(args, list, seed, &directory)).await,
             None => Box::pin(drive_node(args, seed, &directory)).await,
@@ -168,7 +169,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     report
         .judge()
         .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
+    if let (Some(list), Some(database)) = (&args.cluster, &database) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(Servers::read(list)?.drop_database(database))?;
+    }
     remove(args, &directory)
+}
+
+/// What a run leaves to be judged.
+struct Run {
+    history: History,
+    /// How often faults of each kind struck.
+    counts: [u64; 3],
+    /// The database of the nodes; `None` for a single node.
+    database: Option<String>,
 }
 
 /// The node's data goes when all is well, unless somebody named its place.
@@ -184,8 +198,8 @@ fn binary(args: &Args) -> anyhow::Result<PathBuf> {
     node_binary::find(args.binary.as_deref(), "--binary")
 }
 
-/// From the start of the node to its log.
-async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<(History, [u64; 3])> {
+/// Runs a single node, and reads its log at the end.
+async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<Run> {
     let binary = binary(args)?;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut process = Process::start(&binary, directory, SETS).await?;
@@ -209,20 +223,16 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     rested?;
     let mut history = recorder.take();
     rows::read(&rows::embedded(directory)?, &world.users(), &mut history).await?;
-    Ok((history, [counts.kills, counts.cuts, counts.disks]))
+    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], database: None })
 }
 
-/// The same for several nodes, to what Postgres has at the end.
-async fn drive_cluster(
-    args: &Args,
-    list: &Path,
-    seed: u64,
-    directory: &Path,
-) -> anyhow::Result<(History, [u64; 3])> {
+/// Runs several nodes, and reads the log from Postgres at the end.
+async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) -> anyhow::Result<Run> {
     let mut rng = StdRng::seed_from_u64(seed);
     let clock = args.faketime.clone().map(Clock);
     let mut cluster =
         Box::pin(Cluster::start(&binary(args)?, list, directory, (clock, SETS), &mut rng)).await?;
+    cluster.servers.recover_quickly().await;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
     let world = Arc::new(World::new(args.load(), doors, cluster.key().to_vec(), Arc::clone(&recorder)));
@@ -244,7 +254,7 @@ async fn drive_cluster(
     let config = Config::load(None, cluster.sets())?;
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
     rows::read(&store, &world.users(), &mut history).await?;
-    Ok((history, counts))
+    Ok(Run { history, counts, database: Some(cluster.database) })
 }
 
 /// One row of `docs/results/`.

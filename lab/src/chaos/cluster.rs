@@ -63,6 +63,8 @@ pub(super) struct Cluster {
     pub(super) retired: u64,
     /// Of all nodes, where they can be put wrong.
     pub(super) clock: Option<Clock>,
+    /// Name of the database of the nodes.
+    pub(super) database: String,
     sets: Vec<String>,
     key: Vec<u8>,
 }
@@ -81,10 +83,6 @@ impl Cluster {
         let (key, secret) = (directory.join("token.key"), directory.join("link.secret"));
         auth::create_key(&secret)?;
         servers.execute(&format!("CREATE DATABASE {name}")).await?;
-        // After a crash each file would be synced by itself, which takes longer than a fault may. Before PostgreSQL 14 it is.
-        if let Err(error) = servers.execute("ALTER SYSTEM SET recovery_init_sync_method = 'syncfs'").await {
-            eprintln!("chaos: Postgres will recover slowly: {error:#}");
-        }
         let sets: Vec<String> = [
             "node.profile=cluster".to_owned(),
             format!("auth.key_file={}", key.display()),
@@ -106,15 +104,15 @@ impl Cluster {
         let names: Vec<String> = (0..NODES).map(World::node).collect();
         let kafka = Config::load(None, &sets)?.kafka;
         ensure_topics(&kafka, &topic_plans(&kafka, &names)).await?;
-        let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, clock, sets, key };
+        let mut cluster = Self { nodes: Vec::new(), servers, retired: 0, clock, database: name, sets, key };
         for id in &names {
-            let node = cluster.add(binary, directory, id, &name).await.with_context(|| id.clone())?;
+            let node = cluster.add(binary, directory, id).await.with_context(|| id.clone())?;
             cluster.nodes.push(node);
         }
         Ok(cluster)
     }
 
-    async fn add(&self, binary: &Path, directory: &Path, id: &str, database: &str) -> anyhow::Result<Node> {
+    async fn add(&self, binary: &Path, directory: &Path, id: &str) -> anyhow::Result<Node> {
         let data = directory.join(id);
         fs::create_dir_all(&data)?;
         let port = free_port()?;
@@ -134,7 +132,7 @@ impl Cluster {
             format!("link.advertise={}", link.address),
             format!("kafka.brokers=[{}]", brokers.join(",")),
             format!("redis.urls=[redis://{}]", redis.address),
-            format!("postgres.url=postgres://{}@{}/{database}", self.servers.user, postgres.address),
+            format!("postgres.url=postgres://{}@{}/{}", self.servers.user, postgres.address, self.database),
         ];
         let sets = [self.sets.as_slice(), &own].concat();
         let process = Process::start_by(binary, &data, &sets, self.clock.clone()).await?;

@@ -40,7 +40,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a node on `data`; it dies with us.
+    /// Starts a node on `data`. It is killed when this is dropped, not when the lab itself is killed.
     pub(super) async fn start<S: AsRef<str>>(binary: &Path, data: &Path, sets: &[S]) -> anyhow::Result<Self> {
         Self::start_by(binary, data, sets, None).await
     }

@@ -147,7 +147,9 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     cluster.stop(&mut rng).await?;
     rested.with_context(|| format!("{} clients lack something", shared.lacking()))?;
     let stored = stored(cluster.sets(), clients).await?;
-    verdict(&shared, &spread, &all, &stored)
+    verdict(&shared, &spread, &all, &stored)?;
+    // The database of a failed run is kept.
+    cluster.servers.drop_database(&cluster.database).await
 }
 
 impl Shared {

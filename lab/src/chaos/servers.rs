@@ -125,6 +125,19 @@ impl Servers {
         done
     }
 
+    /// Has Postgres sync its whole file system after a crash: file by file would take longer than a fault may last.
+    pub(super) async fn recover_quickly(&self) {
+        // Versions before PostgreSQL 14 do not have the setting.
+        if let Err(error) = self.execute("ALTER SYSTEM SET recovery_init_sync_method = 'syncfs'").await {
+            eprintln!("chaos: Postgres will recover slowly: {error:#}");
+        }
+    }
+
+    /// Drops the database of a run.
+    pub(super) async fn drop_database(&self, name: &str) -> anyhow::Result<()> {
+        self.execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await
+    }
+
     /// Starts Postgres again, and waits until it has recovered.
     pub(super) async fn begin_postgres(&mut self) -> anyhow::Result<()> {
         self.postgres.begin().await?;

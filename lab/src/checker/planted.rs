@@ -1,23 +1,24 @@
-//! Losses planted into a recorded history, each of which the checker has to name: what can't fail proves nothing.
+//! Losses planted into a recorded history, each of which the checker has to name: a checker that can't fail proves nothing.
 
 use std::collections::HashSet;
 
 use anyhow::{Context as _, bail};
 
-use super::{Budget, History, check};
+use super::{Budget, Event, History, Id, Via, check};
 
-/// What was planted, the rules that have to name it, and the history with it.
-type Plant = (&'static str, &'static [&'static str], String);
+/// The name of a loss, the rules that have to name it, and the history with it.
+type Plant = (&'static str, &'static [&'static str], History);
 
-/// Checks the history, which has to be clean, and then each loss planted into it; how many were named.
+/// Checks the history, which has to be clean, and then each loss planted into it. Returns how many losses were named.
 ///
 /// # Errors
-/// A promise is broken, a loss is not named, or the history has nothing that can be lost.
+/// Fails when a promise is broken, a loss is not named, or the history has nothing that can be lost.
 pub fn all_named(history: &str) -> anyhow::Result<usize> {
-    check(&History::parse(history)?, Budget::default()).judge().context("as it was recorded")?;
-    let plants = plants(history)?;
-    for (what, rules, text) in &plants {
-        let report = check(&History::parse(text)?, Budget::default());
+    let history = History::parse(history)?;
+    check(&history, Budget::default()).judge().context("as it was recorded")?;
+    let plants = plants(&history)?;
+    for (what, rules, planted) in &plants {
+        let report = check(planted, Budget::default());
         for rule in *rules {
             if !report.broken.contains_key(rule) {
                 bail!("{what}: the checker does not name `{rule}`, but {:?}", report.broken);
@@ -28,17 +29,17 @@ pub fn all_named(history: &str) -> anyhow::Result<usize> {
     Ok(plants.len())
 }
 
-fn plants(history: &str) -> anyhow::Result<Vec<Plant>> {
+fn plants(history: &History) -> anyhow::Result<Vec<Plant>> {
     Ok(vec![
         (
             "an acked message that the log does not have",
             &["lost-acked"],
-            without_last(history, "log_message").context("nothing was stored")?,
+            without_the_last_row(history).context("nothing was stored")?,
         ),
         (
             "a message that was never sent",
             &["never-sent"],
-            without_last(history, "\"send_inv\"").context("nothing was sent")?,
+            without_the_last_send(history).context("nothing was sent")?,
         ),
         (
             "a marker that was neither pushed nor pulled",
@@ -53,57 +54,75 @@ fn plants(history: &str) -> anyhow::Result<Vec<Plant>> {
     ])
 }
 
-/// Without the last line that has this part.
-fn without_last(history: &str, part: &str) -> Option<String> {
-    let mut lines: Vec<&str> = history.lines().collect();
-    let last = lines.iter().rposition(|line| line.contains(part))?;
-    lines.remove(last);
-    Some(lines.join("\n"))
+/// Returns the history without these events.
+fn without(history: &History, is_lost: impl Fn(&Event<Id>) -> bool) -> History {
+    let mut rest = history.clone();
+    rest.events.retain(|it| !is_lost(&it.event));
+    rest
 }
 
-/// What a device received, as a line of the history has it.
-#[derive(PartialEq, Eq, Hash)]
-struct Entry {
-    user: String,
-    device: String,
-    conv: String,
-    seq: u64,
+/// Returns what `wanted` finds in the last event that has it.
+fn last<T>(history: &History, wanted: impl Fn(&Event<Id>) -> Option<T>) -> Option<T> {
+    history.events.iter().rev().find_map(|it| wanted(&it.event))
 }
 
-/// The entry, how it came, and which message it is; none for lines of another kind.
-fn entry(line: &str) -> Option<(Entry, String, Option<String>)> {
-    let event: serde_json::Value = serde_json::from_str(line).ok()?;
-    let recv = event.get("recv")?;
-    let text = |name: &str| recv[name].as_str().map(str::to_owned);
-    let (user, device, conv) = (text("user")?, text("device")?, text("conv")?);
-    Some((Entry { user, device, conv, seq: recv["seq"].as_u64()? }, text("via")?, text("cid")))
-}
-
-fn without_entry(history: &str, lost: &Entry) -> String {
-    let kept = history.lines().filter(|line| entry(line).is_none_or(|(entry, ..)| entry != *lost));
-    kept.collect::<Vec<_>>().join("\n")
-}
-
-fn without_the_last_push(history: &str) -> Option<String> {
-    let last = history.lines().rev().filter_map(entry).find(|(_, via, _)| via == "push")?;
-    Some(without_entry(history, &last.0))
-}
-
-/// Without another user's message that a device only received by asking.
-fn without_a_pull(history: &str) -> Option<String> {
-    let entries: Vec<_> = history.lines().filter_map(entry).collect();
-    let pushed: HashSet<&Entry> =
-        entries.iter().filter(|(_, via, _)| via == "push").map(|it| &it.0).collect();
-    let is_own = |entry: &Entry, cid: &str| {
-        let parts = [("cid", cid), ("user", &entry.user), ("device", &entry.device)]
-            .map(|(name, value)| format!("\"{name}\":\"{value}\""));
-        let mut sends = history.lines().filter(|line| line.contains("send_inv"));
-        sends.any(|line| parts.iter().all(|part| line.contains(part.as_str())))
+fn without_the_last_row(history: &History) -> Option<History> {
+    let row = |event: &Event<Id>| match event {
+        Event::LogMessage { cid, .. } => Some(*cid),
+        _ => None,
     };
-    let pulled = entries.iter().find(|(entry, via, cid)| {
-        via == "pull" && !pushed.contains(entry) && cid.as_ref().is_some_and(|cid| !is_own(entry, cid))
-    });
-    Some(without_entry(history, &pulled?.0))
+    let lost = last(history, row)?;
+    Some(without(history, |event| row(event) == Some(lost)))
+}
+
+/// Returns the history without any attempt to send the message that was sent last.
+fn without_the_last_send(history: &History) -> Option<History> {
+    let send = |event: &Event<Id>| match event {
+        Event::SendInv { cid, .. } => Some(*cid),
+        _ => None,
+    };
+    let lost = last(history, send)?;
+    Some(without(history, |event| send(event) == Some(lost)))
+}
+
+/// An entry that a device received: user, device, conversation and seq.
+type Entry = (Id, Id, Id, u64);
+
+/// Returns the entry of a `recv`, how it came, and its message.
+fn entry(event: &Event<Id>) -> Option<(Entry, Via, Option<Id>)> {
+    match *event {
+        Event::Recv { user, device, conv, seq, cid, via, .. } => Some(((user, device, conv, seq), via, cid)),
+        _ => None,
+    }
+}
+
+fn without_entry(history: &History, lost: Entry) -> History {
+    without(history, |event| entry(event).is_some_and(|(entry, ..)| entry == lost))
+}
+
+fn without_the_last_push(history: &History) -> Option<History> {
+    let lost = last(history, |event| entry(event).filter(|(_, via, _)| *via == Via::Push))?;
+    Some(without_entry(history, lost.0))
+}
+
+/// Returns the history without a message of another device that a device only received by a pull.
+fn without_a_pull(history: &History) -> Option<History> {
+    let (mut entries, mut pushed, mut sent) = (Vec::new(), HashSet::new(), HashSet::new());
+    for stamped in &history.events {
+        if let Event::SendInv { user, device, cid, .. } = stamped.event {
+            sent.insert((user, device, cid));
+        }
+        let Some((entry, via, cid)) = entry(&stamped.event) else { continue };
+        if via == Via::Push {
+            pushed.insert(entry);
+        }
+        entries.push((entry, via, cid));
+    }
+    let is_own = |entry: &Entry, cid: Id| sent.contains(&(entry.0, entry.1, cid));
+    let (lost, ..) = entries.iter().find(|(entry, via, cid)| {
+        *via == Via::Pull && !pushed.contains(entry) && cid.is_some_and(|cid| !is_own(entry, cid))
+    })?;
+    Some(without_entry(history, *lost))
 }
 
 #[cfg(test)]
@@ -113,5 +132,18 @@ mod tests {
     #[test]
     fn a_history_in_which_nothing_happened_proves_nothing() {
         assert!(all_named("").is_err());
+    }
+
+    #[test]
+    fn all_attempts_of_the_last_message_are_taken_out() {
+        let mut history = History::default();
+        for (cid, attempt) in [("m1", 0), ("m2", 0), ("m2", 1)] {
+            let (user, device, conv) = ("ann", "phone", "g:team");
+            let send =
+                Event::SendInv { user, device, session: 1, conv, cid, body: 0, attempt, chained: false };
+            history.push(0, send);
+        }
+        let rest = without_the_last_send(&history).expect("messages were sent");
+        assert_eq!(rest.events, history.events[..1]);
     }
 }

@@ -28,8 +28,8 @@ pub(super) struct Versions {
     /// The rules of the log at the beginning.
     rules: u64,
     restarts: usize,
-    /// Between two restarts: what ran beside what.
-    beside: BTreeSet<String>,
+    /// The versions that ran together after each restart.
+    together: BTreeSet<String>,
 }
 
 impl Versions {
@@ -44,7 +44,7 @@ impl Versions {
         let rules = all_rules(cluster).await?.into_iter().min().context("there are no nodes")?;
         let (runs, holds) = (vec![0; nodes], vec![false; nodes]);
         let programs = [binary(args)?, next];
-        Ok(Some(Self { programs, runs, holds, rules, restarts, beside: BTreeSet::new() }))
+        Ok(Some(Self { programs, runs, holds, rules, restarts, together: BTreeSet::new() }))
     }
 
     /// Has a node be the other program from its next start on.
@@ -66,7 +66,7 @@ impl Versions {
             versions.insert(self.name(cluster, nth).await?);
         }
         let all: Vec<String> = versions.into_iter().collect();
-        self.beside.insert(all.join(" beside "));
+        self.together.insert(all.join(" together with "));
         self.name(cluster, nth).await
     }
 
@@ -78,8 +78,8 @@ impl Versions {
 
     /// After the last restart: where all nodes know newer rules and hold none back, the log is switched to them.
     pub(super) async fn settle(&self, cluster: &Cluster) -> anyhow::Result<()> {
-        println!("ran: {}", self.beside.iter().cloned().collect::<Vec<String>>().join("; "));
-        if !self.beside.iter().any(|it| it.contains(" beside ")) {
+        println!("ran: {}", self.together.iter().cloned().collect::<Vec<String>>().join("; "));
+        if !self.together.iter().any(|it| it.contains(" together with ")) {
             bail!("two versions never ran at a time: restart fewer nodes at a time, or name another program");
         }
         if self.holds.iter().any(|holds| *holds) || self.runs.contains(&0) {
