@@ -5,48 +5,16 @@ mod support;
 
 use std::{
     env, fs,
-    io::{BufRead as _, BufReader, Read},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
-    thread,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{PATIENCE, becomes, eventually, terminal, unique_name};
+use support::{PATIENCE, Screen, becomes, eventually, terminal, unique_name};
 
 /// Where `cargo run --release` puts the program, and how it calls it.
 const PROGRAM: &str = "target/release/tidegate";
-
-/// The lines that a program has written so far.
-#[derive(Clone, Default)]
-struct Screen(Arc<Mutex<Vec<String>>>);
-
-impl Screen {
-    /// Collects what comes, until its end.
-    fn of(from: impl Read + Send + 'static) -> Self {
-        let screen = Self::default();
-        let lines = screen.clone();
-        thread::spawn(move || {
-            for line in BufReader::new(from).lines().map_while(Result::ok) {
-                let mut lines = lines.0.lock().unwrap_or_else(PoisonError::into_inner);
-                lines.push(line.trim_end_matches('\r').to_owned());
-            }
-        });
-        screen
-    }
-
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits for a line that fits.
-    fn line(&self, what: &str, fits: impl Fn(&str) -> bool) -> String {
-        becomes(PATIENCE, what, || self.lines(), |lines| lines.iter().any(|line| fits(line)));
-        self.lines().into_iter().find(|line| fits(line)).expect("lines do not go away")
-    }
-}
 
 /// A checkout as far as a person sees it after `cargo build --release`: a folder with the program, and nothing else.
 struct Checkout(PathBuf);

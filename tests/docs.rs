@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask docs` writes the generated pages: it runs these tests with `TIDEGATE_UPDATE_DOCS=1`.
 
+#[path = "support/admin_routes.rs"]
+mod admin_routes;
 #[path = "docs/cli.rs"]
 mod cli;
 #[path = "docs/compose.rs"]
@@ -20,6 +22,9 @@ mod pages;
 mod results;
 #[path = "docs/tokens.rs"]
 mod tokens;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "support/unique.rs"]
+mod unique;
 
 use std::{env, fmt::Write as _, fs, path::PathBuf};
 
@@ -85,18 +90,9 @@ fn the_page_of_metrics_is_current() {
 #[test]
 fn every_route_of_the_admin_port_is_described() {
     let (code, page) = (read("src/api.rs"), read("docs/http.md"));
-    let routes: Vec<String> = code.lines().filter_map(route).collect();
-    assert!(routes.len() >= 5, "the routes were not found in src/api.rs: {routes:?}");
-    for route in routes {
-        assert!(page.contains(&format!("`{route}`")), "docs/http.md does not name `{route}`");
+    for (method, path) in admin_routes::admin_routes(&code) {
+        assert!(page.contains(&format!("`{method} {path}`")), "docs/http.md does not name `{method} {path}`");
     }
-}
-
-/// `.route("/healthz", get(healthz))` as `GET /healthz`.
-fn route(line: &str) -> Option<String> {
-    let (path, handler) = line.trim().strip_prefix(".route(\"")?.split_once("\", ")?;
-    let (method, _) = handler.split_once('(')?;
-    Some(format!("{} {path}", method.to_uppercase()))
 }
 
 /// The table of section 4 says what a node does unless it is configured otherwise.

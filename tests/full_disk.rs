@@ -22,6 +22,10 @@ const MIB: u64 = 1 << 20;
 /// The size of the disk. After a write that failed, a store opens its database again with 64 MiB free.
 const DISK: u64 = 320 * MIB;
 
+/// Sends after which the node has refused one: large messages fill the disk before that, and small ones take longer than the
+/// node needs to notice that it is full.
+const SENDS_MAX: usize = 2_000;
+
 const DIRECT: &str = "d:alice:bob";
 
 /// What the test needs and how to get it; it does not pass without.
@@ -30,7 +34,8 @@ const NEEDS: &str = "this test mounts a small tmpfs in a mount namespace: run it
                      namespaces (`sysctl kernel.unprivileged_userns_clone=1`, `user.max_user_namespaces` above 0, and with \
                      AppArmor `kernel.apparmor_restrict_unprivileged_userns=0`)";
 
-/// A file system of its own size; gone with the process that holds its namespace, also when the test is killed.
+/// A file system of its own size. It is freed when the holder of its namespace and the nodes on it have ended; the nodes of a
+/// test that is killed go on.
 struct Disk {
     /// Ends when its standard input does.
     holder: Child,
@@ -160,11 +165,14 @@ impl Sent {
 
     /// Sends until the node refuses with the documented code; sends before that may be in doubt.
     fn until_refused(&mut self, alice: &mut Client, text: &str) {
-        eventually("sends are refused", || match self.send(alice, text) {
-            Ok(_) | Err(Code::Unknown) => None,
-            Err(Code::BusUnavailable) => Some(()),
-            Err(other) => panic!("{other:?}"),
-        });
+        for _ in 0..SENDS_MAX {
+            match self.send(alice, text) {
+                Ok(_) | Err(Code::Unknown) => {}
+                Err(Code::BusUnavailable) => return,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        panic!("{SENDS_MAX} sends were accepted, and the disk is not full");
     }
 
     /// Sends what is in doubt again, once there is space.
@@ -245,7 +253,8 @@ fn is_taken_again(alice: &mut Client, sent: &mut Sent, text: &str) {
     sent.settle(alice, text);
 }
 
-/// Fills the disk twice but for `leave` bytes, which messages take, and gives the space back; then once more, and the node is killed.
+/// Fills the disk, except for `leave` bytes that messages then take, and frees it, twice; then fills it once more and kills the
+/// node.
 fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_doubt: bool) {
     let mut node = disk.serve(sets);
     let (mut alice, mut bob) =

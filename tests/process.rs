@@ -1,5 +1,7 @@
 //! The binary as an operator meets it: signals, restarts, and what it says when it can't start.
 
+#[path = "support/admin_routes.rs"]
+mod admin_routes;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -17,7 +19,9 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, let_time_pass, send};
+use support::{
+    Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, in_shell, let_time_pass, send,
+};
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Runs `serve` to its end, which must come by itself.
@@ -73,15 +77,14 @@ fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
     // There is no Redis, so it waits, with nothing under way.
     let cluster = ["node.profile=cluster", "node.ids=2", "kafka.brokers=[127.0.0.1:1]", &key];
     let away = ["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"];
-    let mut child = command(&data, &[&cluster[..], &away[..]].concat()).spawn().expect("the binary runs");
-    let said = || std::fs::read_to_string(data.join("stderr")).unwrap_or_default();
-    eventually("it waits", || said().contains("the node can't start yet").then_some(()));
-    let (pid, began) = (rustix::process::Pid::from_child(&child), Stopwatch::start());
-    rustix::process::kill_process(pid, Signal::TERM).expect("it runs");
-    let status = eventually("it ends", || child.try_wait().expect("a child"));
+    let mut node = Process::begin(&data, command(&data, &[&cluster[..], &away[..]].concat()));
+    eventually("it waits", || node.said().contains("the node can't start yet").then_some(()));
+    let began = Stopwatch::start();
+    node.signal(Signal::TERM);
+    let status = node.exit();
     assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
-    assert_eq!(status.code(), Some(0), "{}", said());
-    assert!(said().contains("stopped before the node had started"), "{}", said());
+    assert_eq!(status.code(), Some(0), "{}", node.said());
+    assert!(node.said().contains("stopped before the node had started"), "{}", node.said());
     std::fs::remove_dir_all(&data).ok();
 }
 
@@ -89,11 +92,7 @@ fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
 fn a_node_takes_as_many_open_files_as_it_may_and_says_when_its_clients_need_more() {
     let data = fresh_data();
     let serve = command(&data, &["limits.conns_max=100000000"]);
-    let mut limited = Command::new("sh");
-    limited
-        .args(["-c", "ulimit -Sn 1024; exec \"$0\" \"$@\""])
-        .arg(serve.get_program())
-        .args(serve.get_args());
+    let mut limited = in_shell("ulimit -Sn 1024", &serve);
     let errors = std::fs::File::create(data.join("stderr")).expect("a file");
     limited.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let mut node = Process::spawn(&data, limited);

@@ -202,7 +202,6 @@ const CLEAN: &[(&str, &str)] = &[
         "src/shard.rs",
         "//! Bound.\nlet (tx, rx) = mpsc::channel(BOUND);\nlet c = '\"';\nlet d: &'a str = r#\"sleep(\"#;\n",
     ),
-    ("tests/s.rs", "//! Story.\nfn eventually(f: F) {\n    loop {\n        sleep(TICK);\n    }\n}\n"),
     ("tests/support/time.rs", "//! Time.\nfn let_time_pass(why: &str) {\n    thread::sleep(TICK);\n}\n"),
     (
         "src/room/tests.rs",

@@ -239,7 +239,7 @@ pub enum Scenario {
         #[arg(long, default_value_t = 20_000)]
         messages: u64,
     },
-    /// All of them, with their defaults; not `postgres`, `cluster`, `groups`, `kafka` and `redis`, which need servers.
+    /// Runs all scenarios that need no servers, most of them with shorter rounds than alone.
     All,
     /// A load generator; started by the bench itself.
     #[command(hide = true)]

@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn sibling_is_used_and_error_names_it_and_the_option() {
-        let folder = env::temp_dir().join(format!("tidegate-node-binary-{}", std::process::id()));
+        let folder = env::temp_dir().join(format!("tidegate-node-binary-{:x}", rand::random::<u64>()));
         fs::create_dir_all(&folder).unwrap();
         let own = folder.join("tidegate-lab");
         let expected = folder.join("tidegate");

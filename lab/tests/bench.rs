@@ -4,27 +4,26 @@ mod support;
 
 use std::process::Output;
 
-use support::{lab, services};
+use support::{Folder, lab, services};
 
 fn bench(arguments: &[&str]) -> Output {
     support::node();
     lab(&[&["bench"], arguments].concat())
 }
 
-fn figures(arguments: &[&str], name: &str) -> serde_json::Value {
-    let file = std::env::temp_dir().join(format!("tidegate-{name}-{}.json", std::process::id()));
-    let path = file.to_str().expect("a plain path");
-    let output = bench(&[arguments, &["--quick", "--json", path]].concat());
+fn figures(arguments: &[&str]) -> serde_json::Value {
+    let folder = Folder::fresh();
+    let (report, data) = (folder.file("report.json"), folder.file("data"));
+    let output = bench(&[arguments, &["--quick", "--json", &report, "--directory", &data]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(&file).expect("a report");
-    std::fs::remove_file(&file).expect("the report can go");
+    let text = std::fs::read_to_string(&report).expect("a report");
     serde_json::from_str(&text).expect("JSON")
 }
 
 #[test]
 fn a_raw_loop_is_as_fast_as_another() {
     for scenario in ["fanout", "echo", "login", "chat"] {
-        let report = figures(&[scenario, "--raw-twice", "--transport", "ws"], scenario);
+        let report = figures(&[scenario, "--raw-twice", "--transport", "ws"]);
         let ratio = report["sections"][0]["figures"][0]["value"].as_f64().expect("a ratio");
         // Whatever else runs on the machine, a factor of four is a mistake of the bench.
         assert!((0.25..4.0).contains(&ratio), "{scenario}: {ratio}");
@@ -35,7 +34,7 @@ fn a_raw_loop_is_as_fast_as_another() {
 fn a_node_is_measured_and_verified() {
     for scenario in ["fanout", "room", "idle"] {
         for transport in ["tcp", "ws"] {
-            let report = figures(&[scenario, "--transport", transport], &format!("node-{scenario}"));
+            let report = figures(&[scenario, "--transport", transport]);
             assert_eq!(report["sections"].as_array().map(Vec::len), Some(1), "{scenario}");
         }
     }
@@ -45,7 +44,7 @@ fn a_node_is_measured_and_verified() {
 fn durable_messages_are_measured_and_found_again() {
     let sought = "messages acked, and each found";
     for scenario in ["chat", "store"] {
-        let report = figures(&[scenario], &format!("durable-{scenario}"));
+        let report = figures(&[scenario]);
         let figures = report["sections"][0]["figures"].as_array().expect("figures");
         let found =
             figures.iter().find(|it| it["what"].as_str().is_some_and(|what| what.starts_with(sought)));
@@ -68,7 +67,7 @@ fn value(report: &serde_json::Value, what: &str) -> f64 {
 #[test]
 fn pushes_that_are_left_out_are_pulled_and_counted() {
     // So few that a receiver has always more pushes to ack than may wait.
-    let report = figures(&["chat", "--set", "limits.window_max=1"], "behind");
+    let report = figures(&["chat", "--set", "limits.window_max=1"]);
     for when in ["flat out to people who are there", "at half load"] {
         let behinds = value(&report, &format!("frames `behind`, {when}"));
         let pulled = value(&report, &format!("messages pulled, {when}"));
@@ -78,7 +77,7 @@ fn pushes_that_are_left_out_are_pulled_and_counted() {
 
 #[test]
 fn the_raw_log_has_a_growing_and_a_preallocated_file() {
-    let report = figures(&["chat", "--raw-twice"], "raw-logs");
+    let report = figures(&["chat", "--raw-twice"]);
     for file in ["raw", "raw, preallocated"] {
         assert!(value(&report, &format!("durable accepts, {file}")) > 1_000.0, "{file}: {report}");
         assert!(value(&report, &format!("send to ack, {file}, p99")) > 0.0, "{file}: {report}");
@@ -89,7 +88,7 @@ fn the_raw_log_has_a_growing_and_a_preallocated_file() {
 fn on_services(scenario: &[&str], rounds: &str) -> impl Fn(&str) -> f64 {
     let list = services::list();
     let list = list.to_str().expect("a plain path");
-    let report = figures(&[scenario, &["--rounds", rounds, "--services", list]].concat(), scenario[0]);
+    let report = figures(&[scenario, &["--rounds", rounds, "--services", list]].concat());
     move |what: &str| {
         let value = value(&report, what);
         assert!(value > 0.0, "{what}: {report}");

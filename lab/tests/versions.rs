@@ -11,7 +11,10 @@ use std::{
 
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 
-use support::{lab, node, said, services};
+use support::{Folder, lab, node, said, services};
+
+/// The version of the node, which is that of the workspace.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The node as its former version would be: it knows no newer rules, and says that it is another version.
 fn older(folder: &Path) -> PathBuf {
@@ -33,12 +36,12 @@ fn older(folder: &Path) -> PathBuf {
 #[test]
 fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_held_and_when_they_are_switched()
  {
-    let folder = std::env::temp_dir().join(format!("tidegate-versions-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("a place for files");
+    let folder = Folder::fresh();
     let text = |path: PathBuf| path.to_str().expect("a plain path").to_owned();
-    let (list, older, newer) = (text(services::list()), text(older(&folder)), text(node()));
+    let (list, older, newer) = (text(services::list()), text(older(folder.path())), text(node()));
     let load = ["chaos", "--rolling", "9", "--clients", "60", "--rate", "60"];
-    let programs = ["--cluster", &list, "--binary", &older, "--next", &newer];
+    let data = folder.file("data");
+    let programs = ["--cluster", &list, "--binary", &older, "--next", &newer, "--directory", &data];
     let output = lab(&[&load[..], &programs].concat());
     let said = said(&output);
     // It fails when anything was lost, doubled or reordered.
@@ -47,14 +50,13 @@ fn two_versions_run_together_under_load_and_nothing_is_lost_while_the_rules_are_
         "connections after the logins: n1 ",
         "connections after the last restart: n1 ",
         "9 restarts: ",
-        "; back as tidegate (0.1.0, rules 1)",
+        &format!("; back as tidegate ({VERSION}, rules 1)"),
         "; back as tidegate-older (older, rules 1)",
-        "tidegate (0.1.0, rules 1) beside tidegate-older (older, rules 1)",
-        &format!("; back as tidegate (0.1.0, rules {LEDGER_NEWEST})"),
-        &format!("tidegate (0.1.0, rules {LEDGER_NEWEST}) beside tidegate-older (older, rules 1)"),
+        &format!("tidegate ({VERSION}, rules 1) together with tidegate-older (older, rules 1)"),
+        &format!("; back as tidegate ({VERSION}, rules {LEDGER_NEWEST})"),
+        &format!("tidegate ({VERSION}, rules {LEDGER_NEWEST}) together with tidegate-older (older, rules 1)"),
         &format!("the rules went from 1 to {LEDGER_NEWEST} under load"),
     ] {
         assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
     }
-    fs::remove_dir_all(&folder).ok();
 }

@@ -14,7 +14,7 @@ use tidegate_protocol::codec::Wire;
 use crate::support::{
     Client, Cluster, PATIENCE, eventually, free_port, hello, http,
     proxy::{Mode, Proxy},
-    service, text_of,
+    service_text, text_of,
 };
 
 /// What a node answers to a user who asks: the names and addresses in order, and whether that may be old.
@@ -95,7 +95,7 @@ fn three_nodes_share_who_asks_and_one_that_leaves_is_named_no_more() {
 fn with_redis_away_the_answers_are_those_of_the_last_look_and_say_so() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let redis = service("redis7")["address"].as_str().and_then(|it| it.parse().ok()).expect("an address");
+    let redis = service_text("redis7", "address").parse().expect("an address");
     let proxy = runtime.block_on(Proxy::start(redis)).expect("a proxy");
     let cluster = Cluster::start(2, &[&format!("redis.urls=[redis://{}]", proxy.address)]);
     let all = ["n1", "n2"].map(str::to_owned);

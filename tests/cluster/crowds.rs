@@ -9,7 +9,9 @@ use std::{
 use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
-use crate::support::{Client, Cluster, PATIENCE, Said, eventually, services::service, text_of, unique_name};
+use crate::support::{
+    Client, Cluster, PATIENCE, Said, eventually, services::service_text, text_of, unique_name,
+};
 
 /// More than a change of members may name, and more than are read at a time.
 const MEMBERS: usize = 2_000;
@@ -30,7 +32,7 @@ fn crowd(cluster: &Cluster) {
 
 /// The commands that Redis gets from here on, from all its clients: other tests use it, too.
 fn monitor() -> BufReader<TcpStream> {
-    let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
+    let url = service_text("redis7", "url");
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
     stream.write_all(b"MONITOR\r\n").expect("it takes a command");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");

@@ -3,11 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Read},
     net::{SocketAddr, TcpListener},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
-    sync::{Arc, Mutex},
     thread,
 };
 
@@ -15,7 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Cluster, eventually, fresh_data, hello, http, service, terminal, text_of};
+use crate::support::{
+    Client, Cluster, Screen, eventually, fresh_data, hello, http, service, terminal, text_of,
+};
 
 /// A folder as that of a checkout with running services, and what keeps its cluster apart from those of other tests.
 struct Place {
@@ -23,10 +23,10 @@ struct Place {
     folder: PathBuf,
 }
 
-/// A command that runs, and the lines that it said so far, of both streams; killed when the test ends.
+/// A command that runs, and the lines of both of its streams; killed when the test ends.
 struct Running {
     child: Child,
-    lines: Arc<Mutex<Vec<String>>>,
+    screen: Screen,
 }
 
 /// What `tidegate up` said of a node.
@@ -123,29 +123,27 @@ impl Running {
     fn start(command: &mut Command) -> Self {
         let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = streams.spawn().expect("the program runs");
-        let lines = Arc::default();
-        hear(child.stdout.take().expect("a pipe"), &lines);
-        hear(child.stderr.take().expect("a pipe"), &lines);
-        Self { child, lines }
+        let screen = Screen::of(child.stdout.take().expect("a pipe"));
+        screen.add(child.stderr.take().expect("a pipe"));
+        Self { child, screen }
     }
 
     fn start_in_terminal(mut command: Command) -> Self {
         let (writes, reads) = terminal();
         let streams = command.stdin(Stdio::null()).stdout(writes).stderr(Stdio::piped());
         let mut child = streams.spawn().expect("the program runs");
-        let lines = Arc::default();
-        hear(reads, &lines);
-        hear(child.stderr.take().expect("a pipe"), &lines);
-        Self { child, lines }
+        let screen = Screen::of(reads);
+        screen.add(child.stderr.take().expect("a pipe"));
+        Self { child, screen }
     }
 
     /// Waits for a line with this in it.
     fn says(&self, what: &str) -> String {
-        eventually(what, || self.said().into_iter().find(|line| line.contains(what)))
+        self.screen.line(what, |line| line.contains(what))
     }
 
     fn said(&self) -> Vec<String> {
-        self.lines.lock().expect("nobody panicked").clone()
+        self.screen.lines()
     }
 
     fn signal(&self, signal: Signal) {
@@ -191,15 +189,6 @@ impl Running {
         let line = self.says(&format!("token for {user}: "));
         line.rsplit(' ').next().expect("a word").to_owned()
     }
-}
-
-fn hear(stream: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>) {
-    let lines = Arc::clone(lines);
-    thread::spawn(move || {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            lines.lock().expect("nobody panicked").push(line);
-        }
-    });
 }
 
 impl Drop for Running {

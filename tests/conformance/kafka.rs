@@ -28,7 +28,7 @@ use tidegate::{
 use super::{
     bus::{SMALL, World, records, texts},
     node,
-    services::service,
+    services::service_text,
     time::eventually_async,
     unique_name, user,
 };
@@ -40,7 +40,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(5);
 pub(super) fn settings() -> Kafka {
     let name = format!("t{}", unique_name());
     Kafka {
-        brokers: vec![service("kafka")["address"].as_str().unwrap().to_owned()],
+        brokers: vec![service_text("kafka", "address")],
         partitions: SMALL.partitions,
         replication: 1,
         topic: format!("{name}.log"),

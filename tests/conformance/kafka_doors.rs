@@ -15,26 +15,24 @@ use super::{
     bus::{World, records, texts},
     kafka::{ensure, open, settings},
     node,
-    services::service,
+    services::service_text,
     unique_name,
 };
 
 /// Settings for one of the guarded doors.
 fn at(door: &str, security: &str) -> Kafka {
-    let address = service("kafka")[door].as_str().expect("a door").to_owned();
-    Kafka { brokers: vec![address], security: security.to_owned(), ..settings() }
+    Kafka { brokers: vec![service_text("kafka", door)], security: security.to_owned(), ..settings() }
 }
 
 /// A file that belongs to the broker.
 fn file(name: &str) -> PathBuf {
-    PathBuf::from(service("kafka")["files"].as_str().expect("a folder")).join(name)
+    PathBuf::from(service_text("kafka", "files")).join(name)
 }
 
 fn named(kafka: Kafka, mechanism: &str, password: &Password) -> Kafka {
-    let user = service("kafka")["user"].as_str().expect("a user").to_owned();
     Kafka {
         sasl_mechanism: mechanism.to_owned(),
-        sasl_username: user,
+        sasl_username: service_text("kafka", "user"),
         sasl_password_file: password.0.clone(),
         ..kafka
     }

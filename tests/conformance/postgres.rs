@@ -8,7 +8,7 @@ use tidegate::{
 };
 use tokio_postgres::{Client, NoTls};
 
-use super::{services::service, unique_name};
+use super::{services::service_text, unique_name};
 
 /// An empty database of a server that others use, too.
 pub(crate) struct Database {
@@ -19,8 +19,7 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) async fn new() -> Self {
-        let said = service("postgres");
-        let text = |field: &str| said[field].as_str().expect("services.json says it").to_owned();
+        let text = |field| service_text("postgres", field);
         let name = format!("test_{}", unique_name());
         let database = Self { address: text("address"), user: text("user"), name };
         let client = database.client_of("postgres").await;

@@ -23,7 +23,7 @@ use tidegate_protocol::{
 
 use super::{
     postgres::Database,
-    services::service,
+    services::service_text,
     store::owner::{Owner, message},
     time::{PATIENCE, Stopwatch, eventually_async},
     user,
@@ -343,7 +343,7 @@ async fn several_nodes_make_the_tables_at_once_and_those_of_a_newer_one_are_refu
 #[tokio::test]
 async fn tls_is_spoken_and_the_authority_is_checked() {
     let database = Database::new().await;
-    let authority = service("postgres")["authority"].as_str().expect("services.json says it").to_owned();
+    let authority = service_text("postgres", "authority");
     let tls = config::Postgres { tls: true, tls_ca_file: authority.into(), ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&tls).await.unwrap());
     Owner::take_over(&store, 0, 1).await.run(&[say("m1")]).await;

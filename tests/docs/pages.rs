@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::{read, root};
 
 /// The pages of the repository, by their paths.
-fn pages() -> Vec<String> {
+pub(super) fn pages() -> Vec<String> {
     let (mut pages, mut folders) = (Vec::new(), vec![String::new()]);
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(root().join(&folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));

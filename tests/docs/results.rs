@@ -129,7 +129,7 @@ fn an_incomplete_result_is_noticed() {
 fn the_page_of_testing_has_the_sums_of_the_results() {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for (_, line) in lines() {
-        let Ok(row) = serde_json::from_str::<Value>(&line) else { continue };
+        let row: Value = serde_json::from_str(&line).expect("each line is a row");
         if let Some(kind) = row["kind"].as_str().filter(|kind| !kind.starts_with("bench ")) {
             sums.entry(kind.to_owned()).or_default().add(&row);
         }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidegate::auth::{Identity, Verifier, create_key};
 use tidegate_protocol::Code;
 
-use super::{read, root, settle, with_block};
+use super::{read, root, settle, unique::unique_name, with_block};
 
 const PAGE: &str = "docs/tokens.md";
 
@@ -30,7 +30,7 @@ struct KeyFile {
 
 impl KeyFile {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("tidegate-{name}-{}", unique_name()));
         let key = create_key(&path).expect("the folder of temporary files can be written");
         Self { path, key }
     }

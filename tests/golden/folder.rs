@@ -14,10 +14,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{convert::hex, frames, link, records, servers, sessions, store};
 
-/// Set to 1, it has the tests write the folder of the present version before they read it.
+/// The variable that, set to 1, has the tests write the folder of the present version before they read it.
 const WRITE: &str = "TIDEGATE_WRITE_GOLDEN";
 
-/// Lists the SHA-256 of every other file of a folder, in the form of `sha256sum`.
+/// The file with the SHA-256 of every other file of a folder, in the form of `sha256sum`.
 const MANIFEST: &str = "MANIFEST";
 
 /// The golden files of one version.

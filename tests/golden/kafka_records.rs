@@ -23,7 +23,7 @@ use crate::{
     convert::{blur_text, hex, lacks, unhex, with_unknown_field},
     folder::{Folder, versions},
     meaning,
-    support::{Cluster, eventually},
+    support::{Cluster, eventually_within},
 };
 
 pub(crate) const FILE: &str = "kafka.json";
@@ -32,6 +32,10 @@ pub(crate) const FILE: &str = "kafka.json";
 const TOPICS: [(&str, i32); 4] = [("log", 4), ("node.n1", 1), ("node.n2", 1), ("events", 8)];
 
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time for an event about the device of a killed node: its lease has to expire, and then its rows are swept. That takes about
+/// 10 s on a quiet machine.
+const SWEEP: Duration = Duration::from_secs(30);
 
 /// A record where it lies.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -73,35 +77,38 @@ pub(crate) fn ends(cluster: &Cluster, topic: &str) -> Vec<i64> {
     (0..*partitions).map(end).collect()
 }
 
-/// Reads all that is there.
+/// Reads all records of the cluster.
 pub(crate) fn dump(cluster: &Cluster) -> Vec<Golden> {
+    TOPICS.iter().flat_map(|(topic, _)| dump_topic(cluster, topic)).collect()
+}
+
+/// Reads all records of a topic.
+fn dump_topic(cluster: &Cluster, topic: &str) -> Vec<Golden> {
     let mut records = Vec::new();
-    for (topic, _) in TOPICS {
-        for (partition, end) in (0..).zip(ends(cluster, topic)) {
-            let consumer = consumer(cluster);
-            let mut list = TopicPartitionList::new();
-            let place = list.add_partition_offset(&full_name(cluster, topic), partition, Offset::Beginning);
-            place.expect("a partition");
-            consumer.assign(&list).expect("an assignment");
-            let mut next = 0;
-            while next < end {
-                let record = consumer.poll(PATIENCE).expect("it is there").expect("a record");
-                next = record.offset() + 1;
-                let value = record.payload().expect("a value");
-                let headers = record.headers().map(|all| all.iter().collect()).unwrap_or_default();
-                let header = |it: Header<'_, &[u8]>| {
-                    (it.key.to_owned(), String::from_utf8_lossy(it.value.expect("a value")).into_owned())
-                };
-                records.push(Golden {
-                    topic: topic.to_owned(),
-                    partition,
-                    offset: record.offset(),
-                    key: record.key().map(hex),
-                    headers: Vec::<Header<'_, &[u8]>>::into_iter(headers).map(header).collect(),
-                    value: hex(value),
-                    means: means(topic, value),
-                });
-            }
+    for (partition, end) in (0..).zip(ends(cluster, topic)) {
+        let consumer = consumer(cluster);
+        let mut list = TopicPartitionList::new();
+        let place = list.add_partition_offset(&full_name(cluster, topic), partition, Offset::Beginning);
+        place.expect("a partition");
+        consumer.assign(&list).expect("an assignment");
+        let mut next = 0;
+        while next < end {
+            let record = consumer.poll(PATIENCE).expect("it is there").expect("a record");
+            next = record.offset() + 1;
+            let value = record.payload().expect("a value");
+            let headers = record.headers().map(|all| all.iter().collect()).unwrap_or_default();
+            let header = |it: Header<'_, &[u8]>| {
+                (it.key.to_owned(), String::from_utf8_lossy(it.value.expect("a value")).into_owned())
+            };
+            records.push(Golden {
+                topic: topic.to_owned(),
+                partition,
+                offset: record.offset(),
+                key: record.key().map(hex),
+                headers: Vec::<Header<'_, &[u8]>>::into_iter(headers).map(header).collect(),
+                value: hex(value),
+                means: means(topic, value),
+            });
         }
     }
     records
@@ -155,8 +162,8 @@ pub(crate) fn append_refused(cluster: &Cluster, sender: &str, msg_id: &str, text
 
 /// Waits for an event that is of that kind and of that owner of a route, `node/boot/epoch`.
 pub(crate) fn await_event(cluster: &Cluster, id: &str) {
-    eventually(&format!("the event {id}"), || {
-        dump(cluster).iter().any(|it| it.topic == "events" && it.means["id"] == id).then_some(())
+    eventually_within(SWEEP, &format!("the event {id}"), || {
+        dump_topic(cluster, "events").iter().any(|it| it.means["id"] == id).then_some(())
     });
 }
 

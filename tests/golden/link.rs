@@ -109,7 +109,7 @@ fn ask_proof(mac: Bytes) -> Bytes {
 /// Records the three lanes between a node and a peer of the present version, by a relay that knows nothing of what it passes.
 pub(crate) fn write(folder: &Folder) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let recorded = runtime.block_on(async {
+    let mut recorded = runtime.block_on(async {
         let end = Arc::new(End::default());
         let listener = listen(&end);
         let noted: Arc<Mutex<Vec<Golden>>> = Arc::default();
@@ -138,7 +138,6 @@ pub(crate) fn write(folder: &Folder) {
         end.check();
         noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     });
-    let mut recorded = recorded;
     recorded.sort_by_key(|it| it.lane);
     folder.write_list(FILE, &recorded);
 }
@@ -213,7 +212,7 @@ async fn callers_of_every_version_are_served_as_they_were() {
     }
 }
 
-/// Plays the recorded peer on one lane; what it was asked that was never recorded.
+/// Plays the recorded peer on one lane, and notes in `strange` each call that was never recorded.
 async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, strange: Arc<Mutex<Vec<String>>>) {
     let note = |what: String| strange.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     let Some(hello) = lane.receive().await else { return };

@@ -22,9 +22,9 @@ const FILE: &str = "records.json";
 struct Golden {
     name: String,
     hex: String,
-    /// By which a position knows the record.
+    /// The hash by which a position knows the record.
     hash: String,
-    /// By which a retry is found; none where there are no retries.
+    /// The key by which a retry is found; `None` where there are no retries.
     key: Option<String>,
     means: Value,
 }

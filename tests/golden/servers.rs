@@ -20,7 +20,7 @@ use crate::{
     folder::{Folder, versions},
     kafka_records, redis_rows,
     redis_rows::Row,
-    support::{Client, Cluster, Said, ask, eventually, eventually_within, hello, send, service},
+    support::{Client, Cluster, Said, ask, eventually, eventually_within, hello, send, service_text},
     world,
 };
 
@@ -33,13 +33,13 @@ const VIEW: &str = "servers-view.json";
 /// Sends that were appended and not archived when the nodes were killed.
 const UNDECIDED: [(&str, &str); 3] = [("bob", "u1"), ("g:team", "u2"), ("bob", "u3")];
 
-/// A send of somebody who was not in the team: refused for good, also after a join.
+/// A send of somebody who was not in the team: it stays refused, also after a join.
 const REFUSED: (&str, &str, &str) = ("zoe", "z1", "let me in");
 
 /// Content of [`VIEW`].
 #[derive(Deserialize, Serialize)]
 struct View {
-    /// Of [`world::view`].
+    /// The answer of [`world::view`].
     world: Value,
     /// The acks of [`UNDECIDED`], asked for again.
     decided: Vec<Value>,
@@ -116,13 +116,14 @@ impl Talk {
             Duration::from_secs(20),
             "chains are saved, and nodes report their positions",
             || {
-                let rows = redis_rows::dump(prefix);
-                let reports =
-                    |row: &Row| row.key.starts_with("run:") && format!("{row:?}").contains("behind_ms");
-                let saved = rows.iter().any(|row| row.key == "chain:{ann}:tablet");
-                (saved && rows.iter().filter(|row| reports(row)).count() == 2).then_some(rows)
+                let runs = redis_rows::dump(&format!("{prefix}:run"));
+                let reports = runs.iter().filter(|row| format!("{row:?}").contains("behind_ms")).count();
+                let chains = redis_rows::dump(&format!("{prefix}:chain"));
+                let is_saved = chains.iter().any(|row| row.key == "{ann}:tablet");
+                (is_saved && reports == 2).then_some(())
             },
-        )
+        );
+        redis_rows::dump(prefix)
     }
 
     /// Has messages appended that nobody archives, and kills the nodes.
@@ -152,8 +153,7 @@ impl Talk {
 
 /// Starts both nodes again, and asks them for everything.
 fn go_on(cluster: &mut Cluster) -> View {
-    cluster.restart(0);
-    cluster.restart(1);
+    cluster.start_nodes(0..2);
     cluster.all_owned();
     let mut ann = cluster.login(0, Wire::Tcp, "ann");
     let again = |(to, id): (&str, &str)| -> Value {
@@ -177,7 +177,7 @@ fn go_on(cluster: &mut Cluster) -> View {
 }
 
 fn program(name: &str) -> Command {
-    let programs = service("postgres")["programs"].as_str().expect("services.json says it").to_owned();
+    let programs = service_text("postgres", "programs");
     Command::new(PathBuf::from(programs).join(name))
 }
 

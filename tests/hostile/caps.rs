@@ -12,7 +12,7 @@ use tidegate_protocol::{Code, codec::Wire};
 use crate::{
     chat::{Chat, Pair},
     raw::{Raw, frame},
-    support::{Process, ask, command, eventually, fresh_data, hello, http},
+    support::{Process, ask, command, eventually, fresh_data, hello, http, in_shell},
 };
 
 fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
@@ -124,19 +124,12 @@ fn without_file_descriptors_accepting_pauses_and_goes_on_later() {
 fn a_limit_of_open_files_that_leaves_no_place_is_refused_at_start() {
     let data = fresh_data();
     let serve = command(&data, &[]);
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    let mut shell = in_shell("ulimit -n 64", &serve);
     let errors = std::fs::File::create(data.join("stderr")).expect("a file");
-    let mut child = shell.stdout(Stdio::null()).stderr(errors).spawn().expect("a shell");
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let ended = eventually("the node ends or runs on", || {
-        let ended = child.try_wait().expect("a child");
-        ended.map(Some).or((Instant::now() > deadline).then_some(None))
-    });
-    child.kill().ok();
-    child.wait().ok();
-    let said = std::fs::read_to_string(data.join("stderr")).unwrap_or_default();
+    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let mut node = Process::begin(&data, shell);
+    let (status, said) = (node.exit(), node.said());
     std::fs::remove_dir_all(&data).ok();
-    assert_eq!(ended.and_then(|status| status.code()), Some(1), "{said}");
+    assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("open files") && said.contains("64"), "{said}");
 }

@@ -5,7 +5,10 @@ use std::{fs, net::SocketAddr, path::PathBuf};
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Process, command, eventually, free_port, fresh_data, http};
+use crate::{
+    admin_routes::admin_routes,
+    support::{Process, command, eventually, free_port, fresh_data, http},
+};
 
 const EVIL: &str = "Host: evil.example\r\n";
 const JSON: &str = "Content-Type: application/json\r\n";
@@ -14,14 +17,8 @@ const JSON: &str = "Content-Type: application/json\r\n";
 fn routes() -> Vec<(String, String)> {
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder"));
     let code = fs::read_to_string(root.join("src/api.rs")).expect("the source is there");
-    let route = |line: &str| {
-        let (path, handler) = line.trim().strip_prefix(".route(\"")?.split_once("\", ")?;
-        let (method, _) = handler.split_once('(')?;
-        Some((method.to_uppercase(), path.replace("{user}", "bob").replace("{id}", "team")))
-    };
-    let routes: Vec<_> = code.lines().filter_map(route).collect();
-    assert!(routes.len() > 15, "{routes:?}");
-    routes
+    let example = |path: String| path.replace("{user}", "bob").replace("{id}", "team");
+    admin_routes(&code).into_iter().map(|(method, path)| (method, example(path))).collect()
 }
 
 /// Status of a request with these headers, and the answer, which has a code and a cure if it is a refusal.
@@ -141,6 +138,7 @@ fn x5_a_get_of_traces_watches_nobody() {
     assert_eq!(steps("POST", "", &json!({"user": "alice"}).to_string()), (600_000.into(), 0));
     alice.text("bob", "m2", "traced");
     eventually("steps are recorded", || (steps("GET", "?msg=m2", "").1 > 0).then_some(()));
+    assert_eq!(steps("GET", "?msg=m1", "").1, 0, "it came before anybody was watched");
 }
 
 #[test]
@@ -159,13 +157,12 @@ fn x5_a_node_that_waits_for_services_refuses_the_same() {
         format!("listen.admin={admin}"),
         format!("listen.monitor={monitor}"),
     ];
-    let mut child = command(&data, &sets.each_ref().map(String::as_str)).spawn().expect("the binary runs");
+    let node = Process::begin(&data, command(&data, &sets.each_ref().map(String::as_str)));
     eventually("the port is open", || std::net::TcpStream::connect(admin).ok());
     let refused = asked(admin, "GET", "/readyz", EVIL).0;
     let waits = asked(admin, "GET", "/readyz", "Host: localhost\r\n");
     let probed = asked(monitor, "GET", "/readyz", EVIL).0;
-    child.kill().expect("it runs");
-    child.wait().expect("it has ended");
+    drop(node);
     fs::remove_dir_all(&data).ok();
     assert_eq!((refused, waits.0, probed), (421, 503, 503));
     assert!(waits.1["waitsFor"].is_string(), "{}", waits.1);

@@ -4,21 +4,17 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use rustix::process::{Signal, geteuid};
 use tidegate::auth;
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Process, command, eventually, fresh_data};
+use crate::support::{Process, command, fresh_data, in_shell};
 
-/// Starts a command as a shell with the usual umask does.
-fn with_umask_022(program: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "umask 022; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
-    shell
-}
+/// The usual umask of a shell.
+const UMASK: &str = "umask 022";
 
 /// What is at or below the path and has permissions for others than its owner.
 fn open(path: &Path) -> Vec<String> {
@@ -46,7 +42,7 @@ fn chmod(path: &Path, mode: u32) {
 /// Runs `tidegate` with these words and the usual umask.
 fn tidegate(words: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    let output = with_umask_022(command.args(words)).output().expect("the binary runs");
+    let output = in_shell(UMASK, command.args(words)).output().expect("the binary runs");
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -57,7 +53,7 @@ fn x12_data_and_exports_are_closed_to_other_accounts() {
     let (serve, data) = (command(&place, &[]), place.join("data"));
     let words = serve.get_args().map(|word| if word == place.as_os_str() { data.as_os_str() } else { word });
     let mut own = Command::new(serve.get_program());
-    let mut shell = with_umask_022(own.args(words));
+    let mut shell = in_shell(UMASK, own.args(words));
     shell.stdin(Stdio::null()).stdout(Stdio::null());
     let mut node = Process::spawn(&data, shell);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
@@ -91,23 +87,12 @@ fn x12_an_open_data_directory_is_closed_at_the_start() {
     assert!(node.said().contains("data directory was open to other accounts"), "{}", node.said());
 }
 
-/// A node that is expected to refuse to start; killed if it starts all the same.
-struct Refused(Child);
-
-impl Drop for Refused {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-/// What `serve` says, which does not start on this directory.
+/// Runs `serve` on a directory that it refuses, and returns what it says.
 fn refused(data: &Path, sets: &[&str]) -> String {
-    let mut node = Refused(command(data, sets).spawn().expect("the binary runs"));
-    let status = eventually("it refuses to start", || node.0.try_wait().expect("a child"));
-    let said = fs::read_to_string(data.join("stderr")).expect("its words");
-    assert_eq!(status.code(), Some(1), "{said}");
-    said
+    let mut node = Process::begin(data, command(data, sets));
+    let status = node.exit();
+    assert_eq!(status.code(), Some(1), "{}", node.said());
+    node.said()
 }
 
 #[test]

@@ -2,16 +2,13 @@
 
 use std::{
     fs::{self, File},
-    io::Read as _,
     process::Command,
-    sync::{Arc, Mutex},
-    thread,
 };
 
 use tidegate::auth;
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, Process, command, eventually, fresh_data, hello, terminal};
+use crate::support::{Client, Process, Screen, command, eventually, fresh_data, hello, terminal};
 
 /// The last line of the banner of a node on loopback.
 const END: &str = "or by hand";
@@ -20,22 +17,12 @@ const END: &str = "or by hand";
 fn in_terminal(sets: &[&str]) -> (Process, String) {
     let data = fresh_data();
     let mut serve = command(&data, sets);
-    let (writes, mut reads) = terminal();
+    let (writes, reads) = terminal();
     serve.stdout(writes);
     let node = Process::spawn(&data, serve);
-    let heard: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let all = Arc::clone(&heard);
-    thread::spawn(move || {
-        let mut some = [0; 4_096];
-        while let Ok(count @ 1..) = reads.read(&mut some) {
-            all.lock().expect("nobody panicked").extend_from_slice(&some[..count]);
-        }
-    });
-    let said = eventually("the banner", || {
-        let said = String::from_utf8_lossy(&heard.lock().expect("nobody panicked")).into_owned();
-        said.contains(END).then_some(said)
-    });
-    (node, said)
+    let screen = Screen::of(reads);
+    screen.line("the end of the banner", |line| line.contains(END));
+    (node, screen.lines().join("\n"))
 }
 
 /// What a node prints to what is no terminal.

@@ -1,8 +1,9 @@
 //! Nodes of one cluster as processes, over the real Kafka, Redis and Postgres of the test run.
 //!
-//! Each cluster has topics, a group, a prefix and a database of its own, so that many run beside each other.
+//! Each cluster has topics, a group, a prefix and a database of its own, so that many can run at the same time.
 
 use std::{
+    error::Error,
     fs,
     net::SocketAddr,
     path::PathBuf,
@@ -21,21 +22,24 @@ use tokio_postgres::NoTls;
 
 use super::{
     Begun, Client, PATIENCE, Process, becomes, command, eventually, eventually_within, fresh_data,
-    let_time_pass_since, services::service, unique_name,
+    let_time_pass_since, services::service_text, unique_name,
 };
 
 /// How long it may take until each node owns its share: several join together, on a machine that runs other clusters.
 const SHARED: Duration = Duration::from_secs(30);
 
-/// Nodes of one cluster; killed when the test ends.
+/// Nodes of one cluster; killed when the test ends. Their database is dropped then; their keys in Redis and their topics on
+/// Kafka stay until the services are stopped.
 pub struct Cluster {
-    /// None while one is down.
+    /// `None` while one is down.
     nodes: Vec<Option<Process>>,
     folder: PathBuf,
     sets: Vec<String>,
-    /// What single nodes are set to besides.
+    /// Further settings of each node, by its number.
     own_sets: Vec<Vec<String>>,
     database: String,
+    /// Address of the database `postgres`, from which the other one is dropped.
+    server: String,
 }
 
 impl Cluster {
@@ -55,31 +59,26 @@ impl Cluster {
         for file in ["token.key", "link.secret"] {
             auth::create_key(&folder.join(file)).expect("a key");
         }
-        let text = |server: &str, field: &str| -> String {
-            service(server)[field].as_str().expect("services.json says it").to_owned()
-        };
-        let postgres = text("postgres", "address");
-        let user = text("postgres", "user");
         execute(&format!("CREATE DATABASE {name}"));
         let own = [
             "node.profile=cluster".to_owned(),
             format!("auth.key_file={}", folder.join("token.key").display()),
             format!("link.secret_file={}", folder.join("link.secret").display()),
             "link.listen=127.0.0.1:0".to_owned(),
-            format!("kafka.brokers=[{}]", text("kafka", "address")),
+            format!("kafka.brokers=[{}]", service_text("kafka", "address")),
             "kafka.replication=1".to_owned(),
             "kafka.partitions=4".to_owned(),
             format!("kafka.topic={name}.log"),
             format!("kafka.group={name}.owners"),
             format!("kafka.node_topic={name}.node"),
             format!("kafka.event_topic={name}.events"),
-            format!("redis.urls=[{}]", text("redis7", "url")),
+            format!("redis.urls=[{}]", service_text("redis7", "url")),
             format!("redis.prefix={name}"),
-            format!("postgres.url=postgres://{user}@{postgres}/{name}"),
+            format!("postgres.url={}", url(&name)),
         ];
         let sets: Vec<String> = own.into_iter().chain(sets.iter().map(|set| (*set).to_owned())).collect();
-        let mut cluster =
-            Self { nodes: Vec::new(), folder, sets, own_sets: vec![Vec::new(); count], database: name };
+        let (own_sets, server) = (vec![Vec::new(); count], url("postgres"));
+        let mut cluster = Self { nodes: Vec::new(), folder, sets, own_sets, database: name, server };
         cluster.ensure_topics(count);
         cluster.nodes.resize_with(count, || None);
         cluster
@@ -95,8 +94,8 @@ impl Cluster {
         self.folder.join("token.key")
     }
 
-    /// Runs a command with the configuration of the nodes, but for what it sets itself; whether it went well, and what it
-    /// said.
+    /// Runs a command with the configuration of the nodes, except for settings that it sets itself. Returns whether it
+    /// succeeded, and its output.
     pub fn tidegate(&self, words: &[&str]) -> (bool, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(words);
@@ -131,11 +130,11 @@ impl Cluster {
 
     /// For `postgres.url` of a node that reaches it by another address.
     pub fn postgres_by(&self, address: SocketAddr) -> String {
-        let user = service("postgres")["user"].as_str().expect("services.json says it").to_owned();
+        let user = service_text("postgres", "user");
         format!("postgres.url=postgres://{user}@{address}/{}", self.database)
     }
 
-    /// What the nodes are told of a key, which is to end with `=`.
+    /// Returns the value that all nodes share for a key, which ends with `=`.
     pub fn setting(&self, key: &str) -> &str {
         self.sets.iter().rev().find_map(|set| set.strip_prefix(key)).expect("it is set")
     }
@@ -201,7 +200,7 @@ impl Cluster {
         self.nodes[nth] = Some(node);
     }
 
-    /// How far the owners are, as the first node heard it.
+    /// Returns the positions of all owners as the first node reports them.
     pub fn owners(&self) -> Vec<serde_json::Value> {
         let said: serde_json::Value =
             serde_json::from_str(&self.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
@@ -254,7 +253,7 @@ impl Cluster {
 
     /// Asks Redis something, under this cluster's prefix: `{}` in a word becomes it.
     pub fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
-        let url = service("redis7")["url"].as_str().expect("services.json says it").to_owned();
+        let url = service_text("redis7", "url");
         let client = redis::Client::open(url).expect("a good address");
         let mut asked = redis::cmd(words[0]);
         for word in &words[1..] {
@@ -277,10 +276,10 @@ impl Cluster {
 
     /// Deletes a topic of this cluster.
     pub fn delete_topic(&self, name: &str) {
-        let (topic, brokers) = (format!("{}.{name}", self.database), service("kafka")["address"].clone());
+        let topic = format!("{}.{name}", self.database);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let mut config = rdkafka::ClientConfig::new();
-        config.set("bootstrap.servers", brokers.as_str().expect("services.json says it"));
+        config.set("bootstrap.servers", service_text("kafka", "address"));
         let admin: AdminClient<DefaultClientContext> = config.create().expect("Kafka is up");
         let options = AdminOptions::new();
         let deleted = runtime.block_on(admin.delete_topics(&[&topic], &options)).expect("Kafka answers");
@@ -343,7 +342,7 @@ impl Cluster {
     }
 }
 
-/// Until it is dropped, the archives wait.
+/// A lock that keeps all owners from archiving until it is dropped.
 pub struct Held {
     _client: tokio_postgres::Client,
     _runtime: tokio::runtime::Runtime,
@@ -353,27 +352,33 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.nodes.clear();
         fs::remove_dir_all(&self.folder).ok();
-        execute(&format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database));
+        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database);
+        // The test may have failed: a second panic would abort it.
+        if let Err(error) = try_execute(&self.server, &sql) {
+            eprintln!("{sql}: {error}");
+        }
     }
 }
 
 fn url(database: &str) -> String {
-    let postgres = service("postgres");
-    let text = |field: &str| postgres[field].as_str().expect("services.json says it").to_owned();
+    let text = |field| service_text("postgres", field);
     format!("postgres://{}@{}/{database}", text("user"), text("address"))
 }
 
-/// One statement to the server, beside all databases.
+/// Executes a statement in the database `postgres`.
 fn execute(sql: &str) {
     execute_in("postgres", sql);
 }
 
 fn execute_in(database: &str, sql: &str) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    try_execute(&url(database), sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+fn try_execute(url: &str, sql: &str) -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let (client, connection) =
-            tokio_postgres::connect(&url(database), NoTls).await.expect("Postgres is up");
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
-        client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
-    });
+        Ok(client.batch_execute(sql).await?)
+    })
 }

@@ -14,7 +14,7 @@ use rdkafka::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{eventually_within, free_port, services::service, unique_name};
+use super::{eventually_within, free_port, services::service_text, unique_name};
 
 /// How long it may take to start, which is long on a machine that has much to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,29 +23,30 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct OwnKafka {
     folder: PathBuf,
     address: SocketAddr,
-    child: Child,
+    /// `None` until it is started.
+    child: Option<Child>,
 }
 
 impl OwnKafka {
-    /// Starts an empty one, of the programs of the tests' broker, and waits until it answers. It would make topics for whoever asks
-    /// for one that is not there, as many do.
+    /// Starts an empty broker from the programs of the tests' broker, and waits until it answers. It creates each topic that a
+    /// client asks for, as many brokers do.
     pub fn start() -> Self {
         let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}", unique_name()));
         fs::create_dir_all(&folder).expect("a place for files");
         let [port, controller] = [(); 2].map(|()| free_port());
-        let settings = folder.join("server.properties");
-        let data = folder.join("data");
+        let mut own = Self { folder, address: SocketAddr::from(([127, 0, 0, 1], port)), child: None };
+        let settings = own.folder.join("server.properties");
+        let data = own.folder.join("data");
         fs::write(&settings, properties(port, controller, &data.display().to_string())).expect("a file");
         let format =
             ["kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config"];
         let formatted = java().args(format).arg(&settings).output().expect("java runs");
         assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-        let log = fs::File::create(folder.join("log")).expect("a file");
+        let log = fs::File::create(own.folder.join("log")).expect("a file");
         let mut broker = java();
-        broker.arg("kafka.Kafka").arg(&settings).current_dir(&folder);
+        broker.arg("kafka.Kafka").arg(&settings).current_dir(&own.folder);
         broker.stdin(Stdio::null()).stdout(log.try_clone().expect("a file")).stderr(log);
-        let child = broker.spawn().expect("java runs");
-        let own = Self { folder, address: SocketAddr::from(([127, 0, 0, 1], port)), child };
+        own.child = Some(broker.spawn().expect("java runs"));
         own.wait();
         own
     }
@@ -58,15 +59,19 @@ impl OwnKafka {
     /// It stands still, or goes on.
     pub fn stand_still(&self, still: bool) {
         let signal = if still { Signal::STOP } else { Signal::CONT };
-        kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
+        kill_process(Pid::from_child(self.child()), signal).expect("it is ours");
         if still {
             // On a busy machine a thread of it answers a moment longer.
             eventually_within(PATIENCE, "all threads stand still", || self.is_stopped().then_some(()));
         }
     }
 
+    fn child(&self) -> &Child {
+        self.child.as_ref().expect("it runs")
+    }
+
     fn is_stopped(&self) -> bool {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child().id())).expect("it runs");
         tasks.flatten().all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             // A thread that has ended meanwhile says nothing.
@@ -87,14 +92,16 @@ impl OwnKafka {
 
 impl Drop for OwnKafka {
     fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
+        if let Some(child) = &mut self.child {
+            child.kill().ok();
+            child.wait().ok();
+        }
         fs::remove_dir_all(&self.folder).ok();
     }
 }
 
 fn java() -> Command {
-    let jars = service("kafka")["jars"].as_str().expect("services.json says it").to_owned();
+    let jars = service_text("kafka", "jars");
     let mut command = Command::new("java");
     let small = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
     command.args(small).arg("-cp").arg(format!("{jars}/*"));

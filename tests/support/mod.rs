@@ -14,6 +14,7 @@ mod process;
 // The lab's own: its tests are there.
 #[path = "../../lab/src/proxy.rs"]
 pub mod proxy;
+mod screen;
 #[path = "services.rs"]
 pub mod services;
 mod terminal;
@@ -22,7 +23,7 @@ mod unique;
 mod way;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
-pub(crate) use self::services::service;
+pub(crate) use self::services::{service, service_text};
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use self::time::Stopwatch;
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
@@ -35,7 +36,8 @@ pub use self::{
     node::TestNode,
     port::free_port,
     postgres::OwnPostgres,
-    process::{Begun, Process, command, fresh_data},
+    process::{Begun, Process, command, fresh_data, in_shell},
+    screen::Screen,
     terminal::terminal,
     time::{PATIENCE, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
     unique::unique_name,

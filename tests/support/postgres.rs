@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::NoTls;
 
-use super::{eventually, eventually_within, free_port, services::service, unique_name};
+use super::{eventually, eventually_within, free_port, services::service_text, unique_name};
 
 /// How long it may take to start, which is long on a machine that has much to do.
 const START: Duration = Duration::from_secs(30);
@@ -57,7 +57,7 @@ impl OwnPostgres {
         copy
     }
 
-    /// A standby hears nothing more from the server that it follows, and lags from here on.
+    /// Cuts a standby off from the server that it follows, so that it lags from here on.
     pub fn hear_no_more(&self) {
         self.execute("ALTER SYSTEM SET primary_conninfo = ''");
         self.execute("SELECT pg_reload_conf()");
@@ -152,7 +152,7 @@ impl OwnPostgres {
     }
 
     fn command(&self, name: &str) -> Command {
-        let programs = service("postgres")["programs"].as_str().expect("services.json says it").to_owned();
+        let programs = service_text("postgres", "programs");
         let mut command = Command::new(PathBuf::from(programs).join(name));
         if let Some((user, group)) = user() {
             command.uid(user).gid(group);

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -34,7 +35,7 @@ pub struct Process {
 
 /// A node that has not said yet where it listens; killed when it is not waited for.
 pub struct Begun {
-    /// None once it is a process like others.
+    /// `None` once it is a process like others, or has ended.
     child: Option<Child>,
     data: PathBuf,
 }
@@ -46,7 +47,7 @@ impl Begun {
         let file = data.join(NODE_FILE);
         let addresses = eventually_within(START, "the node says where it listens", || {
             if let Some(status) = child.try_wait().expect("a child") {
-                panic!("the node ended with {status}: {}", said(&data));
+                panic!("the node ended with {status}: {}", try_said(&data).unwrap_or_default());
             }
             let says = serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok();
             says.filter(|at| at.pid == child.id())
@@ -54,12 +55,31 @@ impl Begun {
         let key = auth::load_or_create_key(&data).expect("the node made a key");
         Process { child: self.child.take().expect("it is here"), data, addresses, key }
     }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(self.child.as_ref().expect("it is here"));
+        rustix::process::kill_process(pid, signal).expect("a running node");
+    }
+
+    /// Waits until the node ends without having served.
+    pub fn exit(&mut self) -> ExitStatus {
+        let child = self.child.as_mut().expect("it is here");
+        let status = eventually("the node ends", || child.try_wait().expect("a child"));
+        self.child = None;
+        status
+    }
+
+    /// Returns what the node has written to its error stream.
+    pub fn said(&self) -> String {
+        said(&self.data)
+    }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            eprintln!("the node said: {}", said(&self.data));
+            eprintln!("the node said: {}", try_said(&self.data).unwrap_or_default());
             child.kill().ok();
             child.wait().ok();
         }
@@ -103,8 +123,8 @@ impl Process {
         auth::sign(&self.key, user, None, Duration::from_secs(600))
     }
 
-    /// A logged-in connection without a chain. Where Redis took longer than its 200 ms, on a machine that has much to do, it comes again
-    /// when it is told to, as SPEC has clients do.
+    /// Logs in without a chain. When the node refuses for the moment, because Redis took over 200 ms on a busy machine, it tries
+    /// again as SPEC asks of clients.
     pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
         let began = Instant::now();
         loop {
@@ -204,7 +224,7 @@ impl Process {
         eventually("the node ends", || self.child.try_wait().expect("a child"))
     }
 
-    /// What it wrote to its error stream.
+    /// Returns what the node wrote to its error stream.
     pub fn said(&self) -> String {
         said(&self.data)
     }
@@ -231,7 +251,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the node said: {}", self.said());
+            eprintln!("the node said: {}", try_said(&self.data).unwrap_or_default());
         }
         self.child.kill().ok();
         self.child.wait().ok();
@@ -259,6 +279,18 @@ pub fn command(data: &Path, sets: &[&str]) -> Command {
     command
 }
 
+/// Wraps a command in a shell that runs `before` first, such as `umask 022`. The streams are those of the shell.
+pub fn in_shell(before: &str, program: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{before}; exec \"$0\" \"$@\"")]);
+    shell.arg(program.get_program()).args(program.get_args());
+    shell
+}
+
 fn said(data: &Path) -> String {
-    fs::read_to_string(data.join("stderr")).unwrap_or_default()
+    try_said(data).unwrap_or_else(|error| panic!("{}: {error}", data.join("stderr").display()))
+}
+
+fn try_said(data: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(data.join("stderr"))?).into_owned())
 }

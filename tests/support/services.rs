@@ -15,6 +15,12 @@ pub(crate) fn service(name: &str) -> Value {
     said[name].clone()
 }
 
+/// Returns a text that `services.json` has of a server.
+pub(crate) fn service_text(name: &str, field: &str) -> String {
+    let said = service(name);
+    said[field].as_str().unwrap_or_else(|| panic!("services.json has no {field} of {name}")).to_owned()
+}
+
 /// Beside the folder that this program was built in, as cargo puts it: `target/debug/deps/program`.
 pub(crate) fn list() -> PathBuf {
     let program = env::current_exe().expect("a test knows its program");

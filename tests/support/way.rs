@@ -7,10 +7,10 @@ use tokio::runtime::Runtime;
 use super::{
     free_port,
     proxy::{Mode, Proxy},
-    service,
+    service_text,
 };
 
-/// A proxy before a server; what goes through it is told by [`Self::address`].
+/// A proxy in front of a server. Clients connect to [`Self::address`].
 pub struct Way {
     proxy: Proxy,
     target: SocketAddr,
@@ -31,7 +31,7 @@ impl Way {
 
     /// To a server of `services.json`.
     pub fn to_service(name: &str) -> Self {
-        Self::to(service(name)["address"].as_str().and_then(|it| it.parse().ok()).expect("an address"))
+        Self::to(service_text(name, "address").parse().expect("an address"))
     }
 
     /// Where to connect instead.
@@ -39,7 +39,7 @@ impl Way {
         self.proxy.address
     }
 
-    /// Nothing passes any more, and new connections hear nothing.
+    /// Freezes all connections; new ones are accepted and get no byte.
     pub fn hang(&self) {
         self.proxy.set_target(self.silent.local_addr().expect("it is bound"));
         self.proxy.set(Mode::Freeze, || true);

@@ -10,6 +10,9 @@ mod mutants;
 mod ops;
 mod owner;
 mod rng;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../../../tests/support/seed.rs"]
+mod seed;
 mod store;
 mod world;
 
@@ -42,7 +45,7 @@ fn add(total: &mut Seen, seen: Seen) {
 fn whoever_owns_the_partition_says_what_the_replay_says() {
     let (first, count) = match number("TIDEGATE_SIM_SEED") {
         Some(seed) => (seed, 1),
-        None => (number("TIDEGATE_SEED").unwrap_or(0), number("TIDEGATE_SIM_SEEDS").unwrap_or(SEEDS)),
+        None => (seed::seed(), number("TIDEGATE_SIM_SEEDS").unwrap_or(SEEDS)),
     };
     println!("{count} seeds from {first} on");
     let mut total = Seen::default();

@@ -15,6 +15,9 @@ mod assign;
 mod chain;
 mod drain;
 mod ledger;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "../../../tests/support/seed.rs"]
+mod seed;
 mod session;
 #[allow(dead_code)]
 #[path = "../wire/transcript.rs"]

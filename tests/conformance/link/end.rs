@@ -38,7 +38,7 @@ pub(super) struct End {
     pub(super) answers: Mutex<Vec<Answer>>,
     pub(super) deliveries: Mutex<Vec<Delivery>>,
     pub(super) stops: Mutex<Vec<Session>>,
-    /// How often somebody asked whether all is archived that was told.
+    /// How often a caller asked whether everything is archived.
     pub(super) settles: AtomicUsize,
     pub(super) strays: Mutex<Vec<Stray>>,
     /// Who asked what again.

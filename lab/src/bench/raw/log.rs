@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_preallocated_file_keeps_its_blocks_and_begins_again() {
-        let path = std::env::temp_dir().join(format!("tidegate-raw-log-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("tidegate-raw-log-{:x}", rand::random::<u64>()));
         let mut log = Log::create(&path, true).unwrap();
         let blocks = || std::fs::metadata(&path).map(|it| (it.len(), it.blocks())).unwrap();
         let before = blocks();

@@ -20,6 +20,7 @@ use tidegate_protocol::{
 };
 
 use super::{model, store};
+use crate::seed::seed;
 
 const USERS: [&str; 3] = ["ann", "bob", "cy"];
 const CONVERSATIONS: [&str; 5] = ["g:a", "g:b", "d:ann:bob", "d:ann:cy", "d:bob:bob"];
@@ -211,8 +212,8 @@ fn history(ops: &[Op]) {
 }
 
 pub(super) fn check<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
-    let named = ["TIDEGATE_PROP_SEED", "TIDEGATE_SEED"].into_iter().find_map(|name| std::env::var(name).ok());
-    let seed: u64 = named.map_or(0, |text| text.parse().expect("a seed is a number"));
+    let named = std::env::var("TIDEGATE_PROP_SEED").ok();
+    let seed: u64 = named.map_or_else(seed, |text| text.parse().expect("a seed is a number"));
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
