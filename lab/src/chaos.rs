@@ -51,7 +51,7 @@ use self::{
 };
 use crate::{
     checker::{self, Budget, History, Report},
-    node_binary,
+    node_binary, node_store,
     proxy::Proxy,
 };
 
@@ -222,7 +222,7 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     process.check_log()?;
     rested?;
     let mut history = recorder.take();
-    rows::read(&rows::embedded(directory)?, &world.users(), &mut history).await?;
+    rows::read(&node_store::open(directory)?, &world.users(), &mut history).await?;
     Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], database: None })
 }
 

@@ -57,6 +57,17 @@ impl Link {
         Ok(Self::Ws { socket: Box::new(socket), framing })
     }
 
+    /// Connects and logs in. The first answer of the node has to be `Welcome`.
+    pub(crate) async fn log_in(address: SocketAddr, wire: Wire, hello: pb::Hello) -> anyhow::Result<Self> {
+        let mut link = Self::connect(address, wire).await?;
+        let body = Some(pb::client_frame::Body::Hello(pb::Hello { version: 1, ..hello }));
+        link.send(&[pb::ClientFrame { id: 1, body }]).await?;
+        match link.next().await?.body {
+            Some(pb::server_frame::Body::Welcome(_)) => Ok(link),
+            other => bail!("no welcome: {other:?}"),
+        }
+    }
+
     /// Sends frames in one go.
     pub(crate) async fn send(&mut self, frames: &[pb::ClientFrame]) -> anyhow::Result<()> {
         if frames.is_empty() {

@@ -21,8 +21,8 @@ use tidegate_protocol::codec::Wire;
 use tokio_postgres::NoTls;
 
 use super::{
-    Begun, Client, PATIENCE, Process, becomes, command, eventually, eventually_within, fresh_data,
-    let_time_pass_since, services::service_text, unique_name,
+    Begun, Client, PATIENCE, Process, becomes, cluster_sets::cluster_sets, command, eventually,
+    eventually_within, fresh_data, let_time_pass_since, services::service_text, unique_name,
 };
 
 /// How long it may take until each node owns its share: several join together, on a machine that runs other clusters.
@@ -56,29 +56,17 @@ impl Cluster {
         let name = format!("cluster_{}", unique_name());
         let folder = fresh_data();
         fs::create_dir_all(&folder).expect("a place for files");
-        for file in ["token.key", "link.secret"] {
-            auth::create_key(&folder.join(file)).expect("a key");
+        let [key, secret] = ["token.key", "link.secret"].map(|file| folder.join(file));
+        for file in [&key, &secret] {
+            auth::create_key(file).expect("a key");
         }
         execute(&format!("CREATE DATABASE {name}"));
-        let own = [
-            "node.profile=cluster".to_owned(),
-            format!("auth.key_file={}", folder.join("token.key").display()),
-            format!("link.secret_file={}", folder.join("link.secret").display()),
-            "link.listen=127.0.0.1:0".to_owned(),
-            format!("kafka.brokers=[{}]", service_text("kafka", "address")),
-            "kafka.replication=1".to_owned(),
-            "kafka.partitions=4".to_owned(),
-            format!("kafka.topic={name}.log"),
-            format!("kafka.group={name}.owners"),
-            format!("kafka.node_topic={name}.node"),
-            format!("kafka.event_topic={name}.events"),
-            format!("redis.urls=[{}]", service_text("redis7", "url")),
-            format!("redis.prefix={name}"),
-            format!("postgres.url={}", url(&name)),
-        ];
-        let sets: Vec<String> = own.into_iter().chain(sets.iter().map(|set| (*set).to_owned())).collect();
+        let mut all = cluster_sets(&name, [&key, &secret], &service_text("kafka", "address"), &url(&name));
+        let own = ["link.listen=127.0.0.1:0", "kafka.replication=1", "kafka.partitions=4"];
+        all.push(format!("redis.urls=[{}]", service_text("redis7", "url")));
+        all.extend(own.iter().chain(sets).map(|set| (*set).to_owned()));
         let (own_sets, server) = (vec![Vec::new(); count], url("postgres"));
-        let mut cluster = Self { nodes: Vec::new(), folder, sets, own_sets, database: name, server };
+        let mut cluster = Self { nodes: Vec::new(), folder, sets: all, own_sets, database: name, server };
         cluster.ensure_topics(count);
         cluster.nodes.resize_with(count, || None);
         cluster

@@ -3,6 +3,7 @@
 
 mod client;
 mod cluster;
+mod cluster_sets;
 mod frames;
 pub mod http;
 mod kafka;

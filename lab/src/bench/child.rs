@@ -7,7 +7,6 @@ use super::{
 };
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
 use std::{
     ffi::OsString,
     fs::{self, File},
@@ -18,6 +17,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tidegate::node::{Addresses, NODE_FILE};
 
 /// How long a server may take to be ready or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -45,13 +45,6 @@ pub(super) struct Server {
     key: String,
     /// Processes that do a part of its work.
     pub(super) watched: Vec<Watched>,
-}
-
-/// `node.json`, which a node writes when it is ready.
-#[derive(Deserialize)]
-struct NodeFile {
-    client: String,
-    admin: String,
 }
 
 impl Launcher {
@@ -94,7 +87,7 @@ impl Launcher {
         let data = self.directory.join(label);
         fs::create_dir_all(&data)?;
         // One of an earlier run would be taken for this one's.
-        fs::remove_file(data.join("node.json")).ok();
+        fs::remove_file(data.join(NODE_FILE)).ok();
         let log = self.directory.join(format!("{label}.log"));
         // `bench hold` becomes the node, which ends with us however we end.
         let mut command = Command::new(std::env::current_exe()?);
@@ -121,7 +114,7 @@ impl Launcher {
         let node = server.await_node(&data)?;
         server.key =
             fs::read_to_string(data.join("token.key")).context("token.key of the node")?.trim().into();
-        (server.address, server.second) = (node.client, node.admin);
+        (server.address, server.second) = (node.client.to_string(), node.admin.to_string());
         Ok(server)
     }
 
@@ -183,11 +176,11 @@ impl Server {
         }
     }
 
-    fn await_node(&mut self, data: &Path) -> Result<NodeFile> {
+    fn await_node(&mut self, data: &Path) -> Result<Addresses> {
         let began = Instant::now();
         loop {
             self.check()?;
-            if let Ok(text) = fs::read_to_string(data.join("node.json"))
+            if let Ok(text) = fs::read_to_string(data.join(NODE_FILE))
                 && let Ok(node) = serde_json::from_str(&text)
             {
                 return Ok(node);

@@ -8,6 +8,9 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 use std::{fs, time::SystemTime};
+use time::OffsetDateTime;
+
+use crate::proc_stat;
 
 /// Monotonic nanoseconds, the same clock in every process of the machine.
 pub(super) fn now_ns() -> u64 {
@@ -85,8 +88,7 @@ struct Ticks {
 impl Ticks {
     /// Fields 4 and 14 to 17 of `/proc/PID/stat`.
     fn parse(stat: &str) -> Option<Self> {
-        // The name in field 2 may hold anything, blanks and brackets too.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let fields = proc_stat::fields(stat);
         let ticks = fields.get(11..15)?.iter().map(|ticks| ticks.parse::<u64>().ok()).sum::<Option<u64>>()?;
         Some(Self { parent: fields.get(1)?.parse().ok()?, ticks })
     }
@@ -127,18 +129,13 @@ pub(super) fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("parent death signal")
 }
 
-/// The date of a time in seconds since 1970, UTC.
+/// Returns the date and the time of day of a number of seconds since 1970.
 pub(super) fn date(seconds: u64) -> String {
-    // Days from civil, in years that begin in March, so that a leap day is the last of its year.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month_of) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
-    let year = year + era * 400 + u64::from(month_of <= 2);
-    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{year}-{month_of:02}-{day:02} {hour:02}:{minute:02} UTC")
+    let at =
+        i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let Some(at) = at else { return format!("{seconds} s after 1970") };
+    let minute = format!("{:02}:{:02}", at.hour(), at.minute());
+    format!("{} {minute} UTC", at.date())
 }
 
 /// Ticks of all CPUs that the hypervisor gave to others, and all ticks.

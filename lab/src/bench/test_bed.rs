@@ -1,11 +1,10 @@
 //! Test bed of a cluster scenario: topics, a database and keys of its own on services that run.
 
 use super::{
-    admin::hex,
     child::{Launcher, Server},
     orders::Watched,
 };
-use crate::ports::free_port;
+use crate::{cluster_sets::cluster_sets, ports::free_port};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -60,24 +59,16 @@ impl TestBed {
             fs::remove_file(file).ok();
             auth::create_key(file)?;
         }
-        let settings = vec![
-            "node.profile=cluster".to_owned(),
+        let database = format!("postgres://{user}@{address}/{name}");
+        let mut settings = cluster_sets(&name, [&key, &secret], entry("kafka", "address")?, &database);
+        settings.extend([
             "node.store=embedded".to_owned(),
-            format!("auth.key_file={}", key.display()),
-            format!("link.secret_file={}", secret.display()),
-            format!("kafka.brokers=[{}]", entry("kafka", "address")?),
             "kafka.replication=1".to_owned(),
             // A switch of the rules is a record of its own, amid those that are counted.
             "log.rules=1".to_owned(),
             format!("kafka.partitions={partitions}"),
-            format!("kafka.topic={name}.log"),
-            format!("kafka.group={name}.owners"),
-            format!("kafka.node_topic={name}.node"),
-            format!("kafka.event_topic={name}.events"),
             format!("redis.urls=[{}]", entry("redis7", "url")?),
-            format!("redis.prefix={name}"),
-            format!("postgres.url=postgres://{user}@{address}/{name}"),
-        ];
+        ]);
         let config = Config::load(None, &[settings.clone(), launcher.settings.clone()].concat())?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let url = format!("postgres://{user}@{address}/postgres");
@@ -122,7 +113,7 @@ impl TestBed {
 
     /// The key with which tokens are signed.
     pub(super) fn key(&self) -> Result<Vec<u8>> {
-        hex(&fs::read_to_string(&self.key)?)
+        Ok(auth::read_key(&self.key)?)
     }
 
     /// Waits until each partition has one owner, and each node something to own; what each owns.

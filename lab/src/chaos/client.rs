@@ -131,7 +131,8 @@ impl Client {
 
     /// One connection, to its end.
     async fn live(&mut self) -> anyhow::Result<()> {
-        let mut session = timeout(LOGIN, self.login()).await.context("the login takes too long")??;
+        let mut session =
+            timeout(LOGIN, Box::pin(self.login())).await.context("the login takes too long")??;
         let number = session.number;
         let result = Box::pin(self.talk(&mut session)).await;
         if session.hops {
@@ -142,17 +143,14 @@ impl Client {
         }
         let code = result.as_ref().map_or(0, |code| *code);
         self.say(Event::Close { session: number, code });
-        for message in &self.unanswered {
+        // A message in flight may be stored or not: all of them go again, in order.
+        for message in &mut self.unanswered {
             if message.due.is_none() {
-                self.say(Event::SendInfo { cid: &message.cid });
+                self.world.recorder.add(Event::SendInfo { cid: message.cid.as_str() });
+                message.attempt += 1;
             }
-        }
-        // Whatever was on its way may be stored or not: all of it goes again, in order.
-        for message in self.unanswered.iter_mut().filter(|message| message.due.is_none()) {
-            message.attempt += 1;
             message.due = Some(0);
         }
-        self.unanswered.iter_mut().for_each(|message| message.due = Some(0));
         result.map(|_| ())
     }
 
@@ -160,17 +158,12 @@ impl Client {
         self.connects += 1;
         let me = self.me();
         let nth = self.connects % self.world.doors.len();
-        let mut link = Link::connect(self.world.doors[nth], me.wire).await?;
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
         let device = me.device.clone();
-        let hello = pb::Hello { version: 1, token, device, next_id, ..Default::default() };
-        link.send(&[pb::ClientFrame { id: 1, body: Some(Ask::Hello(hello)) }]).await?;
-        match link.next().await?.body {
-            Some(Say::Welcome(_)) => {}
-            other => bail!("no welcome: {other:?}"),
-        }
+        let hello = pb::Hello { token, device, next_id, ..Default::default() };
+        let mut link = Link::log_in(self.world.doors[nth], me.wire, hello).await?;
         let number = self.world.next_session();
         self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();

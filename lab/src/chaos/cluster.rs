@@ -18,7 +18,7 @@ use super::{
     servers::Servers,
     world::World,
 };
-use crate::{checker::Event, ports::free_port, proxy::Proxy};
+use crate::{checker::Event, cluster_sets::cluster_sets, ports::free_port, proxy::Proxy};
 
 /// How many nodes.
 const NODES: usize = 3;
@@ -83,23 +83,11 @@ impl Cluster {
         let (key, secret) = (directory.join("token.key"), directory.join("link.secret"));
         auth::create_key(&secret)?;
         servers.execute(&format!("CREATE DATABASE {name}")).await?;
-        let sets: Vec<String> = [
-            "node.profile=cluster".to_owned(),
-            format!("auth.key_file={}", key.display()),
-            format!("link.secret_file={}", secret.display()),
-            format!("kafka.brokers=[{}]", servers.brokers()),
-            format!("kafka.replication={}", servers.kafka.len()),
-            format!("kafka.partitions={PARTITIONS}"),
-            format!("kafka.topic={name}.log"),
-            format!("kafka.group={name}.owners"),
-            format!("kafka.node_topic={name}.node"),
-            format!("kafka.event_topic={name}.events"),
-            format!("redis.prefix={name}"),
-            format!("postgres.url=postgres://{}@{}/{name}", servers.user, servers.postgres.address),
-        ]
-        .into_iter()
-        .chain(more.iter().map(|set| (*set).to_owned()))
-        .collect();
+        let database = format!("postgres://{}@{}/{name}", servers.user, servers.postgres.address);
+        let mut sets = cluster_sets(&name, [&key, &secret], &servers.brokers(), &database);
+        sets.push(format!("kafka.replication={}", servers.kafka.len()));
+        sets.push(format!("kafka.partitions={PARTITIONS}"));
+        sets.extend(more.iter().map(|set| (*set).to_owned()));
         let key = auth::create_key(&key)?;
         let names: Vec<String> = (0..NODES).map(World::node).collect();
         let kafka = Config::load(None, &sets)?.kafka;

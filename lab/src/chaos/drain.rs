@@ -24,6 +24,7 @@ use super::{process::Process, rows};
 use crate::{
     checker::{Event, History},
     link::Link,
+    node_store,
 };
 
 /// Logins at a time.
@@ -114,17 +115,10 @@ pub(super) async fn run(binary: &Path, directory: &Path, clients: usize, rate: u
 }
 
 async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, Link)> {
-    let hello = async {
-        let mut link = Link::connect(shared.address, Wire::ALL[index % Wire::ALL.len()]).await?;
-        let token = auth::sign(&shared.key, &name(index), None, Duration::from_secs(3_600));
-        let hello = pb::Hello { version: 1, token, device: "dev".into(), ..Default::default() };
-        link.send(&[pb::ClientFrame { id: 1, body: Some(Ask::Hello(hello)) }]).await?;
-        match link.next().await?.body {
-            Some(Say::Welcome(_)) => Ok(link),
-            other => bail!("no welcome: {other:?}"),
-        }
-    };
-    let link = timeout(LOGIN, Box::pin(hello)).await.context("the login takes too long")?;
+    let token = auth::sign(&shared.key, &name(index), None, Duration::from_secs(3_600));
+    let hello = pb::Hello { token, device: "dev".into(), ..Default::default() };
+    let login = Link::log_in(shared.address, Wire::ALL[index % Wire::ALL.len()], hello);
+    let link = timeout(LOGIN, Box::pin(login)).await.context("the login takes too long")?;
     Ok((index, link.with_context(|| format!("client {index}"))?))
 }
 
@@ -268,7 +262,7 @@ async fn stored(directory: &Path, clients: usize) -> anyhow::Result<HashMap<Stri
     let names: Vec<String> = (0..clients).map(name).collect();
     let users: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut history = History::default();
-    rows::read(&rows::embedded(directory)?, &users, &mut history).await?;
+    rows::read(&node_store::open(directory)?, &users, &mut history).await?;
     let mut stored = HashMap::new();
     for stamped in &history.events {
         if let Event::LogMessage { cid, seq, .. } = stamped.event {

@@ -34,17 +34,51 @@ pub(super) struct Spoil {
     pub(super) time: Duration,
 }
 
-/// What can happen, and how often in a deck.
-const DECK: [(&str, usize); 8] = [
-    ("kill", 8),
-    ("stop", 2),
-    ("eio", 1),
-    ("eio-sync", 1),
-    ("enospc", 1),
-    ("enospc-sync", 1),
-    ("full", 1),
-    ("network", 7),
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// kill -9, and the return of the node.
+    Kill,
+    /// SIGSTOP for a moment.
+    Stop,
+    /// A write or a sync fails: the node gives up, and is started again.
+    Eio,
+    EioSync,
+    /// There is no space for a write or a sync for a while, or none is left before it.
+    Enospc,
+    EnospcSync,
+    Full,
+    /// Some connections of clients are spoiled or cut.
+    Network,
+}
+
+/// The kinds, and how often each is in a deck.
+const DECK: [(Fault, usize); 8] = [
+    (Fault::Kill, 8),
+    (Fault::Stop, 2),
+    (Fault::Eio, 1),
+    (Fault::EioSync, 1),
+    (Fault::Enospc, 1),
+    (Fault::EnospcSync, 1),
+    (Fault::Full, 1),
+    (Fault::Network, 7),
 ];
+
+impl Fault {
+    /// The name in a history; for a disk also the fault that the node plants.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Eio => "eio",
+            Self::EioSync => "eio-sync",
+            Self::Enospc => "enospc",
+            Self::EnospcSync => "enospc-sync",
+            Self::Full => "full",
+            Self::Network => "network",
+        }
+    }
+}
 
 /// Breaks things until `end`. All is healed when it returns.
 pub(super) async fn run(
@@ -59,23 +93,24 @@ pub(super) async fn run(
     while Instant::now() < end {
         pause(rng, 200..1_200).await;
         if deck.is_empty() {
-            deck = DECK.iter().flat_map(|(name, count)| iter::repeat_n(*name, *count)).collect();
+            deck = DECK.iter().flat_map(|(fault, count)| iter::repeat_n(*fault, *count)).collect();
             deck.shuffle(rng);
         }
-        let Some(name) = deck.pop() else { continue };
-        match name {
-            "kill" => {
+        let Some(fault) = deck.pop() else { continue };
+        let name = fault.name();
+        match fault {
+            Fault::Kill => {
                 tell(world, true, name);
                 kill(world, proxy, process, rng).await?;
                 counts.kills += 1;
             }
-            "stop" => {
+            Fault::Stop => {
                 tell(world, true, name);
                 process.signal(Signal::STOP)?;
                 pause(rng, 50..800).await;
                 process.signal(Signal::CONT)?;
             }
-            "eio" | "eio-sync" => {
+            Fault::Eio | Fault::EioSync => {
                 tell(world, true, name);
                 process.set_disk(name)?;
                 // It gives up at the first commit; clients send all the time.
@@ -83,14 +118,14 @@ pub(super) async fn run(
                 counts.disks += 1;
                 come_back(world, proxy, process, rng).await?;
             }
-            "enospc" | "enospc-sync" | "full" => {
+            Fault::Enospc | Fault::EnospcSync | Fault::Full => {
                 tell(world, true, name);
                 process.set_disk(name)?;
                 pause(rng, 100..1_500).await;
                 process.set_disk("")?;
                 counts.disks += 1;
             }
-            _ => {
+            Fault::Network => {
                 let spoil = spoil(rng);
                 tell(world, true, spoil.name);
                 let touched = proxy.set(spoil.mode, || rng.random_bool(spoil.share)) as u64;

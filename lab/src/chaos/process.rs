@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tidegate::node::{Addresses, NODE_FILE};
 use tokio::process::{Child, Command};
 
+use crate::proc_stat;
+
 /// How long it may take to be ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -202,9 +204,8 @@ fn threads(process: u32) -> String {
     let told = |task: fs::DirEntry| {
         let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let stat = read("stat");
-        // After the name, which may hold anything: the state is field 3, user and system time 14 and 15, nice 19.
-        let fields: Vec<&str> =
-            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        // The state is field 3, user and system time are 14 and 15, nice is 19.
+        let fields = proc_stat::fields(&stat);
         let field = |number: usize| fields.get(number - 3).copied().unwrap_or("?");
         let (name, wait) = (read("comm"), read("wchan"));
         format!("{} {} {}+{} nice {} {wait}\n", name.trim_end(), field(3), field(14), field(15), field(19))

@@ -40,7 +40,7 @@ use tokio::{
 };
 
 use self::{
-    client::{Noted, Shared, conversation, name},
+    client::{Noted, Shared, name},
     spread::Spread,
     stalls::Stalls,
     verdict::{Turn, verdict},
@@ -50,6 +50,7 @@ use super::{
     Args, binary,
     cluster::{Cluster, PARTITIONS},
     rows,
+    world::direct,
 };
 use crate::checker::{Event, History};
 
@@ -348,7 +349,7 @@ async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64,
         let (conv, cid) = (history.name(conv), history.name(cid));
         let (index, number) = cid.split_once('-').context("an id that nobody sent")?;
         let (index, number): (usize, u64) = (index.parse()?, number.parse()?);
-        if conv != conversation(&name(index), &name((index + 1) % clients)) {
+        if conv != direct(&name(index), &name((index + 1) % clients)) {
             bail!("{cid} is in {conv}");
         }
         stored.get_mut(index).context("an id that nobody sent")?.push((seq, number));

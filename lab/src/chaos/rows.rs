@@ -1,13 +1,10 @@
 //! The log at the end, read through the store's port, without a node.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::collections::BTreeSet;
 
 use anyhow::Context as _;
 use prost::Message as _;
-use tidegate::{
-    embedded::{Engine, EngineConfig, RealDisk},
-    store::{Direction, EmbeddedStore, PageQuery, Store},
-};
+use tidegate::store::{Direction, PageQuery, Store};
 use tidegate_protocol::{
     content::{Body as Said, Content},
     id::{ConversationId, UserId},
@@ -24,17 +21,6 @@ const PAGE: usize = 1_000;
 /// The hash by which a text is known in a history.
 pub(super) fn hash(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
-}
-
-/// The store in the directory of a node that has ended.
-pub(super) fn embedded(directory: &Path) -> anyhow::Result<EmbeddedStore> {
-    let engine = Engine::open(EngineConfig {
-        path: directory.join("store"),
-        partitions: 1,
-        free_bytes_min: 0,
-        disk: Arc::new(RealDisk),
-    })?;
-    Ok(EmbeddedStore::new(Arc::new(engine)))
 }
 
 /// Adds everything that the store has for these users.

@@ -22,6 +22,8 @@ use tokio::{
 };
 use tokio_postgres::NoTls;
 
+use crate::proc_stat;
+
 /// How long a server may take to be gone, or to be back: as long as for its first start.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long an answer of a broker that says whether it is ready may take.
@@ -296,14 +298,12 @@ fn children(parent: u32) -> anyhow::Result<Vec<(u32, u64)>> {
 /// Fields 4 and 22 of `/proc/PID/stat`, the parent and the start.
 fn stat(pid: u32) -> Option<(u32, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in field 2 may hold anything, blanks and brackets too.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if state == "Z" || state == "X" {
+    let fields = proc_stat::fields(&stat);
+    // A process that its parent has not collected.
+    if ["Z", "X"].contains(fields.first()?) {
         return None;
     }
-    let parent = fields.next()?.parse().ok()?;
-    Some((parent, fields.nth(17)?.parse().ok()?))
+    Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
 }
 
 #[cfg(test)]

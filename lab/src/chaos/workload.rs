@@ -52,9 +52,7 @@ impl Workload {
         world.recorder.seal();
         observed
     }
-}
 
-impl Workload {
     /// Takes some devices away, and asks all nodes who is there.
     async fn observe(&self, world: &World) -> anyhow::Result<()> {
         let mut there = BTreeSet::new();

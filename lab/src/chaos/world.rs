@@ -177,7 +177,8 @@ impl World {
     }
 }
 
-fn direct(a: &str, b: &str) -> String {
+/// Returns the conversation of two users.
+pub(super) fn direct(a: &str, b: &str) -> String {
     match (UserId::new(a), UserId::new(b)) {
         (Ok(a), Ok(b)) => ConversationId::direct(&a, &b).to_string(),
         _ => String::new(),

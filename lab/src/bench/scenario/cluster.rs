@@ -141,14 +141,9 @@ struct Talker {
 
 impl Talker {
     async fn login(address: SocketAddr, key: &[u8], name: String) -> Result<Self> {
-        let mut link = Link::connect(address, Wire::Tcp).await?;
-        let hello =
-            pb::Hello { version: 1, token: token(key, &name), device: "bench".into(), ..Default::default() };
-        link.send(&[pb::ClientFrame { id: 1, body: Some(Ask::Hello(hello)) }]).await?;
-        match link.next().await?.body {
-            Some(Say::Welcome(_)) => Ok(Self { name, link, requests: 1 }),
-            other => bail!("{name}: no welcome: {other:?}"),
-        }
+        let hello = pb::Hello { token: token(key, &name), device: "bench".into(), ..Default::default() };
+        let link = Link::log_in(address, Wire::Tcp, hello).await.with_context(|| name.clone())?;
+        Ok(Self { name, link, requests: 1 })
     }
 
     /// Until it has an ack for something that it said when it was over; the longest time without an ack until then.

@@ -1,12 +1,11 @@
 //! What lies in the store of a node that has ended: counted without the node.
 
 use anyhow::{Result, ensure};
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc};
-use tidegate::{
-    embedded::{Engine, EngineConfig, RealDisk},
-    store::{Direction, EmbeddedStore, PageQuery, Store},
-};
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use tidegate::store::{Direction, EmbeddedStore, PageQuery, Store};
 use tidegate_protocol::id::{ConversationId, UserId};
+
+use crate::node_store;
 
 /// Rows, or conversations, read at a time.
 const PAGE: usize = 1_000;
@@ -16,13 +15,7 @@ const PAGE: usize = 1_000;
 pub(super) fn count(data: &Path, users: usize) -> Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
-        let engine = Engine::open(EngineConfig {
-            path: data.join("store"),
-            partitions: 1,
-            free_bytes_min: 0,
-            disk: Arc::new(RealDisk),
-        })?;
-        let store = EmbeddedStore::new(Arc::new(engine));
+        let store = node_store::open(data)?;
         let mut rows = 0;
         for user in 0..users {
             let user = UserId::new(&format!("u{user}"))?;

@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant as At, sleep, sleep_until, timeout},
 };
 
-use crate::link::Link;
+use crate::{chaos::world::direct, link::Link};
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
@@ -104,11 +104,6 @@ pub(super) fn name(index: usize) -> String {
     format!("u{index}")
 }
 
-/// The conversation of two users.
-pub(super) fn conversation(a: &str, b: &str) -> String {
-    if a < b { format!("d:{a}:{b}") } else { format!("d:{b}:{a}") }
-}
-
 /// The message under way: only when it is acked comes the next, so its number is its seq.
 struct Flight {
     number: u64,
@@ -142,7 +137,7 @@ pub(super) async fn run(shared: Arc<Shared>, index: usize) {
     let (clients, pace) = (shared.clients, shared.pace);
     let [peer, from] = [(index + 1) % clients, (index + clients - 1) % clients].map(name);
     let next = At::now() + pace.mul_f64(index as f64 / clients as f64);
-    let incoming = conversation(&from, &name(index));
+    let incoming = direct(&from, &name(index));
     let mut client = Client {
         shared,
         index,
@@ -430,13 +425,6 @@ async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> an
 }
 
 async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<Link> {
-    let wire = Wire::ALL[index % Wire::ALL.len()];
-    let mut link = Link::connect(host_port(address)?.parse()?, wire).await?;
-    let hello =
-        pb::Hello { version: 1, token: token(shared, index), device: "dev".into(), ..Default::default() };
-    link.send(&[pb::ClientFrame { id: 2, body: Some(Ask::Hello(hello)) }]).await?;
-    match link.next().await?.body {
-        Some(Say::Welcome(_)) => Ok(link),
-        other => bail!("no welcome: {other:?}"),
-    }
+    let hello = pb::Hello { token: token(shared, index), device: "dev".into(), ..Default::default() };
+    Link::log_in(host_port(address)?.parse()?, Wire::ALL[index % Wire::ALL.len()], hello).await
 }
