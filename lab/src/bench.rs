@@ -1,8 +1,8 @@
 //! `tidegate-lab bench`: measures the figures that Tidegate promises, as ratios to raw baselines of the same run.
 //!
 //! Servers and load generators are processes of their own on different cores. A raw loop that makes only the system
-//! calls a scenario needs takes turns with Tidegate, round for round, and medians are compared. Every delivery is
-//! verified (content, order, count); CPU is the scheduler's own count.
+//! calls of a scenario alternates with Tidegate, round by round, and medians are compared. Every delivery is verified
+//! (content, order, count); CPU times are those of the scheduler.
 
 mod admin;
 mod child;
@@ -147,8 +147,8 @@ pub enum Scenario {
         /// Seconds of a round.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Messages a second of the part load, without measuring flat out first; by default half of what people who all
-        /// are there send each other flat out.
+        /// Messages a second of the part load, without measuring flat out first; by default half of what connected
+        /// users send each other flat out.
         #[arg(long)]
         rate: Option<f64>,
     },
@@ -169,7 +169,7 @@ pub enum Scenario {
         /// Messages in all.
         #[arg(long, default_value_t = 10_000_000)]
         messages: u64,
-        /// Conversations among which they go.
+        /// Conversations that messages are spread over.
         #[arg(long, default_value_t = 200_000)]
         conversations: u64,
         /// Messages of one archive.
@@ -181,7 +181,7 @@ pub enum Scenario {
     },
     /// A cluster whose owner of partitions dies, or stops by plan: how long its conversations wait for acks.
     Cluster {
-        /// Where they are.
+        /// Servers of the cluster.
         #[command(flatten)]
         services: Services,
         /// Senders, each with a conversation of its own.
@@ -193,7 +193,7 @@ pub enum Scenario {
     },
     /// A large group over three nodes: records, Redis commands and CPU of a message, and when its last member has it.
     Groups {
-        /// Where they are.
+        /// Servers of the cluster.
         #[command(flatten)]
         services: Services,
         /// Members of the group.
@@ -205,7 +205,7 @@ pub enum Scenario {
     },
     /// One-to-one chat through one node and through three, against a bare producer and consumer of the same Kafka.
     Kafka {
-        /// Where they are.
+        /// Servers of the cluster.
         #[command(flatten)]
         services: Services,
         /// Connections.
@@ -226,7 +226,7 @@ pub enum Scenario {
     },
     /// Lookups of routes against `redis-benchmark -P 16`, and what Redis does for a message of a cluster.
     Redis {
-        /// Where they are.
+        /// Servers of the cluster.
         #[command(flatten)]
         services: Services,
         /// Users with a route.
@@ -283,10 +283,10 @@ pub enum Scenario {
     },
 }
 
-/// Where the servers of a cluster are.
+/// The servers of a cluster.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Services {
-    /// What `cargo xtask services up` wrote.
+    /// The list that `cargo xtask services up` wrote.
     #[arg(long, value_name = "FILE", default_value = "target/services/services.json")]
     pub services: PathBuf,
 }
@@ -300,7 +300,7 @@ impl std::fmt::Display for Transport {
     }
 }
 
-/// Runs the scenario; an error means that something died or that a verification failed.
+/// Runs the scenario. It fails when a process died or a verification failed.
 pub fn run(args: &Args) -> Result<()> {
     let is_child = matches!(
         args.scenario,
@@ -325,7 +325,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// A directory that goes when the run ends.
+/// Directory that is removed when the run ends.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -367,7 +367,7 @@ fn measure(mut args: Args) -> Result<()> {
     });
     report.environment.steal_percent = host::Steal::read().percent_since(steal);
     println!("Steal during the run: {:.2} %.", report.environment.steal_percent);
-    // What was measured before a failure is worth keeping.
+    // Figures from before a failure are worth keeping.
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_string_pretty(&report)?)
             .with_context(|| format!("{}", path.display()))?;

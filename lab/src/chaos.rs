@@ -1,13 +1,13 @@
-//! `tidegate-lab chaos`: the real binary under kill -9 and a bad network, dozens of clients, and then the checker.
+//! `tidegate-lab chaos`: runs the real binary under kill -9 and a bad network with dozens of clients, then the checker.
 //!
-//! The node runs with its embedded store. Clients on all four wires, most users on two devices, reach it through
-//! [`crate::proxy::Proxy`] and send, retry and reconnect, while groups change through the admin API. All of it follows from
-//! the seed but the timing. At the end everything is healed, each client sends a marker to each conversation of its
-//! own, and when all is quiet the node ends and the log is read from its directory, not through it.
+//! The node runs with its embedded store. Clients on all four wires, most users on two devices, connect through
+//! [`crate::proxy::Proxy`]. They send, retry and reconnect, while groups change through the admin API. Everything but
+//! the timing follows from the seed. At the end everything is healed, and each client sends a marker to each of its
+//! conversations. When all is quiet the node ends, and the log is read from its directory, not through the node.
 //!
-//! Clients sync after each login and pull what they miss; when all is said, each makes sure that it has everything. With
-//! `--cluster` there are three nodes over real servers, which break as well ([`cluster_nemesis`]); clients go from node to node, and
-//! the log is read from Postgres. See [`crate::checker`] for what is judged.
+//! Clients sync after each login and pull what they miss; at the end each makes sure that it has everything. With
+//! `--cluster` there are three nodes over real servers, which break as well ([`cluster_nemesis`]); clients go from node
+//! to node, and the log is read from Postgres. [`crate::checker`] describes what is judged.
 
 mod admin;
 mod client;
@@ -61,7 +61,7 @@ pub struct Args {
     /// How long clients talk while things break
     #[arg(long, default_value_t = 120)]
     seconds: u64,
-    /// What happens follows from it, but for timing; by default another one each time
+    /// Seed of everything but the timing; by default another one each time
     #[arg(long)]
     seed: Option<u64>,
     /// Users; two of three have two devices [default: 24; 12 with --cluster]
@@ -88,7 +88,7 @@ pub struct Args {
     /// Three nodes over the servers in this list, which `cargo xtask chaos --cluster` starts and writes
     #[arg(long, value_name = "FILE", conflicts_with = "drain")]
     cluster: Option<PathBuf>,
-    /// Only restart the nodes of the cluster one after the other, so many times, under load
+    /// Only restart the nodes of the cluster one after the other, this many times, under load
     #[arg(long, value_name = "RESTARTS", requires = "cluster", conflicts_with_all = ["history", "seconds", "users", "long"])]
     rolling: Option<usize>,
     /// Clients of a rolling restart [default: 1500]
@@ -97,36 +97,36 @@ pub struct Args {
     /// Another version of the program: each restarted node comes back as the other of the two
     #[arg(long, value_name = "BINARY", requires = "rolling")]
     next: Option<PathBuf>,
-    /// What breaks in each third restart, while the node leaves; of several, another one each time
+    /// Fault in each third restart, while the node leaves; of several, another one each time
     #[arg(long, requires = "rolling", value_enum, value_delimiter = ',')]
     with: Vec<rolling::With>,
     /// Faults of up to a minute, not 10 s, and more kinds of them
     #[arg(long, requires = "cluster")]
     long: bool,
-    /// The library libfaketimeMT.so.1, by which clocks of nodes are put wrong
+    /// The library libfaketimeMT.so.1, which shifts the clocks of nodes
     #[arg(long, value_name = "FILE", requires = "long")]
     faketime: Option<PathBuf>,
-    /// Directory for the node's data, kept; by default one among the temporary files, gone when all is well
+    /// Directory for the node's data, which is kept; by default a temporary one, removed after a clean run
     #[arg(long)]
     directory: Option<PathBuf>,
 }
 
 impl Args {
-    /// How many users, and how many messages a second.
+    /// Returns the number of users, and of messages a second.
     fn load(&self) -> (usize, u32) {
         let (users, rate) = if self.cluster.is_some() { (12, 100) } else { (24, 600) };
         (self.users.unwrap_or(users), self.rate.unwrap_or(rate))
     }
 }
 
-/// Tighter than the defaults, so that a frozen client is pushed to again, left behind, and closed as slow, and that the newest rules of
-/// the ledger are in force soon: the checker judges by them.
+/// Settings of the nodes. They are tighter than the defaults, so that a frozen client gets pushes again, falls behind
+/// and is closed as slow, and so that the newest rules of the ledger, by which the checker judges, are soon in force.
 const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48", "log.rules_settle_ms=5000"];
 
-/// Runs, checks, and prints a row of `docs/results/`.
+/// Runs chaos, checks the history, and prints a row of `docs/results/`.
 ///
 /// # Errors
-/// A broken promise is one, and so is a run that does not come to rest.
+/// Fails when a promise is broken, or when the run does not come to rest.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let directory = match &args.directory {
@@ -176,16 +176,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     remove(args, &directory)
 }
 
-/// What a run leaves to be judged.
+/// Results of a run that are judged.
 struct Run {
     history: History,
-    /// How often faults of each kind struck.
+    /// Number of faults of each kind.
     counts: [u64; 3],
     /// The database of the nodes; `None` for a single node.
     database: Option<String>,
 }
 
-/// The node's data goes when all is well, unless somebody named its place.
+/// Removes the node's data after a clean run, unless an option named the directory.
 fn remove(args: &Args, directory: &Path) -> anyhow::Result<()> {
     if args.directory.is_none() {
         fs::remove_dir_all(directory)?;
@@ -193,7 +193,7 @@ fn remove(args: &Args, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The program of the nodes.
+/// Returns the program of the nodes.
 fn binary(args: &Args) -> anyhow::Result<PathBuf> {
     node_binary::find(args.binary.as_deref(), "--binary")
 }
@@ -212,7 +212,7 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng).await?;
     let rested = workload.rest(&world).await;
-    // Either way what was acked is on the disk.
+    // An acked message is on the disk in both cases.
     if rng.random() {
         process.kill().await?
     } else {
@@ -257,7 +257,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     Ok(Run { history, counts, database: Some(cluster.database) })
 }
 
-/// One row of `docs/results/`.
+/// Returns a row of `docs/results/`.
 fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     let (kind, faults) = match (&args.cluster, args.long) {

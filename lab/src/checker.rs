@@ -1,45 +1,45 @@
-//! The history checker: what clients recorded, held against the log that the store kept.
+//! The history checker: compares what clients recorded with the log of the store.
 //!
-//! Pure and linear in the events (beside sorted maps): the same checker judges simulations, real processes under
+//! It is pure, and linear in the events apart from sorted maps. It judges simulations, real processes under
 //! `tidegate-lab chaos`, and recorded files. Each violation names its rule; `checker/tests.rs` plants a fault for each.
 //!
-//! | rule | says |
+//! | rule | what is broken |
 //! |---|---|
 //! | `ack-differs-on-retry` | two acks of one message have different seqs |
 //! | `duplicate-seq`, `stored-twice` | the log has a seq, or a message, twice |
-//! | `never-sent`, `corrupted`, `misplaced` | what is in the log or was pushed is not what somebody sent, or not there |
-//! | `inconsistent-seq`, `phantom` | a push has a seq that is another's in the log, or nobody's |
-//! | `aborted-read`, `refused-but-stored` | what was refused for good was pushed, or is in the log |
-//! | `time-travel` | received before it was sent |
-//! | `lost-acked` | acked, and not in the log at that seq |
-//! | `real-time-inversion` | sent after an ack, with a smaller seq than the acked one |
-//! | `session-order` | one connection's messages, each sent once, changed places in a conversation |
-//! | `chain-order` | a device's chained messages changed places in a conversation |
-//! | `let-in-late` | so did one whose sender came in between its attempts: its refusal was forgotten |
-//! | `unexplained-gap`, `false-gap` | the log has a hole nobody declared, or a declared hole has a row |
-//! | `non-monotonic`, `duplicate-after-dedup` | seqs fall, or repeat behind the client's own dedup |
-//! | `silent-skip`, `not-delivered` | a member missed it while connected, and was not told |
-//! | `never-got` | a device that says it has everything was neither pushed nor given it when it pulled |
-//! | `leak-after-kick` | pushed to somebody who was no member at that seq |
-//! | `shed-untold` | a live room lost more than it said |
+//! | `never-sent`, `corrupted`, `misplaced` | a message in the log or in a push was not sent, or not with this content, or not there |
+//! | `inconsistent-seq`, `phantom` | a push has a seq at which the log has another entry, or none |
+//! | `aborted-read`, `refused-but-stored` | a permanently refused message was pushed, or is in the log |
+//! | `time-travel` | a message was received before it was sent |
+//! | `lost-acked` | an acked message is not in the log at that seq |
+//! | `real-time-inversion` | a message was sent after an ack, and has a smaller seq than the acked one |
+//! | `session-order` | messages of one connection, each sent once, changed places in a conversation |
+//! | `chain-order` | chained messages of a device changed places in a conversation |
+//! | `let-in-late` | the same, and the sender joined between two attempts: the first refusal was forgotten |
+//! | `unexplained-gap`, `false-gap` | the log has an undeclared hole, or a row in a declared one |
+//! | `non-monotonic`, `duplicate-after-dedup` | seqs fall, or repeat after the client's own dedup |
+//! | `silent-skip`, `not-delivered` | a connected member missed a message without notice |
+//! | `never-got` | a device that reports that it has everything got it neither by a push nor by a pull |
+//! | `leak-after-kick` | a user who was no member at that seq got a push of it |
+//! | `shed-untold` | a live room lost more than it announced |
 //! | `number-twice` | two messages of a live room have the same number |
-//! | `room-order`, `room-copy` | one connection's messages to a live room, each sent once, changed places for another, or came twice |
-//! | `read-went-back` | a read mark that was acked, or told, was lower afterwards, or is in the store at the end |
-//! | `read-unasked` | a read mark is higher than anybody asked |
-//! | `unread-drift` | what a state calls unread is not what the log has of others above its read mark |
-//! | `unread-total` | nor is the sum of all states |
-//! | `presence-diverged` | at the end a node says of a device that it is connected, or not, and it is the other way round |
+//! | `room-order`, `room-copy` | messages of one connection to a live room, each sent once, changed places for another, or came twice |
+//! | `read-went-back` | a read mark is lower than one that was acked or reported before, or is so in the store at the end |
+//! | `read-unasked` | a read mark is higher than any that was requested |
+//! | `unread-drift` | the unread count of a state differs from the messages of others above its read mark in the log |
+//! | `unread-total` | the total of a sync differs from the sum of its states |
+//! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //!
-//! What a client misses **while it is not connected** it pulls: one that says at the end that it has everything is held to
-//! that, over all its connections and by the ranges in which it was a member (`never-got`). What was to be pushed is judged
-//! as well, within one connection: from its first push of a conversation to its last, and for
-//! connections that live to the end, everything sent after their login; but not where a push may be lost between nodes. Whoever
-//! is cut off within [`Budget::excuse_ns`] of seeing a hole may have lost the `behind` that names it: that is counted, not judged.
+//! A client pulls what it misses **while it is disconnected**: one that reports at the end that it has everything is
+//! held to that, over all its connections and by the ranges in which it was a member (`never-got`). Pushes are judged
+//! as well, within one connection: from its first push of a conversation to its last, and for connections that live to
+//! the end, everything sent after their login; but not where a push may be lost between nodes. A connection that is cut
+//! within [`Budget::excuse_ns`] of a hole may have lost the `behind` that names it, which is counted and not judged.
 //!
-//! A live room may lose what is said, but not without a word: `shed` by number, or without one where nobody could count.
-//! One thing may be lost in silence: what the speaker's node had not passed on when it was killed. How soon the word has
-//! come, and which faults delay it, says [`rooms`].
+//! A live room may lose messages if it announces that, by `shed` with their number, or without one where no node could
+//! count. Only messages that the speaker's node had not passed on when it was killed may be lost without notice.
+//! [`rooms`] describes how soon an announcement has to come, and which faults delay it.
 
 mod availability;
 mod delivery;
@@ -70,17 +70,17 @@ pub use self::{
     history::{History, Id, JsonError},
 };
 
-/// Violations of one rule that are told in words; the rest is counted.
+/// Violations of one rule that are described; the rest are counted.
 const TOLD_MAX: usize = 20;
 
-/// What is still allowed.
+/// Tolerances of the checker.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// From the end of a fault to the next ack.
+    /// Longest time from the end of a fault to the next ack.
     pub recovery_ns: u64,
     /// A hole seen this shortly before the connection broke is counted, not judged.
     pub excuse_ns: u64,
-    /// How long after a fault between two nodes one may hear from the other what was lost.
+    /// Time after a fault between two nodes until the other one's losses are announced.
     pub settle_ns: u64,
 }
 
@@ -93,11 +93,11 @@ impl Default for Budget {
 /// One broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Its name, as in the table above.
+    /// Name of the rule, as in the table above.
     pub rule: &'static str,
-    /// The event that shows it, by its place in the history.
+    /// Index of the event that shows it.
     pub event: usize,
-    /// In words.
+    /// Description.
     pub text: String,
 }
 
@@ -107,62 +107,62 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a history amounts to.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// The first ones of each rule.
+    /// The first violations of each rule.
     pub violations: Vec<Violation>,
-    /// How often each rule was broken.
+    /// Number of violations, by rule.
     pub broken: BTreeMap<&'static str, u64>,
-    /// Messages sent, retries not counted.
+    /// Messages sent, without retries.
     pub sent: u64,
     /// Messages acked.
     pub acked: u64,
-    /// Messages refused for good.
+    /// Messages refused permanently.
     pub refused: u64,
     /// Rows of the log.
     pub rows: u64,
-    /// Pushes held against the log.
+    /// Pushes compared with the log.
     pub pushes: u64,
     /// Entries that were pulled.
     pub pulled: u64,
-    /// Pushes behind a later one of their conversation, to a device that pulls: its hole filled by itself.
+    /// Pushes after a later one of their conversation, to a device that pulls: its hole filled without a pull.
     pub late: u64,
-    /// Pushes that a connection had before: allowed, the client drops them.
+    /// Pushes of entries that the connection had already: they are allowed, and the client drops them.
     pub repeated: u64,
-    /// Holes that the broker told of.
+    /// Holes that the broker announced.
     pub told_gaps: u64,
-    /// Holes seen so shortly before a connection broke that the word may have been lost.
+    /// Holes so shortly before a disconnect that the announcement may have been lost.
     pub excused: u64,
-    /// Frames of live rooms that were shed, and told.
+    /// Frames of live rooms that were announced as shed.
     pub shed: u64,
-    /// What was said in live rooms to others and judged; what of it was lost without number, but told, and what was lost with
-    /// the node of its speaker.
+    /// Messages of live rooms that were due to others. `talks_uncounted` of them were lost and announced without their
+    /// number, and `talks_lost` were lost with the node of their speaker.
     pub talks: u64,
     /// See [`Self::talks`].
     pub talks_uncounted: u64,
     /// See [`Self::talks`].
     pub talks_lost: u64,
-    /// Read marks that were acked, and states held against the log.
+    /// Read marks that were acked, and states compared with the log.
     pub reads: u64,
     /// See [`Self::reads`].
     pub states: u64,
-    /// What nodes said of devices, held against who was there.
+    /// Reports of nodes on devices, compared with the open connections.
     pub presences: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
-    /// In nanoseconds.
+    /// See [`Self::faults`]; in nanoseconds.
     pub longest_recovery_ns: u64,
 }
 
 impl Report {
-    /// Whether every promise was kept.
+    /// Returns whether every promise was kept.
     pub fn is_clean(&self) -> bool {
         self.broken.is_empty()
     }
 }
 
-/// Checks a history. What the log rows say is the truth: they were read from the store itself.
+/// Checks a history. Its log rows are the truth: they were read from the store itself.
 pub fn check(history: &History, budget: Budget) -> Report {
     let mut checker = Checker {
         history,
@@ -187,9 +187,9 @@ pub fn check(history: &History, budget: Budget) -> Report {
 struct Checker<'a> {
     history: &'a History,
     budget: Budget,
-    /// By message id.
+    /// Messages by id.
     sends: HashMap<Id, Send>,
-    /// By conversation.
+    /// Logs by conversation.
     logs: HashMap<Id, Log>,
     rooms: Rooms,
     sessions: Sessions,

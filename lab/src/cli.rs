@@ -46,7 +46,8 @@ struct CheckArgs {
     planted: bool,
 }
 
-/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage.
+/// Parses the arguments and runs the command. The exit code is 0 when it is done, 1 when it failed, and 2 for wrong
+/// usage.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),

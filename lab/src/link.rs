@@ -18,17 +18,17 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-/// How long one write, or the upgrade, may take.
+/// Time for one write, or for the upgrade.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// The largest frame that a client takes.
+/// Largest frame that a client accepts.
 const FRAME_MAX: usize = 1 << 20;
 
-/// One connection.
+/// A connection of a client.
 pub(crate) enum Link {
-    /// `TG/1` and JSON lines.
+    /// Connection with `TG/1` or JSON lines.
     Stream { stream: TcpStream, buffer: Vec<u8>, framing: Framing },
-    /// Both sub-protocols.
+    /// WebSocket with either sub-protocol.
     Ws { socket: Box<WebSocketStream<TcpStream>>, framing: Framing },
 }
 
@@ -68,7 +68,7 @@ impl Link {
         }
     }
 
-    /// Sends frames in one go.
+    /// Sends frames with one write.
     pub(crate) async fn send(&mut self, frames: &[pb::ClientFrame]) -> anyhow::Result<()> {
         if frames.is_empty() {
             return Ok(());
@@ -109,7 +109,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next frame. May be dropped while it waits without losing anything.
+    /// Returns the next frame. Cancelling the wait loses nothing.
     pub(crate) async fn next(&mut self) -> anyhow::Result<pb::ServerFrame> {
         match self {
             Self::Stream { stream, buffer, framing } => loop {

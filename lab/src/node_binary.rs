@@ -1,4 +1,5 @@
-//! Finds the program that is measured or broken: the one that an option names, else `tidegate` in the folder of this one.
+//! Finds the program that is measured or broken: the one that an option names, or else `tidegate` in the folder of this
+//! program.
 
 use std::{
     env,
@@ -7,13 +8,13 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// The node's program, as cargo names it.
+/// File name of the node's program.
 const NAME: &str = "tidegate";
 
 /// Returns the program named by `option`, or else the sibling of this executable.
 ///
 /// # Errors
-/// The program does not exist; the message says how to build or name one.
+/// Fails when the program does not exist; the message describes how to build or name one.
 pub(crate) fn find(named: Option<&Path>, option: &str) -> anyhow::Result<PathBuf> {
     match named {
         Some(program) => {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 #[path = "../../tests/support/port.rs"]
 mod port;
 
-/// Where the link of a node may listen: below what the system gives to outgoing connections, so that the port is free when
+/// Ports for links of nodes: below those that the system gives to outgoing connections, so that the port is free when
 /// the node comes back.
 const PORTS: std::ops::Range<u16> = 21_600..30_000;
 

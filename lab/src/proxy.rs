@@ -1,6 +1,7 @@
-//! A TCP proxy that spoils connections on order: delays, freezes, dribbles single bytes, and cuts with RST or FIN.
+//! A TCP proxy that disturbs connections on request: it delays, freezes, dribbles single bytes, and cuts with RST or
+//! FIN.
 //!
-//! It changes no byte and no order, so whatever a client sees through it, a bad network could have done.
+//! It changes no byte and no order, so a bad network could do all that clients see through it.
 
 use std::{
     collections::BTreeMap,
@@ -24,36 +25,36 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Connections that may go through at once; more are turned away.
+/// Concurrent connections; more are refused.
 const LINKS_MAX: usize = 4_096;
 
-/// Bytes on the way in one direction of a connection.
+/// Bytes in flight in one direction of a connection.
 const BUFFER: usize = 16 * 1024;
 
-/// Bytes of a chunk that go one by one while dribbling; the rest follows whole, so that it ends some day.
+/// Bytes of a chunk that are sent one by one while dribbling; the rest follows at once, so that the chunk ends in time.
 const DRIBBLE_MAX: usize = 512;
 
-/// What happens to the bytes of a connection.
+/// Treatment of the bytes of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// They pass.
+    /// Bytes pass.
     #[default]
     Pass,
     /// Each chunk waits this long.
     Delay(Duration),
-    /// They stay where they are.
+    /// Bytes are held back.
     Freeze,
-    /// One byte a write.
+    /// Bytes are written one by one.
     Dribble,
-    /// The connection ends with a reset: what is on the way is lost.
+    /// The connection ends with a reset: bytes in flight are lost.
     Reset,
     /// The connection ends in order, as seen from both sides.
     Finish,
 }
 
-/// A running proxy; it ends when it is dropped.
+/// A running proxy, which ends when it is dropped.
 pub struct Proxy {
-    /// Where clients connect.
+    /// Address for clients.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -69,15 +70,15 @@ impl Proxy {
     /// Listens on a free port of loopback, for connections to `target`.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Fails when the socket does.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         Self::start_at(([127, 0, 0, 1], 0).into(), target).await
     }
 
-    /// The same at that address.
+    /// Listens on an address, for connections to `target`.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Fails when the socket does.
     pub async fn start_at(address: SocketAddr, target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -87,22 +88,22 @@ impl Proxy {
         Ok(Self { address, shared, task })
     }
 
-    /// Where new connections lead from now on.
+    /// Sets the target of new connections.
     pub fn set_target(&self, target: SocketAddr) {
         *self.shared.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }
 
-    /// How many connections there are.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.shared.links().len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no connection.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Does this to each connection that `choose` chooses; how many that were.
+    /// Sets the mode of each connection that `choose` accepts. Returns how many there are.
     pub fn set(&self, mode: Mode, mut choose: impl FnMut() -> bool) -> usize {
         let links = self.shared.links();
         let chosen: Vec<_> = links.values().filter(|_| choose()).collect();
@@ -116,7 +117,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.task.abort();
-        // The connections end with their orders.
+        // Connections end with their channel of modes.
         self.shared.links().clear();
     }
 }
@@ -156,9 +157,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// One connection, to its end.
+/// Runs one connection to its end.
 async fn link(mut client: TcpStream, target: SocketAddr, mode: watch::Receiver<Mode>) -> io::Result<()> {
-    // Without a node behind it the client is reset.
+    // A client is reset when there is no node to connect to.
     SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
     let mut server = TcpStream::connect(target).await?;
     SockRef::from(&client).set_linger(None)?;
@@ -173,17 +174,17 @@ async fn link(mut client: TcpStream, target: SocketAddr, mode: watch::Receiver<M
         tokio::select! {
             result = async { tokio::try_join!(up, down) } => match result {
                 Ok(_) => return Ok(()),
-                // One side broke: so does the other.
+                // When one side breaks, the other one is reset.
                 Err(_) => Mode::Reset,
             },
-            // An error means that the proxy is gone.
+            // An error means that the proxy was dropped.
             cut = orders.wait_for(|mode| matches!(mode, Mode::Reset | Mode::Finish)) => {
                 cut.map_or(Mode::Reset, |cut| *cut)
             }
         }
     };
     if cut == Mode::Finish {
-        // A side that is gone already needs no end.
+        // The end of a side that is already closed may fail.
         client.shutdown().await.ok();
         server.shutdown().await.ok();
         return Ok(());
@@ -224,7 +225,7 @@ async fn pump(
     }
 }
 
-/// Waits while the connection is frozen. Without a proxy it ends at once, and so does the connection.
+/// Waits while the connection is frozen. Once the proxy is dropped this returns at once, and the connection ends.
 async fn thaw(orders: &mut watch::Receiver<Mode>) {
     orders.wait_for(|mode| *mode != Mode::Freeze).await.ok();
 }

@@ -1,4 +1,4 @@
-//! Requests of the bench to an admin port beside its load: groups and metrics; and the tokens of its users.
+//! Requests of the bench to an admin port, for groups and metrics; and the tokens of its users.
 
 use anyhow::{Context, Result, ensure};
 use std::{ops::Range, thread, time::Duration};
@@ -10,17 +10,17 @@ use tidegate::{auth, cli::admin::Admin};
 /// Members that one request may add.
 const MEMBERS_MAX: usize = 1000;
 
-/// So often a change is asked for.
+/// Attempts of a change.
 const TRIES: usize = 5;
-/// And so long after it was refused for now.
+/// Delay after an attempt that was temporarily refused.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// An HS256 token of `user`, good for a day.
+/// Returns an HS256 token of `user` that is valid for a day.
 pub(super) fn token(key: &[u8], user: &str) -> String {
     auth::sign(key, user, None, Duration::from_secs(86_400))
 }
 
-/// Bytes from hex.
+/// Decodes hex.
 pub(super) fn hex(text: &str) -> Result<Vec<u8>> {
     let text = text.trim().as_bytes();
     ensure!(text.len().is_multiple_of(2), "hex of odd length");
@@ -44,7 +44,7 @@ pub(super) fn create_group(admin: &mut Admin, id: &str, extra: &[String], users:
     Ok(())
 }
 
-/// The value of a metric without labels, if the server has it.
+/// Returns the value of a metric without labels, if the server has it.
 pub(super) fn metric(admin: &mut Admin, name: &str) -> Option<f64> {
     let (status, body) = admin.request("GET", "/metrics", "").ok()?;
     (status == 200).then(|| {
@@ -52,7 +52,7 @@ pub(super) fn metric(admin: &mut Admin, name: &str) -> Option<f64> {
     })?
 }
 
-/// Again where the answer says so: its request has an id.
+/// Posts a change, and repeats it while the answer asks for that: its request has an id.
 fn post(admin: &mut Admin, path: &str, body: &Value) -> Result<()> {
     for left in (0..TRIES).rev() {
         let (status, answer) = admin.request("POST", path, &body.to_string())?;

@@ -1,4 +1,4 @@
-//! The processes of a run: servers and load generators, started here, ended here, and by their handles only.
+//! The processes of a run: servers and load generators, started and ended here, through their handles only.
 
 use super::{
     host,
@@ -19,31 +19,31 @@ use std::{
 };
 use tidegate::node::{Addresses, NODE_FILE};
 
-/// How long a server may take to be ready or to end.
+/// Time for a server to be ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where and with which program processes are started.
+/// Programs, CPUs and directory of the processes.
 #[derive(Clone, Debug)]
 pub(super) struct Launcher {
     pub(super) tidegate: PathBuf,
     pub(super) settings: Vec<String>,
     pub(super) server_cpus: Vec<usize>,
     pub(super) client_cpus: Vec<usize>,
-    /// Directory of this run: data of servers, their logs.
+    /// Directory of this run, for data and logs of servers.
     pub(super) directory: PathBuf,
 }
 
-/// A server: raw or Tidegate.
+/// A server: a raw loop or a node.
 pub(super) struct Server {
     name: String,
     child: Child,
     log: PathBuf,
     pub(super) address: String,
-    /// Raw fan-out: where messages go. Tidegate: the admin port.
+    /// Address to which the raw fan-out gets its messages, or the admin port of a node.
     pub(super) second: String,
-    /// Tidegate: its key.
+    /// Key of a node.
     key: String,
-    /// Processes that do a part of its work.
+    /// Processes that do a part of the server's work.
     pub(super) watched: Vec<Watched>,
 }
 
@@ -86,16 +86,16 @@ impl Launcher {
     pub(super) fn tidegate(&self, label: &str, shards: usize) -> Result<Server> {
         let data = self.directory.join(label);
         fs::create_dir_all(&data)?;
-        // One of an earlier run would be taken for this one's.
+        // The file of an earlier run would be taken for that of this one.
         fs::remove_file(data.join(NODE_FILE)).ok();
         let log = self.directory.join(format!("{label}.log"));
-        // `bench hold` becomes the node, which ends with us however we end.
+        // `bench hold` becomes the node, which ends with this process, however that ends.
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "hold"]).arg(&self.tidegate).arg("serve").arg("--data").arg(&data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", &shards.to_string()]);
-        // Members only listen, for as long as the other side takes its turns.
+        // Members send nothing while the other side takes its turns.
         let patience = "timing.heartbeat_ms=600000".to_owned();
-        // What is measured is the broker, not the disk, unless a setting says otherwise.
+        // The broker is measured, not the disk, unless a setting says otherwise.
         let store = "node.store=memory".to_owned();
         for setting in [&patience, &store].into_iter().chain(&self.settings) {
             command.arg("--set").arg(setting);
@@ -150,7 +150,7 @@ impl Launcher {
 }
 
 impl Server {
-    /// Who the load generator takes this node for.
+    /// Returns the peer as which a load generator treats this node.
     pub(super) fn peer(&self) -> Peer {
         Peer::Tidegate { key: self.key.clone() }
     }
@@ -159,14 +159,14 @@ impl Server {
         self.child.id()
     }
 
-    /// Ends it as a power cut would: without a word.
+    /// Kills the server, as a power cut would.
     pub(super) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Whether it still runs.
+    /// Fails when the server has ended.
     pub(super) fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -196,7 +196,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = Pid::from_child(&self.child);
-        // It may have ended already; then there is nothing to ask for.
+        // A server that has ended needs no signal.
         kill_process(pid, Signal::TERM).ok();
         end(&mut self.child, PATIENCE);
     }
@@ -209,7 +209,7 @@ pub(super) fn become_program(command: &[OsString]) -> Result<()> {
     Err(error).with_context(|| format!("cannot become {}", program.display()))
 }
 
-/// Waits for a child that was asked to end, and ends it when it does not.
+/// Waits for a child that was asked to end, and kills it when it does not.
 fn end(child: &mut Child, patience: Duration) {
     let began = Instant::now();
     while matches!(child.try_wait(), Ok(None)) {
@@ -241,7 +241,7 @@ impl Client {
         Ok(self.input.flush()?)
     }
 
-    /// Has `order` carried out against `server`; a failed verification is an error.
+    /// Has the load generator carry out `order` against `server`. A failed verification is an error.
     pub(super) fn ask(&mut self, server: &mut Server, order: &Order) -> Result<Outcome> {
         self.write(order).context("the load generator is gone")?;
         let mut line = String::new();
@@ -257,7 +257,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // It holds nothing worth saving.
+        // A load generator has nothing to save.
         self.child.kill().ok();
         self.child.wait().ok();
     }

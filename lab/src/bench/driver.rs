@@ -1,4 +1,4 @@
-//! The load generator: a process of its own, told what to do over its standard input.
+//! The load generator: a process of its own that gets its orders over standard input.
 
 mod chat;
 mod circle;
@@ -28,14 +28,14 @@ use std::{
 };
 use talk::Talk;
 
-/// Sockets that one process may hold, with room for everything else under the usual limit of 20,000.
+/// Most sockets of one process, which leaves a reserve under the usual limit of 20,000.
 const SOCKETS_MAX: usize = 19_000;
 
 /// CPU times at one moment.
 struct Meter {
     server: host::Cpu,
     client: host::Cpu,
-    /// Of each of [`Setup::watched`], in ns.
+    /// Times of [`Setup::watched`], in ns.
     watched: Vec<u64>,
 }
 
@@ -48,7 +48,7 @@ struct Driver {
     talk: Talk,
 }
 
-/// Reads the setup, then orders, a line each; answers each with a line; ends when its input does.
+/// Reads the setup, then orders, one per line. Answers each with a line, and ends when its input does.
 pub(super) fn run() -> Result<()> {
     let mut lines = stdin().lock().lines();
     let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
@@ -121,14 +121,14 @@ impl Driver {
         let meter = self.meter()?;
         let plan = establish::Plan::leave("u", count, parallel);
         let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
-        // The server's part in closing belongs to a login too.
+        // A login includes the server's part in closing.
         self.connections.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
         self.read_meter(&meter, &mut outcome)?;
         self.connections.hang_up();
         Ok(outcome)
     }
 
-    /// CPU of the server, of this process and of what is watched, so far.
+    /// Returns the CPU times of the server, of this process and of watched processes so far.
     fn meter(&self) -> Result<Meter> {
         let mut watched = Vec::new();
         if !self.setup.watched.is_empty() {

@@ -1,4 +1,4 @@
-//! What the kernel says: clocks, CPU accounting, memory, affinity, and the environment of a run.
+//! Data of the kernel: clocks, CPU times, memory, affinity, and the environment of a run.
 
 use anyhow::{Context, Result, ensure};
 use rustix::{
@@ -12,33 +12,34 @@ use time::OffsetDateTime;
 
 use crate::proc_stat;
 
-/// Monotonic nanoseconds, the same clock in every process of the machine.
+/// Returns nanoseconds of the monotonic clock, which all processes of the machine share.
 pub(super) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Milliseconds since 1970.
+/// Returns milliseconds since 1970.
 pub(super) fn wall_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// What the scheduler counted for all threads of a process, in ns; exact, where the user/sys split is sampled.
+/// CPU times of all threads of a process in ns, as the scheduler counts them: exact, where the split into user and
+/// system time is sampled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cpu {
-    /// Running.
+    /// Time running.
     pub(super) ran: u64,
-    /// Ready to run, while something else had the CPU.
+    /// Time ready to run, while something else had the CPU.
     pub(super) waited: u64,
 }
 
-/// CPU time of a process so far.
+/// Returns the CPU times of a process so far.
 pub(super) fn cpu(pid: u32) -> Result<Cpu> {
     let tasks =
         fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
     let mut total = Cpu::default();
     for task in tasks {
-        // A thread may end between the listing and the read; its time is then lost, which is small.
+        // The time of a thread that ends between the listing and the read is lost, which is little.
         let Ok(stat) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let mut numbers = stat.split_whitespace().map(first_number);
         total.ran += numbers.next().unwrap_or(0);
@@ -47,23 +48,23 @@ pub(super) fn cpu(pid: u32) -> Result<Cpu> {
     Ok(total)
 }
 
-/// CPU times of all processes of the machine at one moment, with those of threads that have ended, which [`cpu`] loses.
+/// CPU times of all processes of the machine at one moment, including threads that have ended, which [`cpu`] loses.
 pub(super) struct Processes(Vec<(u32, Ticks)>);
 
 impl Processes {
-    /// As of now; exact to a tick of 10 ms.
+    /// Reads the present CPU times, exact to a tick of 10 ms.
     pub(super) fn read() -> Result<Self> {
         let mut all = Vec::new();
         for entry in fs::read_dir("/proc").context("/proc")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // It may end between the listing and the read; then its parent has its time.
+            // The time of a process that ends between the listing and the read is counted for its parent.
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             all.extend(Ticks::parse(&stat).map(|ticks| (pid, ticks)));
         }
         Ok(Self(all))
     }
 
-    /// CPU time of a process and of all below it, in ns, with that of children that have ended.
+    /// Returns the CPU time in ns of a process and all of its descendants, including children that have ended.
     pub(super) fn tree_cpu_ns(&self, pid: u32) -> Result<u64> {
         ensure!(self.0.iter().any(|(found, _)| *found == pid), "process {pid} is gone");
         Ok(self.ticks(pid) * TICK_NS)
@@ -76,17 +77,17 @@ impl Processes {
     }
 }
 
-/// What `/proc/PID/stat` counts in: 100 a second on every machine that Linux runs on today.
+/// Unit of the times in `/proc/PID/stat`: Linux counts 100 ticks per second on all present machines.
 const TICK_NS: u64 = 10_000_000;
 
-/// The parent of a process, and the CPU time of it and of those of its children that it has collected.
+/// Parent of a process, and its CPU time with that of the children that it has collected.
 struct Ticks {
     parent: u32,
     ticks: u64,
 }
 
 impl Ticks {
-    /// Fields 4 and 14 to 17 of `/proc/PID/stat`.
+    /// Parses fields 4 and 14 to 17 of `/proc/PID/stat`.
     fn parse(stat: &str) -> Option<Self> {
         let fields = proc_stat::fields(stat);
         let ticks = fields.get(11..15)?.iter().map(|ticks| ticks.parse::<u64>().ok()).sum::<Option<u64>>()?;
@@ -98,7 +99,7 @@ fn first_number(line: &str) -> u64 {
     line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Anonymous resident memory of a process in bytes: what user space itself holds, without mapped files.
+/// Returns the anonymous resident memory of a process in bytes: its own memory without mapped files.
 pub(super) fn rss_anon(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
         .with_context(|| format!("process {pid} is gone"))?;
@@ -109,7 +110,7 @@ fn status_kib(status: &str, key: &str) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix(key)).map(first_number)
 }
 
-/// The CPUs that this thread may use.
+/// Returns the CPUs that this thread may use.
 pub(super) fn cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
@@ -124,7 +125,7 @@ pub(super) fn pin(cpus: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPUs {cpus:?}"))
 }
 
-/// Asks the kernel to end this process when the one that started it ends, however that comes about.
+/// Asks the kernel to kill this process when its parent ends, for whatever reason.
 pub(super) fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("parent death signal")
 }
@@ -146,7 +147,7 @@ pub(super) struct Steal {
 }
 
 impl Steal {
-    /// As of now.
+    /// Reads the present ticks.
     pub(super) fn read() -> Self {
         fs::read_to_string("/proc/stat").map(|stat| Self::parse(&stat)).unwrap_or_default()
     }
@@ -157,44 +158,44 @@ impl Steal {
         Self { stolen: ticks.get(7).copied().unwrap_or(0), total: ticks.iter().take(8).sum() }
     }
 
-    /// Share of the time since `before` that was stolen, in percent.
+    /// Returns the share of the time since `before` that was stolen, in percent.
     pub(super) fn percent_since(self, before: Self) -> f64 {
         let total = self.total.saturating_sub(before.total).max(1);
         100.0 * self.stolen.saturating_sub(before.stolen) as f64 / total as f64
     }
 }
 
-/// Where a run took place.
+/// Environment of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
     /// Seconds since 1970 at the start.
     pub started: u64,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
     /// CPU model as the kernel names it.
     pub cpu: String,
-    /// CPUs this process may use.
+    /// Number of CPUs that this process may use.
     pub cores: usize,
-    /// Where servers ran.
+    /// CPUs of servers.
     pub server_cpus: Vec<usize>,
-    /// Where the load generator ran.
+    /// CPUs of the load generator.
     pub client_cpus: Vec<usize>,
-    /// File descriptors one process may hold.
+    /// File descriptors that one process may hold.
     pub fd_limit: u64,
     /// Memory of the machine in MiB.
     pub memory_mib: u64,
     /// MTU of the loopback device.
     pub loopback_mtu: String,
-    /// Version and, if it can be told, commit of the program.
+    /// Version of the program, and its commit if it is known.
     pub version: String,
-    /// Optimised or not: figures of a debug build mean nothing.
+    /// Kind of build; the figures of a debug build mean nothing.
     pub build: String,
     /// CPU time that the hypervisor took away during the run, in percent.
     pub steal_percent: f64,
 }
 
 impl Environment {
-    /// As of now.
+    /// Reads the present environment.
     pub(super) fn capture(server_cpus: &[usize], client_cpus: &[usize]) -> Self {
         let read =
             |path: &str| fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
@@ -221,13 +222,13 @@ impl Environment {
     }
 }
 
-/// The commit of the tree that the bench is run in, if it is run in one.
+/// Returns the commit of the working directory, if it is in a work tree.
 fn commit() -> Option<String> {
     let output = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// File descriptors that one process may hold.
+/// Returns the number of file descriptors that one process may hold.
 pub(super) fn fd_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

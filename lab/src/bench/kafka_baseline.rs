@@ -1,4 +1,4 @@
-//! A producer and a consumer of Kafka and nothing else, on the CPUs of the servers: what the log alone costs.
+//! A bare producer and consumer of Kafka on the CPUs of the servers: the cost of the log alone.
 
 use super::{host, orders::Outcome};
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -16,21 +16,21 @@ use std::{
 };
 use tidegate::config::Kafka;
 
-/// Connecting and the first requests do not count.
+/// Time for connecting and the first requests, which does not count.
 const WARM_NS: u64 = 1_000_000_000;
-/// The last records may take so long.
+/// Time for the last records.
 const PATIENCE_NS: u64 = 10_000_000_000;
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Where it writes, and what.
+/// Topic, CPUs and size of records.
 pub(super) struct KafkaBaseline {
     pub(super) kafka: Kafka,
     pub(super) cpus: Vec<usize>,
-    /// Bytes of a record; as many as Tidegate's.
+    /// Bytes of a record, as many as of Tidegate's.
     pub(super) size: usize,
 }
 
-/// Records that Kafka has answered for.
+/// Numbers of records that Kafka has confirmed and refused.
 #[derive(Default)]
 struct Counts {
     done: AtomicU64,
@@ -49,12 +49,12 @@ impl ProducerContext for Counts {
 }
 
 impl KafkaBaseline {
-    /// Confirmed records, with so many on their way all the time.
+    /// Measures confirmed records, with a constant number in flight.
     pub(super) fn flat_out(&self, in_flight: usize, seconds: f64) -> Result<Outcome> {
         self.apart(|| self.produce(seconds, Some(in_flight as u64), None))
     }
 
-    /// So many records a second, each timed from its sending until it was read again.
+    /// Measures records at a constant rate, from the send until they are read again.
     pub(super) fn there_and_back(&self, rate: f64, seconds: f64) -> Result<Outcome> {
         let (reads, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         self.apart(|| {
@@ -75,7 +75,7 @@ impl KafkaBaseline {
         })
     }
 
-    /// Records in the topic.
+    /// Returns the number of records in the topic.
     pub(super) fn records(kafka: &Kafka) -> Result<u64> {
         let consumer = BaseConsumer::from_config(&common(kafka))?;
         let mut all = 0;
@@ -86,7 +86,7 @@ impl KafkaBaseline {
         Ok(all)
     }
 
-    /// On a thread of the servers' CPUs: the threads of the library inherit them.
+    /// Runs `work` on a thread with the servers' CPUs, which the threads of the library inherit.
     fn apart<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let pinned = || {
             host::pin(&self.cpus)?;
@@ -142,7 +142,7 @@ impl KafkaBaseline {
         let consumer = BaseConsumer::from_config(&config)?;
         let mut list = TopicPartitionList::new();
         for partition in 0..self.kafka.partitions {
-            // Resolved before anything is sent: the end is no moving place.
+            // The end is resolved before anything is sent, so it does not move.
             let (_, end) = consumer.fetch_watermarks(&self.kafka.topic, partition as i32, ANSWER)?;
             list.add_partition_offset(&self.kafka.topic, partition as i32, Offset::Offset(end))?;
         }

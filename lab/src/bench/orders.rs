@@ -1,17 +1,17 @@
-//! What the parent asks of a load generator and what it answers: one JSON line each way.
+//! Orders to a load generator, and its answers: one JSON line for each.
 
 use super::wire::Transport;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Whom the load generator talks to.
+/// The server that a load generator talks to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Peer {
-    /// The raw fan-out loop: connect and listen; messages go to `control`.
+    /// The raw fan-out loop: clients connect and listen, and messages go to `control`.
     Sink { control: String },
-    /// The raw accept loop, which answers a login with so many bytes.
+    /// The raw accept loop, which answers a login with `bytes`.
     Reply { bytes: usize },
-    /// The raw echo loop, which answers each request with so many bytes.
+    /// The raw echo loop, which answers each request with `bytes`.
     Echo { bytes: usize },
     /// The raw log, which answers each message with its number.
     Log,
@@ -19,22 +19,22 @@ pub(super) enum Peer {
     Tidegate { key: String },
 }
 
-/// How the load generator was started.
+/// Setup of a load generator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     pub(super) peer: Peer,
-    /// Of the server; of several, a list with commas.
+    /// Address of the server; several are separated by commas.
     pub(super) address: String,
     /// Process whose CPU time is measured.
     pub(super) pid: u32,
-    /// Others whose CPU time is measured, too.
+    /// Further processes whose CPU time is measured.
     pub(super) watched: Vec<Watched>,
     pub(super) transport: Transport,
-    /// May keep its CPU busy while it waits, because no server shares it.
+    /// Whether it may keep its CPU busy while it waits, because no server shares it.
     pub(super) spin: bool,
     /// Content bytes of a message.
     pub(super) size: usize,
-    /// Names the run, so that message ids of two runs differ.
+    /// Name of the run, by which message ids of two runs differ.
     pub(super) run: String,
 }
 
@@ -42,11 +42,11 @@ pub(super) struct Setup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Watched {
     pub(super) name: String,
-    /// Measured with all of their descendants.
+    /// Processes, which are measured with all of their descendants.
     pub(super) pids: Vec<u32>,
 }
 
-/// One thing to do.
+/// An order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Log in users `u0`… and keep them; then `publishers` more, `p0`….
@@ -57,36 +57,36 @@ pub(super) enum Order {
     Room { conversation: String, rate: Option<f64>, warm_ms: u64, measure_ms: u64 },
     /// Ping and wait for the answer on every connection, over and over.
     Echo { ms: u64 },
-    /// Beat as a quiet client does.
+    /// Send heartbeats as a quiet client does.
     Idle { heartbeat_ms: u64, ms: u64 },
     /// Send one-to-one messages.
     Chat(Chat),
-    /// Log in as `u`user on a connection of its own, and ask where all conversations stand.
+    /// Log in as user `u` with this number on a connection of its own, and sync.
     Sync { user: usize },
     /// Log in and leave, `count` times, `parallel` at a time.
     Logins { count: usize, parallel: usize },
-    /// Close everything.
+    /// Close all connections.
     Hangup,
 }
 
-/// One-to-one messages.
+/// An order to send one-to-one messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Chat {
-    /// Connections that send, of those that are connected.
+    /// The connections that send.
     pub(super) senders: Range<usize>,
     pub(super) to: To,
     /// Unanswered messages of a connection.
     pub(super) in_flight: usize,
-    /// Messages a second of all connections together; none = whenever an answer makes room.
+    /// Messages a second of all connections together; `None` to send whenever an answer arrives.
     pub(super) rate: Option<f64>,
-    /// When it ends.
+    /// When sending ends.
     pub(super) until: Until,
 }
 
-/// Whom the messages are for.
+/// Recipients of messages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum To {
-    /// People who are never connected: this many in all, each written to by one connection, in turns.
+    /// Users who are never connected: this many in all, each of whom gets messages from one connection, in turns.
     Absent(usize),
     /// The neighbour: 0 and 1 talk to each other, 2 and 3, and so on.
     Partner,
@@ -94,27 +94,27 @@ pub(super) enum To {
     Among(usize),
 }
 
-/// When sending ends; answers are always waited for.
+/// When sending ends; all answers are awaited after that.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Until {
-    /// Measured for a time, after a start that does not count.
+    /// After a measured time, which follows a start that does not count.
     Time { warm_ms: u64, measure_ms: u64 },
-    /// So many messages, all of which count.
+    /// After this many messages, all of which count.
     Messages(u64),
-    /// One message of each sender to each of its conversations.
+    /// After one message of each sender to each of its conversations.
     Once,
 }
 
-/// What was seen while an order was carried out. Fields that an order does not measure are zero.
+/// Results of an order. Fields that an order does not measure are zero.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Outcome {
     /// Deliveries, answers or logins, each of them verified.
     pub(super) count: u64,
-    /// `recv` calls that brought something.
+    /// Number of `recv` calls that returned bytes.
     pub(super) reads: u64,
     pub(super) wall_ns: u64,
     pub(super) server_cpu_ns: u64,
-    /// How long the server was ready to run while something else had its CPU.
+    /// Time in which the server was ready to run while something else had its CPU.
     pub(super) server_wait_ns: u64,
     pub(super) client_cpu_ns: u64,
     /// CPU time of each of [`Setup::watched`].
@@ -122,21 +122,21 @@ pub(super) struct Outcome {
     pub(super) p50_us: u64,
     pub(super) p99_us: u64,
     pub(super) max_us: u64,
-    /// Send to push; the above is send to ack then.
+    /// Times from a send to its push; the fields above are then from a send to its ack.
     pub(super) push_p50_us: u64,
     pub(super) push_p99_us: u64,
     pub(super) push_max_us: u64,
-    /// Messages published, and of these refused by the server.
+    /// Messages published, and those of them that the server refused.
     pub(super) offered: u64,
     pub(super) refused: u64,
-    /// Messages that the server said it left out.
+    /// Messages that the server announced as left out.
     pub(super) shed: u64,
-    /// Frames `behind`, pulls that followed, messages that came by a page only, and pushes of what had come before.
+    /// Frames `behind`, pulls that followed, messages that came in a page only, and repeated pushes.
     pub(super) behinds: u64,
     pub(super) pulls: u64,
     pub(super) pulled: u64,
     pub(super) repeated: u64,
-    /// Logins that had to be tried again.
+    /// Logins that had to be repeated.
     pub(super) retries: u64,
     /// Bytes of a request and of a reply on the wire.
     pub(super) request_bytes: usize,
@@ -144,27 +144,28 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// Server CPU of one delivery, answer or login, in µs.
+    /// Returns the server CPU of one delivery, answer or login, in µs.
     pub(super) fn cpu_us(&self) -> f64 {
         self.server_cpu_ns as f64 / 1e3 / self.count.max(1) as f64
     }
 
-    /// Deliveries, answers or logins a second of wall time.
+    /// Returns the deliveries, answers or logins per second of wall time.
     pub(super) fn rate(&self) -> f64 {
         self.count as f64 * 1e9 / self.wall_ns.max(1) as f64
     }
 
-    /// Share of the wall time that the server was busy, in percent of one CPU.
+    /// Returns the share of the wall time in which the server ran, in percent of one CPU.
     pub(super) fn server_busy(&self) -> f64 {
         100.0 * self.server_cpu_ns as f64 / self.wall_ns.max(1) as f64
     }
 
-    /// Share of the wall time that the server waited for its CPU: more than a little means a machine that is not quiet.
+    /// Returns the share of the wall time in which the server waited for its CPU: more than a little means that the
+    /// machine was not quiet.
     pub(super) fn server_waits(&self) -> f64 {
         100.0 * self.server_wait_ns as f64 / self.wall_ns.max(1) as f64
     }
 
-    /// Share of the wall time that the load generator was busy.
+    /// Returns the share of the wall time in which the load generator ran.
     pub(super) fn client_busy(&self) -> f64 {
         100.0 * self.client_cpu_ns as f64 / self.wall_ns.max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! Payloads that carry who sent them, their number and their time, and that cannot be mistaken for another.
+//! Payloads with their publisher, number and time, which can't be mistaken for one another.
 
 /// Bytes of a payload before the pattern: publisher, number, stamp.
 pub(super) const HEADER: usize = 16;
@@ -9,29 +9,29 @@ pub(super) struct Pattern {
     table: Vec<u8>,
 }
 
-/// What a payload says.
+/// Header of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) publisher: u32,
     pub(super) number: u32,
-    /// Monotonic nanoseconds at which it was to be sent.
+    /// Monotonic nanoseconds at which it was scheduled.
     pub(super) time: u64,
 }
 
 impl Pattern {
-    /// Payloads of `size` bytes, at least [`HEADER`].
+    /// Creates a pattern for payloads of `size` bytes, at least [`HEADER`].
     pub(super) fn new(size: usize) -> Self {
         let size = size.max(HEADER);
         Self { size, table: (0..size + 256).map(|at| (at as u8).wrapping_mul(31)).collect() }
     }
 
-    /// The fill depends on the number, so that a swapped or stale payload does not pass.
+    /// Returns the bytes after the header. They depend on the number, so that a swapped or stale payload does not pass.
     fn fill(&self, number: u32) -> &[u8] {
         let from = (number & 0xff) as usize;
         &self.table[from..from + self.size - HEADER]
     }
 
-    /// The payload for `stamp`.
+    /// Returns the payload for `stamp`.
     pub(super) fn make(&self, stamp: Stamp) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.size);
         out.extend_from_slice(&stamp.publisher.to_le_bytes());
@@ -41,7 +41,7 @@ impl Pattern {
         out
     }
 
-    /// What `data` says, if it is one of ours and whole.
+    /// Returns the header of `data` if it is an intact payload of this pattern.
     pub(super) fn check(&self, data: &[u8]) -> Option<Stamp> {
         if data.len() != self.size {
             return None;

@@ -1,4 +1,5 @@
-//! A thin epoll: sockets in, slots out. For both ends of the bench, where a runtime would be part of the figure.
+//! A thin layer over epoll, from sockets to slots. Both ends of the bench use it, because a runtime would be part of
+//! the figures.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll, poll},
@@ -8,10 +9,10 @@ use rustix::{
 };
 use std::time::Duration;
 
-/// Events of a wait.
+/// Most events of one wait.
 const BATCH: usize = 1024;
 
-/// What is ready: the slot given when it was added, and whether the other side is gone or going.
+/// A ready socket: the slot that it was added with, and whether the other side has closed or is closing it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ready {
     pub(super) slot: usize,
@@ -25,13 +26,13 @@ pub(super) struct Poller {
 }
 
 impl Poller {
-    /// An empty one.
+    /// Creates a poller without sockets.
     pub(super) fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { epoll, events: Vec::with_capacity(BATCH) })
     }
 
-    /// Reports `fd` as `slot` as long as it has something to read.
+    /// Reports `fd` as `slot` while it has something to read.
     pub(super) fn add_level(&self, fd: impl AsFd, slot: usize) -> io::Result<()> {
         self.add(fd, slot, epoll::EventFlags::IN)
     }
@@ -46,7 +47,7 @@ impl Poller {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(slot as u64), flags)
     }
 
-    /// Waits at most `timeout` (rounded up to a millisecond by the kernel's interface); how many are ready.
+    /// Waits at most `timeout`, which the kernel rounds up to a millisecond. Returns the number of ready sockets.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout.map(|wait| Timespec {
             tv_sec: wait.as_secs().min(3600) as i64,
@@ -60,7 +61,7 @@ impl Poller {
         }
     }
 
-    /// The `at`-th of the last wait.
+    /// Returns the `at`-th ready socket of the last wait.
     pub(super) fn ready(&self, at: usize) -> Ready {
         use epoll::EventFlags as F;
         let event = self.events[at];
@@ -69,7 +70,7 @@ impl Poller {
     }
 }
 
-/// Sends all of `bytes`, waiting where the socket is full: the raw servers' answer to a slow reader.
+/// Sends all of `bytes`, and waits while the socket is full. Raw servers treat slow readers in this way.
 pub(super) fn send_all(fd: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     let fd = fd.as_fd();
     while !bytes.is_empty() {

@@ -21,7 +21,7 @@ use std::{
 
 /// Slot of the listener that clients connect to.
 const CLIENTS: usize = usize::MAX;
-/// Slot of the listener that the load generator gives its messages to.
+/// Slot of the listener for the load generator's messages.
 const CONTROL: usize = usize::MAX - 1;
 /// Slot of the control connection.
 const ORDERS: usize = usize::MAX - 2;
@@ -39,7 +39,7 @@ fn listener() -> Result<(OwnedFd, u16)> {
     Ok((fd, address.port()))
 }
 
-/// Tells the parent where to find this server: one line, the client port and the control port.
+/// Writes the client port and the control port in one line, which the parent reads.
 fn announce(clients: u16, control: u16) -> Result<()> {
     writeln!(stdout(), "{clients} {control}")?;
     Ok(stdout().flush()?)
@@ -56,7 +56,7 @@ fn accept(listener: impl AsFd) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// What there is to read: `None` when the other side is gone, 0 when there is nothing yet.
+/// Reads available bytes: `None` when the other side has closed, 0 when there is nothing yet.
 fn read(fd: impl AsFd, buffer: &mut [u8]) -> Option<usize> {
     match recv(fd, buffer, RecvFlags::empty()) {
         Ok((0, _)) => None,
@@ -66,7 +66,7 @@ fn read(fd: impl AsFd, buffer: &mut [u8]) -> Option<usize> {
     }
 }
 
-/// Sockets by slot; a freed slot is used again.
+/// Sockets by slot; freed slots are reused.
 #[derive(Default)]
 struct Slots {
     fds: Vec<Option<OwnedFd>>,
@@ -92,7 +92,7 @@ impl Slots {
     }
 }
 
-/// R1: every frame that comes over the control connection (`u32` length, bytes) is sent to every client.
+/// R1: sends every frame that comes over the control connection (`u32` length, bytes) to every client.
 pub(super) fn fanout() -> Result<()> {
     let (clients, client_port) = listener()?;
     let (control, control_port) = listener()?;
@@ -108,7 +108,7 @@ pub(super) fn fanout() -> Result<()> {
                 CLIENTS => {
                     while let Some(fd) = accept(&clients)? {
                         sockopt::set_tcp_nodelay(&fd, true)?;
-                        // Tells the client that it is in, so that no message is sent before it is.
+                        // Confirms to the client that it is connected, so that no message is sent before that.
                         send_all(&fd, &[0]).or_else(gone_is_fine)?;
                         slots.insert(&poller, fd)?;
                     }
@@ -138,7 +138,7 @@ pub(super) fn fanout() -> Result<()> {
     }
 }
 
-/// Sends each complete frame of `inbox` to all, one `send` a socket.
+/// Sends each complete frame of `inbox` to all clients, with one `send` per socket.
 fn replay(inbox: &mut Vec<u8>, slots: &mut Slots) -> Result<()> {
     let mut from = 0;
     while let Some((head, rest)) = inbox[from..].split_first_chunk() {
@@ -148,7 +148,7 @@ fn replay(inbox: &mut Vec<u8>, slots: &mut Slots) -> Result<()> {
                 Ok(sent) if sent == frame.len() => {}
                 Ok(sent) => send_all(fd, &frame[sent..])?,
                 Err(Errno::AGAIN) => send_all(fd, frame)?,
-                // Its hang-up comes as an event of its own.
+                // The hang-up is reported as an event of its own.
                 Err(Errno::PIPE | Errno::CONNRESET) => {}
                 Err(error) => return Err(error).context("send"),
             }
@@ -159,7 +159,7 @@ fn replay(inbox: &mut Vec<u8>, slots: &mut Slots) -> Result<()> {
     Ok(())
 }
 
-/// R3: every request of `request` bytes is answered by itself, followed by zeros up to `reply` bytes.
+/// R3: answers every request of `request` bytes with the same bytes, followed by zeros up to `reply` bytes.
 pub(super) fn echo(request: usize, reply: usize) -> Result<()> {
     if request > reply || request == 0 {
         bail!("the reply must hold the request");
@@ -183,7 +183,7 @@ pub(super) fn echo(request: usize, reply: usize) -> Result<()> {
             let mut out = [0; 256];
             match read(fd, &mut buffer) {
                 Some(0) => {}
-                // One request is outstanding a client, and loopback does not split so few bytes.
+                // A client has one request outstanding, and loopback does not split so few bytes.
                 Some(count) if count == request && reply <= out.len() => {
                     out[..request].copy_from_slice(&buffer[..request]);
                     send_all(fd, &out[..reply])?;
@@ -194,7 +194,7 @@ pub(super) fn echo(request: usize, reply: usize) -> Result<()> {
     }
 }
 
-/// R4: accept, read one request, write a reply of `reply` bytes, wait for the client to close.
+/// R4: accepts, reads one request, writes a reply of `reply` bytes, and waits for the client to close.
 pub(super) fn accept_loop(reply: usize) -> Result<()> {
     let (clients, port) = listener()?;
     let mut poller = Poller::new()?;
@@ -221,7 +221,7 @@ pub(super) fn accept_loop(reply: usize) -> Result<()> {
     }
 }
 
-/// A client that left before its answer is no failure of the server.
+/// Ignores an error that means that a client left before its answer.
 fn gone_is_fine(error: Errno) -> Result<()> {
     match error {
         Errno::PIPE | Errno::CONNRESET => Ok(()),

@@ -1,16 +1,16 @@
-//! What a run found: ratios first, then absolute figures, as Markdown and as JSON.
+//! Results of a run: ratios first, then absolute figures, as Markdown and as JSON.
 
 use super::host::{Environment, date};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
 
-/// The bound a figure is held to.
+/// The target of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// Not more than this.
+    /// The figure is at most this.
     AtMost(f64),
-    /// Not less than this.
+    /// The figure is at least this.
     AtLeast(f64),
 }
 
@@ -35,16 +35,16 @@ impl fmt::Display for Target {
 /// One number with its name and unit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// What was measured.
+    /// Name of the measured quantity.
     pub what: String,
-    /// Its value: the median where there were rounds.
+    /// Value: the median if there were rounds.
     pub value: f64,
-    /// Unit; `x` for a ratio.
+    /// Unit; `x` stands for a ratio.
     pub unit: String,
-    /// The single rounds, if there were any.
+    /// Values of the rounds, if there were any.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub rounds: Vec<f64>,
-    /// What it is held to.
+    /// Target, if there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
     /// Whether the target was met.
@@ -55,25 +55,25 @@ pub struct Figure {
 /// The figures of a scenario.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Section {
-    /// What was done.
+    /// Title that describes the scenario.
     pub title: String,
-    /// Figures: those with a target are printed first.
+    /// Figures; those with a target are printed first.
     pub figures: Vec<Figure>,
-    /// What a reader has to know to judge the figures.
+    /// Notes that a reader needs to judge the figures.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
 
-/// A whole run.
+/// Report of a whole run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Where it took place.
+    /// Environment of the run.
     pub environment: Environment,
-    /// One section a scenario.
+    /// Sections, one for each scenario.
     pub sections: Vec<Section>,
 }
 
-/// The middle one; of an even number, the mean of the two in the middle.
+/// Returns the median; of an even number of values it is the mean of the two in the middle.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -85,7 +85,7 @@ pub(super) fn median(values: &[f64]) -> f64 {
 }
 
 impl Section {
-    /// An empty one.
+    /// Creates a section without figures.
     pub(super) fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), ..Self::default() }
     }
@@ -111,12 +111,12 @@ impl Section {
         self.figures.push(Figure { what: what.into(), value, unit: unit.into(), rounds, target, met });
     }
 
-    /// Adds a remark.
+    /// Adds a note.
     pub(super) fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// As Markdown: figures with a target first.
+    /// Returns the section as Markdown, with targeted figures first.
     pub(super) fn markdown(&self) -> String {
         let mut out = format!("## {}\n\n", self.title);
         out.push_str("| figure | median | target | | rounds |\n|---|---|---|---|---|\n");
@@ -144,12 +144,12 @@ impl Section {
 }
 
 impl Report {
-    /// Whether every figure with a target meets it.
+    /// Returns whether every figure with a target meets it.
     pub(super) fn all_met(&self) -> bool {
         self.sections.iter().flat_map(|section| &section.figures).all(|figure| figure.met != Some(false))
     }
 
-    /// The environment as Markdown.
+    /// Returns the environment as Markdown.
     pub(super) fn head(&self) -> String {
         let e = &self.environment;
         format!(
@@ -169,7 +169,7 @@ impl Report {
         )
     }
 
-    /// All of it as Markdown.
+    /// Returns the whole report as Markdown.
     pub(super) fn markdown(&self) -> String {
         let mut out = self.head();
         for section in &self.sections {
@@ -181,7 +181,7 @@ impl Report {
     }
 }
 
-/// Three significant digits or so.
+/// Formats a value with about three significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         big if big >= 1000.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! The scenarios: which servers, which rounds, which figures.
+//! The scenarios: their servers, rounds and figures.
 
 mod chat;
 mod cluster;
@@ -24,16 +24,16 @@ use super::{
 };
 use anyhow::{Context, Result, bail};
 
-/// Connections on their way at a time where the pace of logging in is not what is measured.
+/// Concurrent logins where their pace is not measured.
 const PARALLEL: usize = 128;
 
-/// The same where what a storm of logins leaves behind must not be measured.
+/// Concurrent logins where the traces of a storm of logins must not be measured.
 const CALM: usize = 4;
 
-/// Where a scenario puts its sections.
+/// Receiver of the sections of a scenario.
 type Sink<'a> = &'a mut dyn FnMut(Section);
 
-/// Runs what `args` asks for and hands out each section when it is done.
+/// Runs the scenario of `args`, and passes on each section when it is done.
 pub(super) fn run(launcher: &Launcher, args: &Args, mut out: impl FnMut(Section)) -> Result<()> {
     one(launcher, args, &args.scenario, &mut out)
 }
@@ -111,28 +111,28 @@ fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
 
 /// A server and the load generator that talks to it.
 struct Side {
-    // Goes first, because a server that is asked to end lets its clients leave at its pace.
+    // Dropped first: a server that is asked to end lets its clients leave at its pace.
     client: Client,
     server: Server,
-    /// More nodes of the same cluster.
+    /// Further nodes of the same cluster.
     others: Vec<Server>,
 }
 
 impl Side {
-    /// The raw fan-out loop.
+    /// Starts the raw fan-out loop.
     fn raw_fanout(launcher: &Launcher, transport: Transport, size: usize) -> Result<Self> {
         let server = launcher.raw(&["raw-fanout"])?;
         let peer = Peer::Sink { control: server.second.clone() };
         Self::of(launcher, server, peer, transport, size)
     }
 
-    /// A raw loop that replies.
+    /// Starts a raw loop that replies.
     fn raw_reply(launcher: &Launcher, arguments: &[&str], peer: Peer, transport: Transport) -> Result<Self> {
         let server = launcher.raw(arguments)?;
         Self::of(launcher, server, peer, transport, 0)
     }
 
-    /// A node.
+    /// Starts a node.
     fn tidegate(
         launcher: &Launcher,
         label: &str,
@@ -165,23 +165,23 @@ impl Side {
         self.ask(&Order::Connect { users, publishers, parallel: PARALLEL, room })
     }
 
-    /// Connects users a few at a time, as they come on a quiet day.
+    /// Connects users a few at a time, as on a quiet day.
     fn connect_calmly(&mut self, users: usize) -> Result<Outcome> {
         self.ask(&Order::Connect { users, publishers: 0, parallel: CALM, room: None })
     }
 }
 
-/// A latency of each round, in ms.
+/// Returns a latency of each round, in ms.
 fn ms(outcomes: &[Outcome], us: impl Fn(&Outcome) -> u64) -> Vec<f64> {
     each(outcomes, |outcome| us(outcome) as f64 / 1e3)
 }
 
-/// One field of each round.
+/// Returns a field of each round.
 fn each(outcomes: &[Outcome], field: impl Fn(&Outcome) -> f64) -> Vec<f64> {
     outcomes.iter().map(field).collect()
 }
 
-/// Rounds of two sides in strict turns, as [`by_turns`] has them.
+/// Runs rounds of two sides in strict turns, as [`by_turns`] does.
 fn in_turns(
     rounds: usize,
     mut raw: impl FnMut() -> Result<Outcome>,
@@ -191,8 +191,8 @@ fn in_turns(
     Ok((raw, ours))
 }
 
-/// Rounds of several sides in strict turns, after one of each that does not count: so all find their sockets equally
-/// cold, after the others' rounds.
+/// Runs rounds of several sides in strict turns. The first round of each does not count, so that all find their sockets
+/// equally cold, after the others' rounds.
 fn by_turns<const SIDES: usize>(
     rounds: usize,
     mut sides: [&mut dyn FnMut() -> Result<Outcome>; SIDES],
@@ -209,10 +209,10 @@ fn by_turns<const SIDES: usize>(
     Ok(outcomes)
 }
 
-/// Share of the time that servers may wait for their CPU before their figures are to be doubted, in percent.
+/// Largest share of the time that servers may wait for their CPU before their figures are doubtful, in percent.
 const WAITS_MAX: f64 = 10.0;
 
-/// How busy server and load generator were, and whether anything else took their CPU.
+/// Adds how busy the server and the load generator were, and whether something else took their CPU.
 fn load(section: &mut Section, ours: &[Outcome]) {
     section.rounds("server busy", each(ours, Outcome::server_busy), "%", None);
     let waits = each(ours, Outcome::server_waits);
@@ -225,7 +225,7 @@ fn load(section: &mut Section, ours: &[Outcome]) {
     section.rounds("load generator busy", each(ours, Outcome::client_busy), "%", None);
 }
 
-/// Names a side of a comparison.
+/// Returns the name of the compared side.
 const fn rival(args: &Args) -> &'static str {
     if args.raw_twice { "second raw loop" } else { "tidegate" }
 }

@@ -1,4 +1,4 @@
-//! Test bed of a cluster scenario: topics, a database and keys of its own on services that run.
+//! Test bed of a cluster scenario: topics, a database and keys of its own on running services.
 
 use super::{
     child::{Launcher, Server},
@@ -22,29 +22,30 @@ use tidegate::{
 use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
-/// How long the nodes may take to share the partitions.
+/// Time for the nodes to share the partitions.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A node tells what it owns with each renewal of its lease: so far apart, two looks see two tellings.
+/// Interval between two polls. A node reports its partitions with each renewal of its lease, so two polls see two
+/// reports.
 const LOOK: Duration = Duration::from_millis(3_500);
 
-/// What the nodes of a run share; topics stay, the database is dropped with it.
+/// What the nodes of a run share. The database is dropped with it; topics stay.
 pub(super) struct TestBed {
-    /// What all nodes are told, read.
+    /// Parsed settings that all nodes share.
     pub(super) config: Config,
-    /// For whoever talks to the services.
+    /// Runtime for clients of the services.
     pub(super) runtime: Runtime,
     settings: Vec<String>,
     key: PathBuf,
     name: String,
-    /// Of Postgres, beside the database of the run.
+    /// Address of the database `postgres`.
     url: String,
     partitions: usize,
-    /// The list of services, read.
+    /// Parsed list of services.
     services: Value,
 }
 
 impl TestBed {
-    /// Makes it for so many nodes on the services of this list.
+    /// Creates a test bed for a number of nodes on the services of a list.
     pub(super) fn make(list: &Path, launcher: &Launcher, nodes: usize, partitions: u32) -> Result<Self> {
         let text =
             fs::read(list).with_context(|| format!("{}: run `cargo xtask services up`", list.display()))?;
@@ -64,7 +65,7 @@ impl TestBed {
         settings.extend([
             "node.store=embedded".to_owned(),
             "kafka.replication=1".to_owned(),
-            // A switch of the rules is a record of its own, amid those that are counted.
+            // A switch of the rules would be a record of its own among the counted ones.
             "log.rules=1".to_owned(),
             format!("kafka.partitions={partitions}"),
             format!("redis.urls=[{}]", entry("redis7", "url")?),
@@ -86,7 +87,7 @@ impl TestBed {
         let label = format!("{}-n{nth}", self.name);
         let data = launcher.directory.join(&label);
         fs::create_dir_all(&data)?;
-        // Where whoever starts a node looks for it.
+        // A command that starts a node looks for the key here.
         fs::copy(&self.key, data.join("token.key"))?;
         let port = free_port()?;
         let own = [format!("node.id=n{nth}"), format!("link.listen=127.0.0.1:{port}")];
@@ -94,7 +95,7 @@ impl TestBed {
         Launcher { settings, ..launcher.clone() }.tidegate(&label, 1)
     }
 
-    /// The processes whose CPU time a message costs: those of the nodes, and of the services whose pids are listed.
+    /// Returns the processes whose CPU time is measured: the nodes, and services with a listed pid.
     pub(super) fn processes(&self, nodes: Vec<u32>) -> Vec<Watched> {
         let services = [("Kafka", "kafka"), ("Postgres", "postgres"), ("Redis", "redis7")];
         let listed = services.into_iter().filter_map(|(name, service)| {
@@ -105,18 +106,19 @@ impl TestBed {
         [Watched { name: name.to_owned(), pids: nodes }].into_iter().chain(listed).collect()
     }
 
-    /// Whether Kafka's JVM is that of the tests, which starts soon and compiles little.
+    /// Returns whether Kafka runs on the JVM of the tests, which starts early and compiles little.
     pub(super) fn has_jvm_of_tests(&self) -> bool {
         let words = self.services["kafka"]["command"].as_array();
         words.into_iter().flatten().any(|word| word == "-XX:TieredStopAtLevel=1")
     }
 
-    /// The key with which tokens are signed.
+    /// Returns the key of tokens.
     pub(super) fn key(&self) -> Result<Vec<u8>> {
         Ok(auth::read_key(&self.key)?)
     }
 
-    /// Waits until each partition has one owner, and each node something to own; what each owns.
+    /// Waits until each partition has one owner, and each node owns something. Returns the number of partitions of each
+    /// node.
     pub(super) fn settle(&self, servers: &[&Server]) -> Result<Vec<usize>> {
         let began = Instant::now();
         let mut before = Vec::new();
@@ -143,7 +145,7 @@ impl Drop for TestBed {
     }
 }
 
-/// How many partitions each live node owns, as this one sees it; by name.
+/// Returns the number of partitions that each live node owns as this node reports it, ordered by name.
 fn owns(server: &Server) -> Result<Vec<usize>> {
     let (status, body) = Admin::connect(&server.second)?.request("GET", "/v1/nodes", "")?;
     if status != 200 {

@@ -1,8 +1,8 @@
-//! The wire as the bench sees it: builds what it sends, checks what comes, without allocation where it is hot.
+//! The wire of the bench: builds its frames and checks those that come, without allocation on hot paths.
 
 use serde::{Deserialize, Serialize};
 
-/// How a connection speaks.
+/// Transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -13,7 +13,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As people read it.
+    /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -40,10 +40,10 @@ pub(super) mod kind {
     pub(crate) const PING: u32 = 18;
 }
 
-/// The key every client frame is masked with: the cost of unmasking does not depend on it.
+/// Key with which every client frame is masked: the cost of unmasking does not depend on it.
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
-/// A frame longer than this means that the parser lost its place.
+/// Length above which the parser must have lost its position.
 const FRAME_MAX: usize = 1 << 20;
 
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
@@ -121,7 +121,7 @@ pub(super) fn pull(id: u64, conversation: &str, cursor: u64, limit: u64) -> Vec<
     request(id, 8, &body)
 }
 
-/// `ServerFrame{send_ack}` with nothing but its seq.
+/// `ServerFrame{send_ack}` with only its seq.
 pub(super) fn send_ack(id: u64, seq: u64) -> Vec<u8> {
     let mut body = Vec::with_capacity(16);
     put_number(&mut body, 3, seq);
@@ -140,12 +140,12 @@ pub(super) fn ping(id: u64) -> Vec<u8> {
     request(id, 5, &[])
 }
 
-/// `Pong{}`: the answer to a ping of the server.
+/// `Pong{}`, the answer to a ping of the server.
 pub(super) fn pong() -> Vec<u8> {
     request(0, 13, &[])
 }
 
-/// A message as the broker would push it, for the raw servers to replay.
+/// A message as the broker would push it, which raw servers replay.
 pub(super) struct PushParts<'a> {
     pub(super) conversation: &'a str,
     pub(super) seq: u64,
@@ -214,7 +214,7 @@ pub(super) fn put_server(transport: Transport, payload: &[u8], out: &mut Vec<u8>
     out.extend_from_slice(payload);
 }
 
-/// The WebSocket upgrade of a client; the key is fixed because nothing depends on it.
+/// Returns the WebSocket upgrade of a client; its key is constant because nothing depends on it.
 pub(super) fn upgrade(address: &str) -> Vec<u8> {
     format!(
         "GET / HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -224,19 +224,19 @@ pub(super) fn upgrade(address: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// What the server sent is not what the wire allows.
+/// Error for bytes that the wire does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed: {0}")]
 pub(super) struct Malformed(pub(super) &'static str);
 
-/// One unit of the stream.
+/// A unit of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unit<'a> {
     /// A protobuf frame.
     Frame(&'a [u8]),
     /// A WebSocket ping.
     WsPing(&'a [u8]),
-    /// A WebSocket pong, which nobody asked for.
+    /// A WebSocket pong that no ping asked for.
     WsPong,
     /// A WebSocket close.
     WsClose,
@@ -253,7 +253,7 @@ fn get_varint(buf: &[u8]) -> Result<Option<(u64, usize)>, Malformed> {
     if buf.len() >= 10 { Err(Malformed("a varint of more than ten bytes")) } else { Ok(None) }
 }
 
-/// Takes the next unit off `buf`: it and how many bytes it took, or `None` when it is not complete.
+/// Takes the next unit off `buf`. Returns it with its length, or `None` when it is incomplete.
 pub(super) fn next(transport: Transport, buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
     match transport {
         Transport::Tcp => {
@@ -293,7 +293,7 @@ fn next_ws(buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
     Ok(Some((unit, head + len)))
 }
 
-/// A protobuf field: its number and what it holds.
+/// A protobuf field: its number and its value.
 enum Field<'a> {
     Number(u32, u64),
     Bytes(u32, &'a [u8]),
@@ -317,7 +317,7 @@ fn field<'a>(buf: &mut &'a [u8]) -> Option<Field<'a>> {
     }
 }
 
-/// A `ServerFrame`: which body it has, and that body's bytes. An empty frame has kind 0.
+/// A `ServerFrame`: the kind and the bytes of its body. An empty frame has kind 0.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct View<'a> {
     pub(super) id: u64,
@@ -342,7 +342,7 @@ fn varint_len(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Bytes that a frame with this id and body takes on the wire.
+/// Returns the bytes that a frame with this id and body takes on the wire.
 pub(super) fn framed_len(transport: Transport, view: &View<'_>) -> usize {
     let id = if view.id == 0 { 0 } else { 1 + varint_len(view.id) };
     let body = varint_len(u64::from(view.kind) << 3) + varint_len(view.body.len() as u64) + view.body.len();
@@ -355,7 +355,7 @@ pub(super) fn framed_len(transport: Transport, view: &View<'_>) -> usize {
         }
 }
 
-/// The parts of a `Push` that are verified. `data` is empty when there is no `content.data`.
+/// The verified parts of a `Push`. `data` is empty when there is no `content.data`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PushView<'a> {
     pub(super) seq: u64,
@@ -381,7 +381,7 @@ pub(super) fn push_view(mut body: &[u8]) -> Option<PushView<'_>> {
     Some(view)
 }
 
-/// A `Page`: its entries, and whether it names seqs that can't be had.
+/// A `Page`: its entries, and whether it names seqs that are gone.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PageView<'a> {
     pub(super) entries: Vec<PushView<'a>>,
@@ -401,7 +401,7 @@ pub(super) fn page_view(mut body: &[u8]) -> Option<PageView<'_>> {
     Some(view)
 }
 
-/// The conversation that a `Behind` or a `Page` names.
+/// Returns the conversation that a `Behind` or a `Page` names.
 pub(super) fn conversation_of(mut body: &[u8]) -> Option<&str> {
     while !body.is_empty() {
         if let Field::Bytes(1, name) = field(&mut body)? {
@@ -411,7 +411,7 @@ pub(super) fn conversation_of(mut body: &[u8]) -> Option<&str> {
     None
 }
 
-/// A number field of a small message, 0 when absent: `Shed.count`, `Error.temporary`, `Close.after_ms`.
+/// Returns a number field of a small message, 0 when absent: `Shed.count`, `Error.temporary`, `Close.after_ms`.
 pub(super) fn number_of(mut body: &[u8], wanted: u32) -> u64 {
     while let Some(found) = field(&mut body) {
         if let Field::Number(number, value) = found
@@ -423,7 +423,7 @@ pub(super) fn number_of(mut body: &[u8], wanted: u32) -> u64 {
     0
 }
 
-/// Code and texts of an `Error` or a `Close`, for a message to a person.
+/// Returns the code and texts of an `Error` or a `Close`, for people.
 pub(super) fn reason(mut body: &[u8]) -> String {
     let (mut code, mut text) = (0, String::new());
     while let Some(found) = field(&mut body) {

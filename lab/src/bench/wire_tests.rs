@@ -1,4 +1,4 @@
-//! The hand-written wire against the generated one.
+//! Tests of the hand-written wire against the generated one.
 
 use super::*;
 use prost::Message as _;

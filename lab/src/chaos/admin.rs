@@ -1,4 +1,5 @@
-//! Client of the admin ports of the nodes that run: each change until it is answered, by whichever node is up.
+//! Client of the admin ports of the running nodes. It repeats each change on one node after the other until it is
+//! answered.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,33 +16,35 @@ use serde_json::{Value, json};
 use tidegate::cli::http::Connection;
 use tokio::time::timeout;
 
-/// How long one try may take, and all of them while nothing breaks: what breaks may break again before it has recovered.
+/// Time for one attempt, and for all attempts while no fault is active: a new fault may strike before the last one is
+/// repaired.
 const TRY: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The way to the admin ports of the nodes that run now.
+/// Addresses of the admin ports of the running nodes.
 #[derive(Default)]
 pub(super) struct Admin {
-    /// By node.
+    /// Address by node.
     addresses: Mutex<BTreeMap<usize, SocketAddr>>,
-    /// Whose turn it is.
+    /// Counter by which the nodes take turns.
     turn: AtomicUsize,
 }
 
 impl Admin {
-    /// Where that of this node is from now on.
+    /// Sets the address of a node from now on.
     pub(super) fn set_address(&self, node: usize, address: SocketAddr) {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(node, address);
     }
 
-    /// Of the next node.
+    /// Returns the address of the next node.
     fn address(&self) -> Option<SocketAddr> {
         let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         addresses.values().nth(turn % addresses.len().max(1)).copied()
     }
 
-    /// Asks until there is an answer; the request's id makes that harmless. The seq of the change.
+    /// Repeats a change until it is answered, which is harmless because it has a request id. Returns the seq of the
+    /// change.
     pub(super) async fn change(
         &self,
         path: &str,
@@ -68,7 +71,7 @@ impl Admin {
         }
     }
 
-    /// Who of these users is connected, as this node says it.
+    /// Returns the presence of users as a node reports it.
     pub(super) async fn presence(&self, node: usize, users: &BTreeSet<&str>) -> anyhow::Result<Value> {
         let address = self.addresses.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied();
         let body = json!({ "users": users }).to_string();

@@ -1,4 +1,5 @@
-//! One client: logs in, sends, acks, retries with the same id until it has an answer, and comes back whatever happens.
+//! A client: logs in, sends, acks, retries with the same id until it has an answer, and reconnects after each
+//! disconnect.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -32,39 +33,40 @@ const IN_FLIGHT: usize = 32;
 /// How long a login may take before the client tries again.
 const LOGIN: Duration = Duration::from_secs(8);
 
-/// Without an answer for so long, the client gives the connection up.
+/// Time without a frame after which the client drops the connection.
 const DEAF: Duration = Duration::from_secs(12);
 
-/// How often a client sends what it has: acks, pings, retries, at most one new message.
+/// Interval at which a client sends acks, pings, retries, and at most one new message.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Waits before a retry of what was refused for the moment.
+/// Ticks before a retry of a send that was temporarily refused.
 const RETRY_TICKS: u64 = 10;
 
-/// Of a hundred new messages, how many go to the room.
+/// New messages that go to the room, in percent.
 const TO_ROOM: u32 = 10;
 
-/// Of a hundred thousand ticks, in how many a client leaves its room.
+/// Ticks in which a client leaves its room, per hundred thousand.
 const LEAVES: u32 = 30;
 
-/// Of ten thousand ticks in a cluster, after how many a client goes to another node with its sends on their way, while the
-/// old connection stays: then both nodes have the same ids.
+/// Ticks in which a client of a cluster goes to another node, per ten thousand. Its sends are in flight then and its
+/// old connection stays, so both nodes have the same ids.
 const HOPS: u32 = 15;
 
-/// The request by which a client joins its room, after its `hello`.
+/// Id of the request by which a client joins its room, after its `hello`.
 const JOIN: u64 = 2;
 
-/// How long the old connection stays.
+/// How long the old connection stays open.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A message without its answer.
+/// A message without an answer.
 struct Unanswered {
     cid: String,
-    /// Its place in the chain, if it is chained.
+    /// Position in the chain, if the message is chained.
     number: Option<u64>,
     place: String,
     attempt: u32,
-    /// The request on this connection, and the tick when it may go; none = it waits for an answer.
+    /// Request id on this connection, and the tick from which the message may be sent; `None` while it waits for an
+    /// answer.
     request: u64,
     due: Option<u64>,
 }
@@ -73,33 +75,33 @@ struct Client {
     world: Arc<World>,
     index: usize,
     rng: StdRng,
-    /// The number of the next message, and of the next one outside the chain.
+    /// Numbers of the next message, and of the next one outside the chain.
     next: u64,
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
     sync_state: SyncState,
-    /// Connections so far: each goes to the next door.
+    /// Connections so far; each goes to the next door.
     connects: usize,
 }
 
-/// What lives as long as a connection.
+/// State of one connection.
 struct Session {
     number: u64,
-    /// Of the node.
+    /// Index of the node.
     nth: usize,
     link: Link,
     ticks: u64,
     requests: u64,
     acks: BTreeMap<String, u64>,
     heard: u64,
-    /// Whether it is in its room.
+    /// Whether the client is in its room.
     inside: bool,
     request_state: RequestState,
     reading: Reading,
     hops: bool,
 }
 
-/// Never ends by itself.
+/// Runs a client until it is aborted.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64) {
     let rng = StdRng::seed_from_u64(seed);
     let (unanswered, sync_state) = (VecDeque::new(), SyncState::default());
@@ -120,7 +122,7 @@ impl Client {
         &self.world.clients[self.index]
     }
 
-    /// The id of this client's message of that number.
+    /// Returns the id of a message of this client.
     fn id(&self, number: u64) -> String {
         format!("c{}.{number}", self.index)
     }
@@ -129,7 +131,7 @@ impl Client {
         self.world.recorder.add(event);
     }
 
-    /// One connection, to its end.
+    /// Runs one connection to its end.
     async fn live(&mut self) -> anyhow::Result<()> {
         let mut session =
             timeout(LOGIN, Box::pin(self.login())).await.context("the login takes too long")??;
@@ -173,7 +175,7 @@ impl Client {
         Ok(Session { number, nth, link, ticks, requests, acks, heard, inside, request_state, reading, hops })
     }
 
-    /// Until the connection breaks, or the broker closes it: then its code.
+    /// Talks until the connection breaks, or until the broker closes it: then returns its code.
     async fn talk(&mut self, session: &mut Session) -> anyhow::Result<u16> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -209,7 +211,7 @@ impl Client {
         }
     }
 
-    /// New messages, as the phase allows.
+    /// Adds new messages, as the phase allows.
     fn compose(&mut self, session: &Session, credit: &mut f64) {
         match self.world.phase() {
             Phase::Talk => {
@@ -232,7 +234,7 @@ impl Client {
                 for place in self.me().places.clone() {
                     self.add(place);
                 }
-                // Before it counts as marked, it waits for the answers.
+                // The client waits for these answers before it counts as marked.
                 self.me().waiting.store(self.unanswered.len(), Ordering::Release);
                 self.me().marked.store(true, Ordering::Release);
             }
@@ -246,7 +248,7 @@ impl Client {
         self.push(self.id(number), chained, place);
     }
 
-    /// A message that is in no chain, whoever sends it.
+    /// Adds a message outside the chain, also for a client that chains its messages.
     fn add_loose(&mut self, place: String) {
         let cid = format!("r{}.{}", self.index, self.next_loose);
         self.next_loose += 1;
@@ -260,7 +262,7 @@ impl Client {
     /// Leaves the room now and then, until the next connection.
     async fn wander(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let leaves = session.inside && self.rng.random_ratio(LEAVES, 100_000);
-        // What is on its way to the room would be refused for good.
+        // A message in flight to the room would be permanently refused.
         let room = format!("r:{}", self.me().room);
         if !leaves || self.unanswered.iter().any(|message| message.place == room) {
             return Ok(());
@@ -276,7 +278,7 @@ impl Client {
             .await
     }
 
-    /// Sends what is due.
+    /// Sends acks and all messages that are due.
     async fn speak(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let mut frames = Vec::new();
         for (conversation, seq) in std::mem::take(&mut session.acks) {
@@ -292,7 +294,8 @@ impl Client {
             (message.request, message.due) = (session.requests, None);
             let message = &self.unanswered[at];
             let text = text_of(&message.cid);
-            // What was answered already has no place in what a node makes anew of a chain it has lost.
+            // The next id skips messages that are already answered: a node that rebuilds a lost chain does not expect
+            // them.
             let later = self.unanswered.iter().skip(at + 1).find_map(|message| message.number);
             let next_id = message.number.map_or_else(String::new, |_| self.id(later.unwrap_or(self.next)));
             self.say(Event::SendInv {
@@ -318,7 +321,7 @@ impl Client {
         session.link.send(&frames).await
     }
 
-    /// Asks for what it does not know or have, and says so when nothing is missing at the end.
+    /// Requests what the device does not know or have, and reports at the end that nothing is missing.
     async fn ask(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let phase = self.world.phase();
         if phase == Phase::Check && session.request_state.is_checked() && self.sync_state.lacking() == 0 {
@@ -339,7 +342,7 @@ impl Client {
         session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
     }
 
-    /// Reads something now and then.
+    /// Moves a read mark now and then.
     async fn read(&mut self, session: &mut Session) -> anyhow::Result<()> {
         if self.world.phase() != Phase::Talk {
             return Ok(());
@@ -351,7 +354,7 @@ impl Client {
         session.link.send(&[pb::ClientFrame { id: session.requests, body }]).await
     }
 
-    /// The code, when the broker closes.
+    /// Handles a frame. Returns the code when the broker closes the connection.
     fn hear(&mut self, session: &mut Session, frame: pb::ServerFrame) -> Option<u16> {
         let body = frame.body?;
         if let Some(event) = session.reading.hear(session.number, &self.me().user, frame.id, &body) {
@@ -365,7 +368,7 @@ impl Client {
             Say::Push(push) => self.take(session, &push),
             Say::SendAck(ack) => {
                 let mine = self.unanswered.iter().find(|message| message.request == frame.id);
-                // Rooms keep nothing.
+                // Rooms store nothing.
                 let place =
                     mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
                 if let Some(place) = place {
@@ -380,7 +383,7 @@ impl Client {
                 self.say(Event::Joined { session: session.number, conv: &conv, node: &node });
             }
             Say::Behind(behind) => {
-                // Where the hole begins is not said: everything before `max_seq` counts as told.
+                // `Behind` does not name the start of the hole: everything up to `max_seq` counts as announced.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
                 self.say(Event::Gap { session: session.number, conv, first: 1, last });
                 self.sync_state.learn(conv, last);
@@ -443,7 +446,7 @@ impl Client {
     }
 }
 
-/// What a message says: its id, and more of it for some.
+/// Returns the text of a message: its id, with padding for some ids.
 fn text_of(cid: &str) -> String {
     let long = cid.len() % 3 * 40;
     format!("{cid} {:.>long$}", "")

@@ -1,4 +1,4 @@
-//! Several nodes over one Kafka, one Redis and one Postgres, each part with a proxy before it.
+//! Several nodes over one Kafka, one Redis and one Postgres, each with a proxy in front of it.
 
 use std::{
     fs,
@@ -20,34 +20,34 @@ use super::{
 };
 use crate::{checker::Event, cluster_sets::cluster_sets, ports::free_port, proxy::Proxy};
 
-/// How many nodes.
+/// Number of nodes.
 const NODES: usize = 3;
 
-/// Of the log.
+/// Partitions of the log.
 pub(super) const PARTITIONS: usize = 6;
 
-/// What a node writes when it ends because the others took it for dead.
+/// Text in the log of a node that ends because the others took it for dead.
 const RETIRED: &str = "was retired";
 
-/// A node, and the proxies on its ways.
+/// A node, and the proxies on its connections.
 pub(super) struct Node {
     pub(super) process: Process,
-    /// Clients come through it.
+    /// Proxy in front of its client port.
     pub(super) door: Proxy,
-    /// The other nodes come through it.
+    /// Proxy in front of its link, for the other nodes.
     pub(super) link: Proxy,
-    /// It goes through these.
+    /// Proxies between the node and its servers.
     pub(super) redis: Proxy,
     pub(super) postgres: Proxy,
-    /// One to each broker.
+    /// One proxy for each broker.
     pub(super) kafka: Vec<Proxy>,
     log: PathBuf,
-    /// Where in the log its present run begins.
+    /// Offset in the log at which the present run begins.
     since: usize,
 }
 
 impl Node {
-    /// Whether this run of it ended, or ends, because the others took it for dead.
+    /// Returns whether this run ended, or ends, because the other nodes took it for dead.
     fn is_retired(&self) -> anyhow::Result<bool> {
         let log = fs::read(&self.log)?;
         let run = String::from_utf8_lossy(log.get(self.since..).unwrap_or_default());
@@ -55,13 +55,13 @@ impl Node {
     }
 }
 
-/// The whole.
+/// The nodes and their servers.
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
     pub(super) servers: Servers,
-    /// Nodes that ended by themselves, because the others had taken them for dead.
+    /// Nodes that ended by themselves because the others had taken them for dead.
     pub(super) retired: u64,
-    /// Of all nodes, where they can be put wrong.
+    /// Clock of all nodes, if it can be shifted.
     pub(super) clock: Option<Clock>,
     /// Name of the database of the nodes.
     pub(super) database: String,
@@ -70,7 +70,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts servers' databases, topics and nodes with these further settings.
+    /// Creates the database and the topics, and starts the nodes with these further settings.
     pub(super) async fn start(
         binary: &Path,
         list: &Path,
@@ -128,17 +128,17 @@ impl Cluster {
         Ok(Node { process, door, link, redis, postgres, kafka, log: data.join("node.log"), since: 0 })
     }
 
-    /// The settings that all nodes share.
+    /// Returns the settings that all nodes share.
     pub(super) fn sets(&self) -> &[String] {
         &self.sets
     }
 
-    /// The key of tokens.
+    /// Returns the key of tokens.
     pub(super) fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// By which version of the rules the log is read where that is the oldest.
+    /// Returns the oldest version of the rules that a partition of the log is read by.
     pub(super) async fn oldest_rules(&self) -> anyhow::Result<u64> {
         let url = Config::load(None, &self.sets)?.postgres.url;
         let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
@@ -148,14 +148,14 @@ impl Cluster {
         Ok(oldest?.try_get::<_, i64>(0)?.cast_unsigned())
     }
 
-    /// Starts a node again that has ended, for clients that need no door.
+    /// Starts a node that has ended, for clients that use no proxy.
     pub(super) async fn revive_plainly(&mut self, nth: usize) -> anyhow::Result<()> {
         let node = &mut self.nodes[nth];
         node.since = usize::try_from(fs::metadata(&node.log)?.len())?;
         node.process.restart().await
     }
 
-    /// Starts a node again that has ended.
+    /// Starts a node that has ended, and points its proxy and the administrator to it.
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
         self.revive_plainly(nth).await?;
         let node = &mut self.nodes[nth];
@@ -164,7 +164,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts again what ended by itself, as a supervisor does. For that there is one good reason only.
+    /// Starts nodes that ended by themselves, as a supervisor does. The only accepted reason is that the others took
+    /// them for dead.
     pub(super) async fn revive(&mut self, world: &World) -> anyhow::Result<()> {
         for nth in 0..self.nodes.len() {
             let node = &mut self.nodes[nth];
@@ -179,8 +180,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends a node, as planned or as a crash does; one that was retired just before ends with that. Whether it could pass
-    /// on what it had.
+    /// Ends a node, by SIGTERM or by SIGKILL; a node that was retired just before may end by itself. Returns whether it
+    /// could hand over what it had.
     pub(super) async fn end(&mut self, nth: usize, gently: bool) -> anyhow::Result<bool> {
         let node = &mut self.nodes[nth];
         let ended = if gently { node.process.stop().await } else { node.process.kill().await };
@@ -191,7 +192,7 @@ impl Cluster {
         ended.map(|()| gently)
     }
 
-    /// Ends all nodes, this way or that: what was acked is in the store.
+    /// Ends all nodes, each by SIGTERM or SIGKILL: every acked message is in the store in both cases.
     pub(super) async fn stop(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
         for nth in 0..self.nodes.len() {
             self.end(nth, rng.random()).await?;

@@ -1,4 +1,4 @@
-//! What breaks in a cluster, and when: one fault at a time, each kind once before any comes again, healed before the next.
+//! Faults of a cluster: one at a time, each kind once before any is repeated, and healed before the next.
 
 use std::{
     ops::Range,
@@ -20,38 +20,38 @@ use crate::{
     proxy::{Mode, Proxy},
 };
 
-/// What can happen.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// A node: kill -9, and its return.
+    /// Kill -9 of a node, and its return.
     Kill,
-    /// SIGTERM, and its return.
+    /// SIGTERM to a node, and its return.
     Leave,
-    /// SIGSTOP for less than the lease, and for longer than the session of an owner.
+    /// SIGSTOP of a node, for less than the lease, or for longer than the session of an owner.
     Stop,
     LongStop,
-    /// Its wall clock jumps, and back.
+    /// A jump of a node's wall clock, and back.
     Clock,
-    /// Redis: emptied, restarted empty, restarted with an old dump, hung.
+    /// Redis is emptied, restarted empty, restarted with an old dump, or hangs.
     RedisFlush,
     RedisKill,
     RedisBack,
     RedisHang,
-    /// Postgres: shut down, killed -9 with all its processes, its connections cut, hung for one node.
+    /// Postgres is shut down, killed -9 with all its processes, loses its connections, or hangs for some nodes.
     PostgresStop,
     PostgresCrash,
     PostgresCut,
     PostgresHang,
-    /// Kafka: a broker stands still, is killed -9, is shut down, so that its leaders move; two of three are killed, so that
-    /// there is no controller, or shut down, so that there are not enough copies; the active controller stands still or is
-    /// killed, so that another one is elected; all are hung for some nodes.
+    /// A broker freezes, is killed -9, or is shut down, so that its leaders move. Two of three are killed, so that
+    /// there is no controller, or shut down, so that there are too few replicas. The active controller freezes or is
+    /// killed, so that another one is elected. All brokers hang for some nodes.
     KafkaStop,
     KafkaKill,
     KafkaLeave,
     KafkaTwo,
     KafkaController,
     KafkaHang,
-    /// The network: between clients and a node, between nodes, between nodes and one kind of server.
+    /// The network between clients and a node, between nodes, or between nodes and one kind of server.
     Clients,
     Peers,
     Ways,
@@ -110,7 +110,7 @@ impl Fault {
         }
     }
 
-    /// With the node that it is about, where it is about one.
+    /// Returns the name, with the node for a fault of one node.
     fn full_name(self, nth: usize) -> String {
         match self {
             Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock | Self::Clients => {
@@ -120,7 +120,7 @@ impl Fault {
         }
     }
 
-    /// Index of its count in a result: nodes, servers, networks.
+    /// Returns the index of its count in a result: nodes, servers, networks.
     fn column(self) -> usize {
         match self {
             Self::Kill | Self::Leave | Self::Stop | Self::LongStop | Self::Clock => 0,
@@ -138,13 +138,13 @@ impl Fault {
     }
 }
 
-/// How long faults last: as their kind says and never more than 10 s, or now and then up to a minute.
+/// Duration of faults: at most 10 s, depending on their kind, or up to a minute for some.
 #[derive(Clone, Copy)]
 struct Pace {
     long: bool,
 }
 
-/// Where faults may be long, this share of them is, and lasts so long.
+/// Share of the faults that last longer where `--long` allows it, and their duration.
 const LONG_SHARE: f64 = 0.4;
 const LONG_MS: Range<u64> = 10_000..60_000;
 
@@ -159,7 +159,7 @@ impl Pace {
     }
 }
 
-/// Breaks things until `end`; how many faults of nodes, of servers and of networks. All is healed when it returns.
+/// Injects faults until `end`, and heals them all. Returns the number of faults of nodes, servers and networks.
 pub(super) async fn run(
     world: &World,
     cluster: &mut Cluster,
@@ -186,7 +186,7 @@ pub(super) async fn run(
         eprintln!("chaos: {name} for {} ms", began.elapsed().as_millis());
         counts[fault.column()] += 1;
     }
-    // A node that stood still hears only now that it is not wanted.
+    // A node that was frozen learns only now that it was retired.
     pause(rng, 2_000..2_001).await;
     cluster.revive(world).await?;
     Ok(counts)
@@ -255,17 +255,17 @@ async fn strike(
     Ok(())
 }
 
-/// The proxies on one of a node's ways.
+/// Function that returns the proxies between a node and one kind of server.
 type Way = fn(&Node) -> &[Proxy];
 
-/// The ways of a node to each kind of server.
+/// Proxies between a node and each kind of server.
 const SERVERS: [(&str, Way); 3] = [
     ("kafka", |node| &node.kafka),
     ("redis", |node| slice::from_ref(&node.redis)),
     ("postgres", |node| slice::from_ref(&node.postgres)),
 ];
 
-/// Seconds by which a clock jumps at most: tokens are good for longer.
+/// Largest jump of a clock in seconds; tokens are valid for longer.
 const CLOCK_STEP_MAX: i64 = 3_600;
 
 async fn redis(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
@@ -316,7 +316,8 @@ async fn kafka(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng
         }
         Fault::KafkaTwo => {
             let two: Vec<usize> = (0..servers.kafka.len()).filter(|other| *other != nth).collect();
-            // Who is shut down is out of step before it ends, while two of them can still vote for that.
+            // A broker that is shut down leaves the in-sync replicas before it ends, while two brokers can still vote
+            // for that.
             let signal = if rng.random() { Signal::TERM } else { Signal::KILL };
             for nth in &two {
                 servers.kafka[*nth].end(signal).await?;
@@ -333,7 +334,7 @@ async fn kafka(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng
         }
         _ => {
             servers.kafka[nth].signal(Signal::STOP)?;
-            // It takes the others 2 s to vote.
+            // The other brokers need 2 s to vote.
             let least = if fault == Fault::KafkaController { 3_000 } else { 1_000 };
             pace.wait(rng, least..8_000).await;
             servers.kafka[nth].signal(Signal::CONT)?;
@@ -342,12 +343,12 @@ async fn kafka(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng
     Ok(())
 }
 
-/// For some of the nodes a server says nothing for a while.
+/// Freezes the connections of some nodes to a server for a while.
 async fn hang(cluster: &Cluster, pace: Pace, rng: &mut StdRng, share: f64, way: Way) {
     let chosen: Vec<&Proxy> = cluster.nodes.iter().filter(|_| rng.random_bool(share)).flat_map(way).collect();
     let until = Instant::now() + pace.time(rng, 300..6_000);
     while Instant::now() < until {
-        // New connections meet the same.
+        // New connections have to freeze, too.
         for proxy in &chosen {
             proxy.set(Mode::Freeze, || true);
         }

@@ -27,44 +27,44 @@ use crate::{
     node_store,
 };
 
-/// Logins at a time.
+/// Concurrent logins.
 const LOGINS: usize = 100;
 
-/// How long everybody talks before the signal.
+/// How long all clients talk before the signal.
 const TALK: Duration = Duration::from_secs(6);
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
 
-/// A send that waits for longer than this when the connection is closed was read, so it was to be answered.
+/// A send that is older than this when the connection closes was read by the node, which has to answer it.
 const CROSSED: Duration = Duration::from_secs(1);
 
-/// The time over which the pace is judged: shorter than that, a client that was not scheduled looks like a storm.
+/// Window over which the pace is judged: in a shorter one, a client that was not scheduled looks like a storm.
 pub(super) const PACE_OVER: Duration = Duration::from_secs(5);
 
-/// How much faster than planned the clients may be closed.
+/// Largest accepted pace of closes, relative to the plan.
 pub(super) const PACE_MAX: f64 = 1.2;
 
-/// What all clients share.
+/// State that all clients share.
 struct Shared {
     address: SocketAddr,
     key: Vec<u8>,
     clients: usize,
-    /// Between two messages of one client.
+    /// Time between two messages of one client.
     pace: Duration,
 }
 
-/// What a client saw.
+/// Observations of one client.
 #[derive(Default)]
 struct Seen {
     acked: Vec<(String, u64)>,
     /// The longest time from a send to its ack.
     slowest: Duration,
-    /// Sends without an answer, and for how long they had waited at the end.
+    /// Sends without an answer, and how long they had waited at the end.
     unanswered: Vec<(String, Duration)>,
-    /// When it heard of the drain, and when by that the connection ends.
+    /// Time of the `goAway`, and the announced time from then to the end of the connection.
     told: Option<(Instant, Duration)>,
-    /// When it was closed; none = without a word.
+    /// Time of the `close`; `None` if the connection ended without one.
     closed: Option<Instant>,
 }
 
@@ -75,7 +75,7 @@ fn name(index: usize) -> String {
 /// Runs a node with `clients` who send `rate` messages a second, and drains it.
 ///
 /// # Errors
-/// A lost ack, a connection that ends without a word, and an exit code other than 0.
+/// Fails when an ack is lost, a connection ends without a `close`, or the exit code is not 0.
 pub(super) async fn run(binary: &Path, directory: &Path, clients: usize, rate: u32) -> anyhow::Result<()> {
     let sets = ["limits.conns_per_ip=0", "timing.handshake_ms=30000"];
     let mut process = Process::start(binary, directory, &sets).await?;
@@ -126,7 +126,7 @@ async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, Link
 async fn live(shared: Arc<Shared>, index: usize, mut link: Link) -> Seen {
     let mut seen = Seen::default();
     let mut waiting: HashMap<u64, (String, Instant)> = HashMap::new();
-    // Not all at once.
+    // The clients do not start at the same time.
     let mut next = At::now() + shared.pace.mul_f64(index as f64 / shared.clients as f64);
     let peer = name((index + 1) % shared.clients);
     for number in 2.. {
@@ -150,7 +150,7 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: Link) -> Seen {
                 None => continue,
             },
         };
-        // A write that fails is followed by a read that does.
+        // A failed write is followed by a failed read.
         link.send(&[answer]).await.ok();
     }
     let end = seen.closed.unwrap_or_else(Instant::now);
@@ -159,7 +159,7 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: Link) -> Seen {
     seen
 }
 
-/// Notes what the node says; what there is to say to it. `Bye`: nothing, that was its last word.
+/// Notes a frame of the node. Returns the reply to send; `Bye` means that this was the last frame.
 fn hear(
     seen: &mut Seen,
     waiting: &mut HashMap<u64, (String, Instant)>,
@@ -191,7 +191,7 @@ fn hear(
     None
 }
 
-/// When the connections were closed, after the signal.
+/// Returns the times of the closes after the signal, in order.
 fn ends(seen: &[Seen], signalled: Instant) -> Vec<Duration> {
     let mut ends: Vec<Duration> =
         seen.iter().filter_map(|it| Some(it.closed?.saturating_duration_since(signalled))).collect();
@@ -199,7 +199,7 @@ fn ends(seen: &[Seen], signalled: Instant) -> Vec<Duration> {
     ends
 }
 
-/// The most of these within any time so long.
+/// Returns the largest number of these times within a window.
 pub(super) fn busiest(ends: &[Duration], over: Duration) -> usize {
     let (mut from, mut most) = (0, 0);
     for (at, end) in ends.iter().enumerate() {
@@ -211,7 +211,7 @@ pub(super) fn busiest(ends: &[Duration], over: Duration) -> usize {
     most
 }
 
-/// The pace where it was fastest, by the planned one. Not known where all are gone within a second.
+/// Returns the fastest pace relative to the plan; `None` when all clients are closed within a second.
 fn fastest(ends: &[Duration], plan: &Plan) -> Option<f64> {
     let over = plan.window.min(PACE_OVER).as_secs_f64();
     let most = busiest(ends, Duration::from_secs_f64(over)) as f64;
@@ -257,7 +257,7 @@ fn report(plan: &Plan, settings: &Settings, seen: &[Seen], ends: &[Duration], to
     }
 }
 
-/// The seqs that the store has, by message.
+/// Returns the seqs in the store, by message.
 async fn stored(directory: &Path, clients: usize) -> anyhow::Result<HashMap<String, u64>> {
     let names: Vec<String> = (0..clients).map(name).collect();
     let users: BTreeSet<&str> = names.iter().map(String::as_str).collect();
@@ -281,7 +281,7 @@ fn verdict(
     let acked: usize = seen.iter().map(|it| it.acked.len()).sum();
     let all = seen.iter().flat_map(|it| &it.acked);
     let lost = all.filter(|(cid, seq)| stored.get(cid) != Some(seq)).count();
-    // One that crossed the close is in nobody's hands: the node had not read it. What it had read, it answers.
+    // The node had not read a send that crossed the close. It answers all that it has read.
     let (forgotten, crossed): (Vec<_>, Vec<_>) = (seen.iter().flat_map(|it| &it.unanswered))
         .partition(|(cid, waited)| *waited > CROSSED || stored.contains_key(cid));
     let silent = seen.iter().filter(|it| it.closed.is_none()).count();

@@ -1,4 +1,4 @@
-//! Groups of a run: creates them, then lets users come and go, each change until it is answered.
+//! Groups of a run: creates them, then adds and removes users, repeating each change until it is answered.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -8,10 +8,10 @@ use serde_json::json;
 use super::world::{COMING_AND_GOING, Phase, World};
 use crate::checker::{Change, Event};
 
-/// Between two changes.
+/// Time between two changes.
 const PACE_MS: std::ops::Range<u64> = 20..250;
 
-/// Makes all groups, all users in.
+/// Creates all groups with all their users.
 pub(super) async fn create(world: &World) -> anyhow::Result<()> {
     for group in &world.groups {
         let request = format!("create-{}", group.id);
@@ -25,7 +25,7 @@ pub(super) async fn create(world: &World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes and adds users as long as clients talk.
+/// Removes and adds users while clients talk.
 pub(super) async fn change(world: Arc<World>, seed: u64) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut away = BTreeSet::new();

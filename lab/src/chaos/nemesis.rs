@@ -1,5 +1,4 @@
-//! What breaks, and when: one fault at a time, dealt by the seed, each kind before any deck is begun again, healed before
-//! the next.
+//! Faults of a single node: one at a time in the order of a shuffled deck, each healed before the next.
 
 use std::{
     iter,
@@ -15,21 +14,21 @@ use crate::{
     proxy::{Mode, Proxy},
 };
 
-/// How often what was done.
+/// Number of faults by kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) kills: u64,
-    /// Connections cut.
+    /// Connections that were cut.
     pub(super) cuts: u64,
     /// Faults of the disk.
     pub(super) disks: u64,
 }
 
-/// A fault of the network, on some of the connections.
+/// A fault of the network that strikes some connections.
 pub(super) struct Spoil {
     pub(super) name: &'static str,
     pub(super) mode: Mode,
-    /// Of the connections.
+    /// Share of the connections that it strikes.
     pub(super) share: f64,
     pub(super) time: Duration,
 }
@@ -80,7 +79,7 @@ impl Fault {
     }
 }
 
-/// Breaks things until `end`. All is healed when it returns.
+/// Injects faults until `end`, and heals them all.
 pub(super) async fn run(
     world: &World,
     proxy: &Proxy,
@@ -113,7 +112,7 @@ pub(super) async fn run(
             Fault::Eio | Fault::EioSync => {
                 tell(world, true, name);
                 process.set_disk(name)?;
-                // It gives up at the first commit; clients send all the time.
+                // The node gives up at the first commit, and clients send all the time.
                 process.ended().await?;
                 counts.disks += 1;
                 come_back(world, proxy, process, rng).await?;

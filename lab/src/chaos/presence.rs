@@ -1,4 +1,4 @@
-//! Who is connected at the end, as each node says it.
+//! Presence at the end, as each node reports it.
 
 use std::{
     collections::BTreeSet,
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::world::World;
 use crate::checker::Event;
 
-/// How long nodes have until they all say the truth (reference, rule 11).
+/// Time for all nodes to report the right presence (reference, rule 11).
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks every node, until all are right or the time is over, and writes down what they said last.
+/// Polls every node until its report is right or the time is over, and records the last report.
 pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     for node in 0..world.doors.len() {
@@ -36,7 +36,7 @@ pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -
     Ok(())
 }
 
-/// Who is there: users and devices.
+/// Returns the connected users and devices that a node reports.
 async fn ask(world: &World, node: usize) -> anyhow::Result<BTreeSet<(String, String)>> {
     let answer = world.admin.presence(node, &world.users()).await?;
     let users = answer["users"].as_array().context("no users")?;

@@ -1,4 +1,4 @@
-//! The node under test: a child that is killed by its handle, and started again on the same directory.
+//! The node under test: a child process that is killed through its handle, and started again on the same directory.
 
 use std::{
     fs::{self, File},
@@ -15,16 +15,16 @@ use tokio::process::{Child, Command};
 
 use crate::proc_stat;
 
-/// How long it may take to be ready, or to end.
+/// Time for a node to become ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What it says is wrong with the disk.
+/// File from which the node reads its planted fault of the disk.
 const DISK_FILE: &str = "disk-fault";
 
-/// What it says is wrong with the clock.
+/// File from which libfaketime reads the shift of the clock.
 const CLOCK_FILE: &str = "clock-fault";
 
-/// A wall clock that can be put forward and back: libfaketime, of which this is the file. The monotonic clock is left alone.
+/// A wall clock that can be shifted, by the library libfaketime in this file. The monotonic clock is not changed.
 #[derive(Clone)]
 pub(super) struct Clock(pub(super) PathBuf);
 
@@ -35,9 +35,9 @@ pub(super) struct Process {
     sets: Vec<String>,
     clock: Option<Clock>,
     child: Child,
-    /// Where clients connect.
+    /// Address for clients.
     pub(super) client: SocketAddr,
-    /// The admin port.
+    /// Address of the admin port.
     pub(super) admin: SocketAddr,
 }
 
@@ -47,7 +47,7 @@ impl Process {
         Self::start_by(binary, data, sets, None).await
     }
 
-    /// The same, with that clock, which goes right at first.
+    /// Starts a node with a clock that is right at first.
     pub(super) async fn start_by<S: AsRef<str>>(
         binary: &Path,
         data: &Path,
@@ -95,31 +95,31 @@ impl Process {
         }
     }
 
-    /// Starts it again, after it was killed.
+    /// Starts the node again after it has ended.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
         *self = Self::start_by(&self.binary, &self.data, &self.sets, self.clock.clone()).await?;
         Ok(())
     }
 
-    /// From its next start on it is that program.
+    /// Changes the program of the next start.
     pub(super) fn run_as(&mut self, binary: &Path) {
         self.binary = binary.to_owned();
     }
 
-    /// From its next start on a setting has that value, or its default.
+    /// Changes a setting of the next start; `None` restores its default.
     pub(super) fn set(&mut self, key: &str, value: Option<&str>) {
         self.sets.retain(|set| set.split_once('=').is_none_or(|(other, _)| other != key));
         self.sets.extend(value.map(|value| format!("{key}={value}")));
     }
 
-    /// Puts its wall clock so many seconds before or behind the right time; it sees that within a second.
+    /// Shifts the wall clock by a number of seconds, which the node notices within a second.
     pub(super) fn set_clock(&self, seconds: i64) -> anyhow::Result<()> {
         let draft = self.data.join("clock-fault.new");
         fs::write(&draft, format!("{seconds:+}"))?;
         Ok(fs::rename(draft, self.data.join(CLOCK_FILE))?)
     }
 
-    /// What is wrong with the disk from now on; empty = nothing.
+    /// Plants a fault of the disk; an empty text removes it.
     pub(super) fn set_disk(&self, fault: &str) -> anyhow::Result<()> {
         let file = self.data.join(DISK_FILE);
         if fault.is_empty() {
@@ -128,13 +128,13 @@ impl Process {
                 _ => Ok(()),
             };
         }
-        // In one step: a commit must not read half a word.
+        // Renamed into place: a commit must not read half of it.
         let draft = self.data.join("disk-fault.new");
         fs::write(&draft, fault)?;
         Ok(fs::rename(draft, file)?)
     }
 
-    /// Waits for the node to give up by itself, which is no success.
+    /// Waits for the node to give up, which has to be a failure.
     pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
         let status = tokio::time::timeout(PATIENCE, self.child.wait());
         let status = status.await.context("the node goes on with a broken disk")??;
@@ -144,12 +144,12 @@ impl Process {
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status of a node that has ended.
     pub(super) fn status(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// SIGKILL, and the end of it.
+    /// Kills the node, and waits for its end.
     pub(super) async fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the node had ended by itself: {status}; see {}", self.data.join("node.log").display());
@@ -157,7 +157,7 @@ impl Process {
         Ok(self.child.kill().await?)
     }
 
-    /// SIGTERM, and an end with success.
+    /// Stops the node with SIGTERM. It has to exit with success.
     pub(super) async fn stop(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)?;
         let status =
@@ -168,12 +168,12 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for the end that it was told of.
+    /// Waits for the end of a node that was sent a signal.
     pub(super) async fn exit(&mut self) -> anyhow::Result<ExitStatus> {
         Ok(self.child.wait().await?)
     }
 
-    /// SIGTERM, and how the drain ended.
+    /// Sends SIGTERM, and returns the exit status after the drain.
     pub(super) async fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         Ok(tokio::time::timeout(2 * PATIENCE, self.child.wait())
@@ -191,14 +191,15 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the node, which was not waited for yet: the number is its own.
+    /// Sends a signal. The node has not been waited for, so the process id is still its own.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         Ok(kill_process(id.context("the node has ended by itself")?, signal)?)
     }
 }
 
-/// What each thread of a process is at: name, state, processor time in ticks, nice, and where in the kernel it waits.
+/// Returns a line for each thread of a process: name, state, CPU time in ticks, nice value, and the kernel function in
+/// which it waits.
 fn threads(process: u32) -> String {
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return String::new() };
     let told = |task: fs::DirEntry| {

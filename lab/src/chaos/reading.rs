@@ -1,4 +1,4 @@
-//! What a client reads: it moves its user's read marks now and then, and writes down what it is told of them.
+//! Read marks of a client: moves those of its user now and then, and records what the broker reports of them.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use tidegate_protocol::pb::{self, client_frame::Body as Ask, server_frame::Body 
 use super::sync_state::SyncState;
 use crate::checker::Event;
 
-/// Of a thousand ticks, in how many something is read.
+/// Ticks in which a client moves a read mark, per thousand.
 const READS: u32 = 10;
 
-/// Of a hundred times, how often a place is read that may have been read before: it moves nothing.
+/// Reads of a position that may have been read before, in percent: they move nothing.
 const OLD: u32 = 20;
 
-/// The reads of one connection that were not answered.
+/// Reads of one connection that are not answered.
 #[derive(Default)]
 pub(super) struct Reading(BTreeMap<u64, (String, u64)>);
 
-/// What to read now, if anything: only what the device has, as a person would.
+/// Returns what to read now, if anything: only messages that the device has, as a person would.
 pub(super) fn choose(sync_state: &SyncState, rng: &mut StdRng) -> Option<(String, u64)> {
     if !rng.random_ratio(READS, 1_000) {
         return None;
@@ -29,13 +29,14 @@ pub(super) fn choose(sync_state: &SyncState, rng: &mut StdRng) -> Option<(String
 }
 
 impl Reading {
-    /// The request.
+    /// Returns the request, and notes it as unanswered.
     pub(super) fn ask(&mut self, request: u64, conversation: String, seq: u64) -> Ask {
         self.0.insert(request, (conversation.clone(), seq));
         Ask::Read(pb::Read { conversation, seq })
     }
 
-    /// What a frame tells of marks. A read that is refused, or not answered, may have moved the mark or not.
+    /// Returns the event that a frame about read marks causes. A read that is refused, or not answered, may have moved
+    /// the mark or not.
     pub(super) fn hear(
         &mut self,
         session: u64,

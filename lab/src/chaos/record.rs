@@ -1,4 +1,4 @@
-//! One recorder for all clients: one clock, one order.
+//! Recorder of all clients, with one clock and one order.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::checker::{Event, History};
 
-/// Takes events until it is sealed.
+/// Records events until it is sealed.
 pub(super) struct Recorder {
     began: Instant,
     state: Mutex<State>,
@@ -28,7 +28,7 @@ impl Recorder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds what happens now. The stamp is taken under the lock: times rise with the order.
+    /// Records an event with the present time. The time is taken under the lock, so times rise with the order.
     pub(super) fn add<S: AsRef<str>>(&self, event: Event<S>) {
         let mut state = self.state();
         if !state.sealed {
@@ -37,7 +37,7 @@ impl Recorder {
         }
     }
 
-    /// Takes nothing more: what follows is the end of the run, not a part of it.
+    /// Stops recording: later events belong to the end of the run, not to the run.
     pub(super) fn seal(&self) {
         self.state().sealed = true;
     }
@@ -46,7 +46,7 @@ impl Recorder {
         self.state().history.events.len()
     }
 
-    /// What was recorded.
+    /// Returns the recorded history.
     pub(super) fn take(&self) -> History {
         std::mem::take(&mut self.state().history)
     }

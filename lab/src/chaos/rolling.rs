@@ -1,8 +1,8 @@
-//! Rolling restarts under load: one node after the other leaves and comes back, and no client may notice more than a move.
+//! Rolling restarts under load: one node after the other drains and comes back, and clients notice no more than a move.
 //!
-//! Each client writes to its neighbour, one message after the other, so the n-th message has to be seq n wherever it is
-//! seen: in its ack, in the push, and in the archive at the end. One of ten clients is deaf to `goAway`. With `--next` the
-//! nodes are of two versions by turns.
+//! Each client writes to its neighbour, one message after the other, so the n-th message has seq n in its ack, in the
+//! push, and in the archive at the end. One of ten clients ignores `goAway`. With `--next` the nodes alternate between
+//! two versions.
 
 mod client;
 mod spread;
@@ -54,38 +54,38 @@ use super::{
 };
 use crate::checker::{Event, History};
 
-/// Clients unless another number is asked for.
+/// Default number of clients.
 const CLIENTS: usize = 1_500;
-/// Messages a second, all clients together.
+/// Default number of messages a second, of all clients together.
 const RATE: u32 = 300;
-/// Logins under way at the beginning.
+/// Concurrent logins at the beginning.
 const LOGINS: usize = 100;
-/// From the end of a restart to the next one.
+/// Time from the end of a restart to the next one.
 const CALM: Duration = Duration::from_secs(3);
-/// How long a server stands still that breaks during a drain.
+/// How long a server is frozen during a drain.
 const BROKEN: Duration = Duration::from_secs(4);
-/// How long everybody may take to log in, to come back, and to have everything.
+/// Time for all clients to log in, to come back, or to have everything.
 const PATIENCE: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(50);
-/// Of the nodes. Logins of thousands at once, from one address.
+/// Settings of the nodes: thousands of clients log in at once, from one address.
 const SETS: &[&str] =
     &["limits.conns_per_ip=0", "timing.handshake_ms=30000", "trace.per_second=0", versions::SETTLE];
 
-/// What else goes wrong while a node leaves.
+/// Fault during a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum With {
     /// Another node is killed.
     Kill,
-    /// Redis stands still for 4 s.
+    /// Redis is frozen for 4 s.
     Redis,
-    /// Kafka stands still for 4 s.
+    /// Kafka is frozen for 4 s.
     Kafka,
 }
 
-/// Starts the nodes, restarts them so many times under load, and judges.
+/// Starts the nodes, restarts them `turns` times under load, and judges.
 ///
 /// # Errors
-/// A broken promise is one, and so is a cluster that does not come to rest.
+/// Fails when a promise is broken, or when the cluster does not come to rest.
 pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let mut rng = StdRng::seed_from_u64(seed);
@@ -115,13 +115,13 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     );
     let spread = Spread::of(&cluster, clients).await?;
     println!("connections after the logins: {spread}");
-    // What was seen while thousands came in at once is another test.
+    // The first logins of thousands of clients are judged by another test.
     *shared.noted() = Noted::default();
     let mut versions = Versions::begin(args, &cluster, turns).await?;
     let mut all = Vec::new();
     sleep(CALM).await;
     for turn in 0..turns {
-        // The first restart goes as planned, as most do. Which one is spoiled by what differs by seed.
+        // The first restart goes as planned, as most do. The seed decides which later one meets which fault.
         let of_seed = usize::try_from(seed % 64).unwrap_or(0);
         let kinds = args.with.len().max(1);
         let spoiled = args.with.get((turn / 3 + of_seed) % kinds).copied().filter(|_| turn % 3 == 1);
@@ -140,7 +140,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
         versions.settle(&cluster).await?;
         sleep(CALM).await;
     }
-    // A node that comes back has nobody, and nobody is moved to it: that is told and not judged.
+    // A node that comes back has no clients, and none are moved to it, so this is printed and not judged.
     println!("connections after the last restart: {}", Spread::of(&cluster, clients).await?);
     shared.quiet.store(true, Ordering::Release);
     let rested = until("everybody has everything", async || shared.lacking() == 0).await;
@@ -174,7 +174,7 @@ impl Shared {
         self.online.iter().filter(|it| it.load(Ordering::Acquire)).count()
     }
 
-    /// Clients that have not got what was acked to their neighbour.
+    /// Returns the number of clients that lack a message which was acked to their neighbour.
     fn lacking(&self) -> usize {
         let lacks = |index: &usize| {
             let sender = (*index + self.clients - 1) % self.clients;
@@ -184,7 +184,7 @@ impl Shared {
     }
 }
 
-/// Waits until it is so.
+/// Polls until a condition holds.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
@@ -196,12 +196,12 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Resu
     Ok(())
 }
 
-/// Tells the clients where the nodes are.
+/// Gives the clients the present addresses of the nodes.
 fn refresh(shared: &Shared, cluster: &Cluster) {
     *shared.doors() = cluster.nodes.iter().map(|node| node.process.client).collect();
 }
 
-/// One node leaves and comes back; meanwhile something breaks, if that is wanted.
+/// Drains a node and starts it again, with a fault in between if there is one.
 async fn restart(
     cluster: &mut Cluster,
     shared: &Shared,
@@ -236,14 +236,14 @@ async fn restart(
     refresh(shared, cluster);
     all_named(cluster, shared).await?;
     until("everybody is logged in again", async || shared.online() == shared.clients).await?;
-    // Partitions move again to the node that is back.
+    // Partitions move back to the node.
     sleep(CALM).await;
     let (pause, slowest) = {
         let noted = shared.noted();
         (noted.pause, noted.slowest)
     };
     let ack = (slowest.0, slowest.1.saturating_sub(from));
-    // A process that was kept from running is late by that.
+    // A process that was not scheduled is late by that time.
     let longest = settings.deadline + LAST_STEPS + stall;
     let code = status.code();
     Ok(Turn {
@@ -262,7 +262,7 @@ async fn restart(
     })
 }
 
-/// Breaks something else while a node leaves, and mends it.
+/// Injects another fault while a node drains, and heals it.
 async fn spoil(cluster: &mut Cluster, what: With, leaving: usize) -> anyhow::Result<()> {
     match what {
         With::Kill => {
@@ -284,7 +284,7 @@ async fn conns(cluster: &Cluster, nth: usize) -> anyhow::Result<usize> {
     number(cluster, nth, "conns").await
 }
 
-/// Partitions that some node owns.
+/// Returns the number of partitions that have an owner.
 async fn owned(cluster: &Cluster) -> anyhow::Result<usize> {
     let mut owned = 0;
     for nth in 0..cluster.nodes.len() {
@@ -293,13 +293,13 @@ async fn owned(cluster: &Cluster) -> anyhow::Result<usize> {
     Ok(owned)
 }
 
-/// What a node says of itself.
+/// Returns a number from a node's `/readyz`.
 async fn number(cluster: &Cluster, nth: usize, key: &str) -> anyhow::Result<usize> {
     let said = ask(cluster, nth, "/readyz?verbose").await?;
     Ok(usize::try_from(said[key].as_u64().with_context(|| format!("no {key}"))?)?)
 }
 
-/// What a node says of itself to the others.
+/// Returns a node's own entry in `/v1/nodes`.
 async fn about(cluster: &Cluster, nth: usize) -> anyhow::Result<Value> {
     let said = ask(cluster, nth, "/v1/nodes").await?;
     let mut nodes = said["nodes"].as_array().into_iter().flatten();
@@ -313,7 +313,7 @@ async fn ask(cluster: &Cluster, nth: usize, path: &str) -> anyhow::Result<Value>
     Ok(serde_json::from_str(&body)?)
 }
 
-/// Waits until every node sends clients to all of them.
+/// Waits until every node assigns clients to all nodes.
 async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
     let token = tidegate::auth::sign(&shared.key, &name(0), None, Duration::from_secs(3_600));
     for node in &cluster.nodes {
@@ -335,7 +335,7 @@ async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the archive has: per sender the numbers in the order of their seqs.
+/// Returns the seqs and numbers of the archived messages, by sender.
 async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64, u64)>>> {
     let config = Config::load(None, sets)?;
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;

@@ -1,4 +1,4 @@
-//! The log at the end, read through the store's port, without a node.
+//! The log at the end, read through the store's port without a node.
 
 use std::collections::BTreeSet;
 
@@ -15,15 +15,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::checker::{Change, Event, History};
 
-/// Rows, or conversations, read at a time.
+/// Rows or conversations of one read.
 const PAGE: usize = 1_000;
 
-/// The hash by which a text is known in a history.
+/// Returns the hash that stands for a text in a history.
 pub(super) fn hash(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// Adds everything that the store has for these users.
+/// Adds all stored rows of these users to the history.
 pub(super) async fn read(
     store: &dyn Store,
     users: &BTreeSet<&str>,
@@ -50,7 +50,7 @@ pub(super) async fn read(
     Ok(())
 }
 
-/// Where the users are or were, with their read marks.
+/// Returns the conversations of the users, and adds their read marks to the history.
 async fn conversations(
     store: &dyn Store,
     users: &BTreeSet<&str>,

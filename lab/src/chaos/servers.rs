@@ -1,5 +1,5 @@
-//! The servers that a cluster stands on, as `cargo xtask chaos --cluster` started and wrote them down: to be stopped, ended
-//! and started again on their data.
+//! Servers of a cluster, as `cargo xtask chaos --cluster` started and listed them. They are stopped, killed, and
+//! started again on their data.
 
 use std::{
     fs::{self, File},
@@ -24,49 +24,49 @@ use tokio_postgres::NoTls;
 
 use crate::proc_stat;
 
-/// How long a server may take to be gone, or to be back: as long as for its first start.
+/// Time for a server to end, or to be back: the same as for its first start.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long an answer of a broker that says whether it is ready may take.
+/// Time for a broker to answer whether it is ready.
 const ANSWER: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(20);
 
-/// One server, as the list says.
+/// A server of the list.
 #[derive(Deserialize)]
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     pid: u32,
     command: Vec<String>,
-    /// It runs in there, as the folder's owner.
+    /// Working directory of the server, which runs as the directory's owner.
     folder: PathBuf,
-    /// Where its process is written down for whoever ends it at last.
+    /// File that names the process, for the program that ends it at last.
     record: PathBuf,
-    /// Of a broker, one for each node.
+    /// Further listeners of a broker, one for each node.
     #[serde(default)]
     pub(super) ways: Vec<Way>,
-    /// Since we started it again.
+    /// The process, if this program has started it again.
     #[serde(skip)]
     child: Option<Child>,
 }
 
-/// Where a broker listens as well, and where it says that it does: a proxy is to stand there.
+/// A further listener of a broker, and the address that it advertises, on which a proxy has to listen.
 #[derive(Deserialize)]
 pub(super) struct Way {
     pub(super) listens: SocketAddr,
     pub(super) advertised: SocketAddr,
 }
 
-/// All of them.
+/// All servers of a cluster.
 pub(super) struct Servers {
     /// One broker, or three.
     pub(super) kafka: Vec<Server>,
     pub(super) redis: Server,
     pub(super) postgres: Server,
-    /// Of Postgres.
+    /// User of Postgres.
     pub(super) user: String,
 }
 
 impl Servers {
-    /// What runs.
+    /// Reads the list of running servers.
     pub(super) fn read(list: &Path) -> anyhow::Result<Self> {
         let text = fs::read(list)
             .with_context(|| format!("{}: run `cargo xtask chaos --cluster`", list.display()))?;
@@ -80,26 +80,26 @@ impl Servers {
         Ok(Self { kafka, redis: server("redis7")?, postgres: server("postgres")?, user })
     }
 
-    /// The addresses of the brokers, as the settings want them.
+    /// Returns the addresses of the brokers in the form of the settings.
     pub(super) fn brokers(&self) -> String {
         let addresses: Vec<String> = self.kafka.iter().map(|broker| broker.address.to_string()).collect();
         addresses.join(",")
     }
 
-    /// The broker that is the active controller, by what all have written down of their last vote.
+    /// Returns the index of the active controller, by the last vote that the brokers have written down.
     pub(super) fn controller(&self) -> anyhow::Result<usize> {
         let mut newest = None;
         for broker in &self.kafka {
             let file = broker.file("data/__cluster_metadata-0/quorum-state");
             let said: Value =
                 serde_json::from_slice(&fs::read(&file)?).with_context(|| file.display().to_string())?;
-            // While they vote there is none, which is written as -1.
+            // While the brokers vote there is no controller, which is written as -1.
             if let (Some(epoch), Some(id)) = (said["leaderEpoch"].as_u64(), said["leaderId"].as_u64()) {
                 newest = newest.max(Some((epoch, id)));
             }
         }
         let (_, id) = newest.context("the brokers have no controller")?;
-        // Their ids count from 1.
+        // The ids of brokers count from 1.
         Ok(usize::try_from(id)?.saturating_sub(1) % self.kafka.len())
     }
 
@@ -117,7 +117,7 @@ impl Servers {
         Ok(())
     }
 
-    /// A statement to Postgres, beside all databases.
+    /// Executes a statement in the database `postgres`.
     pub(super) async fn execute(&self, sql: &str) -> anyhow::Result<()> {
         let url = format!("postgres://{}@{}/postgres", self.user, self.postgres.address);
         let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
@@ -153,7 +153,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Starts Redis again, waits until it has loaded its dump, and has it write another.
+    /// Starts Redis again, waits until it has loaded its dump, and has it write another one.
     pub(super) async fn begin_redis(&mut self) -> anyhow::Result<()> {
         self.redis.begin().await?;
         let deadline = Instant::now() + PATIENCE;
@@ -166,7 +166,7 @@ impl Servers {
         Ok(())
     }
 
-    /// A command to Redis that it answers with `+OK`.
+    /// Sends Redis a command whose answer has to be `+OK`.
     pub(super) async fn tell_redis(&self, command: &str) -> anyhow::Result<()> {
         let mut stream = TcpStream::connect(self.redis.address).await?;
         stream.write_all(format!("{command}\r\n").as_bytes()).await?;
@@ -180,12 +180,12 @@ impl Servers {
 }
 
 impl Server {
-    /// A file in its folder.
+    /// Returns the path of a file in the server's directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no process")?;
         if started(self.pid).is_none() {
@@ -194,11 +194,11 @@ impl Server {
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Sends it a signal that ends it, and waits until it is gone.
+    /// Sends a signal that ends the server, and waits for the end.
     pub(super) async fn end(&mut self, signal: Signal) -> anyhow::Result<()> {
         self.signal(signal)?;
         let deadline = Instant::now() + PATIENCE;
-        // Until nobody finds its number any more: Postgres takes one that was not collected for a server that runs.
+        // Waits until the process id is free: Postgres takes a process that was not collected for a running server.
         while Path::new(&format!("/proc/{}", self.pid)).exists() {
             if let Some(child) = &mut self.child {
                 child.try_wait()?;
@@ -212,11 +212,11 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it and all its children with SIGKILL, as the end of the machine would.
+    /// Kills the server and all its children with SIGKILL, as the end of the machine would.
     pub(super) async fn crash(&mut self) -> anyhow::Result<()> {
         let children = children(self.pid)?;
         self.end(Signal::KILL).await?;
-        // Some end with their parent; a number that was given again is somebody else's.
+        // Some children end with their parent, and their id may be another process's by now.
         for (pid, since) in &children {
             if started(*pid) == Some(*since)
                 && let Some(pid) = i32::try_from(*pid).ok().and_then(Pid::from_raw)
@@ -234,7 +234,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts it again on what it left, and waits until it listens.
+    /// Starts the server again on its data, and waits until it listens.
     pub(super) async fn begin(&mut self) -> anyhow::Result<()> {
         let (program, words) = self.command.split_first().context("no command")?;
         let owner = fs::metadata(&self.folder)?;
@@ -263,7 +263,7 @@ impl Server {
         Ok(())
     }
 
-    /// The end of its log, which goes with its folder.
+    /// Returns the end of the log, which is deleted with the directory.
     fn last_words(&self) -> String {
         let log = fs::read(self.file("log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -272,7 +272,7 @@ impl Server {
     }
 }
 
-/// Whether a broker answers the question for the versions that it knows, as every client asks first: then it is ready.
+/// Returns whether a broker answers ApiVersions, the first request of every client: then it is ready.
 async fn knows_versions(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
     // Length, api 18, version 0, number 1, no name.
@@ -282,20 +282,20 @@ async fn knows_versions(address: SocketAddr) -> std::io::Result<bool> {
     Ok(answer[4..] == [0, 0, 0, 1, 0, 0])
 }
 
-/// When the process started, in the kernel's ticks; none when there is no such process, or only what its parent has not
-/// collected.
+/// Returns the start of a process in the kernel's ticks; `None` if there is no such process, or if only its parent has
+/// not collected it.
 fn started(pid: u32) -> Option<u64> {
     stat(pid).map(|(_, since)| since)
 }
 
-/// The children of a process that run, and when each started.
+/// Returns the running children of a process, and the start of each.
 fn children(parent: u32) -> anyhow::Result<Vec<(u32, u64)>> {
     let numbers = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let child = |pid: u32| stat(pid).filter(|(of, _)| *of == parent).map(|(_, since)| (pid, since));
     Ok(numbers.filter_map(child).collect())
 }
 
-/// Fields 4 and 22 of `/proc/PID/stat`, the parent and the start.
+/// Returns the parent and the start of a process, fields 4 and 22 of `/proc/PID/stat`.
 fn stat(pid: u32) -> Option<(u32, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = proc_stat::fields(&stat);

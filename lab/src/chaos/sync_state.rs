@@ -12,32 +12,32 @@ use tidegate_protocol::{
 
 use super::world::Phase;
 
-/// A hole may fill by itself for so long: what is pushed again, or overtaken, comes later.
+/// How long a hole may fill without a pull: a push that is repeated or was overtaken comes later.
 const PATIENCE: Duration = Duration::from_millis(600);
 
-/// Between two pings with positions.
+/// Time between two pings with positions.
 const PING: Duration = Duration::from_millis(1_500);
 
-/// Between two tries of a request that was refused for the moment.
+/// Delay before a request that was temporarily refused is repeated.
 const AGAIN: Duration = Duration::from_millis(400);
 
 /// Entries of one page.
 const PAGE: u32 = 200;
 
-/// Coverage of all conversations of a device; outlives its connections.
+/// Coverage of all conversations of a device, across its connections.
 #[derive(Default)]
 pub(super) struct SyncState(BTreeMap<String, Coverage>);
 
 #[derive(Default)]
 /// The entries of one conversation that a device has.
 struct Coverage {
-    /// Nothing is missing up to here.
+    /// Seq up to which nothing is missing.
     to: u64,
-    /// What it has beyond.
+    /// Entries above `to`.
     above: BTreeSet<u64>,
-    /// There is that much.
+    /// Highest known seq.
     known: u64,
-    /// Since when something is missing.
+    /// Time since which something is missing.
     since: Option<Instant>,
 }
 
@@ -45,7 +45,7 @@ struct Coverage {
 #[derive(Default)]
 pub(super) struct RequestState {
     asked: Option<(u64, Request)>,
-    /// The phase in which the last answered `sync` was asked.
+    /// Phase in which the last answered `sync` was sent.
     synced: Option<Phase>,
     next_ping: Option<Instant>,
     not_before: Option<Instant>,
@@ -71,7 +71,7 @@ impl Coverage {
 }
 
 impl SyncState {
-    /// The device has this one.
+    /// Notes an entry that the device has.
     pub(super) fn add(&mut self, conversation: &str, seq: u64) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         if seq > coverage.to {
@@ -81,23 +81,23 @@ impl SyncState {
         }
     }
 
-    /// There is that much.
+    /// Notes the highest seq of a conversation.
     pub(super) fn learn(&mut self, conversation: &str, seq: u64) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         coverage.known = coverage.known.max(seq);
         coverage.settle();
     }
 
-    /// Everything up to here was seen, or is none of the device's.
+    /// Notes that the device has everything up to a seq, or is not entitled to it.
     fn skip_to(&mut self, conversation: &str, seq: u64) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         coverage.to = coverage.to.max(seq);
         coverage.above = coverage.above.split_off(&(coverage.to + 1));
-        // A pull tells more than was asked for.
+        // A page may cover more than was requested.
         coverage.settle();
     }
 
-    /// The conversations of which it has something, and up to where it has everything.
+    /// Returns the conversations of which the device has something, and the seq up to which it has everything.
     pub(super) fn read(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0
             .iter()
@@ -105,7 +105,7 @@ impl SyncState {
             .filter(|(_, to)| *to > 0)
     }
 
-    /// Conversations of which something is missing.
+    /// Returns the number of conversations of which something is missing.
     pub(super) fn lacking(&self) -> usize {
         self.0.values().filter(|coverage| coverage.since.is_some()).count()
     }
@@ -118,7 +118,7 @@ impl SyncState {
         self.0.iter().map(position).collect()
     }
 
-    /// What to ask now, if anything.
+    /// Returns the request to send now, if there is one.
     pub(super) fn next_request(
         &self,
         request_state: &mut RequestState,
@@ -153,7 +153,7 @@ impl SyncState {
         Some(ask)
     }
 
-    /// Takes the answer to a request, or a part of it; what a page brought.
+    /// Takes a frame that answers the request, or a part of the answer. Returns the entries of a page.
     pub(super) fn receive(
         &mut self,
         request_state: &mut RequestState,
@@ -187,7 +187,7 @@ impl SyncState {
                 if let (Request::Pull(conversation), true) = (request, nothing)
                     && let Some(coverage) = self.0.get_mut(conversation)
                 {
-                    // It goes no further for this user: so much was said of it before its last leaving.
+                    // The conversation has no more for this user, who has left since the seq was announced.
                     coverage.known = coverage.to;
                     coverage.above.clear();
                     coverage.settle();
@@ -201,7 +201,7 @@ impl SyncState {
 }
 
 impl RequestState {
-    /// Whether it asked how everything stands when all had been said.
+    /// Returns whether a `sync` of the last phase was answered.
     pub(super) fn is_checked(&self) -> bool {
         self.synced == Some(Phase::Check)
     }

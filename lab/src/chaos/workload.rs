@@ -1,4 +1,4 @@
-//! The load of a run: all clients and the group changes, and how they come to rest.
+//! Load of a run: all clients and the changes of groups, and how they come to rest.
 
 use std::{
     collections::BTreeSet,
@@ -16,20 +16,20 @@ use super::{
 };
 use crate::checker::Event;
 
-/// How long everything may take to be quiet once all is healed.
+/// Time for everything to be quiet once all faults are healed.
 const CONVERGE: Duration = Duration::from_secs(60);
 
-/// Of so many devices one is away when presence is asked for.
+/// One of this many devices is disconnected when presence is checked.
 const LEAVING: usize = 4;
 
-/// The clients and the administrator; they end with it.
+/// The clients and the administrator, which end when it is dropped.
 pub(super) struct Workload {
     clients: Vec<JoinHandle<()>>,
     changes: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Workload {
-    /// Makes the groups, then lets everybody talk.
+    /// Creates the groups, then starts the clients.
     pub(super) async fn begin(world: &Arc<World>, rng: &mut StdRng) -> anyhow::Result<Self> {
         groups::create(world).await?;
         let clients = (0..world.clients.len())
@@ -39,8 +39,8 @@ impl Workload {
         Ok(Self { clients, changes })
     }
 
-    /// Waits until everybody has all answers, lets each client send its markers and make sure that it has everything, and
-    /// waits for quiet. What follows is not recorded any more.
+    /// Waits until all clients have all answers, has them send their markers and check that they have everything, and
+    /// waits for quiet. Later events are not recorded.
     pub(super) async fn rest(&mut self, world: &World) -> anyhow::Result<()> {
         world.set_phase(Phase::Settle);
         (&mut self.changes).await.context("the administrator")??;
@@ -53,7 +53,7 @@ impl Workload {
         observed
     }
 
-    /// Takes some devices away, and asks all nodes who is there.
+    /// Disconnects some devices, and asks all nodes for presence.
     async fn observe(&self, world: &World) -> anyhow::Result<()> {
         let mut there = BTreeSet::new();
         for (nth, client) in world.clients.iter().enumerate() {
@@ -83,7 +83,7 @@ async fn settle(world: &World) -> Result<(), String> {
         world.set_phase(phase);
         world.rest(deadline).await?;
     }
-    // Pushes may still be on their way: quiet is when nothing is recorded for a while.
+    // Pushes may still be in flight: it is quiet when nothing is recorded for a while.
     let mut before = 0;
     while before != world.recorder.len() {
         if Instant::now() > deadline {

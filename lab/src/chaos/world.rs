@@ -1,4 +1,4 @@
-//! Who takes part: users, devices, groups; and the phase that the run is in.
+//! Participants of a run: users, devices and groups; and the phase of the run.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::{admin::Admin, record::Recorder};
 
-/// Groups, and users in each; the last ones of a group come and go.
+/// Number of groups, and of users in each. The last users of a group come and go.
 pub(super) const GROUPS: usize = 6;
 const GROUP_USERS: usize = 8;
 pub(super) const COMING_AND_GOING: usize = 3;
@@ -26,38 +26,38 @@ pub(super) const COMING_AND_GOING: usize = 3;
 /// Users to whom a user talks directly.
 const PEERS: usize = 3;
 
-/// Live rooms; every client is in one of them, and may leave it for the rest of a connection.
+/// Number of live rooms. Every client is in one, and may leave it for the rest of a connection.
 const ROOMS: usize = 2;
 
-/// What clients do now.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
-    /// They talk.
+    /// Clients talk.
     Talk,
-    /// They finish what they began.
+    /// Clients finish what they began.
     Settle,
-    /// They send their markers.
+    /// Clients send their markers.
     Mark,
-    /// They make sure that they have everything.
+    /// Clients make sure that they have everything.
     Check,
 }
 
-/// One device of one user.
+/// A device of a user.
 pub(super) struct Device {
     pub(super) user: String,
     pub(super) device: String,
     pub(super) wire: Wire,
     /// Whether its messages are chained.
     pub(super) chained: bool,
-    /// Conversations that it sends to, beside its room.
+    /// Conversations that it sends to, in addition to its room.
     pub(super) places: Vec<String>,
-    /// The live room that it joins with each connection.
+    /// Live room that it joins with each connection.
     pub(super) room: String,
-    /// What it still waits for; `usize::MAX` = it is not logged in.
+    /// Number of answers and conversations that it waits for; `usize::MAX` if it is not logged in.
     pub(super) waiting: AtomicUsize,
     /// Whether it has sent its markers.
     pub(super) marked: AtomicBool,
-    /// Whether it says that it has everything.
+    /// Whether it has reported that it has everything.
     pub(super) complete: AtomicBool,
 }
 
@@ -74,16 +74,16 @@ pub(super) struct Group {
     pub(super) users: Vec<String>,
 }
 
-/// What all tasks share.
+/// State that all tasks share.
 pub(super) struct World {
     pub(super) clients: Vec<Device>,
     pub(super) groups: Vec<Group>,
-    /// Where clients connect: a door for each node.
+    /// Addresses for clients, one for each node.
     pub(super) doors: Vec<SocketAddr>,
     pub(super) key: Vec<u8>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) admin: Admin,
-    /// Between two messages of one client.
+    /// Time between two messages of one client.
     pub(super) pace: Duration,
     phase: watch::Sender<Phase>,
     sessions: AtomicU64,
@@ -130,12 +130,12 @@ impl World {
         Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
     }
 
-    /// The name of a node.
+    /// Returns the name of a node.
     pub(super) fn node(nth: usize) -> String {
         format!("n{}", nth + 1)
     }
 
-    /// Whether there are several nodes: then pushes of conversations may be lost on the way without a word.
+    /// Returns whether there are several nodes: then pushes of conversations may be lost without notice.
     pub(super) fn is_cluster(&self) -> bool {
         self.doors.len() > 1
     }
@@ -148,7 +148,7 @@ impl World {
         self.phase.send_replace(phase);
     }
 
-    /// A number for a new connection.
+    /// Returns a number for a new connection.
     pub(super) fn next_session(&self) -> u64 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
@@ -157,7 +157,7 @@ impl World {
         self.clients.iter().map(|client| client.user.as_str()).collect()
     }
 
-    /// Waits until all clients have been there with nothing to wait for, for a moment.
+    /// Waits until all clients are online and wait for nothing, several times in a row.
     pub(super) async fn rest(&self, deadline: Instant) -> Result<(), String> {
         let mut quiet = 0;
         while quiet < 5 {

@@ -1,11 +1,11 @@
-//! Rule 12: how soon after a fault the broker accepts again.
+//! Rule 12: how soon after a fault the broker accepts messages again.
 
 use super::{Checker, Event};
 
 impl Checker<'_> {
-    /// The time from the end of each fault to the next ack, unless another fault begins or nobody sends.
+    /// Measures the time from the end of each fault to the next ack, unless another fault begins or no client sends.
     pub(super) fn check_availability(&mut self) {
-        // The end of a fault: its event, its time, and whether somebody has waited for an ack since.
+        // The end of a fault: its event, its time, and whether a client has waited for an ack since.
         let mut ended: Option<(usize, u64, bool)> = None;
         for (at, stamped) in self.history.events.iter().enumerate() {
             match stamped.event {

@@ -1,4 +1,4 @@
-//! Rules 3, 7 and 8: what was received, against the log, within one connection.
+//! Rules 3, 7 and 8: received entries, compared with the log within one connection.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use foldhash::{HashMap, HashSet};
 
 use super::{Checker, Event, Id, Via, sends::Row};
 
-/// Connections, and what each saw.
+/// Connections, and the entries that each saw.
 #[derive(Default)]
 pub(super) struct Sessions {
     pub(super) open: BTreeMap<u64, Session>,
     views: BTreeMap<(u64, Id), View>,
-    /// What a device has shown: the last seq of a conversation.
+    /// Last seq that a device has shown, by conversation.
     shown: HashMap<(Id, Id, Id), u64>,
     shown_ids: HashSet<(Id, Id, Id)>,
-    /// What a device got of a conversation, however and over whichever connection.
+    /// Seqs of a conversation that a device got, by a push or a pull over any connection.
     got: HashMap<(Id, Id, Id), HashSet<u64>>,
-    /// Devices that say they have everything, and where they say so.
+    /// Devices that report that they have everything, and the event of that report.
     complete: BTreeMap<(Id, Id), (usize, bool)>,
-    /// Pushes that came after a later one of the conversation, for the first time on their connection.
+    /// Pushes after a later one of the conversation, for the first time on their connection.
     late: Vec<Got>,
 }
 
@@ -27,20 +27,20 @@ pub(super) struct Session {
     pub(super) user: Id,
     pub(super) device: Id,
     opened: usize,
-    /// The event, and when.
+    /// Time of the close.
     closed: Option<u64>,
 }
 
-/// What one connection saw of one conversation.
+/// Entries of one conversation that one connection saw.
 #[derive(Default)]
 struct View {
-    /// Seqs as they first came, and by which event; they rise.
+    /// Seqs with the event of their first push; they rise.
     seen: Vec<(u64, usize)>,
-    /// What it was told to be left out.
+    /// Ranges that were announced as left out.
     gaps: Vec<(u64, u64)>,
 }
 
-/// One push, as recorded.
+/// A received entry.
 #[derive(Clone, Copy)]
 pub(super) struct Got {
     pub(super) at: usize,
@@ -54,7 +54,7 @@ pub(super) struct Got {
 }
 
 impl Checker<'_> {
-    /// Everything about what came.
+    /// Checks everything that was received.
     pub(super) fn check_deliveries(&mut self) {
         for at in 0..self.history.events.len() {
             let stamped = self.history.events[at];
@@ -90,11 +90,12 @@ impl Checker<'_> {
         for ((session, conv), view) in &views {
             let who = self.sessions.open.get(session).map(|it| (it.user, it.device));
             if who.and_then(|who| self.sessions.complete.get(&who)).is_none_or(|(_, hints)| !hints) {
-                // Who hears hints only pulls what was lost on the way: `check_complete` is about all that it ever got.
+                // A client with hints only pulls what was lost between nodes: `check_complete` judges all that it ever
+                // got.
                 self.check_view(*session, *conv, view);
             }
         }
-        // To whoever pulls what was lost, a hole may fill while it is looked at: the push was on its way.
+        // The hole of a client that pulls may fill before its pull, when the push was in flight.
         for got in std::mem::take(&mut self.sessions.late) {
             match self.sessions.complete.get(&(got.user, got.device)) {
                 Some((_, true)) => self.report.late += 1,
@@ -107,7 +108,7 @@ impl Checker<'_> {
         self.check_rooms();
     }
 
-    /// Everything that a device was due, over all its connections, against all that it got.
+    /// Compares everything that a device was due, over all its connections, with everything that it got.
     fn check_complete(&mut self, user: Id, device: Id, at: usize) {
         let mut missing = Vec::new();
         for (conv, log) in &self.logs {
@@ -146,7 +147,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether somebody sent it, before, just so, and was not refused.
+    /// Checks that a message was sent before, to that conversation, with that content, and was not refused.
     fn check_origin(&mut self, got: Got) {
         let Some(cid) = got.cid else { return };
         let Some(send) = self.sends.get(&cid) else { return self.told("never-sent", got) };
@@ -165,7 +166,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the log has just that at this seq.
+    /// Checks that the log has that entry at this seq.
     fn check_place(&mut self, got: Got) {
         let row = self.logs.get(&got.conv).and_then(|log| log.rows.get(&got.seq)).copied();
         match (row, got.cid) {
@@ -211,7 +212,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Connections that lived to the end and saw nothing of a conversation of theirs.
+    /// Adds the connections that lived to the end and saw nothing of one of their conversations.
     fn add_silent_views(&mut self) {
         let mut convs: HashMap<Id, Vec<Id>> = HashMap::default();
         for (conv, log) in &self.logs {
@@ -277,8 +278,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a device was to be told of a row: it is a member, did not write it itself and, with `since`, it was
-    /// surely sent after that event.
+    /// Returns whether a row was due to a device: its user is a member, it did not write the row itself and, with
+    /// `since`, the row was surely sent after that event.
     fn is_due(&self, conv: Id, seq: u64, (user, device): (Id, Id), since: Option<usize>) -> bool {
         let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
         let late = match row {
@@ -304,7 +305,7 @@ impl Checker<'_> {
         spans.is_some_and(|spans| spans.iter().any(|(from, to)| (from..=to).contains(&&seq)))
     }
 
-    /// The two users of a direct conversation.
+    /// Returns the two users of a direct conversation.
     pub(super) fn pair(&self, conv: Id) -> Option<(&str, &str)> {
         self.history.name(conv).strip_prefix("d:")?.split_once(':')
     }

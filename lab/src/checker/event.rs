@@ -1,292 +1,292 @@
-//! What is recorded: one event a line, in one order for all clients of a machine.
+//! Recorded events, one per line, in one order for all clients of a machine.
 
 use serde::{Deserialize, Serialize};
 
-/// How a message came to be seen.
+/// How a client got a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Via {
     /// Pushed by the broker; repeats are allowed.
     Push,
-    /// Asked for.
+    /// Returned by a pull.
     Pull,
-    /// Shown to a person: behind the client's dedup and ordering.
+    /// Shown to a person, after the client's dedup and ordering.
     App,
 }
 
-/// What became of a member.
+/// Change of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// Is in from this seq on, which it sees.
+    /// The user is a member from this seq on, and sees it.
     Join,
-    /// Left by its own will; this seq is the last that it sees.
+    /// The user left; this is the last seq that it sees.
     Leave,
-    /// Was removed; this seq is the last that it sees.
+    /// The user was removed; this is the last seq that it sees.
     Kick,
 }
 
-/// Something that happened. `I` is a name: text in files, a number in a [`super::History`].
+/// A recorded event. `I` is a name: text in files, a number in a [`super::History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event<I> {
     /// A client is about to send; a retry keeps its `cid` and raises `attempt`.
     SendInv {
-        /// Who.
+        /// User that sends.
         user: I,
-        /// On which device.
+        /// Device that sends.
         device: I,
-        /// Over which connection.
+        /// Connection.
         session: u64,
-        /// Where to.
+        /// Conversation.
         conv: I,
-        /// The message's id; unique in the history.
+        /// Id of the message, which is unique in the history.
         cid: I,
-        /// A hash of what it says.
+        /// Hash of the content.
         body: u64,
-        /// As sent.
+        /// Attempt in the request.
         attempt: u32,
-        /// Whether it is part of the device's chain.
+        /// Whether the message is part of the device's chain.
         chained: bool,
     },
-    /// It was accepted.
+    /// A send was accepted.
     SendOk {
-        /// Which.
+        /// Id of the message.
         cid: I,
-        /// Where in the conversation.
+        /// Seq in the conversation.
         seq: u64,
-        /// Whether the broker called it a repeat.
+        /// Whether the broker called it a duplicate.
         duplicate: bool,
     },
-    /// It was refused for good: surely not stored.
+    /// A send was refused permanently: it is surely not stored.
     SendFail {
-        /// Which.
+        /// Id of the message.
         cid: I,
-        /// Why.
+        /// Code of the refusal.
         code: u16,
     },
-    /// No answer, or one that allows a retry: it may be stored or not.
+    /// A send has no answer, or one that allows a retry: it may be stored or not.
     SendInfo {
-        /// Which.
+        /// Id of the message.
         cid: I,
     },
-    /// A client received.
+    /// A client received an entry.
     Recv {
-        /// Who.
+        /// User that received it.
         user: I,
-        /// On which device.
+        /// Device that received it.
         device: I,
-        /// Over which connection.
+        /// Connection.
         session: u64,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// Its seq.
+        /// Seq of the entry.
         seq: u64,
-        /// The message; none = a change of members.
+        /// Id of the message; `None` for a change of members.
         cid: Option<I>,
-        /// A hash of what it says.
+        /// Hash of the content.
         body: u64,
-        /// How.
+        /// How the client got it.
         via: Via,
     },
-    /// The broker told a connection that it left these out.
+    /// The broker announced a range that it left out.
     Gap {
-        /// Which connection.
+        /// Connection.
         session: u64,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// The first that may be missing.
+        /// First seq that may be missing.
         first: u64,
-        /// The last.
+        /// Last seq that may be missing.
         last: u64,
     },
-    /// The broker told a connection how much of a live room it dropped.
+    /// The broker announced how much of a live room it dropped.
     Shed {
-        /// Which connection.
+        /// Connection.
         session: u64,
-        /// The room.
+        /// Live room.
         conv: I,
-        /// How many; 0 = nobody has counted them.
+        /// Number of messages; 0 if no node has counted them.
         count: u64,
     },
-    /// A connection has heard that it is in a live room: what is said from now on is for it.
+    /// A connection learned that it is in a live room: it is due the messages from now on.
     Joined {
-        /// Which connection.
+        /// Connection.
         session: u64,
-        /// The room.
+        /// Live room.
         conv: I,
-        /// Its node.
+        /// Node of the connection.
         node: I,
     },
-    /// A node has ended, and not as planned: what it had not passed on is lost.
+    /// A node was killed: what it had not passed on is lost.
     Down {
-        /// Which.
+        /// Node that ended.
         node: I,
     },
-    /// An administrator's change was answered.
+    /// A change by an administrator was answered.
     Member {
-        /// The group.
+        /// Group.
         conv: I,
-        /// Whom it concerns.
+        /// User that was changed.
         user: I,
-        /// What.
+        /// Kind of the change.
         change: Change,
-        /// Its seq.
+        /// Seq of the change.
         seq: u64,
     },
     /// A login was answered.
     Open {
-        /// Who.
+        /// User that logged in.
         user: I,
-        /// On which device.
+        /// Device that logged in.
         device: I,
-        /// The connection, from now on.
+        /// Connection, from now on.
         session: u64,
     },
     /// A connection ended.
     Close {
-        /// Which.
+        /// Connection.
         session: u64,
-        /// The code of the broker's `close`; 0 = it broke.
+        /// Code of the broker's `close`; 0 if the connection broke.
         code: u16,
     },
-    /// A device says that it has everything, after it asked and pulled at the end.
+    /// A device reports that it has everything, after it synced and pulled at the end.
     Complete {
-        /// Whose.
+        /// User of the device.
         user: I,
-        /// Which device.
+        /// Device.
         device: I,
-        /// Whether pushes may be lost without a word, because a hint brings them from another node.
+        /// Whether pushes may be lost without notice, because a hint from another node announces them.
         hints: bool,
     },
     /// A client is about to move the read mark of its user.
     ReadInv {
-        /// Whose.
+        /// User of the mark.
         user: I,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// Everything up to here is read.
+        /// Seq up to which everything is read.
         seq: u64,
     },
-    /// That was answered, or another device of the user heard of it.
+    /// A read was answered, or another device of the user got the receipt.
     ReadOk {
-        /// Whose.
+        /// User of the mark.
         user: I,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// Everything up to here is read.
+        /// Seq up to which everything is read.
         seq: u64,
     },
-    /// A connection is about to ask where all conversations of its user stand.
+    /// A connection is about to send `sync`.
     SyncInv {
-        /// Which connection.
+        /// Connection.
         session: u64,
     },
-    /// It is told of one.
+    /// A connection got the state of a conversation.
     State {
-        /// Whose.
+        /// User of the connection.
         user: I,
-        /// Which connection.
+        /// Connection.
         session: u64,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// The last seq that there is for the user.
+        /// Last seq that the user sees.
         max: u64,
-        /// Up to where it is read.
+        /// Seq up to which everything is read.
         read: u64,
-        /// How many messages of others lie above.
+        /// Number of messages of others above `read`.
         unread: u64,
     },
-    /// It is told that this was all.
+    /// A connection got the end of a `sync`.
     SyncEnd {
-        /// Which connection.
+        /// Connection.
         session: u64,
-        /// How many messages are unread in all of them.
+        /// Number of unread messages in all conversations.
         unread: u64,
     },
-    /// A device was taken away at the end, its connection broken: only presence is asked for after that.
+    /// A device was disconnected at the end: only its presence is checked after that.
     Left {
-        /// Whose.
+        /// User of the device.
         user: I,
-        /// Which device.
+        /// Device.
         device: I,
     },
-    /// What a node says of a device at the end, after time enough.
+    /// A node reported the presence of a device at the end, after enough time.
     Presence {
-        /// The node.
+        /// Node.
         node: I,
-        /// Whose.
+        /// User of the device.
         user: I,
-        /// Which device.
+        /// Device.
         device: I,
-        /// Whether it is connected.
+        /// Whether the node reports it as connected.
         online: bool,
     },
     /// A fault begins or ends.
     Nemesis {
-        /// Begins.
+        /// Whether it begins.
         on: bool,
-        /// Which: a word, and after a colon the node that it is about, if it is about one.
+        /// Name of the fault; a fault of one node has the node after a colon.
         fault: I,
     },
-    /// A message in the log of the store, at the end.
+    /// The store has a message at the end.
     LogMessage {
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// Its seq.
+        /// Seq of the message.
         seq: u64,
-        /// Who sent it.
+        /// User that sent it.
         sender: I,
-        /// On which device.
+        /// Device that sent it.
         device: I,
-        /// The message.
+        /// Id of the message.
         cid: I,
-        /// A hash of what it says.
+        /// Hash of the content.
         body: u64,
     },
-    /// A change of members in the log of the store; one for each user, with the same seq.
+    /// The store has a change of members at the end: one event for each user, all with the same seq.
     LogMember {
-        /// The group.
+        /// Group.
         conv: I,
-        /// Its seq.
+        /// Seq of the change.
         seq: u64,
-        /// Whom it concerns.
+        /// User that was changed.
         user: I,
-        /// What.
+        /// Kind of the change.
         change: Change,
     },
-    /// A read mark in the store, at the end; one for each conversation of each user, 0 where nothing was read.
+    /// The store has a read mark at the end: one event for each conversation of each user, 0 where nothing was read.
     LogRead {
-        /// Whose.
+        /// User of the mark.
         user: I,
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// Everything up to here is read.
+        /// Seq up to which everything is read.
         seq: u64,
     },
-    /// The log of the store says that these are gone on purpose: retention.
+    /// The store declares a range as removed by retention.
     LogGap {
-        /// Where.
+        /// Conversation.
         conv: I,
-        /// The first.
+        /// First seq of the range.
         first: u64,
-        /// The last.
+        /// Last seq of the range.
         last: u64,
     },
 }
 
-/// An event and when it was recorded.
+/// An event and the time at which it was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamped<I> {
     /// Nanoseconds on one monotonic clock.
     pub at: u64,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub event: Event<I>,
 }
 
 impl<I> Event<I> {
-    /// The same with other names.
+    /// Returns the event with other names.
     #[rustfmt::skip]
     pub fn map<J>(self, mut f: impl FnMut(I) -> J) -> Event<J> {
         use Event as E;

@@ -1,13 +1,13 @@
-//! A history: events with short names, from and to JSON lines.
+//! A history: events with short names, read from and written to JSON lines.
 
 use foldhash::HashMap;
 
 use super::event::{Event, Stamped};
 
-/// A name, by its number in a history.
+/// Number that stands for a name in a history.
 pub type Id = u32;
 
-/// What was recorded, in order.
+/// Recorded events, in order.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     names: Vec<Box<str>>,
@@ -16,24 +16,24 @@ pub struct History {
     pub events: Vec<Stamped<Id>>,
 }
 
-/// A line that is no event.
+/// A line that is not an event.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line} of the history: {error}")]
 pub struct JsonError {
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Error of the parser.
     pub error: serde_json::Error,
 }
 
 impl History {
-    /// Adds what happened at `at`, with its names in full.
+    /// Adds an event with its names in full.
     pub fn push<S: AsRef<str>>(&mut self, at: u64, event: Event<S>) {
         let event = event.map(|name| self.number(name.as_ref()));
         self.events.push(Stamped { at, event });
     }
 
-    /// The number of a name.
+    /// Returns the number of a name, and adds the name if it is new.
     pub fn number(&mut self, name: &str) -> Id {
         if let Some(number) = self.numbers.get(name) {
             return *number;
@@ -44,20 +44,20 @@ impl History {
         number
     }
 
-    /// The number of a name that was heard before.
+    /// Returns the number of a known name.
     pub fn find(&self, name: &str) -> Option<Id> {
         self.numbers.get(name).copied()
     }
 
-    /// The name with that number.
+    /// Returns the name with that number.
     pub fn name(&self, id: Id) -> &str {
         self.names.get(id as usize).map_or("?", |name| name)
     }
 
-    /// An event as a line of JSON, without its end.
+    /// Returns an event as a line of JSON, without its end.
     ///
     /// # Errors
-    /// None that an event can cause.
+    /// No event causes an error.
     pub fn line(&self, event: &Stamped<Id>) -> serde_json::Result<String> {
         let event = Stamped { at: event.at, event: event.event.map(|id| self.name(id)) };
         serde_json::to_string(&event)
@@ -66,7 +66,7 @@ impl History {
     /// Reads JSON lines; empty ones are skipped.
     ///
     /// # Errors
-    /// Names the first line that is no event.
+    /// Fails at the first line that is not an event.
     pub fn parse(text: &str) -> Result<Self, JsonError> {
         let mut history = Self::default();
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

@@ -1,4 +1,4 @@
-//! Rules 9 and 10: read marks only move forward, and unread is what the log has of others above them.
+//! Rules 9 and 10: read marks only move forward, and the unread count is that of the log.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use super::{Checker, Event, Id, sends::Row};
 /// A user in a conversation.
 type Place = (Id, Id);
 
-/// What was asked and told of read marks so far.
+/// Read marks that were requested and reported so far.
 #[derive(Default)]
 struct Marks {
-    /// What surely held from which event on; both rise.
+    /// Marks that surely held, with the event from which they did; both rise.
     known: BTreeMap<Place, Vec<(usize, u64)>>,
-    /// The furthest that anybody asked for.
+    /// Highest requested marks.
     asked: HashMap<Place, u64>,
-    /// The last question of each connection, and what the answers to it call unread so far.
+    /// Event of the last `sync` of each connection, and the sum of its unread counts so far.
     syncs: HashMap<u64, (usize, u64)>,
-    /// Marks in the store.
+    /// Marks in the store at the end.
     kept: BTreeMap<Place, (usize, u64)>,
 }
 
@@ -30,7 +30,7 @@ impl Marks {
         }
     }
 
-    /// What held at that event.
+    /// Returns the mark that held at an event.
     fn floor(&self, at: usize, place: Place) -> u64 {
         let known = self.known.get(&place).map_or(&[][..], Vec::as_slice);
         let before = known.partition_point(|(since, _)| *since < at);
@@ -38,7 +38,7 @@ impl Marks {
     }
 }
 
-/// The messages of each conversation, ascending: of everybody, and of each sender.
+/// Seqs of the messages of each conversation, ascending: of all senders, and of each sender.
 #[derive(Default)]
 struct Said {
     all: HashMap<Id, Vec<u64>>,
@@ -46,7 +46,7 @@ struct Said {
 }
 
 impl Said {
-    /// How many messages others than `user` said in `first..=last`.
+    /// Returns the number of messages of other users in `first..=last`.
     fn by_others(&self, user: Id, conv: Id, first: u64, last: u64) -> u64 {
         let within = |seqs: Option<&Vec<u64>>| {
             seqs.map_or(0, |seqs| {
@@ -58,7 +58,7 @@ impl Said {
 }
 
 impl Checker<'_> {
-    /// What states and the store say of read marks, against what was acked; and what they call unread, against the log.
+    /// Compares reported and stored read marks with acked ones, and unread counts with the log.
     pub(super) fn check_marks(&mut self) {
         let said = self.said();
         let mut marks = Marks::default();
@@ -105,7 +105,7 @@ impl Checker<'_> {
         self.check_kept(&marks);
     }
 
-    /// What the store has at the end; a history without any such word was not read from a store that has marks.
+    /// Checks the marks in the store; a history without any was not read from a store that has marks.
     fn check_kept(&mut self, marks: &Marks) {
         let end = self.history.events.len();
         for (place, (at, seq)) in &marks.kept {
@@ -129,7 +129,7 @@ impl Checker<'_> {
 
     fn check_asked(&mut self, at: usize, marks: &Marks, (user, conv): Place, read: u64) {
         let asked = marks.asked.get(&(user, conv)).copied().unwrap_or(0);
-        // Retention reads what it takes.
+        // Retention marks as read what it removes.
         let gaps = self.logs.get(&conv).map_or(&[][..], |log| log.gaps.as_slice());
         let gone = gaps.iter().map(|(_, _, last)| *last).max().unwrap_or(0);
         if read > asked.max(gone) {
@@ -139,7 +139,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Messages of others in `read + 1..=max`, said while the user was in.
+    /// Returns the number of messages of others in `read + 1..=max` while the user was a member.
     fn unread(&self, said: &Said, (user, conv): Place, read: u64, max: u64) -> u64 {
         let always = [(1, u64::MAX)];
         let spans = match self.pair(conv) {

@@ -1,13 +1,13 @@
-//! Rule 5: who was first stays first.
+//! Rule 5: the order of messages.
 
 use foldhash::{HashMap, HashMapExt as _};
 
 use super::{Checker, Event, Id};
 
 impl Checker<'_> {
-    /// Real time over all, and the order in which each connection and each chain wrote.
+    /// Checks the order in real time, of each connection, and of each chain.
     pub(super) fn check_order(&mut self) {
-        // The last seq in (conversation, connection), and in (conversation, user, device) for chains, with whose it is.
+        // Last seq by (conversation, connection), and for chains by (conversation, user, device), with its message.
         let mut sessions: HashMap<(Id, u64), u64> = HashMap::new();
         let mut chains: HashMap<(Id, Id, Id), (u64, Id)> = HashMap::new();
         let mut found = Vec::new();
@@ -21,7 +21,7 @@ impl Checker<'_> {
             if seq <= send.floor {
                 found.push(("real-time-inversion", at, cid, seq, send.floor));
             }
-            // What was sent again may have been stored by either attempt: only the chain says something of it.
+            // Either attempt of a repeated send may be the stored one: only its chain orders it.
             if send.attempts == 1 {
                 let last = sessions.entry((send.conv, send.session)).or_default();
                 if seq < *last {
@@ -43,9 +43,9 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a message was sent again after its sender had come into the conversation: its first attempt may have
-    /// been refused for good, which is an answer, and the chain went on. When that answer is lost the retry must be
-    /// refused again (ADR 3), or it comes in behind its successors.
+    /// Returns whether a message was repeated after its sender had joined the conversation. Its first attempt may have
+    /// been refused permanently, which is an answer, and the chain went on. When that answer is lost the retry must be
+    /// refused again (ADR 3), or the message is stored after its successors.
     fn was_let_in_late(&self, cid: Id) -> bool {
         let Some(send) = self.sends.get(&cid).filter(|send| send.attempts > 1) else { return false };
         let spans = self.logs.get(&send.conv).and_then(|log| log.members.get(&send.user));

@@ -1,4 +1,5 @@
-//! Rule 11: at the end every node knows who is connected. That a node says nothing for a while meanwhile is not judged.
+//! Rule 11: at the end every node reports who is connected. A node that reports nothing for a while before that is not
+//! judged.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use foldhash::HashSet;
 use super::{Checker, Event, Id};
 
 impl Checker<'_> {
-    /// What nodes say of devices, against the connections that are open.
+    /// Compares reports of nodes on devices with the open connections.
     pub(super) fn check_presence(&mut self) {
         let mut open: BTreeMap<u64, (Id, Id)> = BTreeMap::new();
         let mut left: HashSet<(Id, Id)> = HashSet::default();

@@ -1,8 +1,8 @@
-//! Live rooms: what is said reaches who is there, in its speaker's order, or they hear that some of it is missing.
+//! Live rooms: a message reaches the members in its speaker's order, or they learn that some are missing.
 //!
-//! On one node the word of a loss is there within [`super::Budget::excuse_ns`]. Between two nodes a fault that concerns either
-//! of them, or the way between them, delays it until [`super::Budget::settle_ns`] after its end; another that begins before
-//! then delays it again. Kafka and Postgres are not on the way of a room.
+//! On one node a loss is announced within [`super::Budget::excuse_ns`]. Between two nodes a fault of either of them, or
+//! of the network between them, delays the announcement until [`super::Budget::settle_ns`] after its end; a fault that
+//! begins before then delays it again. Rooms do not use Kafka and Postgres.
 
 use std::collections::BTreeMap;
 
@@ -10,47 +10,47 @@ use foldhash::{HashMap, HashSet};
 
 use super::{Checker, Event, Id, delivery::Got};
 
-/// What was said and heard in live rooms.
+/// Messages of live rooms, and what connections got of them.
 #[derive(Default)]
 pub(super) struct Rooms {
     /// The acks of each room: event and message.
     acks: HashMap<Id, Vec<(usize, Id)>>,
-    /// What had a number of a room first.
+    /// First message with a number of a room.
     numbers: HashMap<(Id, u64), Id>,
     /// Connections in rooms.
     stays: BTreeMap<(u64, Id), Stay>,
-    /// Where a connection in a room is.
+    /// Node of a connection in a room.
     nodes: HashMap<u64, Id>,
-    /// Nodes that ended, and when.
+    /// Nodes that were killed, and when.
     downs: Vec<(Id, u64)>,
     faults: Vec<Fault>,
 }
 
-/// One connection in one room.
+/// A connection in a room.
 #[derive(Default)]
 struct Stay {
-    /// The event by which it knew that it was in.
+    /// Event by which the connection learned that it is in the room.
     joined: Option<usize>,
-    /// Its first push, and its last.
+    /// Events of its first push and of its last.
     span: Option<(usize, usize)>,
     ids: HashSet<Id>,
-    /// How many it was told to have missed, and where it was told that nobody knows how many.
+    /// Number of messages announced as missed, and events of announcements without a number.
     shed: u64,
     uncounted: Vec<usize>,
-    /// What it heard last of each other connection, by its place among what that one sent.
+    /// First attempt of the last message got from each other connection.
     heard: HashMap<u64, usize>,
 }
 
-/// From when to when something was broken.
+/// Time from the start of a fault to its end.
 struct Fault {
     from: u64,
     to: u64,
-    /// The node that it was about; none = the way between all of them.
+    /// Node that it struck; `None` for the network between all nodes.
     node: Option<Id>,
 }
 
 impl Checker<'_> {
-    /// A room has given a number away.
+    /// Notes the ack of a message to a room.
     pub(super) fn note_room_ack(&mut self, at: usize, cid: Id, seq: u64) {
         let Some(conv) = self.sends.get(&cid).map(|send| send.conv) else { return };
         self.rooms.acks.entry(conv).or_default().push((at, cid));
@@ -66,12 +66,12 @@ impl Checker<'_> {
         }
     }
 
-    /// A connection is in a room.
+    /// Notes that a connection is in a room.
     pub(super) fn note_stay(&mut self, at: usize, stay: (u64, Id)) {
         self.rooms.stays.entry(stay).or_default().joined.get_or_insert(at);
     }
 
-    /// A connection was told that it missed something.
+    /// Notes an announcement of missed messages.
     pub(super) fn note_shed(&mut self, at: usize, stay: (u64, Id), count: u64) {
         self.report.shed += count;
         let stay = self.rooms.stays.entry(stay).or_default();
@@ -81,14 +81,14 @@ impl Checker<'_> {
         }
     }
 
-    /// A push of a room, of something that somebody sent.
+    /// Notes a push of a message to a room.
     pub(super) fn note_talk(&mut self, got: Got) {
         let Some(cid) = got.cid else { return };
         self.note_number(got.at, got.conv, got.seq, cid);
         let stay = self.rooms.stays.entry((got.session, got.conv)).or_default();
         stay.span = Some((stay.span.map_or(got.at, |(first, _)| first), got.at));
         let is_new = stay.ids.insert(cid);
-        // Each attempt is a message of its own, and fanned out again.
+        // Each attempt is a message of its own, and is fanned out again.
         let Some(send) = self.sends.get(&cid).filter(|send| send.attempts == 1) else { return };
         let before = stay.heard.insert(send.session, send.first);
         if !is_new {
@@ -98,7 +98,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What each connection missed in its rooms, against what it was told.
+    /// Compares what each connection missed in its rooms with what was announced.
     pub(super) fn check_rooms(&mut self) {
         self.note_accidents();
         for ((session, conv), stay) in std::mem::take(&mut self.rooms.stays) {
@@ -125,7 +125,7 @@ impl Checker<'_> {
                     };
                     let node = node.map(|node| self.history.find(node));
                     let off_the_way = kind.starts_with("kafka") || kind.starts_with("postgres");
-                    // One about a node where nobody is concerns nobody.
+                    // A fault of a node without connections strikes none of them.
                     if !off_the_way && node != Some(None) {
                         self.rooms.faults.push(Fault { from, to: stamped.at, node: node.flatten() });
                     }
@@ -136,7 +136,7 @@ impl Checker<'_> {
         self.rooms.faults.sort_by_key(|fault| fault.from);
     }
 
-    /// Until when the word of something that was accepted at `from` has come, or the thing itself.
+    /// Returns the time by which a message accepted at `from` has come, or its loss was announced.
     fn word_by(&self, from: u64, nodes: (Option<Id>, Option<Id>)) -> u64 {
         let mut by = from + self.budget.excuse_ns;
         if nodes.0 == nodes.1 {
@@ -152,7 +152,8 @@ impl Checker<'_> {
         by
     }
 
-    /// Messages that were sent after it was in and must have come, or the word of them, before its last push.
+    /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before its
+    /// last push.
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
         let Some((first, last)) = stay.span else { return };
         let since = stay.joined.unwrap_or(first);

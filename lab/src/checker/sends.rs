@@ -1,10 +1,10 @@
-//! Rules 1 to 4 and 6: what was sent and answered, against the log.
+//! Rules 1 to 4 and 6: sends and answers, compared with the log.
 
 use std::collections::BTreeMap;
 
 use super::{Change, Checker, Event, Id};
 
-/// A message, over all its attempts.
+/// A message with all its attempts.
 pub(super) struct Send {
     pub(super) first: usize,
     pub(super) user: Id,
@@ -13,32 +13,32 @@ pub(super) struct Send {
     pub(super) conv: Id,
     pub(super) body: u64,
     pub(super) attempts: u32,
-    /// The last attempt, and over which connection.
+    /// Event and connection of the last attempt.
     pub(super) last: (usize, u64),
     pub(super) chained: bool,
-    /// Its seq by the first ack, and the event.
+    /// Seq and event of the first ack.
     pub(super) ok: Option<(u64, usize)>,
     pub(super) failed: Option<usize>,
-    /// Where the log has it.
+    /// Seq in the log.
     pub(super) stored: Option<u64>,
-    /// The highest seq of the conversation that was acked before it was first sent.
+    /// Highest seq of the conversation that was acked before the first attempt.
     pub(super) floor: u64,
 }
 
-/// What the log has at a seq.
+/// Entry of the log at a seq.
 #[derive(Clone, Copy)]
 pub(super) enum Row {
     Message { cid: Id },
     Member,
 }
 
-/// A conversation at the end.
+/// Log of a conversation at the end.
 #[derive(Default)]
 pub(super) struct Log {
     pub(super) rows: BTreeMap<u64, Row>,
-    /// What is declared to be gone.
+    /// Ranges that are declared as removed, with their events.
     pub(super) gaps: Vec<(usize, u64, u64)>,
-    /// Who was in, from and to which seq, both included.
+    /// Ranges of seqs in which a user was a member, both ends included.
     pub(super) members: BTreeMap<Id, Vec<(u64, u64)>>,
 }
 
@@ -60,7 +60,7 @@ impl Log {
 }
 
 impl Checker<'_> {
-    /// Puts sends and log rows where the rules find them.
+    /// Indexes sends and log rows for the rules.
     pub(super) fn index(&mut self) {
         // The highest acked seq of each conversation so far.
         let mut acked: BTreeMap<Id, u64> = BTreeMap::new();
@@ -125,7 +125,7 @@ impl Checker<'_> {
         let room = self.history.name(send.conv).starts_with("r:");
         match send.ok {
             None => send.ok = Some((seq, at)),
-            // Live rooms number each copy: nothing is remembered there.
+            // Live rooms number each attempt: they remember no ids.
             Some((before, _)) if before != seq && !room => {
                 let what = move |h: &super::History| format!("{} had {before}, then {seq}", h.name(cid));
                 self.broken("ack-differs-on-retry", at, what);
@@ -163,7 +163,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Acks and refusals against the log.
+    /// Compares acks and refusals with the log.
     pub(super) fn check_sends(&mut self) {
         let mut found = Vec::new();
         let (mut acked, mut refused) = (0, 0);
@@ -204,7 +204,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Holes.
+    /// Checks the holes of each log.
     pub(super) fn check_logs(&mut self) {
         let (mut holes, mut false_gaps) = (Vec::new(), Vec::new());
         for (conv, log) in &self.logs {
@@ -213,7 +213,7 @@ impl Checker<'_> {
                     false_gaps.push((at, *conv, *seq));
                 }
             }
-            // Seqs begin at 1: what is missing before the first row is a hole like any other.
+            // Seqs begin at 1, so missing seqs before the first row are a hole, too.
             let mut expected = 1;
             for seq in log.rows.keys() {
                 while expected < *seq {

@@ -9,7 +9,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A history in the making: one event a millisecond.
+/// A history under construction, with one event per millisecond.
 #[derive(Clone, Default)]
 struct Tape(Vec<Stamped<String>>);
 
@@ -52,14 +52,14 @@ impl Tape {
         history
     }
 
-    /// The rules that are broken, after this change.
+    /// Returns the rules that are broken after a change.
     fn with(&self, change: impl FnOnce(&mut Vec<Stamped<String>>)) -> Vec<&'static str> {
         let mut changed = self.clone();
         change(&mut changed.0);
         check(&changed.history(), Budget::default()).broken.into_keys().collect()
     }
 
-    /// The place of the first event of which this is true.
+    /// Returns the index of the first event that fits.
     fn at(&self, wanted: impl Fn(&Event<String>) -> bool) -> usize {
         self.0.iter().position(|it| wanted(&it.event)).unwrap()
     }
@@ -73,7 +73,7 @@ const ANN: (&str, u64) = ("ann", 1);
 const BOB: (&str, u64) = ("bob", 2);
 const DAN: (&str, u64) = ("dan", 3);
 
-/// Two talk; a third is in their group until it is removed.
+/// Returns a history in which two users talk, and a third is in their group until it is removed.
 fn clean() -> Tape {
     let mut tape = Tape::default();
     for (user, session) in [ANN, BOB, DAN] {
@@ -156,7 +156,7 @@ fn what_is_allowed_is_counted_and_not_judged() {
     let report = check(&repeated.history(), Budget::default());
     assert!(report.is_clean(), "{:#?}", report.violations);
     assert_eq!(report.repeated, 1);
-    // A hole that is seen just before the connection breaks: the word of it may have been on its way.
+    // A hole just before a disconnect: its announcement may have been in flight.
     let mut cut = tape.clone();
     cut.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
     cut.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
@@ -179,7 +179,7 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
         lost.0.push(Stamped { at: lost.0.len() as u64 * MS, event: complete(user) });
     }
     assert_eq!(lost.with(|_| {}), ["never-got"]);
-    // A hole that fills by itself is none for them.
+    // A hole that fills without a pull is no violation for a device that pulls.
     let mut late = tape.clone();
     late.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
     let push = late.0.remove(late.at(is_push("a2", Via::Push)));
@@ -188,7 +188,7 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
     assert!(late.with(|_| {}).contains(&"non-monotonic"));
     let last = late.0.len() as u64 * MS;
     assert!(late.with(|it| it.push(Stamped { at: last, event: complete("bob") })).is_empty());
-    // Over another connection of the device, later, because it asked: that is as good.
+    // A pull over a later connection of the device is as good.
     let pull = Event::Recv {
         user: "bob".into(),
         device: "p".into(),
@@ -294,7 +294,7 @@ fn what_came_is_not_what_was_sent() {
     assert_eq!(early, ["time-travel"]);
 }
 
-/// Gives two messages each other's seq everywhere.
+/// Swaps the seqs of two messages everywhere.
 fn swap(it: &mut [Stamped<String>], one: (&str, u64), two: (&str, u64)) {
     for event in it {
         if let Event::SendOk { cid, seq, .. }
@@ -322,7 +322,7 @@ fn order_is_lost() {
     assert!(late.contains(&"real-time-inversion"), "{late:?}");
 }
 
-/// Refused while it was no member, the answer lost, and sent again as a member: the refusal was forgotten.
+/// The send was refused before its sender joined, the refusal was lost, and the retry of the member was accepted.
 #[test]
 fn a_retry_after_a_join_is_let_in_behind_its_successors() {
     let mut tape = Tape::default();

@@ -1,14 +1,14 @@
-//! A report in words: a line of counts, then the promises that were broken.
+//! Prints a report: a line of counts, then the broken promises.
 
 use anyhow::bail;
 
 use super::Report;
 
 impl Report {
-    /// Prints the counts, and the violations that were kept in words.
+    /// Prints the counts, and the violations that are described.
     ///
     /// # Errors
-    /// A promise was broken.
+    /// Fails when a promise was broken.
     pub fn judge(&self) -> anyhow::Result<()> {
         eprintln!(
             "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps announced, {} excused, {} faults, longest recovery {} ms; \

@@ -1,4 +1,4 @@
-//! One-to-one messages: sends what is due, until an order is carried out and everything sent has arrived.
+//! One-to-one messages: sends what is due until the order is carried out and everything sent has arrived.
 
 use super::{
     Driver,
@@ -14,20 +14,20 @@ use crate::bench::{
 use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 
-/// A message whose answer or push has not come by then is lost.
+/// Time after which a missing answer or push is lost.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// Unanswered messages of a connection at a rate that the server does not keep up with; more end the run.
+/// Most unanswered messages of a connection at a rate that the server can't sustain; more end the run.
 const WAITING_MAX: usize = 65_536;
 
-/// One order while it is carried out.
+/// State of an order.
 struct Run<'a> {
     chat: &'a Chat,
     tally: Tally,
     began: u64,
     sent: u64,
-    /// Number of the last message of each sender before this order.
+    /// Number of the last message of each sender before the order.
     before: Vec<u32>,
-    /// The time of this turn.
+    /// Time of this turn.
     now: u64,
 }
 
@@ -112,7 +112,7 @@ impl Driver {
         })
     }
 
-    /// Messages after which the order is carried out, if that does not depend on time.
+    /// Returns the number of messages that carry out the order, unless it depends on time.
     fn wanted(&self, chat: &Chat) -> Option<u64> {
         match chat.until {
             Until::Time { .. } => None,
@@ -121,7 +121,7 @@ impl Driver {
         }
     }
 
-    /// Conversations that `slot` writes to.
+    /// Returns the number of conversations that `slot` writes to.
     fn degree(&self, chat: &Chat, slot: usize) -> usize {
         match chat.to {
             To::Absent(count) => share(count, chat.senders.len(), slot - chat.senders.start),
@@ -130,7 +130,7 @@ impl Driver {
         }
     }
 
-    /// Whether `slot` has written everything that the order wants of it.
+    /// Returns whether `slot` has written everything that the order asks of it.
     fn is_done(&self, run: &Run<'_>, slot: usize) -> bool {
         match run.chat.until {
             Until::Time { .. } => false,
@@ -142,7 +142,7 @@ impl Driver {
         }
     }
 
-    /// Sends what is due, all of a connection with one call.
+    /// Sends what is due, with one call per connection.
     fn send_due(&mut self, run: &mut Run<'_>) -> Result<()> {
         let mut out = Vec::new();
         let senders = run.chat.senders.clone();
@@ -172,7 +172,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Puts the next message of `slot` into `out`.
+    /// Appends the next message of `slot` to `out`.
     fn put(&mut self, run: &mut Run<'_>, slot: usize, time: u64, out: &mut Vec<u8>) {
         let degree = self.degree(run.chat, slot);
         let talker = &mut self.talk.talkers[slot];

@@ -1,7 +1,7 @@
-//! Conversations of two among connections in a circle: which there are, and with whom a connection talks.
+//! Conversations of two among connections in a circle: which there are, and who takes part in them.
 
 /// Conversations of two among `users` connections, an even number, by index: first all between neighbours, then all
-/// between those who are two apart, and so on; so every connection has as many as the others, give or take one.
+/// between connections that are two apart, and so on. So every connection has as many as the others, give or take one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Circle {
     users: usize,
@@ -12,12 +12,12 @@ impl Circle {
         Self { users }
     }
 
-    /// Most conversations of two that there are.
+    /// Returns the largest number of conversations of two.
     pub(super) const fn conversations_max(self) -> usize {
         self.users * self.users.saturating_sub(1) / 2
     }
 
-    /// Index of the conversation of `one` and `other`, and which of its two sides `one` is.
+    /// Returns the index of the conversation of `one` and `other`, and the side of `one`.
     pub(super) fn index(self, one: usize, other: usize) -> (usize, usize) {
         let apart = (other + self.users - one) % self.users;
         let forward = apart * 2 < self.users || apart * 2 == self.users && one < other;
@@ -25,23 +25,23 @@ impl Circle {
         ((apart - 1) * self.users + start, usize::from(!forward))
     }
 
-    /// Who is on the other side of a conversation.
+    /// Returns the connection on the other side of a conversation.
     pub(super) const fn other(self, index: usize, side: usize) -> usize {
         let (start, apart) = (index % self.users, index / self.users + 1);
         if side == 0 { (start + apart) % self.users } else { start }
     }
 
-    /// Which side of a conversation of its own `slot` is.
+    /// Returns the side of `slot` in one of its conversations.
     pub(super) const fn side(self, index: usize, slot: usize) -> usize {
         (index % self.users != slot) as usize
     }
 
-    /// Conversations of `slot` among the first `count`.
+    /// Returns the number of conversations of `slot` among the first `count`.
     pub(super) fn degree(self, slot: usize, count: usize) -> usize {
         self.ahead(slot, count) + self.back(slot, count)
     }
 
-    /// The other side of the `nth` of them.
+    /// Returns the other side of the `nth` of them.
     pub(super) fn partner(self, slot: usize, count: usize, nth: usize) -> usize {
         let ahead = self.ahead(slot, count);
         if nth < ahead {
@@ -51,12 +51,12 @@ impl Circle {
         }
     }
 
-    /// Conversations that begin at `slot`.
+    /// Returns the number of conversations that begin at `slot`.
     fn ahead(self, slot: usize, count: usize) -> usize {
         count / self.users + usize::from(slot < count % self.users)
     }
 
-    /// Conversations that end at `slot`.
+    /// Returns the number of conversations that end at `slot`.
     fn back(self, slot: usize, count: usize) -> usize {
         let full = count / self.users;
         let start = (slot + self.users - (full + 1) % self.users) % self.users;
@@ -64,7 +64,7 @@ impl Circle {
     }
 }
 
-/// The `nth` of `parts` nearly equal parts of `total`.
+/// Returns the `nth` of `parts` nearly equal parts of `total`.
 pub(super) const fn share(total: usize, parts: usize, nth: usize) -> usize {
     total / parts + (nth < total % parts) as usize
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// The two of each conversation, by its index.
+    /// Returns the sides of each conversation, by its index.
     fn all(users: usize, count: usize) -> BTreeMap<usize, Vec<(usize, usize)>> {
         let circle = Circle::new(users);
         let mut all: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();

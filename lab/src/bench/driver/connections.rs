@@ -1,4 +1,4 @@
-//! All connections of a load generator: a few words a connection, one read buffer for all.
+//! All connections of a load generator: few words for each connection, and one read buffer for all.
 
 use super::source::{Source, connecting};
 use crate::bench::{
@@ -14,52 +14,52 @@ use rustix::{
 };
 use std::{collections::HashMap, net::SocketAddrV4, time::Duration};
 
-/// Bytes taken from the kernel at a time.
+/// Most bytes of one read.
 const BUFFER: usize = 256 * 1024;
 
-/// Bytes that wait for a server that reads too slowly; more end the run.
+/// Most bytes that wait for a server that reads too slowly; more end the run.
 const UNSENT_MAX: usize = 16 << 20;
 
-/// One connection. A test holds it to 64 bytes.
+/// A connection; a test limits it to 64 bytes.
 pub(super) struct Conn {
     pub(super) fd: OwnedFd,
     pub(super) phase: Phase,
-    /// Last seq seen, last message number seen.
+    /// Last seq, and last message number.
     pub(super) seq: u64,
     pub(super) number: u32,
-    /// Messages received, and messages that the server said it left out.
+    /// Messages received, and messages that the server announced as left out.
     pub(super) received: u32,
     pub(super) shed: u32,
-    /// Which user it is.
+    /// Number of the user.
     pub(super) user: u32,
-    /// The start of a frame whose end has not come.
+    /// Start of an incomplete frame.
     tail: Option<Box<[u8]>>,
 }
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// The kernel is shaking hands.
     Connecting,
-    /// Connected; the WebSocket upgrade or a raw loop's first byte is on its way.
+    /// Connected; the WebSocket upgrade or the first byte of a raw loop is awaited.
     Upgrading,
-    /// `Hello` is on its way.
+    /// The answer to `Hello` is awaited.
     Greeting,
-    /// `Join` is on its way.
+    /// The answer to `Join` is awaited.
     Joining,
-    /// In use.
+    /// The connection is in use.
     Ready,
 }
 
-/// What came on a connection.
+/// An event of a connection.
 pub(super) enum Heard<'a> {
-    /// It can be written to; said at least once, after the handshake of the kernel.
+    /// It can be written to; reported at least once, after the handshake of the kernel.
     Writable,
-    /// Bytes of a server that speaks no frames, or of an upgrade.
+    /// Bytes of a server that uses no frames, or of an upgrade.
     Bytes(&'a [u8]),
     /// A frame.
     Frame(View<'a>),
-    /// The other side is gone.
+    /// The other side has closed.
     Gone,
 }
 
@@ -74,11 +74,11 @@ pub(super) struct Connections {
     buffer: Vec<u8>,
     unsent: HashMap<usize, Vec<u8>>,
     source: Source,
-    /// Of the server; of several, each connection has the next.
+    /// Addresses of the server; each connection takes the next.
     addresses: Vec<SocketAddrV4>,
     framed: bool,
     transport: Transport,
-    /// `recv` calls that brought something.
+    /// Number of `recv` calls that returned bytes.
     pub(super) reads: u64,
 }
 
@@ -101,7 +101,7 @@ impl Connections {
         self.conns.iter().all(Option::is_none)
     }
 
-    /// Slots in use or used before.
+    /// Returns the number of slots that are or were in use.
     pub(super) fn len(&self) -> usize {
         self.conns.len()
     }
@@ -110,7 +110,7 @@ impl Connections {
         self.conns.get_mut(slot).and_then(Option::as_mut).with_context(|| format!("no connection {slot}"))
     }
 
-    /// All connections with their slots.
+    /// Returns all connections with their slots.
     pub(super) fn conns(&self) -> impl Iterator<Item = (usize, &Conn)> {
         self.conns.iter().enumerate().filter_map(|(slot, conn)| conn.as_ref().map(|conn| (slot, conn)))
     }
@@ -149,7 +149,7 @@ impl Connections {
         self.unsent.clear();
     }
 
-    /// Sends `bytes`; what the kernel does not take now goes out when it does, in order.
+    /// Sends `bytes`. Those that the kernel does not take now are sent later, in order.
     pub(super) fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
         if let Some(unsent) = self.unsent.get_mut(&slot) {
             ensure!(unsent.len() + bytes.len() <= UNSENT_MAX, "connection {slot}: the server does not read");
@@ -174,7 +174,7 @@ impl Connections {
         match send(&self.conn(slot)?.fd, bytes, SendFlags::NOSIGNAL) {
             Ok(sent) => Ok(sent),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            // The hang-up is heard as an event of its own.
+            // The hang-up is reported as an event of its own.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(bytes.len()),
             Err(error) => Err(anyhow!(error)).with_context(|| format!("send on connection {slot}")),
         }
@@ -190,7 +190,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Waits at most `timeout` and tells `hear` what came. Pings of the server are answered here.
+    /// Waits at most `timeout`, and passes events to `hear`. Answers pings of the server.
     pub(super) fn turn(
         &mut self,
         timeout: Duration,
@@ -238,7 +238,7 @@ impl Connections {
             } else {
                 hear(slot, conn, Heard::Bytes(bytes))?;
             }
-            // A short read empties the socket; what comes later is an edge of its own.
+            // A short read empties the socket; later bytes are an edge of their own.
             if count < self.buffer.len() && !ready.hangup {
                 break;
             }
@@ -247,7 +247,7 @@ impl Connections {
     }
 }
 
-/// Cuts `bytes` into frames, with what was kept of the last ones in front.
+/// Splits `bytes` into frames, after the kept start of an incomplete one.
 fn frames(
     transport: Transport,
     slot: usize,
@@ -280,7 +280,7 @@ fn frames(
     Ok(())
 }
 
-/// What a connection that ought to stay quiet and open said instead.
+/// Fails for an event that a connection which ought to stay open and quiet does not have.
 pub(super) fn surprise(slot: usize, heard: &Heard<'_>) -> Result<()> {
     match heard {
         Heard::Writable | Heard::Bytes(_) => Ok(()),

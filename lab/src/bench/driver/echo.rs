@@ -12,7 +12,7 @@ use crate::bench::{
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
-/// Ids of requests go round in here, so that all of them take two bytes.
+/// Range of request ids, each of which takes two bytes.
 const IDS: std::ops::Range<u32> = 128..16_000;
 
 impl Driver {
@@ -81,7 +81,7 @@ impl Driver {
         Ok(outcome)
     }
 
-    /// Takes the answers that are still on their way.
+    /// Receives the answers that are still in flight.
     fn settle(&mut self, answered: usize) -> Result<()> {
         let mut missing = self.users.saturating_sub(answered);
         let began = host::now_ns();

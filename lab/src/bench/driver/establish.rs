@@ -13,17 +13,17 @@ use std::{
     time::Duration,
 };
 
-/// A run that has not ended by then has failed.
+/// Time after which the logins have failed.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Wait before another try when the server names none.
+/// Delay before another attempt when the server names none.
 const RETRY_MS: u64 = 20;
-/// Tries in all, a user on average, before the server counts as unwilling.
+/// Most attempts per user on average, before the server counts as unwilling.
 const TRIES_PER_USER: u64 = 50;
 
-/// Who is to log in, and how.
+/// Users that log in, and how.
 pub(super) struct Plan {
     prefix: &'static str,
-    /// Number of the first of them.
+    /// Number of the first user.
     pub(super) first: usize,
     count: usize,
     parallel: usize,
@@ -32,18 +32,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Users `prefix0`… who stay.
+    /// Plans logins of users `prefix0`… who stay.
     pub(super) const fn keep(prefix: &'static str, count: usize, parallel: usize) -> Self {
         Self { prefix, first: 0, count, parallel, keep: true, room: None }
     }
 
-    /// Users `prefix0`… who leave when they are in.
+    /// Plans logins of users `prefix0`… who leave once they are logged in.
     pub(super) const fn leave(prefix: &'static str, count: usize, parallel: usize) -> Self {
         Self { prefix, first: 0, count, parallel, keep: false, room: None }
     }
 }
 
-/// What a connection needs next; done after the turn that heard it.
+/// The next step of a connection, done after the turn in which it became due.
 enum Todo {
     Greet,
     Upgraded,
@@ -52,34 +52,34 @@ enum Todo {
     Retry(u64),
 }
 
-/// How a connection begins.
+/// The beginning of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Opening {
-    /// The raw fan-out loop speaks first.
+    /// The raw fan-out loop sends first.
     Listen,
-    /// The raw echo loop knows no beginning.
+    /// The raw echo loop needs no beginning.
     None,
-    /// Upgrade if it is WebSocket, then `Hello`.
+    /// The client upgrades if it is on WebSocket, then sends `Hello`.
     Greet,
 }
 
 struct Work<'a> {
     plan: &'a Plan,
-    /// What the other side expects first.
+    /// The beginning that the server expects.
     opening: Opening,
     transport: Transport,
     upgrade: Vec<u8>,
     greetings: Vec<Vec<u8>>,
     base: usize,
     waiting: VecDeque<usize>,
-    /// Users to try again, by the time to do so.
+    /// Users to try again, by time.
     later: BinaryHeap<Reverse<(u64, usize)>>,
     free: Vec<usize>,
     in_flight: usize,
     outcome: Outcome,
 }
 
-/// Carries out `plan`; the outcome counts verified logins and says how long all of them took.
+/// Carries out `plan`. The outcome has the number of verified logins and the time for all of them.
 pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Plan) -> Result<Outcome> {
     ensure!(plan.count > 0 && plan.parallel > 0, "nobody to log in");
     let mut work = Work::new(connections.len(), setup, plan)?;
@@ -110,7 +110,7 @@ pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Pla
     Ok(work.outcome)
 }
 
-/// What to do about what a connection on its way in has heard.
+/// Returns the next step after an event of a connection that logs in.
 fn step(
     conn: &mut Conn,
     heard: &Heard<'_>,
@@ -123,7 +123,7 @@ fn step(
             conn.phase = Phase::Upgrading;
             Some(Todo::Greet)
         }
-        // The raw fan-out loop says with one byte that it has accepted.
+        // The raw fan-out loop confirms a connection with one byte.
         (Phase::Upgrading, Heard::Bytes(b"\0")) => Some(Todo::Done),
         (Phase::Ready, Heard::Gone) => bail!("user {} was closed by the server", conn.user),
         (_, Heard::Gone) => Some(Todo::Retry(RETRY_MS)),
@@ -155,7 +155,7 @@ fn step(
     })
 }
 
-/// When to come back, if the refusal says that coming back helps.
+/// Returns the delay before another attempt, if the refusal allows one.
 fn retry_after(view: &View<'_>) -> Result<u64> {
     let advice = wire::number_of(view.body, 4);
     let may_retry = if view.kind == kind::ERROR { advice != 0 } else { matches!(advice, 1 | 2) };
@@ -191,7 +191,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Opens as many connections as may be on their way.
+    /// Opens connections up to the allowed number of concurrent logins.
     fn start(&mut self, connections: &mut Connections, now: u64) -> Result<()> {
         while self.later.peek().is_some_and(|Reverse((due, _))| *due <= now) {
             if let Some(Reverse((_, user))) = self.later.pop() {
@@ -266,11 +266,11 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The first bytes of each user, signed beforehand so that signing is not measured.
+/// Returns the first bytes of each user. Their tokens are signed before the measurement.
 fn greetings(setup: &Setup, plan: &Plan) -> Result<Vec<Vec<u8>>> {
     let key = match &setup.peer {
         Peer::Tidegate { key } => admin::hex(key)?,
-        // A raw loop does not look at the token; it only has to have the same length.
+        // A raw loop ignores the token, which only needs the same length.
         _ => vec![0; 32],
     };
     let tidegate_ws = setup.transport == Transport::Ws && matches!(setup.peer, Peer::Tidegate { .. });

@@ -1,4 +1,4 @@
-//! One message at a time: the next is published when all copies of the last were read and checked.
+//! One message at a time: the next one is published when all copies of the last were read and checked.
 
 use super::{
     Driver,
@@ -15,14 +15,14 @@ use crate::bench::{
 use anyhow::{Context, Result, bail, ensure};
 use std::{collections::BTreeMap, time::Duration};
 
-/// A message whose copies have not all come by then is lost.
+/// Time after which a missing copy is lost.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 impl Driver {
     pub(super) fn fanout(&mut self, conversation: &str, messages: u32) -> Result<Outcome> {
         let users = self.users;
         let mut publisher = self.publisher.take().context("no publisher is connected")?;
-        // A reader that never sleeps spares both servers the wake-ups, whose cost scatters most.
+        // A reader that never sleeps spares both servers the wake-ups, whose cost varies most.
         let wait = if self.setup.spin { Duration::ZERO } else { Duration::from_millis(100) };
         let mut outcome = Outcome::default();
         let mut members = Members { conversation, copies: 0, lagging: BTreeMap::new(), lag: Lag::default() };
@@ -66,9 +66,9 @@ impl Driver {
 /// Receivers of the messages of an order.
 struct Members<'a> {
     conversation: &'a str,
-    /// Copies of the last message that have come.
+    /// Number of received copies of the last message.
     copies: usize,
-    /// Those who have something to pull.
+    /// Inboxes of receivers that have something to pull.
     lagging: BTreeMap<usize, Inbox>,
     lag: Lag,
 }
@@ -119,7 +119,7 @@ impl Members<'_> {
         let name = wire::conversation_of(view.body);
         ensure!(name == Some(self.conversation), "connection {slot}: {name:?} lacks messages");
         let max_seq = wire::number_of(view.body, 2);
-        // One that has nothing yet lacks the message just published, which is the last.
+        // A receiver that has nothing yet lacks the message just published, which is the last.
         let after = if conn.seq == 0 { max_seq.saturating_sub(1) } else { conn.seq };
         let inbox = self.lagging.entry(slot).or_insert_with(|| Inbox::after(after, conn.number));
         inbox.behind(max_seq, host::now_ns());
@@ -143,7 +143,7 @@ impl Members<'_> {
         Ok(())
     }
 
-    /// Ends the lag of one that has everything.
+    /// Ends the lag of a receiver that has everything.
     fn settle(&mut self, slot: usize, conn: &mut Conn) {
         if let Some(inbox) = self.lagging.get(&slot).filter(|inbox| inbox.is_whole()) {
             (conn.seq, conn.number) = inbox.position();
@@ -168,7 +168,7 @@ impl Members<'_> {
     }
 }
 
-/// A copy is right when it is the message just published, whole, the first of it, and next in its conversation.
+/// Checks that a copy is the message just published, intact, received once, and next in its conversation.
 fn check(slot: usize, conn: &mut Conn, view: &View<'_>, number: u32, pattern: &Pattern) -> Result<()> {
     let push = wire::push_view(view.body).context("a push that is no protobuf")?;
     stamp(slot, push.data, number, pattern)?;
@@ -183,7 +183,7 @@ fn check(slot: usize, conn: &mut Conn, view: &View<'_>, number: u32, pattern: &P
     Ok(())
 }
 
-/// Content of the message just published.
+/// Returns the header of the content, which has to be that of the message just published.
 fn stamp(slot: usize, data: &[u8], number: u32, pattern: &Pattern) -> Result<Stamp> {
     let stamp = pattern.check(data).with_context(|| format!("connection {slot}: damaged content"))?;
     ensure!(stamp.number == number, "connection {slot}: got message {}, wanted {number}", stamp.number);

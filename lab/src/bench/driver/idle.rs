@@ -1,4 +1,4 @@
-//! Quiet clients: nothing but a heartbeat now and then, evenly spread.
+//! Quiet clients, which only send a heartbeat now and then, evenly spread.
 
 use super::{
     Driver,
@@ -12,7 +12,7 @@ use crate::bench::{
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
-/// The empty frame, which is a ping.
+/// Returns the empty frame, which is a ping.
 pub(crate) fn beat(transport: wire::Transport) -> Vec<u8> {
     let mut beat = Vec::new();
     wire::put_client(transport, &[], &mut beat);
@@ -31,7 +31,7 @@ impl Driver {
         let (mut sent, mut heard_back) = (0u64, 0u64);
         loop {
             let now = host::now_ns();
-            // Beat `sent` is due at its share of the heartbeat interval.
+            // Heartbeat `sent` is due at its share of the interval.
             let due = ((now.min(end) - began) as u128 * u128::from(users)
                 / u128::from(heartbeat_ms * 1_000_000)) as u64;
             while sent < due {

@@ -3,20 +3,20 @@
 use anyhow::{Result, ensure};
 use std::collections::BTreeMap;
 
-/// Entries kept above a hole; a node has far fewer pushes unacked and sends unanswered.
+/// Most entries kept above a hole; a node has far fewer unacked pushes and unanswered sends.
 const HELD_MAX: usize = 65_536;
-/// Entries of one pull: the most that a node gives.
+/// Most entries of one pull, which is a node's limit.
 const PAGE_MAX: u64 = 200;
-/// A hole that `behind` named and no pull has narrowed for this long is a broken promise.
+/// Time in which a pull has to narrow a hole that `behind` named.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// One entry of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) seq: u64,
-    /// Written by this client, which therefore gets no push of it.
+    /// Whether this client wrote it, and so gets no push of it.
     pub(super) own: bool,
-    /// Rises with each message of its sender.
+    /// Number that rises with each message of the sender.
     pub(super) number: u32,
 }
 
@@ -27,24 +27,24 @@ pub(super) struct Pull {
     pub(super) limit: u64,
 }
 
-/// State of the pull of a conversation; there is one at a time.
+/// State of the only pull of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Query {
-    /// None is open.
+    /// No pull is open.
     #[default]
     Idle,
     /// The page after this cursor has not come.
     Open(u64),
-    /// Refused for the moment; to be sent again at this time.
+    /// The pull was temporarily refused, and is repeated at this time.
     Later(u64),
 }
 
 /// Entries of a conversation in seq order, with the holes that pulls have to fill.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    /// Everything up to here has come.
+    /// Seq up to which everything has come.
     complete: u64,
-    /// What has come above the first hole.
+    /// Entries above the first hole.
     held: BTreeMap<u64, Entry>,
     /// Last complete number of the other side, and of this client.
     numbers: [u32; 2],
@@ -61,17 +61,17 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// A client that has everything up to `seq`, whose message had `number`.
+    /// Creates the inbox of a client that has everything up to `seq`, the seq of message `number`.
     pub(super) fn after(seq: u64, number: u32) -> Self {
         Self { complete: seq, numbers: [number, 0], ackable: seq, acked: seq, pushed: seq, ..Self::default() }
     }
 
-    /// Last seq below which nothing is missing, and the last number of the other side there.
+    /// Returns the last seq below which nothing is missing, and the last number of the other side there.
     pub(super) fn position(&self) -> (u64, u32) {
         (self.complete, self.numbers[0])
     }
 
-    /// Takes a push in; returns false if its entry was here already, as after a resend.
+    /// Takes a push. Returns false if its entry is here already, as after a resend.
     pub(super) fn push(&mut self, seq: u64, number: u32) -> Result<bool> {
         if self.has(seq) {
             return Ok(false);
@@ -83,12 +83,12 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Takes an accepted message of this client in.
+    /// Takes an accepted message of this client.
     pub(super) fn accepted(&mut self, seq: u64, number: u32) -> Result<()> {
         if self.has(seq) { Ok(()) } else { self.take(Entry { seq, own: true, number }) }
     }
 
-    /// Notes that there is everything up to `max_seq`, to be pulled.
+    /// Notes that `behind` named everything up to `max_seq`, which has to be pulled.
     pub(super) fn behind(&mut self, max_seq: u64, now: u64) {
         if self.is_complete() {
             self.since = now;
@@ -96,7 +96,7 @@ impl Inbox {
         self.named = self.named.max(max_seq);
     }
 
-    /// The pull to send now, if one is due; it counts as sent.
+    /// Returns the pull to send now, if one is due, and counts it as sent.
     pub(super) fn pull(&mut self, now: u64) -> Option<Pull> {
         let is_due = match self.query {
             Query::Idle => true,
@@ -111,8 +111,8 @@ impl Inbox {
         Some(Pull { cursor, limit: (self.named - cursor).min(PAGE_MAX) })
     }
 
-    /// Takes the answer to the pull in, which has to name every seq from its cursor on; passes each entry of the other
-    /// side that had not come to `fresh`.
+    /// Takes the answer to the pull, which has to name every seq from its cursor on. Passes each new entry of the other
+    /// side to `fresh`.
     pub(super) fn page(&mut self, entries: &[Entry], now: u64, mut fresh: impl FnMut(Entry)) -> Result<()> {
         let Query::Open(cursor) = self.query else { anyhow::bail!("a page that was not asked for") };
         ensure!(!entries.is_empty(), "an empty page after seq {cursor}, of {}", self.named);
@@ -130,7 +130,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Has the pull sent again at `at`: it was refused for the moment.
+    /// Has the pull repeated at `at`, after it was temporarily refused.
     pub(super) fn refused(&mut self, at: u64) {
         self.query = Query::Later(at);
     }
@@ -147,22 +147,22 @@ impl Inbox {
         Ok(())
     }
 
-    /// Whether everything that was named has come; there may be other holes.
+    /// Returns whether everything that was named has come; there may be other holes.
     pub(super) fn is_complete(&self) -> bool {
         self.complete >= self.named
     }
 
-    /// Whether everything that was named has come, and no page is on its way.
+    /// Returns whether everything that was named has come, and no pull is open.
     pub(super) fn is_settled(&self) -> bool {
         self.is_complete() && !matches!(self.query, Query::Open(_))
     }
 
-    /// Whether there is no hole at all, named or not, and no page is on its way.
+    /// Returns whether there is no hole, named or not, and no pull is open.
     pub(super) fn is_whole(&self) -> bool {
         self.held.is_empty() && self.is_settled()
     }
 
-    /// The seq to ack, if there is one above the last ack; it counts as acked.
+    /// Returns the seq to ack, if it is above the last ack, and counts it as acked.
     pub(super) fn ack(&mut self) -> Option<u64> {
         if self.ackable <= self.acked {
             return None;
@@ -175,7 +175,7 @@ impl Inbox {
         seq <= self.complete || self.held.contains_key(&seq)
     }
 
-    /// Takes in what is not here yet, and everything that this completes.
+    /// Adds a new entry, and everything that it completes.
     fn take(&mut self, entry: Entry) -> Result<()> {
         if entry.seq != self.complete + 1 {
             ensure!(self.held.len() < HELD_MAX, "seq {} does not come", self.complete + 1);
@@ -262,7 +262,7 @@ mod tests {
         while let Some(Pull { cursor, limit }) = inbox.pull(0) {
             cursors.push((cursor, limit));
             assert!(cursors.len() < 10, "{cursors:?}");
-            // A page may hold fewer than asked for.
+            // A page may have fewer entries than requested.
             let last = (cursor + limit.min(150)).min(500);
             page(&mut inbox, &(cursor + 1..=last).map(other).collect::<Vec<_>>()).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Publishing: the same message to a raw loop, already framed, or to Tidegate, as a `Send`.
+//! Publishing of the same message, as a frame to a raw loop, or as a `Send` to Tidegate.
 
 use super::connections::{Connections, Phase};
 use crate::bench::{
@@ -9,20 +9,20 @@ use crate::bench::{
 };
 use anyhow::{Context, Result};
 
-/// Who publishes, and the number of the last message of each.
+/// Publishers, and the number of the last message of each.
 pub(super) struct Publisher {
     raw: bool,
     transport: Transport,
     run: String,
     /// Slot of the first publisher.
     first: usize,
-    /// Last number of each publisher; numbers start at 1.
+    /// Last number of each publisher, from 1.
     pub(super) numbers: Vec<u32>,
     pub(super) pattern: Pattern,
 }
 
 impl Publisher {
-    /// Over the control connection of a raw loop, which takes the slot behind the last.
+    /// Creates the publisher of a raw loop, whose control connection takes the slot after the last.
     pub(super) fn raw(connections: &mut Connections, setup: &Setup, control: &str) -> Result<Self> {
         let slot = connections.len();
         connections.open(slot, 0, Some(control.parse().context("control address")?))?;
@@ -30,7 +30,7 @@ impl Publisher {
         Ok(Self::new(setup, slot, 1, true))
     }
 
-    /// Over connections `first`…, which are logged in.
+    /// Creates publishers on the logged-in connections from `first` on.
     pub(super) fn tidegate(setup: &Setup, first: usize, publishers: usize) -> Self {
         Self::new(setup, first, publishers, false)
     }
@@ -46,7 +46,7 @@ impl Publisher {
         }
     }
 
-    /// Whether the publishing connections are answered.
+    /// Returns whether publishing connections get answers.
     pub(super) const fn is_answered(&self) -> bool {
         !self.raw
     }

@@ -1,4 +1,4 @@
-//! A hot room: messages at scheduled times, whatever the server makes of them; latency from the schedule.
+//! A hot room: messages at scheduled times, regardless of the server; latencies count from the schedule.
 
 use super::{
     Driver,
@@ -14,16 +14,16 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Messages in flight when there is no rate: enough that the server never waits for us.
+/// Messages in flight when there is no rate, enough for the server never to wait for the load generator.
 const AHEAD: u64 = 2;
-/// When nothing came for so long, nothing more will.
+/// Time without a frame after which no more are expected.
 const QUIET_NS: u64 = 1_500_000_000;
 
-/// What the receivers saw.
+/// Observations of the receivers.
 struct Tally {
     users: usize,
     publishers: usize,
-    /// Last number a (receiver, publisher).
+    /// Last number of each (receiver, publisher).
     last: Vec<u32>,
     delivered: u64,
     accepted: u64,
@@ -31,7 +31,7 @@ struct Tally {
     shed: u64,
     latency: Histogram<u64>,
     measuring: bool,
-    /// Time of the last frame, taken once a turn.
+    /// Time of the last frame, taken once per turn.
     now: u64,
 }
 
@@ -88,7 +88,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits until it is quiet, then holds the server to its word: each accepted message was delivered or named as shed.
+    /// Waits for quiet, then checks that each accepted message was delivered or announced as shed.
     fn drain(&mut self, tally: &mut Tally, publisher: &Publisher, sent: u64) -> Result<()> {
         let mut last = host::now_ns();
         loop {
@@ -127,7 +127,7 @@ impl Driver {
     }
 }
 
-/// When the next message is due.
+/// Schedule of the messages.
 struct Pace {
     rate: Option<f64>,
     began: u64,
@@ -139,7 +139,7 @@ impl Pace {
         self.began + (self.sent as f64 * 1e9 / rate) as u64
     }
 
-    /// The stamp of the next message, if it is due.
+    /// Returns the time of the next message, if it is due.
     fn due(&mut self, now: u64, tally: &Tally) -> Option<u64> {
         let time = match self.rate {
             Some(rate) => self.schedule(rate),
@@ -152,7 +152,7 @@ impl Pace {
         })
     }
 
-    /// How long to wait for frames: the last millisecond before a message is spent awake.
+    /// Returns how long to wait for frames. The last millisecond before a message is spent awake.
     fn wait(&self, now: u64) -> Duration {
         match self.rate {
             Some(rate) => Duration::from_millis(self.schedule(rate).saturating_sub(now) / 1_000_000),
@@ -192,7 +192,7 @@ impl Tally {
                 self.accepted += 1;
                 Ok(())
             }
-            // A publisher may be refused because the room is over its rate: it is counted and told.
+            // A room that is over its rate refuses messages, which are counted.
             kind::ERROR if slot >= self.users => {
                 self.refused += 1;
                 Ok(())

@@ -1,4 +1,5 @@
-//! Client sockets: explicit source addresses and ports, because the kernel's own search slows down with their number.
+//! Client sockets with explicit source addresses and ports, because the kernel's own search slows down with their
+//! number.
 
 use crate::bench::host;
 use anyhow::{Context, Result, bail};
@@ -12,8 +13,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 const PORTS: std::ops::Range<u16> = 10_000..60_000;
 const HOSTS: u8 = 200;
 
-/// Walks 127.0.1.1…200, and a port further each time round, from a place that differs from run to run: so no
-/// address has more connections than a server allows to one.
+/// Iterates over 127.0.1.1…200 and, after each round, over ports. It starts at a different position in each run, so
+/// that no address has more connections than a server allows.
 pub(super) struct Source {
     host: u8,
     port: u16,
@@ -38,7 +39,7 @@ impl Source {
     }
 }
 
-/// A socket whose handshake with `address` has begun.
+/// Returns a socket whose handshake with `address` has begun.
 pub(super) fn connecting(source: &mut Source, address: SocketAddrV4) -> Result<OwnedFd> {
     for _ in 0..1000 {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -52,7 +53,7 @@ pub(super) fn connecting(source: &mut Source, address: SocketAddrV4) -> Result<O
         }
         match connect(&fd, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => return Ok(fd),
-            // An earlier connection of this pair of addresses is not forgotten yet.
+            // An earlier connection of this pair of addresses may not be forgotten yet.
             Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => {}
             Err(error) => return Err(error).with_context(|| format!("connect to {address}")),
         }

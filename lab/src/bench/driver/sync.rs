@@ -1,4 +1,4 @@
-//! A client that comes back: login, then where all of its conversations stand.
+//! A client that comes back: its login, then the sync of all its conversations.
 
 use super::{
     Driver,
@@ -13,11 +13,11 @@ use crate::bench::{
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
-/// A sync that has not ended by then has failed.
+/// Time after which a sync has failed.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
 impl Driver {
-    /// The outcome's wall time is that from `Sync` to `SyncEnd`, `max_us` that of the login before it.
+    /// Measures the time from `Sync` to `SyncEnd` as the wall time of the outcome, and the login before it as `max_us`.
     pub(super) fn sync(&mut self, user: usize) -> Result<Outcome> {
         self.connections.hang_up();
         (self.users, self.publisher) = (0, None);

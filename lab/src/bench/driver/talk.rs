@@ -1,4 +1,4 @@
-//! Conversations of a load generator: each answer is held to its place, each push to its order, each hole is pulled.
+//! Conversations of a load generator: checks each answer and the order of pushes, and pulls each hole.
 
 use super::{
     circle::Circle,
@@ -14,24 +14,24 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Request id of a pull, of which a connection has one at a time; those of sends are smaller.
+/// Request id of a pull, of which a connection has one at a time; ids of sends are smaller.
 pub(super) const PULL_ID: u64 = 1 << 40;
-/// Wait before a pull is repeated when the node names none.
+/// Delay before a pull is repeated when the node names none.
 const PULL_RETRY_MS: u64 = 20;
 
-/// State of all conversations; it outlives an order, because numbers and seqs go on.
+/// State of all conversations, across orders, because numbers and seqs go on.
 #[derive(Default)]
 pub(super) struct Talk {
     pub(super) talkers: Vec<Talker>,
     pub(super) circle: Circle,
     /// Conversations of two connections, by index.
     conversations: Vec<Conversation>,
-    /// Conversations with messages to pull, for each connection that has any; the first is being pulled.
+    /// Conversations with messages to pull, for each connection that has any; the first one is being pulled.
     lagging: BTreeMap<usize, VecDeque<usize>>,
-    /// Those who may have something to ack.
+    /// Members that may have something to ack.
     changed: Vec<Member>,
     unanswered: u64,
-    /// Messages between connections: accepted, and arrived.
+    /// Messages between connections that were accepted, and that arrived.
     accepted: u64,
     arrived: u64,
 }
@@ -39,10 +39,10 @@ pub(super) struct Talk {
 /// A connection that sends.
 #[derive(Default)]
 pub(super) struct Talker {
-    /// Of the last message: its request id, the end of its `msg_id`, and its number for the receiver.
+    /// Number of the last message: its request id, the end of its `msg_id`, and its number for the receiver.
     pub(super) number: u32,
     waiting: VecDeque<Waiting>,
-    /// Messages to each absent person; their seqs are 1, 2, 3, … because nobody else writes there.
+    /// Number of messages to each absent user; their seqs are 1, 2, 3, … because no other user writes there.
     absent: Vec<u64>,
 }
 
@@ -53,17 +53,17 @@ struct Waiting {
     to: Addressee,
 }
 
-/// Who a message is for.
+/// Recipient of a message.
 #[derive(Clone, Copy)]
 enum Addressee {
-    /// An absent person of this connection; the message must get this seq.
+    /// An absent user of this connection; the message must get this seq.
     Absent { who: usize, seq: u64 },
     /// Another connection.
     Connected(Member),
 }
 
 impl Addressee {
-    /// Whether both messages of a connection go to one conversation.
+    /// Returns whether both recipients of a connection are in the same conversation.
     fn is_same(self, other: Self) -> bool {
         match (self, other) {
             (Self::Absent { who: one, .. }, Self::Absent { who: other, .. }) => one == other,
@@ -88,7 +88,7 @@ struct Conversation {
     inboxes: [Inbox; 2],
 }
 
-/// Seqs that were given in a conversation: each once, and at the end without a hole.
+/// Seqs of a conversation: each is assigned once, and at the end there is no hole.
 #[derive(Default)]
 struct Seqs {
     bits: Vec<u64>,
@@ -97,7 +97,7 @@ struct Seqs {
 }
 
 impl Seqs {
-    /// Notes `seq`; returns false if it was there before.
+    /// Notes `seq`. Returns false if it was assigned before.
     fn note(&mut self, seq: u64) -> bool {
         let (word, bit) = ((seq / 64) as usize, seq % 64);
         if word >= self.bits.len() {
@@ -110,10 +110,10 @@ impl Seqs {
     }
 }
 
-/// What an order measures of the conversations.
+/// Measurements of an order.
 pub(super) struct Tally {
     pub(super) pattern: Pattern,
-    /// Answers of a conversation come in the order of its messages: there is one node.
+    /// Whether answers of a conversation come in the order of its messages, which holds for one node.
     pub(super) in_order: bool,
     pub(super) measuring: bool,
     pub(super) accepted: u64,
@@ -124,7 +124,7 @@ pub(super) struct Tally {
     lag: Lag,
 }
 
-/// What was left out by the node, and how it came instead.
+/// Pushes that the node left out, and how they came instead.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lag {
     pub(super) behinds: u64,
@@ -173,7 +173,7 @@ impl Tally {
 }
 
 impl Talk {
-    /// Makes room for the conversations of `users` connections.
+    /// Adds the conversations of `users` connections.
     pub(super) fn reserve(&mut self, users: usize, conversations: usize) {
         self.circle = Circle::new(users);
         self.talkers.resize_with(users, Talker::default);
@@ -181,12 +181,12 @@ impl Talk {
         self.conversations.resize_with(indices, Conversation::default);
     }
 
-    /// Messages of `slot` without an answer.
+    /// Returns the number of unanswered messages of `slot`.
     pub(super) fn waiting(&self, slot: usize) -> usize {
         self.talkers[slot].waiting.len()
     }
 
-    /// Notes the next message of `slot` to the `who`th of its absent people; returns their conversation.
+    /// Notes the next message of `slot` to its absent user `who`. Returns their conversation.
     pub(super) fn write_absent(&mut self, slot: usize, who: usize, time: u64) -> String {
         let talker = &mut self.talkers[slot];
         if who >= talker.absent.len() {
@@ -199,7 +199,7 @@ impl Talk {
         format!("d:u{slot}:x{slot}-{who}")
     }
 
-    /// Notes the next message of `slot` to the connection `other`; returns their conversation.
+    /// Notes the next message of `slot` to the connection `other`. Returns their conversation.
     pub(super) fn write(&mut self, slot: usize, other: usize, time: u64) -> String {
         let (index, side) = self.circle.index(slot, other);
         let talker = &mut self.talkers[slot];
@@ -209,7 +209,7 @@ impl Talk {
         name(slot, other)
     }
 
-    /// Takes in what came on the connection `slot`.
+    /// Handles an event of the connection `slot`.
     pub(super) fn receive(
         &mut self,
         tally: &mut Tally,
@@ -237,8 +237,8 @@ impl Talk {
         let talker = &mut self.talkers[slot];
         let at = talker.waiting.iter().position(|it| view.id == u64::from(it.number));
         let at = at.with_context(|| format!("an answer to nothing, {}", view.id))?;
-        // Conversations lie in several partitions, which answer on their own. Between nodes an answer that got lost is asked for
-        // again: then those of later messages come first.
+        // Conversations are in several partitions, which answer independently. A lost answer between nodes is requested
+        // again, and then answers of later messages come first.
         let to = talker.waiting[at].to;
         let is_early = talker.waiting.iter().take(at).any(|it| it.to.is_same(to));
         ensure!(!is_early || !tally.in_order, "answer {} came too early", view.id);
@@ -356,12 +356,12 @@ impl Talk {
         Ok(())
     }
 
-    /// Whether every message has its answer and every accepted one has arrived.
+    /// Returns whether every message has its answer and every accepted one has arrived.
     pub(super) fn is_quiet(&self) -> bool {
         self.unanswered == 0 && self.arrived >= self.accepted && self.lagging.is_empty()
     }
 
-    /// Fails unless every accepted message has arrived, once and in its place.
+    /// Fails unless every accepted message has arrived once, in its position.
     pub(super) fn check(&self) -> Result<()> {
         for (index, conversation) in self.conversations.iter().enumerate() {
             let Seqs { count, max, .. } = conversation.given;
@@ -381,7 +381,7 @@ impl Talk {
         &mut self.conversations[member.index].inboxes[member.side]
     }
 
-    /// `slot` in its conversation with `other`.
+    /// Returns `slot` as a member of its conversation with `other`.
     fn member(&self, slot: usize, other: usize) -> Result<Member> {
         ensure!(other < self.talkers.len() && other != slot, "a message of {other}");
         let (index, side) = self.circle.index(slot, other);
@@ -400,7 +400,7 @@ impl Talk {
         }
     }
 
-    /// `slot` in the conversation that it is pulling.
+    /// Returns `slot` as a member of the conversation that it is pulling.
     fn pulled(&self, slot: usize) -> Result<Member> {
         let index = self.lagging.get(&slot).and_then(VecDeque::front);
         let index = *index.context("an answer to a pull that was not sent")?;
@@ -408,13 +408,13 @@ impl Talk {
     }
 }
 
-/// When to repeat a refused pull; an error if that would not help.
+/// Returns the time to repeat a refused pull; fails if that would not help.
 pub(super) fn retry_at(view: &View<'_>, now: u64) -> Result<u64> {
     ensure!(wire::number_of(view.body, 4) != 0, "a pull was refused: {}", wire::reason(view.body));
     Ok(now + wire::number_of(view.body, 5).max(PULL_RETRY_MS) * 1_000_000)
 }
 
-/// The conversation of two connections: ids in byte order.
+/// Returns the conversation of two connections: ids in byte order.
 fn name(one: usize, other: usize) -> String {
     let (one, other) = (format!("u{one}"), format!("u{other}"));
     if one < other { format!("d:{one}:{other}") } else { format!("d:{other}:{one}") }

@@ -1,4 +1,4 @@
-//! R5: a raw log: reads what is there on all sockets, appends it with one `write` and one `fdatasync`, then answers.
+//! R5: a raw log, which reads all sockets, appends what came with one `write` and one `fdatasync`, then answers.
 
 use super::{CLIENTS, accept, announce, gone_is_fine, listener, read};
 use crate::bench::{
@@ -17,10 +17,10 @@ use std::{
     path::Path,
 };
 
-/// The file begins again at this size, as the journals of a store do.
+/// Size at which the file starts over, as the journals of a store do.
 const FILE_BYTES: usize = 64 << 20;
 
-/// Where the messages go: at this size from the beginning again.
+/// A file that takes messages, and starts over at [`FILE_BYTES`].
 struct Log<'a> {
     path: &'a Path,
     file: File,
@@ -33,7 +33,7 @@ impl<'a> Log<'a> {
         let mut file = File::create(path)?;
         if is_preallocated {
             fallocate(&file, FallocateFlags::empty(), 0, FILE_BYTES as u64).context("fallocate")?;
-            // What is allocated and never written still costs a change of metadata at its first sync.
+            // Space that is allocated but never written costs a change of metadata at its first sync.
             file.write_all(&vec![0; FILE_BYTES])?;
             file.sync_all()?;
             file.rewind()?;
@@ -59,7 +59,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// A connection: what it has not sent whole yet, what it has to be answered, and how many of its messages are in the log.
+/// A connection: the start of an incomplete frame, its unsent answers, and the number of its messages in the log.
 struct Client {
     fd: OwnedFd,
     tail: Vec<u8>,
@@ -67,7 +67,7 @@ struct Client {
     seq: u64,
 }
 
-/// Appends what comes to the file at `path`, all that waits with one sync, and answers each frame with its number. The
+/// Appends incoming frames to the file at `path`, all pending ones with one sync, and answers each with its number. The
 /// file grows, or has all of its blocks from the start.
 pub(crate) fn log(path: &Path, is_preallocated: bool) -> Result<()> {
     let (listener, port) = listener()?;
@@ -106,7 +106,7 @@ pub(crate) fn log(path: &Path, is_preallocated: bool) -> Result<()> {
         batch.clear();
         for slot in answered.drain(..) {
             let Some(client) = clients[slot].as_mut() else { continue };
-            // One that left has its answer on the way all the same.
+            // A client may have left before its answer.
             send_all(&client.fd, &client.out).or_else(gone_is_fine)?;
             client.out.clear();
         }

@@ -16,19 +16,19 @@ use crate::bench::{
 use anyhow::{Result, ensure};
 use std::{fs::File, io::Write as _, path::Path};
 
-/// Appends of the probe that tells what a sync costs on this disk, and their bytes.
+/// Number and bytes of the appends that measure the cost of a sync on this disk.
 const PROBES: usize = 200;
 const PROBE_BYTES: usize = 4096;
 
-/// A launcher whose nodes keep their messages on the disk.
+/// Returns a launcher whose nodes keep their messages on the disk.
 pub(super) fn durable(launcher: &Launcher) -> Launcher {
     let mut launcher = launcher.clone();
-    // First, so that a setting of the command line still wins.
+    // Inserted first, so that a setting of the command line still wins.
     launcher.settings.insert(0, "node.store=embedded".to_owned());
     launcher
 }
 
-/// Servers of a run: raw logs on a file that grows and on one that does not, and what is held against them.
+/// Servers of a run: raw logs on a growing and on a preallocated file, and the compared side.
 struct Sides {
     growing: Side,
     preallocated: Side,
@@ -37,7 +37,7 @@ struct Sides {
     stored: u64,
 }
 
-/// Rounds of each of them with the same load.
+/// Rounds of each side with the same load.
 struct Rounds {
     growing: Vec<Outcome>,
     preallocated: Vec<Outcome>,
@@ -61,7 +61,7 @@ impl Sides {
         Ok(outcome)
     }
 
-    /// All of them by turns.
+    /// Runs rounds of all sides in turns.
     fn rounds(&mut self, count: usize, raw: &Order, order: &Order) -> Result<Rounds> {
         let Self { growing, preallocated, ours, stored } = self;
         let mut ask = || {
@@ -76,7 +76,7 @@ impl Sides {
     }
 }
 
-/// One section: TCP, as the raw loop has no upgrade.
+/// Adds one section, for TCP, as the raw loop has no upgrade.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -91,7 +91,7 @@ pub(super) fn run(
     let until = Until::Time { warm_ms: 300, measure_ms: (seconds * 1000.0) as u64 };
     let order = |to, in_flight, rate| Order::Chat(Chat { senders: 0..conns, to, in_flight, rate, until });
     let absent = To::Absent(conns);
-    // A message to somebody who is there is also pushed and acked by the receiver: a load of its own, so half of it is too.
+    // A message to a connected user is also pushed, and acked by the receiver: half of its rate is a load of its own.
     let to = if args.raw_twice { absent } else { To::Partner };
     let few = people::in_flight(in_flight);
     let rounds = args.rounds.min(HALF_ROUNDS);
@@ -216,7 +216,7 @@ fn node(launcher: &Launcher, args: &Args, conns: usize) -> Result<Side> {
     Ok(side)
 }
 
-/// What an append with a sync costs here, in µs.
+/// Returns the cost of an append with a sync in µs.
 fn probe(directory: &Path) -> Result<f64> {
     let path = directory.join("probe");
     let mut file = File::create(&path)?;

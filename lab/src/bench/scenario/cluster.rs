@@ -1,4 +1,4 @@
-//! How long a conversation waits when the node that owns its partition dies, and when it stops by plan.
+//! The pause of a conversation when the node that owns its partition dies, and when it stops by plan.
 
 use super::Sink;
 use crate::{
@@ -29,15 +29,15 @@ use tokio::{
 };
 
 const NODES: usize = 3;
-/// Of everything that happens, the senders see a while before and after.
+/// Time for which senders run before and after an event.
 const CALM: Duration = Duration::from_secs(3);
-/// A pause that does not end by then is a failure.
+/// Longest pause; a longer one is a failure.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Between two messages of a sender.
+/// Time between two messages of a sender.
 const PACE: Duration = Duration::from_millis(100);
 const LOGIN: Duration = Duration::from_secs(10);
 
-/// One section.
+/// Adds one section.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -61,7 +61,7 @@ pub(super) fn run(
         let is_crash = round % 2 == 0;
         let end = || match is_crash {
             true => victim.kill(),
-            // Asks it to end, and waits until it has.
+            // Dropping it asks the node to end, and waits for that.
             false => {
                 drop(victim);
                 Ok(())
@@ -100,10 +100,10 @@ fn addresses(servers: &[Server]) -> Result<Vec<SocketAddr>> {
     servers.iter().map(|server| server.address.parse().context("an address")).collect()
 }
 
-/// What the senders are told: when the node ended, and whether that is long enough ago.
+/// Signal to the senders: when the node ended, and whether they have to finish.
 type Told = (Option<Instant>, bool);
 
-/// The longest pause of any sender from the end of the node on.
+/// Returns the longest pause of any sender after the end of the node.
 async fn watch_end(
     addresses: &[SocketAddr],
     key: &[u8],
@@ -121,7 +121,7 @@ async fn watch_end(
     sleep(CALM).await;
     let from = Instant::now();
     tell.send_replace((Some(from), false));
-    // Blocks, on this thread only.
+    // This blocks only this thread.
     end()?;
     sleep(CALM).await;
     tell.send_replace((Some(from), true));
@@ -132,7 +132,7 @@ async fn watch_end(
     Ok(longest)
 }
 
-/// Someone who writes to a conversation of its own, at its pace and without waiting.
+/// A sender that writes to its own conversation at its pace, without waiting for acks.
 struct Talker {
     name: String,
     link: Link,
@@ -146,7 +146,8 @@ impl Talker {
         Ok(Self { name, link, requests: 1 })
     }
 
-    /// Until it has an ack for something that it said when it was over; the longest time without an ack until then.
+    /// Sends until a message is acked that was sent after the signal to finish. Returns the longest time without an
+    /// ack.
     async fn talk(mut self, told: watch::Receiver<Told>) -> Result<Duration> {
         let mut tick = interval(PACE);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -164,7 +165,7 @@ impl Talker {
                     match frame.body {
                         Some(Say::SendAck(_)) => {}
                         Some(Say::Close(close)) => bail!("{}: closed: {close:?}", self.name),
-                        // What was refused for the moment, or unknown, is no ack.
+                        // A message that was temporarily refused, or is unknown, is not acked.
                         _ => continue,
                     }
                     let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Ping and pong against an epoll echo loop that moves as many bytes.
+//! Ping and pong, compared with an epoll echo loop that moves as many bytes.
 
 use super::{Side, Sink, each, in_turns, load, rival};
 use crate::bench::{
@@ -10,10 +10,10 @@ use crate::bench::{
 };
 use anyhow::Result;
 
-/// Sizes of request and reply when there is no node to learn them from.
+/// Sizes of request and reply without a node to learn them from.
 const SIZES: (usize, usize) = (6, 14);
 
-/// One section a transport.
+/// Adds one section for each transport.
 pub(super) fn run(launcher: &Launcher, args: &Args, conns: usize, seconds: f64, out: Sink<'_>) -> Result<()> {
     let seconds = if args.quick { 0.3 } else { seconds };
     for &transport in &args.transport {

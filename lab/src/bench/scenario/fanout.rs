@@ -1,4 +1,5 @@
-//! Group fan-out, one message at a time, against a loop of `send` over as many sockets; and two shards against one.
+//! Group fan-out, one message at a time, compared with a loop of `send` over as many sockets; and two shards compared
+//! with one.
 
 use super::{Side, Sink, each, in_turns, load, people, rival};
 use crate::bench::{
@@ -15,12 +16,12 @@ use tidegate::cli::admin::Admin;
 
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
-/// The group everybody is in.
+/// Group of all users.
 const GROUP: &str = "bench";
-/// More members than a group may have whose clients must confirm each message.
+/// Number of members above that of groups whose clients must confirm each message.
 const QUICK_MEMBERS: usize = 600;
 
-/// One section a transport and number of members.
+/// Adds one section for each transport and number of members.
 pub(super) fn run(launcher: &Launcher, args: &Args, members: &[usize], out: Sink<'_>) -> Result<()> {
     let quick = [QUICK_MEMBERS];
     for &members in if args.quick { &quick } else { members } {
@@ -36,7 +37,7 @@ fn order(args: &Args, members: usize) -> Order {
     Order::Fanout { conversation: format!("g:{GROUP}"), messages }
 }
 
-/// A node with a group of `members` who are connected, and a publisher who is a member too.
+/// Starts a node with a group of connected `members`, and a publisher who is a member, too.
 fn node(
     launcher: &Launcher,
     args: &Args,
@@ -83,13 +84,14 @@ fn compare(launcher: &Launcher, args: &Args, members: usize, transport: Transpor
     Ok(section)
 }
 
-/// Both shards and the load generator share all CPUs, in both cases, so that only the number of shards differs.
+/// Compares two shards with one. Shards and load generator share all CPUs in both cases, so that only the number of
+/// shards differs.
 pub(super) fn shards(launcher: &Launcher, args: &Args, members: usize, out: Sink<'_>) -> Result<()> {
     let members = if args.quick { QUICK_MEMBERS } else { members };
     let all = host::cpus();
     let launcher = Launcher { server_cpus: all.clone(), client_cpus: all, ..launcher.clone() };
     for &transport in &args.transport {
-        // One after the other would compare two times of day; a process holds the sockets of one side only.
+        // One node after the other would compare two times of day; a process holds the sockets of one side only.
         let mut one = node(&launcher, args, 1, members, transport)?;
         let mut two = node(&launcher, args, 2, members, transport)?;
         let order = order(args, members);

@@ -1,4 +1,5 @@
-//! A group of a million over three nodes: what a message costs Kafka, Redis and the nodes, beside a loop of `send`.
+//! A group of a million over three nodes: what a message costs Kafka, Redis and the nodes, compared with a loop of
+//! `send`.
 
 use super::{Side, Sink, in_turns, people, redis::calls, rival};
 use crate::bench::{
@@ -27,26 +28,26 @@ const NODES: usize = 3;
 const GROUP: &str = "bench";
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
-/// So long an owner that has just seen a large group tells all nodes, whether they have members or not.
+/// Time for which an owner that has just seen a large group sends to all nodes, with or without members.
 const SETTLE: Duration = Duration::from_secs(6);
-/// What Redis may have to do for a message, whatever the members.
+/// Most Redis commands for a message, regardless of the number of members.
 const COMMANDS_MAX: f64 = 10.0;
 
-/// What is asked for.
+/// Parameters of the scenario.
 pub(super) struct Load<'a> {
     pub(super) services: &'a Path,
     pub(super) members: usize,
     pub(super) online: usize,
 }
 
-/// What a round cost beside the load generator's outcome.
+/// Cost of a round, in addition to the load generator's outcome.
 struct Cost {
     outcome: Outcome,
     cpu_us: f64,
     records: f64,
-    /// Calls of each command of Redis for a message.
+    /// Calls of each Redis command per message.
     commands: BTreeMap<String, f64>,
-    /// What it would have done meanwhile without messages, for each of them.
+    /// Redis commands per message that leases cause without messages.
     leases: f64,
 }
 
@@ -60,7 +61,7 @@ fn sum(calls: &BTreeMap<String, f64>) -> f64 {
     calls.values().sum()
 }
 
-/// One section.
+/// Adds one section.
 pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
     let quick = Load { members: 3_000, online: 600, ..*what };
     let what = if args.quick { &quick } else { what };
@@ -98,7 +99,7 @@ fn measure(
     let admins: Vec<String> = servers.iter().map(|server| server.second.clone()).collect();
     let addresses: Vec<&str> = servers.iter().map(|server| server.address.as_str()).collect();
     let addresses = addresses.join(",");
-    // The others stay until the end.
+    // The other nodes run until the end.
     let mut first = servers.remove(0);
     first.address = addresses;
     let peer = first.peer();
@@ -108,7 +109,7 @@ fn measure(
     raw.connect(what.online, 1, None)?;
     let messages = if args.quick { 20 } else { (DELIVERIES / what.online).max(10) as u32 };
     let order = Order::Fanout { conversation: format!("g:{GROUP}"), messages };
-    // The first message has its owner see the group, and the nodes hear of it.
+    // With the first message its owner and the nodes learn of the group.
     ours.ask(&order)?;
     let before = calls(redis)?;
     thread::sleep(SETTLE);
@@ -178,12 +179,12 @@ fn report(section: &mut Section, args: &Args, costs: &[Cost], theirs: &[Outcome]
     );
 }
 
-/// CPU time of them all so far, in ns.
+/// Returns the CPU time of all processes so far, in ns.
 fn host_cpu(pids: &[u32]) -> Result<u64> {
     pids.iter().map(|pid| Ok(host::cpu(*pid)?.ran)).sum()
 }
 
-/// Records that the topics of nodes have taken so far.
+/// Returns the number of records that node topics have taken so far.
 fn fan_outs(admins: &[String]) -> Result<f64> {
     let of = |admin: &String| -> Result<f64> {
         metric(&mut Admin::connect(admin)?, "tidegate_fan_outs_total").context("no metric of node topics")

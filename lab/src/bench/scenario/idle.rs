@@ -1,4 +1,4 @@
-//! Quiet connections: what each costs in memory, and in CPU with a heartbeat now and then.
+//! Quiet connections: the memory of each, and its CPU with a heartbeat now and then.
 
 use super::{Side, Sink};
 use crate::bench::{
@@ -15,13 +15,13 @@ use anyhow::Result;
 use std::{thread, time::Duration};
 use tidegate::cli::admin::Admin;
 
-/// Members of a group; everybody is in three.
+/// Number of members of a group; each user is in three.
 const GROUP_SIZE: usize = 100;
 const GROUPS_EACH: usize = 3;
-/// The node's own count of the bytes it has allocated.
+/// Metric of the bytes that the node has allocated.
 const HEAP_METRIC: &str = "tidegate_heap_bytes";
 
-/// One section a transport.
+/// Adds one section for each transport.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -91,7 +91,7 @@ fn watch(
     Ok(section)
 }
 
-/// A loop of system calls under the same heartbeats: what the kernel and the machine alone cost.
+/// Measures a loop of system calls under the same heartbeats: the cost of the kernel and the machine alone.
 fn raw(launcher: &Launcher, conns: usize, transport: Transport, order: &Order) -> Result<Outcome> {
     let bytes = beat(transport).len();
     let size = bytes.to_string();
@@ -101,7 +101,7 @@ fn raw(launcher: &Launcher, conns: usize, transport: Transport, order: &Order) -
     side.ask(order)
 }
 
-/// CPU that the node takes with nobody in it, in µs a second.
+/// Returns the CPU of a node without connections, in µs per second.
 fn empty_us(pid: u32) -> Result<f64> {
     let (began, before) = (host::now_ns(), host::cpu(pid)?.ran);
     thread::sleep(Duration::from_secs(1));
@@ -109,7 +109,7 @@ fn empty_us(pid: u32) -> Result<f64> {
     Ok(used * 1e9 / (host::now_ns() - began) as f64)
 }
 
-/// Lets the node finish what it does behind the answers.
+/// Lets the node finish its work after its answers.
 fn settle() {
     thread::sleep(Duration::from_millis(500));
 }

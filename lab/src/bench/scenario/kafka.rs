@@ -1,4 +1,5 @@
-//! Accepts and answers of a cluster beside a bare producer, and a bare producer and consumer, on the same Kafka.
+//! Accepts and answers of a cluster, compared with a bare producer, and a bare producer and consumer, on the same
+//! Kafka.
 
 use super::{
     Side, Sink, each, in_turns, load, ms,
@@ -26,25 +27,26 @@ use tidegate_protocol::{
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
-/// With how many nodes.
+/// Numbers of nodes.
 const NODES: [usize; 2] = [1, 3];
-/// Conversations of a quick run, at most: of its twelve connections nearly all.
+/// Most conversations of a quick run, nearly all that its twelve connections can have.
 const QUICK_CONVERSATIONS: usize = 60;
-/// By how much an answer may be later than what was produced and consumed, at the median.
+/// Largest accepted delay of an answer after a bare produce and consume, at the median.
 const LATER_MS: f64 = 2.0;
 
-/// What is asked for.
+/// Parameters of the scenario.
 pub(super) struct Load<'a> {
     pub(super) services: &'a Path,
     pub(super) conns: usize,
     pub(super) in_flight: usize,
     pub(super) seconds: f64,
     pub(super) partitions: u32,
-    /// A section for each number of conversations.
+    /// Numbers of conversations, each with sections of its own.
     pub(super) conversations: &'a [usize],
 }
 
-/// For each number of conversations a section with one node, and one with three, which are held against the one.
+/// Adds sections for each number of conversations: one with one node, and one with three nodes, which is compared with
+/// the first.
 pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
     let mut few: Vec<usize> =
         what.conversations.iter().map(|count| *count.min(&QUICK_CONVERSATIONS)).collect();
@@ -57,7 +59,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
         for nodes in NODES {
             let (mut section, full) = with(launcher, args, what, (nodes, *conversations))?;
             match &alone {
-                Some(alone) => beside(&mut section, nodes, &full, alone),
+                Some(alone) => compare(&mut section, nodes, &full, alone),
                 None => load(&mut section, &full),
             }
             out(section);
@@ -67,8 +69,8 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     Ok(())
 }
 
-/// Connections that have this many conversations of two among them, an even number of at least `least`, and the unanswered
-/// messages of each that are `in_flight` of the least ones in all.
+/// Returns an even number of connections, at least `least`, that have this many conversations of two, and the
+/// unanswered messages of each, which are as many in all as `least` connections have with `in_flight`.
 fn connections(least: usize, in_flight: usize, conversations: usize) -> (usize, usize) {
     let mut conns = least;
     while conns * (conns - 1) / 2 < conversations {
@@ -83,7 +85,7 @@ struct Rounds {
     ours: Vec<Outcome>,
 }
 
-/// The section of so many nodes and conversations, and what they accepted.
+/// Returns the section of a number of nodes and conversations, and the rounds of accepts.
 fn with(
     launcher: &Launcher,
     args: &Args,
@@ -102,7 +104,7 @@ fn with(
         |to, in_flight, rate, until| Order::Chat(Chat { senders: 0..conns, to, in_flight, rate, until });
     let (absent, there) = (To::Absent(conversations), To::Among(conversations));
     let few = people::in_flight(in_flight);
-    // The first message of a conversation costs more than those after it.
+    // The first message of a conversation costs more than later ones.
     ours.ask(&order(absent, in_flight, None, Until::Once))?;
     let (full, mut accepted) = (order(absent, in_flight, None, until), 0);
     let before = KafkaBaseline::records(&test_bed.config.kafka)?;
@@ -159,7 +161,7 @@ fn notes(section: &mut Section, test_bed: &TestBed, bare: &KafkaBaseline, args: 
     }
 }
 
-/// The nodes, all of them with one load generator.
+/// Starts the nodes, and one load generator for all of them.
 fn side(test_bed: &TestBed, launcher: &Launcher, args: &Args, nodes: usize) -> Result<Side> {
     let mut servers = Vec::new();
     for nth in 1..=nodes {
@@ -177,7 +179,7 @@ fn side(test_bed: &TestBed, launcher: &Launcher, args: &Args, nodes: usize) -> R
     Ok(side)
 }
 
-/// What each kind of process spends on a message.
+/// Adds what each kind of process spends on a message.
 fn shares(section: &mut Section, what: &str, watched: &[Watched], outcomes: &[Outcome]) {
     let us = |ns: u64, outcome: &Outcome| ns as f64 / 1e3 / outcome.count.max(1) as f64;
     let all: fn(&Outcome) -> u64 = |outcome| outcome.watched_cpu_ns.iter().sum();
@@ -195,8 +197,8 @@ fn shares(section: &mut Section, what: &str, watched: &[Watched], outcomes: &[Ou
     section.rounds(&format!("{what}, load generator"), load, "µs", None);
 }
 
-/// What more nodes do beside one of the same run.
-fn beside(section: &mut Section, nodes: usize, ours: &[Outcome], alone: &[Outcome]) {
+/// Compares several nodes with one node of the same run.
+fn compare(section: &mut Section, nodes: usize, ours: &[Outcome], alone: &[Outcome]) {
     let (many, one) = (each(ours, Outcome::rate), each(alone, Outcome::rate));
     section.ratio(&format!("accepts/s, {nodes} nodes / one node of this run"), &many, &one, None);
     section.note(
@@ -228,7 +230,7 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
     section.rounds("bare produce and consume, p99", ms(raw, |o| o.p99_us), "ms", None);
 }
 
-/// A topic as that of the log, with records of the same size.
+/// Creates a topic like that of the log, with records of the same size.
 fn bare(test_bed: &TestBed, launcher: &Launcher, args: &Args) -> Result<KafkaBaseline> {
     let kafka =
         Kafka { topic: format!("{}.bare", test_bed.config.kafka.topic), ..test_bed.config.kafka.clone() };
@@ -236,7 +238,7 @@ fn bare(test_bed: &TestBed, launcher: &Launcher, args: &Args) -> Result<KafkaBas
     Ok(KafkaBaseline { kafka, cpus: launcher.server_cpus.clone(), size: record(args.size)? })
 }
 
-/// Bytes of the record of such a message.
+/// Returns the bytes of the record of a message.
 fn record(size: usize) -> Result<usize> {
     let (sender, other) = (UserId::new("u10")?, UserId::new("x10-0")?);
     let content = Bytes::from(vec![b'x'; size]);

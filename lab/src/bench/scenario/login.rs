@@ -1,4 +1,4 @@
-//! Logins against accept, read and write; and everybody at once.
+//! Logins, compared with accept, read and write; and the login of all clients at once.
 
 use super::{Side, Sink, each, in_turns, load, rival};
 use crate::bench::{
@@ -11,10 +11,10 @@ use crate::bench::{
 use anyhow::Result;
 use std::{thread, time::Duration};
 
-/// Bytes of a reply when there is no node to learn it from.
+/// Bytes of a reply without a node to learn it from.
 const REPLY: usize = 96;
 
-/// One section: TCP, because the raw loop has no upgrade to compare with.
+/// Adds one section, for TCP, because the raw loop has no upgrade to compare with.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -62,7 +62,7 @@ fn raw(launcher: &Launcher, reply: usize) -> Result<Side> {
     Side::raw_reply(launcher, &arguments, Peer::Reply { bytes: reply }, Transport::Tcp)
 }
 
-/// Everybody at once, then gone again.
+/// Logs in all clients at once, and disconnects them.
 fn back(side: &mut Side, storm: &Order) -> Result<Outcome> {
     let outcome = side.ask(storm)?;
     side.ask(&Order::Hangup)?;

@@ -1,4 +1,4 @@
-//! What a server does for people who are connected: a message to them is pushed and acked, too.
+//! Messages to connected users, which are also pushed and acked.
 
 use super::{Section, each, ms};
 use crate::bench::{
@@ -10,18 +10,18 @@ use anyhow::Result;
 /// Rounds of each side at half load.
 pub(super) const HALF_ROUNDS: usize = 5;
 
-/// Unanswered messages of a connection when it writes to people who are connected: what a node may have pushed to one of
-/// them without an ack is bounded.
+/// Returns the unanswered messages of a connection that writes to connected users: a node limits the unacked pushes to
+/// each of them.
 pub(super) fn in_flight(in_flight: usize) -> usize {
     (in_flight / 8).max(1)
 }
 
-/// Half of what was reached, in messages a second.
+/// Returns half of the reached rate, in messages per second.
 pub(super) fn half(outcomes: &[Outcome]) -> f64 {
     median(&each(outcomes, Outcome::rate)) / 2.0
 }
 
-/// Rounds of one side.
+/// Runs rounds of one side.
 pub(super) fn several(
     count: usize,
     order: &Order,
@@ -30,7 +30,7 @@ pub(super) fn several(
     (0..count).map(|_| ask(order)).collect()
 }
 
-/// Figures of messages to people who are connected: flat out, and at half of the accepts without a receiver.
+/// Adds figures of messages to connected users: flat out, and at half of the accepts without a receiver.
 pub(super) fn report(section: &mut Section, flat_out: &[Outcome], (rate, over): (f64, &[Outcome])) {
     section.rounds("send, ack, push and its ack, flat out", each(flat_out, Outcome::rate), "/s", None);
     let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
@@ -40,7 +40,7 @@ pub(super) fn report(section: &mut Section, flat_out: &[Outcome], (rate, over): 
     lag(section, "at half of the accepts with nobody listening", over);
 }
 
-/// How often the server left pushes out and said so, and what was pulled instead.
+/// Adds how often the server announced pushes that it left out, and what was pulled instead.
 pub(super) fn lag(section: &mut Section, when: &str, outcomes: &[Outcome]) {
     let count = |field: fn(&Outcome) -> u64| each(outcomes, |outcome| field(outcome) as f64);
     section.rounds(&format!("frames `behind`, {when}"), count(|o| o.behinds), "", None);

@@ -1,4 +1,4 @@
-//! The store on Postgres: messages archived a second, as the tables grow.
+//! The store on Postgres: messages archived per second, as the tables grow.
 
 use super::Sink;
 use crate::bench::{Args, host, report::Section};
@@ -16,28 +16,28 @@ use tidegate_protocol::{
     record::{Body, Message, Origin, Position, Record, SenderOrder, body_hash},
 };
 
-/// Content of a message.
+/// Bytes of the content of a message.
 const SIZE: usize = 100;
-/// Figures between the first message and the last.
+/// Number of figures between the first message and the last.
 const STEPS: u64 = 10;
-/// Rows back to which the ledger keeps what it has archived.
+/// Rows that the ledger keeps after they are archived.
 const KEEP: u64 = 1_000;
 
-/// What is asked for.
+/// Parameters of the scenario.
 pub(super) struct Load<'a> {
-    /// An empty database.
+    /// Address of an empty database.
     pub(super) url: &'a str,
-    /// Messages in all.
+    /// Number of messages.
     pub(super) messages: u64,
-    /// Conversations among which they go, at random.
+    /// Number of conversations that messages are spread over at random.
     pub(super) conversations: u64,
     /// Messages of one archive.
     pub(super) batch: u64,
-    /// Partitions that are archived at once.
+    /// Partitions that are archived at the same time.
     pub(super) partitions: u32,
 }
 
-/// One section.
+/// Adds one section.
 pub(super) fn run(args: &Args, load: &Load<'_>, out: Sink<'_>) -> Result<()> {
     let quick = Load { messages: 20_000, conversations: 1_000, ..*load };
     let load = if args.quick { &quick } else { load };
@@ -94,7 +94,7 @@ impl Owner {
         let taken = store.take_over(partition, fence, TopicId(1)).await?;
         ensure!(taken.position == Position::START, "the database is not empty: give an empty one with --url");
         let ledger = Ledger::resume(taken.position, taken.rules, rand::random());
-        // As a cluster has it: every key is looked up that is not in memory, which is what these all are.
+        // As in a cluster, every key is looked up that is not in memory, and these never are.
         Ok(Self { store: Arc::clone(store), partition, fence, ledger, random: u64::from(partition) + 1 })
     }
 
@@ -134,7 +134,7 @@ impl Owner {
     }
 
     fn said(&mut self, offset: u64, load: &Load<'_>) -> Result<Record> {
-        // xorshift: the same load each time.
+        // xorshift, for the same load each time.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

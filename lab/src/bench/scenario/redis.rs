@@ -1,4 +1,5 @@
-//! Routes in Redis: lookups beside `redis-benchmark -P 16` of the same command, and what Redis does for a message.
+//! Routes in Redis: lookups, compared with `redis-benchmark -P 16` of the same command; and the work of Redis for a
+//! message.
 
 use super::{Side, Sink, people};
 use crate::{
@@ -33,19 +34,19 @@ use tidegate::{
 };
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
-/// Lookups of one pipeline, and pipelines at a time, on both sides.
+/// Lookups of one pipeline, and concurrent pipelines, on both sides.
 const PIPELINE: usize = 16;
 const AT_ONCE: usize = 50;
 /// Connections of the chat.
 const CONNS: usize = 16;
-/// Unanswered messages of each.
+/// Unanswered messages of each connection.
 const IN_FLIGHT: usize = 16;
-/// Messages with a Redis that says nothing: done long before leases lapse.
+/// Messages while Redis hangs: they are done long before leases expire.
 const HUNG_MESSAGES: u64 = 500;
-/// How long a new connection may get through.
+/// Longest time that a new connection passes before it hangs.
 const FREEZE: Duration = Duration::from_millis(2);
 
-/// Two sections: lookups, and a node.
+/// Adds two sections: lookups, and a node.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -73,13 +74,13 @@ fn routes(
     redis: SocketAddr,
     (users, lookups): (usize, usize),
 ) -> Result<Section> {
-    // The library's own threads are to be where servers are.
+    // The library's own threads run on the servers' CPUs.
     let (ours, raw) = thread::scope(|scope| {
         scope
             .spawn(|| -> Result<_> {
                 host::pin(&launcher.server_cpus)?;
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                // What is measured is how many, not whether each is in time on a machine that is not quiet.
+                // The number of lookups is measured, not whether each is in time on a busy machine.
                 let redis_config = config::Redis { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
                 let routes = Arc::new(RedisRoutes::connect(&redis_config, Leases::default())?);
                 let names: Vec<UserId> = (0..users).map(user).collect::<Result<_>>()?;
@@ -88,7 +89,7 @@ fn routes(
                 for round in 0..=args.rounds {
                     let theirs = benchmark(redis, &test_bed.config.redis.prefix, users, lookups)?;
                     let seconds = runtime.block_on(look_up(&routes, &names, lookups))?;
-                    // The first of each does not count.
+                    // The first round of each side does not count.
                     if round > 0 {
                         raw.push(theirs);
                         ours.push(lookups as f64 / seconds);
@@ -113,7 +114,7 @@ fn routes(
     Ok(section)
 }
 
-/// As wide as `redis-benchmark` writes its random numbers.
+/// Returns a user whose name is as wide as the random numbers of `redis-benchmark`.
 fn user(number: usize) -> Result<UserId> {
     Ok(UserId::new(&format!("{number:012}"))?)
 }
@@ -142,7 +143,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
     Ok(())
 }
 
-/// Seconds that so many lookups take.
+/// Returns the seconds that lookups take.
 async fn look_up(routes: &Arc<RedisRoutes>, users: &[UserId], lookups: usize) -> Result<f64> {
     let pages: Arc<Vec<Vec<UserId>>> = Arc::new(users.chunks(PIPELINE).map(<[UserId]>::to_vec).collect());
     let done = Arc::new(AtomicUsize::new(0));
@@ -166,7 +167,7 @@ async fn look_up(routes: &Arc<RedisRoutes>, users: &[UserId], lookups: usize) ->
     Ok((host::now_ns() - began) as f64 / 1e9)
 }
 
-/// Requests a second, as `redis-benchmark` says.
+/// Returns the requests per second that `redis-benchmark` reports.
 fn benchmark(redis: SocketAddr, prefix: &str, users: usize, requests: usize) -> Result<f64> {
     let mut command = Command::new("redis-benchmark");
     command.args(["-h", &redis.ip().to_string(), "-p", &redis.port().to_string(), "--csv"]);
@@ -182,7 +183,7 @@ fn benchmark(redis: SocketAddr, prefix: &str, users: usize, requests: usize) -> 
     Ok(rate.trim_matches('"').parse()?)
 }
 
-/// A node behind a proxy: what Redis gets to do for a message, and whether an ack waits for it.
+/// Measures a node behind a proxy: the work of Redis for a message, and whether an ack waits for it.
 fn chat(
     test_bed: &TestBed,
     launcher: &Launcher,
@@ -230,7 +231,7 @@ fn chat(
     Ok(section)
 }
 
-/// Does it while Redis says nothing, to new connections either.
+/// Runs `work` while Redis hangs, also for new connections.
 fn hanging<T>(proxy: &Proxy, work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     let result = thread::scope(|scope| {
@@ -248,7 +249,7 @@ fn hanging<T>(proxy: &Proxy, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What Redis has done so far.
+/// Work of Redis so far.
 pub(super) struct Work {
     pub(super) commands: f64,
     reads: f64,
@@ -265,7 +266,7 @@ impl Work {
     }
 }
 
-/// A part of what the server says of itself.
+/// Returns a section of Redis' `INFO`.
 fn info(redis: SocketAddr, part: &str) -> Result<String> {
     let mut stream = TcpStream::connect(redis)?;
     stream.write_all(format!("INFO {part}\r\n").as_bytes())?;
@@ -278,7 +279,7 @@ fn info(redis: SocketAddr, part: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// How often each command was called so far, by clients and by scripts; but for what asks this.
+/// Returns the calls of each command so far, by clients and by scripts, except for the command that asks this.
 pub(super) fn calls(redis: SocketAddr) -> Result<BTreeMap<String, f64>> {
     let mut calls = BTreeMap::new();
     for line in info(redis, "commandstats")?.lines() {

@@ -1,4 +1,4 @@
-//! A hot room against one `send` a message, then the same room at part load.
+//! A hot room, compared with one `send` per message, then the same room at part load.
 
 use super::{Side, Sink, each, in_turns, load, rival};
 use crate::bench::{
@@ -10,14 +10,14 @@ use crate::bench::{
 };
 use anyhow::{Result, bail};
 
-/// The room everybody is in.
+/// Room of all users.
 const ROOM: &str = "hot";
-/// Busy below this counts as part load, in percent.
+/// Load below which the server counts as partly loaded, in percent.
 const PART_LOAD: f64 = 60.0;
-/// Part load is searched for in so many steps.
+/// Steps in which part load is searched.
 const STEPS: usize = 9;
 
-/// A hot room as asked for.
+/// Parameters of a hot room.
 #[derive(Clone, Copy)]
 struct Shape {
     members: usize,
@@ -37,7 +37,7 @@ impl Shape {
     }
 }
 
-/// One section a transport.
+/// Adds one section for each transport.
 pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
     let Scenario::Room { members, rate, publishers, seconds } = scenario else { bail!("not a room") };
     let mut shape = Shape { members: *members, rate: *rate, publishers: *publishers, seconds: *seconds };
@@ -101,18 +101,18 @@ fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport)
     Ok(section)
 }
 
-/// Messages that were offered and named as shed, of all offered ones.
+/// Returns the share of offered messages that were announced as shed.
 fn shed_share(outcome: &Outcome) -> f64 {
     100.0 * outcome.shed as f64 / (outcome.shed + outcome.count).max(1) as f64
 }
 
-/// Lowers the rate until the server has time to spare, and looks at the latency there.
+/// Lowers the rate until the server is partly loaded, and measures the latency there.
 fn part_load(side: &mut Side, shape: Shape, hot: &[Outcome], section: &mut Section) -> Result<()> {
     let busy = super::super::report::median(&each(hot, |o| o.server_busy() + o.server_waits())).max(1.0);
     let mut rate = shape.rate * (0.9 * PART_LOAD / busy).min(1.0);
     for _ in 0..STEPS {
         let outcome = side.ask(&shape.order(Some(rate), shape.seconds))?;
-        // Work that had to wait for the CPU is load, too.
+        // Work that has to wait for the CPU is load, too.
         let load = outcome.server_busy() + outcome.server_waits();
         if load < PART_LOAD {
             let p99 = outcome.p99_us as f64 / 1e3;

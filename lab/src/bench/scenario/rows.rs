@@ -1,4 +1,4 @@
-//! What lies in the store of a node that has ended: counted without the node.
+//! Messages in the store of a node that has ended, counted without the node.
 
 use anyhow::{Result, ensure};
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
@@ -7,11 +7,11 @@ use tidegate_protocol::id::{ConversationId, UserId};
 
 use crate::node_store;
 
-/// Rows, or conversations, read at a time.
+/// Rows or conversations of one read.
 const PAGE: usize = 1_000;
 
-/// Messages in the conversations of users `u0`… of the node with this data directory; their seqs have no holes.
-/// Conversations of two of these users are to be those of the first.
+/// Returns the number of messages in the conversations of users `u0`… below this data directory, and checks that their
+/// seqs have no holes. A conversation of two of these users counts for the first.
 pub(super) fn count(data: &Path, users: usize) -> Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
@@ -52,7 +52,7 @@ async fn rows_of(store: &EmbeddedStore, conversation: &ConversationId, last_seq:
     Ok(cursor)
 }
 
-/// Bytes that the files below `path` take on the disk.
+/// Returns the bytes that the files below `path` take on the disk.
 pub(super) fn disk_bytes(path: &Path) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
@@ -63,7 +63,7 @@ pub(super) fn disk_bytes(path: &Path) -> Result<u64> {
     Ok(sum)
 }
 
-/// Whether `path` lies in memory, where a sync costs nothing.
+/// Returns whether `path` is in memory, where a sync costs nothing.
 pub(super) fn is_memory(path: &Path) -> Result<bool> {
     /// `TMPFS_MAGIC` of statfs(2).
     const TMPFS: u64 = 0x0102_1994;

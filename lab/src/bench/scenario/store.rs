@@ -1,4 +1,4 @@
-//! The embedded store full of messages: bytes on disk, time to start again, time to sync.
+//! The full embedded store: its bytes on disk, the time of a restart, and the time of a sync.
 
 use super::{Side, Sink, chat::durable, rows};
 use crate::bench::{
@@ -12,19 +12,19 @@ use crate::bench::{
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-/// Content of a message.
+/// Bytes of the content of a message.
 const SIZE: usize = 100;
-/// Who fills the store: each with so many conversations, except those whose sync is timed.
+/// Connections that fill the store, and conversations of each, except for those whose sync is timed.
 const CONNS: usize = 64;
 const CONVERSATIONS: usize = 100;
-/// Unanswered messages of each.
+/// Unanswered messages of each connection.
 const IN_FLIGHT: usize = 64;
-/// Starts and syncs of each kind that are timed.
+/// Number of timed starts and syncs of each kind.
 const TIMES: usize = 3;
-/// The node's name here, and with that its directory's.
+/// Name of the node, and of its directory.
 const LABEL: &str = "store";
 
-/// One section.
+/// Adds one section.
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
@@ -76,7 +76,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Kills the node and starts it again, then stops it and starts it again.
+/// Kills and starts the node several times, then stops and starts it several times.
 fn restarts(
     launcher: &Launcher,
     server: Server,

@@ -1,5 +1,5 @@
-//! A client of a rolling restart: writes to its neighbour one message after the other, hears those of the other neighbour,
-//! and goes where the nodes send it.
+//! A client of a rolling restart: writes to its neighbour one message after the other, reads those of its other
+//! neighbour, and moves where the nodes send it.
 
 use std::{
     collections::BTreeMap,
@@ -31,58 +31,58 @@ use crate::{chaos::world::direct, link::Link};
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
-/// A send without an answer is sent again after so long, under its id.
+/// Time after which a send without an answer is repeated under its id.
 const AGAIN: Duration = Duration::from_secs(8);
-/// What is missing is asked for this often.
+/// Interval between two pulls of missing messages.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// How often who lacks nothing looks whether all have to be complete by now.
+/// Interval at which a client that lacks nothing checks whether all clients have to be complete by now.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Between two tries to log in, as the protocol asks: doubled each time, up to the most, with full jitter.
+/// Delay before another login, as the protocol asks: doubled each time up to the maximum, with full jitter.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(20);
-/// Messages asked for at once.
+/// Messages of one pull.
 const PAGE: u32 = 100;
-/// The id of that question.
+/// Request id of a pull.
 const PULL: u64 = 1;
-/// Of so many clients one is deaf: it stays until it is closed, as old clients do.
+/// One of this many clients ignores `goAway`, as old clients do, and stays until it is closed.
 const DEAF: usize = 10;
 
-/// What all clients share.
+/// State that all clients share.
 pub(super) struct Shared {
     pub(super) key: Vec<u8>,
     pub(super) clients: usize,
-    /// Between two messages of one client.
+    /// Time between two messages of one client.
     pub(super) pace: Duration,
-    /// Client ports of the nodes that run.
+    /// Client addresses of the running nodes.
     pub(super) doors: Mutex<Vec<SocketAddr>>,
-    /// Nothing new is sent any more.
+    /// Whether clients send nothing new any more.
     pub(super) quiet: AtomicBool,
-    /// By client, the last number that was acked.
+    /// Last acked number, by client.
     pub(super) acked: Vec<AtomicU64>,
-    /// By client, up to where it has everything that was sent to it.
+    /// Seq up to which a client has everything that was sent to it, by client.
     pub(super) got: Vec<AtomicU64>,
     pub(super) noted: Mutex<Noted>,
-    /// By client, whether it is logged in.
+    /// Whether a client is logged in, by client.
     pub(super) online: Vec<AtomicBool>,
     pub(super) began: Instant,
 }
 
-/// What the clients saw.
+/// Observations of all clients.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// When each login was done that followed a `goAway` or a close, since the beginning.
+    /// Times of the logins that followed a `goAway` or a close, from the start of the run.
     pub(super) arrivals: Vec<Duration>,
-    /// The longest time without a connection: of those that come over as they are told, and of deaf ones.
+    /// Longest time without a connection: of clients that move as announced, and of those that ignore `goAway`.
     pub(super) pause: [Duration; 2],
-    /// Moves with both connections open, and logins after a connection was over.
+    /// Moves with both connections open, and logins after a connection had ended.
     pub(super) moves: [u64; 2],
-    /// The longest time from a send to its ack, and when the ack came, since the beginning.
+    /// Longest time from a send to its ack, and the time of that ack from the start of the run.
     pub(super) slowest: (Duration, Duration),
-    /// The longest login, and when it was done, since the beginning.
+    /// Longest login, and its time from the start of the run.
     pub(super) login: (Duration, Duration),
-    /// Pushes that were there before.
+    /// Pushes of messages that the client had already.
     pub(super) repeated: u64,
-    /// What must not be, in words.
+    /// Descriptions of broken promises.
     pub(super) broken: Vec<String>,
 }
 
@@ -104,12 +104,12 @@ pub(super) fn name(index: usize) -> String {
     format!("u{index}")
 }
 
-/// The message under way: only when it is acked comes the next, so its number is its seq.
+/// The message in flight. The next one follows its ack, so its number is its seq.
 struct Flight {
     number: u64,
     attempt: u32,
     since: Instant,
-    /// When it goes again, if no answer comes.
+    /// Time of the next attempt if no answer comes.
     due: At,
 }
 
@@ -121,18 +121,18 @@ struct Client {
     flight: Option<Flight>,
     next: At,
     got: u64,
-    /// Seqs beyond a hole.
+    /// Seqs above a hole.
     beyond: BTreeMap<u64, ()>,
     asked: Option<Instant>,
     pull: bool,
-    /// Since when there is no connection.
+    /// Time since which there is no connection.
     away: Option<Instant>,
 }
 
-/// The way to the node that it is sent to, if it is under way.
+/// The login on the next node, if one is in progress.
 type Moving = JoinSet<anyhow::Result<Link>>;
 
-/// Logs in, and lives until it is dropped.
+/// Logs in, and runs until it is dropped.
 pub(super) async fn run(shared: Arc<Shared>, index: usize) {
     let (clients, pace) = (shared.clients, shared.pace);
     let [peer, from] = [(index + 1) % clients, (index + clients - 1) % clients].map(name);
@@ -170,7 +170,7 @@ impl Client {
         self.index % DEAF == DEAF - 1
     }
 
-    /// Asks where to go until it is logged in there.
+    /// Asks for an address and logs in there, until that succeeds.
     async fn come_in(&mut self) -> Link {
         let mut wait = TRY_AGAIN;
         loop {
@@ -193,7 +193,7 @@ impl Client {
         log_in(Arc::clone(&self.shared), self.index, addresses).await
     }
 
-    /// A login is done.
+    /// Notes a login.
     fn arrived(&mut self, how: usize) {
         let shared = Arc::clone(&self.shared);
         let is_first = !shared.online[self.index].load(Ordering::Acquire) && self.away.is_none();
@@ -207,7 +207,7 @@ impl Client {
             noted.moves[how] += 1;
         }
         drop(noted);
-        // Last: who waits for everybody looks at what was noted then.
+        // Last, because `until` reads the notes once all clients are online.
         shared.online[self.index].store(true, Ordering::Release);
         (self.pull, self.asked) = (true, None);
         if let Some(flight) = &mut self.flight {
@@ -215,7 +215,7 @@ impl Client {
         }
     }
 
-    /// Until the connection is over, or the next one stands.
+    /// Talks until the connection ends, or until the next one is open.
     async fn talk(&mut self, mut link: Link) -> anyhow::Result<Link> {
         let mut moving = Moving::new();
         loop {
@@ -244,7 +244,8 @@ impl Client {
         }
     }
 
-    /// Until it is looked again whether something is to be asked for; thousands that look often are a load of their own.
+    /// Returns the time to the next check for missing messages. Thousands of frequent checks would be a load of their
+    /// own.
     fn look_after(&self) -> Duration {
         let soon = self.pull || !self.beyond.is_empty() || self.shared.quiet.load(Ordering::Acquire);
         if soon { ASK_EVERY } else { LOOK_EVERY }
@@ -261,7 +262,7 @@ impl Client {
         moving
     }
 
-    /// Closed: at best because the new connection has taken over.
+    /// Handles a `close`, which comes at best because the new connection has taken over.
     async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<Link> {
         self.away = Some(Instant::now());
         if close.code == u32::from(Code::Replaced.number()) {
@@ -277,7 +278,7 @@ impl Client {
         bail!("closed: {}", close.name)
     }
 
-    /// Sends what is due, and asks for what is missing.
+    /// Sends what is due, and pulls what is missing.
     async fn speak(&mut self, link: &mut Link) -> anyhow::Result<()> {
         let mut frames = Vec::new();
         let now = At::now();
@@ -312,7 +313,7 @@ impl Client {
         link.send(&frames).await
     }
 
-    /// What is left of a frame for the connection to act on.
+    /// Handles a frame. Returns a body that the connection has to act on.
     async fn hear(
         &mut self,
         frame: anyhow::Result<pb::ServerFrame>,
@@ -370,7 +371,7 @@ impl Client {
         }
     }
 
-    /// A message from the other side: the n-th says n.
+    /// Takes a message of the other neighbour; the text of the n-th is n.
     fn take(&mut self, push: &pb::Push) {
         if push.conversation != self.incoming {
             return;
@@ -393,7 +394,7 @@ impl Client {
     }
 }
 
-/// The new connection; waits for ever while there is none under way.
+/// Returns the new connection; waits forever if there is none in progress.
 async fn arrival(moving: &mut Moving) -> anyhow::Result<Link> {
     match moving.join_next().await {
         Some(there) => there.context("the way was given up")?,
@@ -405,7 +406,7 @@ fn token(shared: &Shared, index: usize) -> String {
     auth::sign(&shared.key, &name(index), None, Duration::from_secs(86_400))
 }
 
-/// Logs in at the first of these that takes it.
+/// Logs in at the first address that accepts the client.
 async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<Link> {
     let mut why = anyhow::anyhow!("no node takes newcomers");
     for address in &addresses {

@@ -1,23 +1,23 @@
-//! How evenly the clients lie on the nodes: each went where it was sent.
+//! Distribution of the clients over the nodes, each where it was assigned.
 
 use std::fmt;
 
 use super::{conns, until};
 use crate::chaos::cluster::Cluster;
 
-/// How far from its even share each of three nodes may be after 15,000 logins, at most.
+/// Largest accepted deviation of each of three nodes from its even share after 15,000 logins.
 const WITHIN: f64 = 0.1;
-/// Few clients lie more unevenly by chance alone: so many deviations of a fair draw are let pass.
+/// Accepted standard deviations of a fair draw: few clients are distributed less evenly by chance.
 const DEVIATIONS: f64 = 3.5;
 
-/// The connections of each node.
+/// Number of connections of each node.
 pub(super) struct Spread(pub(super) Vec<usize>);
 
 impl Spread {
-    /// As the nodes count it, once each client has one connection.
+    /// Reads the counts of the nodes, once each client has one connection.
     ///
     /// # Errors
-    /// A node does not answer, or counts connections that no client has.
+    /// Fails when a node does not answer, or counts connections that no client has.
     pub(super) async fn of(cluster: &Cluster, clients: usize) -> anyhow::Result<Self> {
         let mut seen: Vec<usize> = Vec::new();
         until("the nodes have as many connections as there are clients", async || {
@@ -31,20 +31,20 @@ impl Spread {
         Ok(Self(seen))
     }
 
-    /// How far the one is from an even share that is farthest from it, as a part of that share.
+    /// Returns the largest deviation from the even share, relative to that share.
     pub(super) fn off(&self) -> f64 {
         let even = self.even();
         self.0.iter().map(|conns| (*conns as f64 - even).abs() / even).fold(0.0, f64::max)
     }
 
-    /// How far it may be after logins, by the balancer's advice.
+    /// Returns the accepted deviation after logins.
     pub(super) fn allowed(&self) -> f64 {
         let clients: usize = self.0.iter().sum();
         let deviation = (self.0.len().saturating_sub(1) as f64 / clients.max(1) as f64).sqrt();
         WITHIN.max(DEVIATIONS * deviation)
     }
 
-    /// What is wrong with it after logins.
+    /// Returns a description of an unacceptable deviation.
     pub(super) fn judge(&self) -> Option<String> {
         let (off, allowed) = (self.off(), self.allowed());
         (off > allowed)

@@ -1,4 +1,4 @@
-//! How long this program was kept from running: what it counted by the clock meanwhile says nothing of the nodes.
+//! Stalls of this program: while it was not scheduled, its measurements say nothing of the nodes.
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 const TICK: Duration = Duration::from_millis(20);
 
-/// Watches until it is dropped.
+/// A watch for stalls that runs until it is dropped.
 pub(super) struct Stalls {
     longest_us: Arc<AtomicU64>,
     _watch: JoinSet<()>,
@@ -34,7 +34,7 @@ impl Stalls {
         Self { longest_us, _watch: watch }
     }
 
-    /// The longest time without a turn since the beginning.
+    /// Returns the longest stall so far.
     pub(super) fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! What a rolling restart was like, and whether it kept what is promised.
+//! The course of a rolling restart, and its judgement.
 
 use std::{collections::HashSet, sync::atomic::Ordering, time::Duration};
 
@@ -8,39 +8,41 @@ use tidegate_protocol::machine::drain::Plan;
 use super::{With, client::Shared, spread::Spread};
 use crate::chaos::drain::{PACE_MAX, PACE_OVER, busiest};
 
-/// Clients that all were kept from running for so long arrive at once, whatever the plan.
+/// Stall from which the pace is not judged: clients that were not scheduled for this long arrive at once.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
-/// How long a client that moves as it is told may be without a connection, on a machine that does all of it on two cores; the aim is 1 s.
+/// Longest accepted time without a connection of a client that moves as announced, on two cores that run everything;
+/// the goal is 1 s.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What one restart was like.
+/// Course of one restart.
 pub(super) struct Turn {
     pub(super) node: usize,
     pub(super) plan: Plan,
-    /// From the signal to the end of the process.
+    /// Time from the signal to the end of the process.
     pub(super) took: Duration,
-    /// The same as the configuration says, at most.
+    /// Longest accepted value of `took`, by the configuration.
     pub(super) longest: Duration,
-    /// Logins elsewhere in that time, as soon as they were done.
+    /// Times of the logins on other nodes.
     pub(super) arrivals: Vec<Duration>,
-    /// The longest login of that time, and when it was done, since the signal.
+    /// Longest login during the drain, and its time after the signal.
     pub(super) login: (Duration, Duration),
-    /// The longest time from a send to its ack, and when that came, since the signal, until all was calm.
+    /// Longest time from a send to its ack until all was calm, and the time of that ack after the signal.
     pub(super) ack: (Duration, Duration),
-    /// The longest time without a connection, of those who move as they are told and of the deaf, until everybody was back.
+    /// Longest time without a connection until all clients were back: of clients that move as announced, and of those
+    /// that ignore `goAway`.
     pub(super) pause: [Duration; 2],
     pub(super) code: Option<i32>,
     pub(super) spoiled: Option<With>,
-    /// For how long the clients were kept from running.
+    /// Longest stall of the clients.
     pub(super) stall: Duration,
-    /// What it came back as, where that is another program by turns.
+    /// Version of the node after the restart, where two programs alternate.
     pub(super) back_as: Option<String>,
 }
 
 impl Turn {
-    /// How much faster than planned they came, where it was fastest; not judged in a second, when something broke, or when they
-    /// could not run.
+    /// Returns the fastest pace of arrivals relative to the plan. It is not judged for plans of less than a second,
+    /// with a fault, or after a stall.
     fn pace(&self) -> Option<f64> {
         let over = self.plan.window.min(PACE_OVER);
         let mut arrivals = self.arrivals.clone();
@@ -54,7 +56,7 @@ impl Turn {
         self.spoiled.is_none() && self.stall < STALL_MAX
     }
 
-    /// What it did not keep.
+    /// Returns the promises that this restart broke.
     fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
         if self.pace().is_some_and(|pace| pace > PACE_MAX) {
@@ -64,7 +66,7 @@ impl Turn {
                 self.pace().unwrap_or(0.0)
             ));
         }
-        // Who could not run is late by that, and by no more.
+        // A client that was not scheduled is late by that time, and by no more.
         if self.spoiled.is_none() && self.pause[0] > PAUSE_MAX + self.stall {
             let away = self.pause[0].as_secs_f64();
             broken.push(format!(
@@ -72,7 +74,7 @@ impl Turn {
                 self.node + 1
             ));
         }
-        // What breaks meanwhile may have it cut clients, and may not keep it from ending in time and saying so.
+        // A fault may make the node cut clients. It still has to end in time and report that.
         let fine = if self.spoiled.is_some() { &[Some(0), Some(3)][..] } else { &[Some(0)] };
         if !fine.contains(&self.code) {
             broken.push(format!("n{}: exit code {:?}", self.node + 1, self.code));
@@ -113,7 +115,7 @@ impl Turn {
         }
     }
 
-    /// How many came in each second, to see when it was fastest.
+    /// Returns the number of arrivals in each second.
     fn by_the_second(&self) -> String {
         let last = self.arrivals.iter().max().map_or(0, Duration::as_secs);
         let of = |second| self.arrivals.iter().filter(|at| at.as_secs() == second).count().to_string();
@@ -121,7 +123,7 @@ impl Turn {
     }
 }
 
-/// Prints what was seen, and fails when a promise was broken.
+/// Prints the results, and fails when a promise is broken.
 pub(super) fn verdict(
     shared: &Shared,
     spread: &Spread,
@@ -194,7 +196,7 @@ mod tests {
         }
     }
 
-    /// As planned: 5,000 over 30 s.
+    /// Arrivals as planned: 5,000 over 30 s.
     fn even() -> Vec<Duration> {
         (0..5_000).map(|n| Duration::from_millis(6) * n).collect()
     }

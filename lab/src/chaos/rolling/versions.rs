@@ -1,8 +1,8 @@
-//! Two programs that take turns: versions N and N+1 side by side in a rolling restart, and back, and over again.
+//! Two programs that alternate: versions N and N+1 run together in a rolling restart, and back, several times.
 //!
-//! Each restarted node comes back as the other of the two. As an operator does who may want to go back, the rules of the
-//! log are held where they were (`log.rules`); the last round, if it ends with all nodes on the other program, holds them no
-//! more, and then the run waits for the switch, still under load.
+//! Each restarted node runs the other program. The rules of the log are held at their version (`log.rules`), as by an
+//! operator who may want to go back. A last round that ends with all nodes on the other program releases them; then the
+//! run waits for the switch, still under load.
 
 use std::{collections::BTreeSet, path::PathBuf, time::Instant};
 
@@ -14,18 +14,18 @@ use super::{
     PATIENCE, TICK, about,
 };
 
-/// Of the nodes: not a minute from the last newer node to the switch.
+/// Setting of the nodes: the switch does not wait for a minute after the last newer node has started.
 pub(super) const SETTLE: &str = "log.rules_settle_ms=5000";
 
-/// Which program each node runs, and which comes next.
+/// The program of each node.
 pub(super) struct Versions {
-    /// What all begin with, and the other one.
+    /// The program of all nodes at the beginning, and the other one.
     programs: [PathBuf; 2],
-    /// By node, which of the two.
+    /// Index of the program, by node.
     runs: Vec<usize>,
-    /// By node, whether its operator holds the rules.
+    /// Whether the operator holds the rules, by node.
     holds: Vec<bool>,
-    /// The rules of the log at the beginning.
+    /// Rules of the log at the beginning.
     rules: u64,
     restarts: usize,
     /// The versions that ran together after each restart.
@@ -33,7 +33,7 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// As the arguments want it, for nodes that run; none = one program all the time.
+    /// Prepares running nodes for two programs; `None` if the arguments name only one.
     pub(super) async fn begin(
         args: &Args,
         cluster: &Cluster,
@@ -47,7 +47,7 @@ impl Versions {
         Ok(Some(Self { programs, runs, holds, rules, restarts, together: BTreeSet::new() }))
     }
 
-    /// Has a node be the other program from its next start on.
+    /// Has a node run the other program from its next start on.
     pub(super) fn turn(&mut self, cluster: &mut Cluster, nth: usize, turn: usize) {
         let nodes = self.runs.len();
         self.runs[nth] = 1 - self.runs[nth];
@@ -59,7 +59,7 @@ impl Versions {
         process.set("log.rules", rules.as_deref());
     }
 
-    /// Notes what runs now, and says what this node does.
+    /// Records which versions run now, and returns that of one node.
     pub(super) async fn note(&mut self, cluster: &Cluster, nth: usize) -> anyhow::Result<String> {
         let mut versions = BTreeSet::new();
         for nth in 0..self.runs.len() {
@@ -76,7 +76,7 @@ impl Versions {
         Ok(format!("{file} ({}, rules {})", said["version"].as_str().unwrap_or("?"), said["rules"]))
     }
 
-    /// After the last restart: where all nodes know newer rules and hold none back, the log is switched to them.
+    /// After the last restart, waits for the switch of the log where all nodes know newer rules and none holds them.
     pub(super) async fn settle(&self, cluster: &Cluster) -> anyhow::Result<()> {
         println!("ran: {}", self.together.iter().cloned().collect::<Vec<String>>().join("; "));
         if !self.together.iter().any(|it| it.contains(" together with ")) {
@@ -101,11 +101,11 @@ impl Versions {
     }
 }
 
-/// Up to which rules each node agrees.
+/// Returns the newest rules that each node accepts.
 async fn all_rules(cluster: &Cluster) -> anyhow::Result<Vec<u64>> {
     let mut all = Vec::new();
     for nth in 0..cluster.nodes.len() {
-        // Versions before the rules could be switched say nothing.
+        // Versions that could not switch rules report nothing.
         all.push(about(cluster, nth).await?["rules"].as_u64().unwrap_or(1));
     }
     Ok(all)

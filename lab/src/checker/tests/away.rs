@@ -1,9 +1,9 @@
-//! The self-test of completeness: what a device missed while it was away is to be pulled.
+//! The self-test of completeness: a device has to pull what it missed while it was away.
 
 use super::*;
 
-/// Bob is away for a while, in which he is removed and added again, and pulls what he missed; the place of the last event
-/// before the log, which says that pushes may be lost.
+/// Returns a history in which Bob is away for a while, is removed and added again, and pulls what he missed; and the
+/// index of the last event before the log, which says that pushes may be lost.
 fn away() -> (Tape, usize) {
     let mut tape = Tape::default();
     let open = |tape: &mut Tape, (user, session): (&str, u64)| {
@@ -24,7 +24,8 @@ fn away() -> (Tape, usize) {
     say(&mut tape, 2);
     got(&mut tape, 2, 2, Some("m2"), Via::Push);
     tape.add(Event::Close { session: 2, code: 0 });
-    // It is away: one for it, its removal, one that is not for it, its return, and one more.
+    // While Bob is away: a message for him, his removal, a message that is not for him, his return, and another
+    // message.
     for seq in [3, 5, 7] {
         say(&mut tape, seq);
     }
@@ -51,7 +52,7 @@ fn away() -> (Tape, usize) {
     (tape, complete)
 }
 
-/// What is missed while nobody is connected is to be pulled, exactly as far as it is the member's.
+/// A device has to pull exactly the missed entries to which its user is entitled.
 #[test]
 fn a_device_never_gets_what_it_missed_while_it_was_away() {
     let (tape, complete) = away();
@@ -70,7 +71,7 @@ fn a_device_never_gets_what_it_missed_while_it_was_away() {
         });
         assert!(silent.is_empty(), "it did not say that it has everything: {silent:?}");
     }
-    // A pull makes no push of it: what was to be pushed within a connection is still missed there.
+    // A pull does not replace a push: within a connection the push is still missing.
     let pulled = |it: &mut Vec<Stamped<String>>| {
         for event in it {
             if let Event::Recv { seq: 8, via, .. } = &mut event.event {
@@ -84,7 +85,7 @@ fn a_device_never_gets_what_it_missed_while_it_was_away() {
     });
     assert_eq!(unpushed, ["not-delivered"]);
     assert!(tape.with(pulled).is_empty(), "between nodes a push may be lost");
-    // What is pulled is not more than what is the member's.
+    // A pull returns no more than the user is entitled to.
     let leak = tape.with(|it| {
         let mut more = it[tape.at(is_push("m3", Via::Pull))].clone();
         if let Event::Recv { seq, cid, body, .. } = &mut more.event {

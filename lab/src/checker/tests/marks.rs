@@ -1,8 +1,8 @@
-//! The self-test of read marks and unread: each is made to drift once.
+//! The self-test of read marks and unread counts: each is made to drift once.
 
 use super::*;
 
-/// Bob reads what Ann said, and asks before and after; the store has his mark.
+/// Returns a history in which Bob reads messages of Ann, with a sync before and after; the store has his mark.
 fn reading() -> Tape {
     let mut tape = clean();
     let end = tape.at(|event| matches!(event, Event::LogMessage { .. }));
@@ -19,7 +19,7 @@ fn reading() -> Tape {
         tape.add(Event::ReadInv { user: "bob", conv: "d:ann:bob", seq });
         tape.add(Event::ReadOk { user: "bob", conv: "d:ann:bob", seq });
     }
-    // Nobody knows whether this one came through.
+    // This read has no answer, and may have moved the mark or not.
     tape.add(Event::ReadInv { user: "bob", conv: "g:g", seq: 2 });
     sync(&mut tape, 4, &[("d:ann:bob", 4, 3, 1), ("g:g", 4, 2, 1)]);
     tape.0.extend(log);
@@ -29,7 +29,7 @@ fn reading() -> Tape {
     tape
 }
 
-/// The place of the last state of that conversation.
+/// Returns the index of the last state of a conversation.
 fn last_state(tape: &Tape, wanted: &str) -> usize {
     let is_state = |it: &Stamped<String>| matches!(&it.event, Event::State { conv, .. } if conv == wanted);
     tape.0.iter().rposition(is_state).unwrap()
@@ -41,7 +41,7 @@ fn marks_that_move_forward_and_unread_by_the_log_are_clean() {
     let report = check(&tape.history(), Budget::default());
     assert!(report.is_clean(), "{:#?}", report.violations);
     assert_eq!((report.reads, report.states), (2, 4));
-    // A state may be older than an ack that came while it was asked for.
+    // A state may be older than an ack that came during the sync.
     let state = last_state(&tape, "d:ann:bob");
     let late = tape.with(|it| {
         let asked = it.iter().rposition(|it| matches!(it.event, Event::SyncInv { .. })).unwrap();
@@ -69,7 +69,7 @@ fn a_read_mark_goes_back_or_further_than_asked() {
         })
     };
     assert_eq!(told(1, 3), ["read-went-back"]);
-    // Once told it holds, and the store has less.
+    // A reported mark holds from then on, and the store has a lower one.
     assert_eq!(told(4, 0), ["read-unasked", "read-went-back"]);
     let kept = tape.at(|event| matches!(event, Event::LogRead { conv, .. } if conv == "d:ann:bob"));
     let store = |to: u64| {
@@ -102,7 +102,7 @@ fn unread_drifts() {
         *unread += 1;
     });
     assert_eq!(total, ["unread-total"]);
-    // Dan is removed at 3: what follows is not unread for him, and own messages never are.
+    // Dan is removed at 3: later messages are not unread for him, and own messages never are.
     let dan = |user: &str, max, unread| {
         let event = Event::State { user: user.into(), session: 3, conv: "g:g".into(), max, read: 0, unread };
         tape.with(|it| it.insert(end + 1, Stamped { at: 0, event }))

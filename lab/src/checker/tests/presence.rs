@@ -1,4 +1,4 @@
-//! The self-test of presence: a node that takes somebody for connected who is not, and the other way round.
+//! The self-test of presence: a node reports a device as connected that is not, and the other way round.
 
 use super::*;
 

@@ -1,9 +1,9 @@
-//! The self-test of live rooms: what may be lost there, how it is to be told, and what may never be.
+//! The self-test of live rooms: which losses are allowed, how they are announced, and which are not.
 
 use super::*;
 
-/// Ann is at n1; Bob, at n2, hears her in a room. The third message is lost, which is told; long after the last but one comes
-/// the last.
+/// Returns a history in which Ann, on n1, talks to a room that Bob, on n2, is in. The third message is lost, which is
+/// announced; the last message comes long after the others.
 fn hall() -> Tape {
     let mut tape = Tape::default();
     for (nth, (user, session)) in [ANN, BOB].into_iter().enumerate() {
@@ -34,14 +34,14 @@ fn is_shed(event: &Event<String>) -> bool {
     matches!(event, Event::Shed { .. })
 }
 
-/// Something happens so many ms after the third message was accepted.
+/// Adds an event some ms after the third message was accepted.
 fn later(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: u64, event: Event<&str>) {
     let at = it[tape.at(is_ok("t3"))].at + ms * MS;
     let place = it.iter().rposition(|it| it.at <= at).map_or(0, |place| place + 1);
     it.insert(place, Stamped { at, event: event.map(str::to_owned) });
 }
 
-/// A fault that lasts from the one to the other.
+/// Adds a fault that lasts from one time to the other.
 fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, (from, to): (u64, u64), fault: &str) {
     later(tape, it, from, Event::Nemesis { on: true, fault });
     later(tape, it, to, Event::Nemesis { on: false, fault });
@@ -55,7 +55,7 @@ fn what_is_lost_in_a_room_is_told_and_counted() {
     assert_eq!((report.talks, report.shed, report.talks_lost, report.talks_uncounted), (5, 1, 0, 0));
     let shed = tape.at(is_shed);
     assert_eq!(tape.with(|it| drop(it.remove(shed))), ["shed-untold"]);
-    // Before it knew that it was in, nothing was due.
+    // Nothing was due before the connection learned that it is in the room.
     let late = tape.with(|it| {
         it.remove(shed);
         let joined = it.remove(tape.at(|event| matches!(event, Event::Joined { session: 2, .. })));
@@ -79,7 +79,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
     assert!(down("n1", 500).is_empty());
     assert_eq!(down("n1", 3_000), ["shed-untold"], "by then it had passed it on, or told of it");
     assert_eq!(down("n2", 500), ["shed-untold"], "that was not the speaker's");
-    // Unless something was in the way: then the word may have waited at the node that died.
+    // With a fault the announcement may have waited on the node that was killed.
     let after = |name: &'static str| {
         untold(&move |it: &mut Vec<Stamped<String>>| {
             fault(&hall(), it, (1, 4_000), name);
@@ -90,7 +90,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
     assert!(after("stop:n2").is_empty());
     assert_eq!(after("stop:n3"), ["shed-untold"], "it was none of the two");
     assert_eq!(after("postgres-stop"), ["shed-untold"]);
-    // In the same node nothing is on the way.
+    // Within one node there is no network.
     let same = untold(&|it: &mut Vec<Stamped<String>>| {
         later(&hall(), it, 500, Event::Down { node: "n1" });
         for event in it.iter_mut() {
@@ -145,7 +145,7 @@ fn a_room_gives_no_number_twice_and_keeps_the_order_of_each_speaker() {
         it.insert(fourth + 1, copy);
     });
     assert_eq!(copied, ["room-copy"]);
-    // What was sent again is fanned out again, under another number.
+    // A repeated send is fanned out again, under another number.
     let again = tape.with(|it| {
         let copy = it[fourth].clone();
         it.insert(fourth + 1, copy);
