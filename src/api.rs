@@ -33,7 +33,7 @@ mod same_origin;
 mod trace;
 pub mod waiting;
 
-use crate::{assign::Assigner, budget::Admission, chat::admin::Admin, drain::Drainer, ports::Ports};
+use crate::{assign::Assigner, budget::Admission, drain::Drainer, ingest::admin::Admin, ports::Ports};
 
 /// What the handlers need.
 #[derive(Clone)]

@@ -12,12 +12,10 @@ use tidegate_protocol::id::UserId;
 
 use crate::routes::{NodeBoot, TopicLag};
 
-mod embedded;
 mod faulty;
 mod kafka;
 mod local;
 
-pub use embedded::EmbeddedBus;
 pub use kafka::{
     KafkaBus, KafkaEvents, KafkaRefusal, TopicPlan, TopicState, compare_log, ensure_topics, topic_plans,
 };

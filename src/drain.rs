@@ -21,7 +21,7 @@ use tokio::{sync::Notify, task::JoinHandle};
 use crate::{
     assign::Assigner,
     budget::Admission,
-    chat::send::Intake,
+    ingest::intake::Intake,
     mail::{self, Mail, Progress, ShardHandle},
     metrics::Metrics,
     routes::Draining,

@@ -7,18 +7,20 @@
 
 mod archive;
 mod batch;
-mod broken;
+mod bus;
 mod codec;
 mod database;
 mod directory;
+mod faulty_disk;
 mod journal;
-mod kept;
+mod key_filter;
+mod log_tail;
 mod offline;
+mod pending_confirms;
 mod personal;
-mod place;
-mod seen;
+mod state_key;
+mod store;
 mod sweep;
-mod tail;
 mod writer;
 
 use std::{
@@ -39,16 +41,18 @@ use tidegate_protocol::{
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::{codec::*, database::Database};
-use self::{directory::Directory, seen::Seen, tail::Tail, writer::Writer};
+use self::{directory::Directory, key_filter::Seen, log_tail::Tail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
     store::{Fence, Personal, StoreError, TakenOver},
 };
 
 pub use self::{
-    broken::BrokenDisk,
+    bus::EmbeddedBus,
     directory::FORMAT,
+    faulty_disk::BrokenDisk,
     offline::{Findings, Offline, OfflineError, PartitionStats, Stats},
+    store::EmbeddedStore,
 };
 
 /// An append that no archive confirms within about this time is written by itself.
@@ -274,7 +278,7 @@ impl Engine {
             })?;
             tails.push(Mutex::new(tail));
         }
-        let bytes_max = seen::BYTES_MAX / config.partitions.max(1) as usize;
+        let bytes_max = key_filter::BYTES_MAX / config.partitions.max(1) as usize;
         let seen = (0..config.partitions).map(|_| Mutex::new(Seen::new(bytes_max))).collect();
         let core = Arc::new(Core {
             config,

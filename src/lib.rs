@@ -2,11 +2,13 @@
 //!
 //! | floor | rooms | what for |
 //! |---|---|---|
-//! | 6 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
-//! | 5 | [`accept`], [`api`], [`drain`], [`member`] | the door for clients; admin HTTP; leaving; the node among others |
-//! | 4 | [`shard`] | a thread with its own connections: indexes, fan-out, sweep |
-//! | 3 | [`chat`], [`room`] | use-cases, one verb a file |
-//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`mail`], [`assign`] | ports that must hold, and the disk under them; what shards are told; where clients are sent |
+//! | 8 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
+//! | 7 | [`accept`], [`api`], [`drain`], [`lease`] | client listener; admin HTTP; planned stop; lease of this run among the others |
+//! | 6 | [`partition`], [`shard`] | owners of partitions: ledger, archive, publish; threads with their own connections |
+//! | 5 | [`conversation`], [`login`], [`peer`] | queries and marks of users; logins; calls from other nodes |
+//! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
+//! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
+//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`] | durable ports, and the disk under them; what nodes know of each other; messages to shards; assignment of clients |
 //! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], [`redis`], [`trace`] | ports that may be lost; leaves |
 
 pub mod accept;
@@ -15,21 +17,29 @@ pub mod assign;
 pub mod auth;
 pub mod budget;
 pub mod bus;
-pub mod chat;
 pub mod cli;
+pub mod cluster;
 pub mod config;
+pub mod conversation;
+pub mod delivery;
 pub mod directory;
 pub mod drain;
 pub mod embedded;
+pub mod event_publisher;
 pub mod events;
 pub mod fault;
+pub mod ingest;
 pub mod inline;
+pub mod large_group;
+pub mod lease;
 pub mod link;
+pub mod login;
 pub mod mail;
-pub mod member;
 pub mod metrics;
 pub mod net;
 pub mod node;
+pub mod partition;
+pub mod peer;
 pub mod ports;
 pub mod private;
 pub mod redis;

@@ -15,16 +15,16 @@ use crate::{
     trace::{Event, Query},
 };
 
+mod best_effort;
 mod faulty;
 mod grpc;
 mod local;
 mod memory;
-mod strays;
 
+pub use self::best_effort::StrayLanes;
 pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};
 pub use local::LocalLink;
 pub use memory::MemoryLink;
-pub use strays::StrayLanes;
 
 /// The owner's word on one record, for the node that appended it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,18 +19,18 @@ use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::Outcome};
 use tokio::sync::watch;
 
+mod announcement;
 mod ids;
 pub mod import;
-mod lease;
 mod memory;
 mod ports;
 mod settings;
+mod startup_wait;
 mod tasks;
-mod waiting;
 
 pub use self::ids::all as leased_ids;
 use self::{
-    lease::Said,
+    announcement::Said,
     ports::{Broken, Built},
     settings::{Shared, admission, owner_settings, shard_count},
     tasks::{Floor, Running},
@@ -39,16 +39,17 @@ use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
     assign::Assigner,
-    chat::{
-        admin::{Admin, Pending},
-        send::Intake,
-    },
     config::{self, Config},
     directory::Directory,
     drain::Drainer,
+    ingest::{
+        admin::{Admin, Pending},
+        intake::Intake,
+    },
+    lease,
     link::Listener,
     mail::{Mail, ShardHandle, ShardHandles},
-    member, metrics,
+    metrics,
     net::sockopt,
     ports::Ports,
     private,
@@ -78,7 +79,7 @@ const CALLS_MAX: Duration = Duration::from_secs(1);
 pub const LAST_STEPS: Duration = GIVE_UP_MAX
     .saturating_add(CLOSE_MAX)
     .saturating_add(CLOSE_MAX)
-    .saturating_add(member::LEAVING_MAX)
+    .saturating_add(lease::LEAVING_MAX)
     .saturating_add(CALLS_MAX);
 
 /// The file in the data directory that tells where a running node listens.
@@ -165,7 +166,7 @@ impl Node {
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = closed_files(config)?;
         let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
-        let parts = waiting::parts(config, start, &doors, (&metrics, &rendered), waits);
+        let parts = startup_wait::parts(config, start, &doors, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
         let (config, Built { ports, broken, link, numbers, announcer, feed }) = (&config, built);
         let ports = Arc::new(ports);
@@ -345,7 +346,7 @@ impl Node {
         });
         // The rows of the last conns are gone, or are swept here.
         self.lease.0.abort();
-        self.services.block_on(member::leave(&self.ports));
+        self.services.block_on(lease::leave(&self.ports));
         self.services.shutdown_timeout(CALLS_MAX);
     }
 }

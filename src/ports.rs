@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     bus::Bus,
+    cluster::{Owned, Peers},
     events::Events,
     link::Link,
     routes::{NodeBoot, Routes},
@@ -11,18 +12,6 @@ use crate::{
     store::Store,
     trace::Tracer,
 };
-
-mod ahead;
-mod barrier;
-mod interest;
-mod lags;
-mod owned;
-mod peers;
-
-pub use ahead::{Ahead, Teller};
-pub use lags::{LagLimit, Lags};
-pub use owned::{Owned, Progress};
-pub use peers::{Peers, Seen};
 
 /// One adapter for each port; which ones is decided in `node` alone.
 pub struct Ports {

@@ -11,7 +11,7 @@ use foldhash::quality::RandomState;
 use tidegate_protocol::{Code, id::ConversationId};
 use tokio::time::{self, Instant};
 
-use self::blind::Blind;
+use self::unrouted::Blind;
 use crate::{
     directory::Directory,
     link::{Stray, StrayLanes},
@@ -32,8 +32,6 @@ const PAGE: usize = 500;
 
 /// The generation of every interest in a room: rooms keep no index that could be old.
 const GENERATION: u64 = 1;
-
-mod blind;
 
 /// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those who could not
 /// hear of it before.
@@ -222,3 +220,4 @@ impl Abroad {
 
 #[cfg(test)]
 mod tests;
+mod unrouted;

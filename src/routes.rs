@@ -9,15 +9,15 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
-mod about;
-mod announced;
+mod eventing;
 mod faulty;
 mod memory;
+mod node_description;
 mod redis;
 
-pub use self::announced::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
+pub use self::eventing::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
+pub use self::node_description::{About, Draining, TopicLag};
 pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
-pub use about::{About, Draining, TopicLag};
 pub use memory::{Leases, MemoryRoutes};
 
 /// A run is taken for dead only when its beat has stood still this long, two renewals, under somebody's eyes, with the routes answering

@@ -3,23 +3,23 @@
 //! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail, rooms,
 //! fan-out in slices, flushing what was touched, handing over the sends of the turn, signals, the sweep. No step awaits.
 
-mod act;
+mod actions;
+mod close;
 mod conn;
 mod context;
-mod end;
+mod drain;
+mod epoch;
 mod fanout;
 mod hub;
-mod leaving;
 mod mailroom;
 mod outbox;
 mod query;
 mod read;
 mod reassert;
-mod renew;
+mod room_send;
 mod signal;
 mod sweep;
-mod talk;
-mod traced;
+mod trace_steps;
 mod write;
 
 use std::{
@@ -34,8 +34,8 @@ use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action
 
 use self::{
     conn::{Conn, Conns},
+    drain::Leaving,
     hub::Hub,
-    leaving::Leaving,
 };
 pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
@@ -78,11 +78,11 @@ pub struct Shard {
     /// Room frames that other shards had no room for, until those shards have been told.
     missed: HashMap<(usize, ConversationId), u64>,
     /// What was said in live rooms and waits for its number.
-    talks: talk::Talks,
+    talks: room_send::Talks,
     /// Volatile frames for the end of a turn.
     signals: VecDeque<crate::mail::Volatile>,
     /// Traced pushes whose acks are followed; mostly none.
-    awaited: VecDeque<traced::Awaited>,
+    awaited: VecDeque<trace_steps::Awaited>,
     /// Frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
@@ -125,7 +125,7 @@ pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
         joining: Vec::new(),
         own: Vec::new(),
         missed: HashMap::new(),
-        talks: talk::Talks::default(),
+        talks: room_send::Talks::default(),
         signals: VecDeque::new(),
         awaited: VecDeque::new(),
         frames_in: 0,

@@ -14,15 +14,13 @@ use tidegate_protocol::{
 use crate::bus::TopicId;
 
 pub mod dump;
-mod embedded;
 mod faulty;
-pub mod fill;
-mod level;
+pub mod import;
 mod memory;
 mod postgres;
+mod user_state;
 
-pub use embedded::EmbeddedStore;
-pub use level::{Hidden, Level, Mark, Personal};
+pub use self::user_state::{Hidden, Level, Mark, Personal};
 pub use memory::MemoryStore;
 pub use postgres::{Importing, OpenError, PostgresStore};
 

@@ -9,13 +9,14 @@ use std::{
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    cluster::{LagLimit, Lags, Peers, Progress},
     events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
+    lease::{self, Member},
     link::LocalLink,
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
-    member::{self, Member},
     metrics,
-    ports::{LagLimit, Lags, Peers, Ports, Progress},
+    ports::Ports,
     routes::{
         Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeState, Registration, Route, Routes, Token,
     },
@@ -226,7 +227,7 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     assert_eq!(b.conns.lock().unwrap().settled.last().map(|it| it.1), Some(true), "the slow round came");
     assert_eq!(where_is(&routes, "ann").await, Some(token));
     b.task.abort();
-    member::leave(&b.ports).await;
+    lease::leave(&b.ports).await;
     assert_eq!(where_is(&routes, "ann").await, None, "its rows went with it");
     seconds(4).await;
     assert_eq!(a.others(), [""; 0]);
@@ -243,7 +244,7 @@ async fn what_was_read_just_before_a_node_leaves_is_told() {
     events.read(&user("ann"), &ConversationId::direct(&user("ann"), &user("bob")), 5);
     assert_eq!(events.counts().0, before, "marks are gathered for a moment");
     a.task.abort();
-    member::leave(&a.ports).await;
+    lease::leave(&a.ports).await;
     assert_eq!(events.counts().0, before + 1);
 }
 

@@ -2,10 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use tidegate::{
-    embedded::{Engine, EngineConfig, RealDisk},
-    store::EmbeddedStore,
-};
+use tidegate::embedded::{EmbeddedStore, Engine, EngineConfig, RealDisk};
 
 /// Opens the store in the data directory of a node.
 pub(crate) fn open(data: &Path) -> anyhow::Result<EmbeddedStore> {

@@ -21,7 +21,7 @@ use tidegate_protocol::{
 };
 
 use super::{Api, Problem, bad_body, now_ms, settle};
-use crate::chat::admin::Admin;
+use crate::ingest::admin::Admin;
 
 type Body<T> = Result<Json<T>, JsonRejection>;
 

@@ -17,8 +17,8 @@ use self::{
     append::{Appender, Lane, Target},
     client::Cluster,
     context::{Context, Reading},
+    feed_position::Place,
     group::Member,
-    place::Place,
     read::{ANSWER, Reader, no_partition},
 };
 use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
@@ -33,8 +33,8 @@ mod client;
 mod context;
 mod events;
 mod feed;
+mod feed_position;
 mod group;
-mod place;
 mod read;
 mod topics;
 

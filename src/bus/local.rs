@@ -90,7 +90,7 @@ impl LocalBus {
     }
 
     /// A log that begins, in each partition, with records from an offset on.
-    pub(super) fn resume(config: LocalBusConfig, kept: impl Fn(u32) -> (u64, Vec<Bytes>)) -> Self {
+    pub(crate) fn resume(config: LocalBusConfig, kept: impl Fn(u32) -> (u64, Vec<Bytes>)) -> Self {
         let partition = |number| {
             let (first, records) = kept(number);
             let log =
@@ -109,7 +109,7 @@ impl LocalBus {
 
 impl LocalBus {
     /// What [`Bus::append`] does here, without a future around it.
-    pub(super) fn append_now(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
+    pub(crate) fn append_now(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
         let Some(partition) = self.0.partition(partition) else {
             return Err(AppendError::Rejected("there is no such partition".to_owned()));
         };

@@ -20,7 +20,7 @@ use super::{
     Database, OpenError, Trouble,
     codec::{self, Pair},
     directory::Directory,
-    place::Place,
+    state_key::Place,
 };
 use crate::store::dump::{
     ConversationLine, DUMP_VERSION, DeviceLine, Entry, Header, KeyLine, LogLine, MarkLine, MemberLine,

@@ -13,7 +13,7 @@ use crate::store::{Level, Personal, StoreError};
 
 impl Writer {
     /// Marks go to the system without a sync of their own: the next archive's takes them along, or one for all that
-    /// gathered ([`super::kept`]). They are confirmed after it.
+    /// gathered ([`super::pending_confirms`]). They are confirmed after it.
     pub(super) fn save_marks(
         &mut self,
         changes: &[(UserId, ConversationId, Personal)],

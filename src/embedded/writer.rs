@@ -22,7 +22,7 @@ use super::{
     archive::{self, Known},
     batch::WriteBatch,
     codec,
-    kept::Kept,
+    pending_confirms::Kept,
     sweep::KeySweep,
 };
 use crate::{

@@ -27,19 +27,19 @@ use crate::{
     trace::{Event, Query},
 };
 
-mod glue;
+mod call_queue;
+mod connection_limit;
+mod convert;
 mod handshake;
-mod lane;
 mod listener;
 mod peer;
-mod seat;
+mod service;
 mod traces;
-mod wire;
 
 pub use handshake::Secret;
 pub use listener::Listener;
 
-use lane::{Asked, Lane, Replied};
+use self::call_queue::{Asked, Lane, Replied};
 use peer::Peer;
 
 /// Longest wait of [`Link::stop_sessions`], whatever is configured (DESIGN 6.3).
@@ -179,7 +179,7 @@ impl Link for GrpcLink {
         if answers.is_empty() {
             return Ok(());
         }
-        let answers = answers.into_iter().map(wire::put_answer).collect();
+        let answers = answers.into_iter().map(convert::put_answer).collect();
         match self.tell(to, Asked::Answers(pb::LinkAnswers { answers })).await? {
             Replied::Taken(_) => Ok(()),
             _ => Err(wrong()),
@@ -195,12 +195,12 @@ impl Link for GrpcLink {
             return Ok(Vec::new());
         }
         let targets: Vec<usize> = deliveries.iter().map(|delivery| delivery.to.len()).collect();
-        let deliveries = deliveries.into_iter().map(wire::put_delivery).collect();
+        let deliveries = deliveries.into_iter().map(convert::put_delivery).collect();
         match self.tell(to, Asked::Deliveries(pb::LinkDeliveries { deliveries })).await? {
             Replied::Landings(sent) => {
                 let landings = for_each(sent.landings, targets.len())?;
                 let each = landings.into_iter().zip(targets);
-                each.map(|(landings, targets)| for_each(wire::landings(landings), targets)).collect()
+                each.map(|(landings, targets)| for_each(convert::landings(landings), targets)).collect()
             }
             _ => Err(wrong()),
         }
@@ -211,7 +211,7 @@ impl Link for GrpcLink {
             return Ok(Vec::new());
         }
         let (asked, time) = (sessions.len(), self.settings.timeout.min(STOP_MAX));
-        let sessions = sessions.into_iter().map(wire::put_session).collect();
+        let sessions = sessions.into_iter().map(convert::put_session).collect();
         match self.ask(to, Asked::Stops(pb::LinkStops { sessions }), time).await? {
             Replied::Stopped(sent) => for_each(sent.now, asked),
             _ => Err(wrong()),
@@ -224,11 +224,11 @@ impl Link for GrpcLink {
         told: Vec<Told>,
         patience: Duration,
     ) -> Result<Settled, LinkError> {
-        let told = told.into_iter().map(wire::put_told).collect();
+        let told = told.into_iter().map(convert::put_told).collect();
         let patience = patience.min(self.settings.timeout / 2).as_millis();
         let asked = pb::LinkSettle { told, patience_ms: u32::try_from(patience).unwrap_or(u32::MAX) };
         match self.ask(to, Asked::Settle(asked), self.settings.timeout).await? {
-            Replied::Settled(sent) => Ok(wire::settled(sent)),
+            Replied::Settled(sent) => Ok(convert::settled(sent)),
             _ => Err(wrong()),
         }
     }
@@ -244,10 +244,10 @@ impl Link for GrpcLink {
             return Ok(Vec::new());
         }
         let asked = asks.len();
-        let asks = asks.into_iter().map(wire::put_ask).collect();
+        let asks = asks.into_iter().map(convert::put_ask).collect();
         match self.ask(to, Asked::Asks(pb::LinkAsks { asks }), self.settings.timeout).await? {
             Replied::Told(sent) => {
-                wire::all(for_each(sent.words, asked)?, wire::word).map_err(LinkError::from)
+                convert::all(for_each(sent.words, asked)?, convert::word).map_err(LinkError::from)
             }
             _ => Err(wrong()),
         }
@@ -257,7 +257,7 @@ impl Link for GrpcLink {
         if strays.is_empty() {
             return Ok(());
         }
-        let strays = strays.into_iter().map(wire::put_stray).collect();
+        let strays = strays.into_iter().map(convert::put_stray).collect();
         let lane = self.lane(to, |peer| &peer.strays)?;
         match lane.call(Asked::Strays(pb::LinkStrays { strays }), self.settings.timeout).await? {
             Replied::Taken(_) => Ok(()),

@@ -8,14 +8,14 @@ use tokio::runtime::Handle;
 use super::ports;
 use crate::{
     bus::{Bounds, Bus, KafkaBus},
-    chat::send::partition_of,
     config::Config,
+    ingest::intake::partition_of,
     metrics, redis,
     routes::{Lease, RedisRoutes, Routes},
     store::{
         Importing, PostgresStore,
         dump::{self, ReadDumpError},
-        fill::{FillError, Filling},
+        import::{FillError, Filling},
     },
 };
 

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     budget::{self, Admission, Pressure},
-    chat::send::Intake,
     config::Limits,
+    ingest::intake::Intake,
     mail::{Mail, ShardHandle},
     metrics::Metrics,
 };

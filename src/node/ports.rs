@@ -14,20 +14,21 @@ use tokio::{runtime::Handle, sync::watch};
 use crate::{
     auth,
     bus::{
-        Bus, EmbeddedBus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed,
-        ReadError, TopicId, TopicState, compare_log,
+        Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed, ReadError,
+        TopicId, TopicState, compare_log,
     },
-    chat::announce::Announcer,
+    cluster::{LagLimit, Lags, Peers},
     config::Config,
-    embedded::{BrokenDisk, Disk, Engine, EngineConfig, RealDisk},
+    embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
+    event_publisher::Announcer,
     events::Events,
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
-    ports::{LagLimit, Lags, Peers, Ports},
+    ports::Ports,
     private, redis,
     routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
-    store::{EmbeddedStore, MemoryStore, OpenError, PostgresStore, Store},
+    store::{MemoryStore, OpenError, PostgresStore, Store},
     trace::Tracer,
 };
 

@@ -9,26 +9,26 @@ use tokio_util::sync::CancellationToken;
 use super::ports;
 use crate::{
     bus::NodeFeed,
-    chat::{
-        admin::Pending,
-        answered::Answered,
-        asking,
-        beside::Beside,
-        courier::Couriers,
-        crowd::Crowds,
-        deliver::Outbound,
-        hands::{self, Owning},
-        login, owner,
-        peer::Peer,
-        reach::Reach,
-        send::{self, Intake, Outlets},
-        spread::Spread,
-    },
     config::Config,
+    delivery::{
+        answer_cache::Answered, best_effort::Beside, local::Outbound, peer_queue::Couriers, router::Reach,
+    },
     directory::Directory,
+    ingest::{
+        admin::Pending,
+        intake::{self, Intake, Outlets},
+        recovery,
+    },
+    large_group::{publisher::Spread, subscriber::Crowds},
     link::{Listener, StrayLanes},
+    login,
     mail::ShardHandles,
     metrics::Metrics,
+    partition::{
+        assignment::{self, Owning},
+        owner,
+    },
+    peer::Peer,
     ports::Ports,
     room::Rooms,
     scratch::Numbers,
@@ -146,7 +146,7 @@ impl Floor {
         let leaving = CancellationToken::new();
         let ports = Arc::clone(&self.ports);
         let append =
-            send::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.outbound());
+            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.outbound());
         let append = tokio::spawn(append);
         let (among_others, mut spread) = (self.large.is_some(), None);
         let floor = Arc::new(self);
@@ -160,7 +160,7 @@ impl Floor {
         }
         if among_others {
             let (pending, answered) = (Arc::clone(&floor.pending), Arc::clone(&floor.answered));
-            let asking = asking::ask_again(
+            let asking = recovery::ask_again(
                 Arc::clone(&ports),
                 pending,
                 answered,
@@ -188,7 +188,7 @@ impl Floor {
             metrics,
             leaving: leaving.clone(),
         };
-        let own = tokio::spawn(hands::own_all(owning));
+        let own = tokio::spawn(assignment::own_all(owning));
         Running { tasks: [("the way to the log", append), ("the owner", own)], leaving, spread }
     }
 }

@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    cluster::Seen,
     fault::{Fault, FaultPlan, Faulty},
     link::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Told, Word},
     metrics,
-    ports::Seen,
     routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
     scratch::{MemoryScratch, ScratchError},
     store::MemoryStore,

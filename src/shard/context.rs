@@ -9,8 +9,10 @@ use super::outbox::Caps;
 use crate::{
     assign::Assigner,
     auth::Verifier,
-    chat::{beside::Beside, recall::Recaller, send::Intake},
+    conversation::recall::Recaller,
+    delivery::best_effort::Beside,
     directory::Directory,
+    ingest::intake::Intake,
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,

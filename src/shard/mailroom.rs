@@ -12,7 +12,7 @@ use tokio::sync::oneshot::Sender;
 
 use super::{Shard, conn::Who};
 use crate::{
-    chat::send,
+    ingest::intake,
     link::Session,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
 };
@@ -196,7 +196,7 @@ impl Shard {
 
     /// Gives this turn's sends and logins to the owner; what it can't take now is offered again next turn.
     pub(super) fn hand_over(&mut self) {
-        let is_planned = |record: &Record| send::is_message(record, &self.context.panic_on_msg_id);
+        let is_planned = |record: &Record| intake::is_message(record, &self.context.panic_on_msg_id);
         if cfg!(debug_assertions) && self.context.panic_in_shard && self.batch.iter().any(is_planned) {
             panic!("a fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
         }

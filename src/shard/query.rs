@@ -17,9 +17,12 @@ use tidegate_protocol::{
     pb::{self, server_frame::Body as Said},
 };
 
-use super::{Shard, act::wall_ms, conn::Conn};
+use super::{Shard, actions::wall_ms, conn::Conn};
 use crate::{
-    chat::{clear, hide, history, point::Above, reader::Reader, recall::Judged, receipt, send, sync},
+    conversation::{
+        clear, hide, history, mark_read, read_position::Above, reader::Reader, recall::Judged, sync,
+    },
+    ingest::intake,
     inline,
     mail::{Found, Mail},
     ports::Ports,
@@ -126,7 +129,7 @@ impl Shard {
     /// Changes what the user keeps of a conversation, and tells the user's other devices.
     fn keep(&self, conn: &Conn, user: UserId, conversation: ConversationId, query: Query) -> Work {
         let ports = Arc::clone(&self.context.ports);
-        let devices = receipt::Devices {
+        let devices = mark_read::Devices {
             directory: Arc::clone(&self.context.directory),
             shards: Arc::clone(&self.context.handles),
             beside: self.context.beside.clone(),
@@ -215,7 +218,7 @@ impl Shard {
 }
 
 fn partition_in(ports: &Ports, conversation: &ConversationId) -> u32 {
-    send::partition_of(conversation, ports.bus.partitions())
+    intake::partition_of(conversation, ports.bus.partitions())
 }
 
 /// What lies above what the store has, for who has not passed the barrier: who names nothing of it need not.
@@ -238,10 +241,10 @@ async fn keep(
     let store = &*ports.store;
     Ok(match query {
         Query::Read { conversation, seq } => {
-            let moved = receipt::read(store, user, conversation, *seq, above).await?;
+            let moved = mark_read::read(store, user, conversation, *seq, above).await?;
             moved.map(|mark| {
                 ports.events.read(user, conversation, mark.seq);
-                receipt::receipt(user, conversation, mark)
+                mark_read::receipt(user, conversation, mark)
             })
         }
         Query::Clear { conversation, seq } => {

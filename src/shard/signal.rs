@@ -17,7 +17,7 @@ use super::{
     conn::{Conn, DIRTY, LIVE, WAITING},
 };
 use crate::{
-    chat::sizes,
+    conversation::group_size,
     directory::ShardSet,
     inline,
     mail::{Audience, ConnKey, Mail, Size, Volatile},
@@ -92,8 +92,8 @@ impl Shard {
         let (conversation, exact) = (volatile.conversation.clone(), self.context.beside.is_none());
         let work = async move {
             let found = match exact {
-                true => sizes::of(&*store, &conversation, max).await,
-                false => sizes::with_members(&*store, &conversation, max).await,
+                true => group_size::of(&*store, &conversation, max).await,
+                false => group_size::with_members(&*store, &conversation, max).await,
             };
             found.map_err(|code| (code, ""))
         };

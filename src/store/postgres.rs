@@ -4,19 +4,19 @@
 //! Reads are one snapshot each, in one turn to the server. See docs/postgres.md for the tables.
 
 mod archive;
+mod batcher;
 mod codec;
 mod connect;
-mod floors;
-mod gather;
-mod import;
-mod loads;
+mod error;
+mod import_lock;
+mod key_partitions;
 mod marks;
 mod migrate;
+mod number_blocks;
 mod owner;
-mod readers;
+mod queries;
+mod row_loader;
 mod session;
-mod trouble;
-mod weeks;
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -28,16 +28,16 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-pub use self::{connect::OpenError, import::Importing};
 use self::{
+    batcher::{Conversations, Gather, Portion, Save, Summaries, Wishes, send},
     connect::Source,
-    gather::{Conversations, Gather, Portion, Save, Summaries, Wishes, send},
-    loads::Load,
+    error::Trouble,
+    key_partitions::Weeks,
     owner::Archive,
+    row_loader::Load,
     session::Session,
-    trouble::Trouble,
-    weeks::Weeks,
 };
+pub use self::{connect::OpenError, import_lock::Importing};
 use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
 };
@@ -86,7 +86,7 @@ impl PostgresStore {
     pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
         let source = Source::new(config)?;
         let client = Box::pin(migrate::migrate(&source)).await?;
-        import::refuse_half(&client).await?;
+        import_lock::refuse_half(&client).await?;
         Self::over(&source, config)
     }
 
@@ -186,7 +186,7 @@ impl Core {
     /// Best effort: what does not succeed now does the next time.
     async fn drop_forgotten(&self) -> Result<(), Trouble> {
         let Ok(_alone) = self.dropping.try_lock() else { return Ok(()) };
-        weeks::drop_forgotten(&mut self.owners().await?).await
+        key_partitions::drop_forgotten(&mut self.owners().await?).await
     }
 }
 
@@ -259,7 +259,7 @@ impl Store for PostgresStore {
     ) -> Result<Vec<(UserId, Member)>, StoreError> {
         let core = &*self.core;
         core.run(move || async move {
-            readers::members(&mut core.owners().await?, conversation, after, limit).await
+            queries::members(&mut core.owners().await?, conversation, after, limit).await
         })
         .await
     }
@@ -291,7 +291,7 @@ impl Store for PostgresStore {
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { readers::page(&mut core.readers().await?, conversation, query).await })
+        core.run(move || async move { queries::page(&mut core.readers().await?, conversation, query).await })
             .await
     }
 }
@@ -306,17 +306,17 @@ impl From<StoreError> for FloorError {
 impl Floors for PostgresStore {
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
         let core = &*self.core;
-        let once = move || async move { floors::reserve(&mut core.owners().await?, key, size).await };
+        let once = move || async move { number_blocks::reserve(&mut core.owners().await?, key, size).await };
         Ok(core.run(once).await?)
     }
 
     async fn epoch(&self) -> Result<u64, FloorError> {
         let core = &*self.core;
-        Ok(core.run(move || async move { floors::epoch(&mut core.owners().await?).await }).await?)
+        Ok(core.run(move || async move { number_blocks::epoch(&mut core.owners().await?).await }).await?)
     }
 
     async fn raise(&self) -> Result<u64, FloorError> {
         let core = &*self.core;
-        Ok(core.run(move || async move { floors::raise(&mut core.owners().await?).await }).await?)
+        Ok(core.run(move || async move { number_blocks::raise(&mut core.owners().await?).await }).await?)
     }
 }

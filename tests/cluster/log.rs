@@ -9,7 +9,7 @@ use rdkafka::{
     client::DefaultClientContext,
     producer::{FutureProducer, FutureRecord},
 };
-use tidegate::chat::send::partition_of;
+use tidegate::ingest::intake::partition_of;
 use tidegate_protocol::{
     Code,
     codec::Wire,

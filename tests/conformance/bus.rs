@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tidegate::{
     bus::{
-        AppendError, Appended, Batch, Bus, EmbeddedBus, LocalBus, LocalBusConfig, NodeEvent, NodeFeed,
-        Ownership, OwnershipEvent, ReadError, TopicId,
+        AppendError, Appended, Batch, Bus, LocalBus, LocalBusConfig, NodeEvent, NodeFeed, Ownership,
+        OwnershipEvent, ReadError, TopicId,
     },
+    embedded::EmbeddedBus,
     fault::{FaultPlan, Faulty},
     routes::NodeBoot,
 };

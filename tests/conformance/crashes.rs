@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    lease::reap,
     link::LocalLink,
-    member::reap,
     metrics,
     ports::Ports,
     routes::{About, Lease, Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes, Token},

@@ -15,9 +15,9 @@ use std::{
 
 use bytes::Bytes;
 use tidegate::{
-    bus::{AppendError, Bus, EmbeddedBus, LocalBusConfig, OwnershipEvent, TopicId},
-    embedded::{Disk, Engine, EngineConfig, FORMAT, Offline, OpenError},
-    store::{Direction, EmbeddedStore, Fence, PageQuery, Store, StoreError},
+    bus::{AppendError, Bus, LocalBusConfig, OwnershipEvent, TopicId},
+    embedded::{Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, FORMAT, Offline, OpenError},
+    store::{Direction, Fence, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
     id::{ConversationId, NodeId},

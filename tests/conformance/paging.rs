@@ -5,8 +5,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use prost::Message;
 use tidegate::{
-    chat::{history, reader::Reader, sync},
-    store::{EmbeddedStore, MemoryStore, Store},
+    conversation::{history, reader::Reader, sync},
+    embedded::EmbeddedStore,
+    store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code,

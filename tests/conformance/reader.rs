@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{history, reader::Reader, sync},
+    conversation::{history, reader::Reader, sync},
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{

@@ -8,8 +8,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use tidegate::{
     bus::TopicId,
+    embedded::EmbeddedStore,
     fault::{FaultPlan, Faulty},
-    store::{Direction, EmbeddedStore, Fence, MemoryStore, Page, PageQuery, Scan, Store, StoreError},
+    store::{Direction, Fence, MemoryStore, Page, PageQuery, Scan, Store, StoreError},
 };
 use tidegate_protocol::{
     Code,

@@ -4,9 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    chat::{clear, hide, history, point::Above, reader::Reader, receipt, sync},
+    conversation::{clear, hide, history, mark_read, read_position::Above, reader::Reader, sync},
+    embedded::EmbeddedStore,
     fault::{Fault, FaultPlan, Faulty, Gate},
-    store::{EmbeddedStore, Mark, MemoryStore, Store},
+    store::{Mark, MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code,
@@ -157,7 +158,7 @@ impl World {
             }
             Op::Read(who, tenths) => {
                 let seq = last * tenths / 10;
-                let read = receipt::read(&*self.store, &user(USERS[who]), &g, seq, Above::Nothing).await;
+                let read = mark_read::read(&*self.store, &user(USERS[who]), &g, seq, Above::Nothing).await;
                 if self.naive.ever[who] {
                     let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
                     let moved = seq > self.naive.read[who];
@@ -351,7 +352,7 @@ async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count
         plan.plan("page", Fault::Hold(gate.clone()));
         let faulty: Arc<dyn Store> = Arc::new(Faulty::new(store, plan));
         let read = tokio::spawn(async move {
-            receipt::read(&*faulty, &user("ann"), &group("g"), 3, Above::Nothing).await
+            mark_read::read(&*faulty, &user("ann"), &group("g"), 3, Above::Nothing).await
         });
         while gate.reached() == 0 && !read.is_finished() {
             tokio::task::yield_now().await;

@@ -4,26 +4,26 @@ use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
     bus::Bus,
-    chat::{
-        admin::{Admin, Pending},
-        answered::Answered,
-        asking,
-        courier::Couriers,
-        deliver::Outbound,
-        hands::{self, Owning},
-        owner,
-        peer::Peer,
-        reach::Reach,
-        retention::{self, Keep},
-        rules,
-        send::{self, Intake},
-    },
+    cluster::Seen,
+    delivery::{answer_cache::Answered, local::Outbound, peer_queue::Couriers, router::Reach},
     directory::Directory,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
+    ingest::{
+        admin::{Admin, Pending},
+        intake::{self, Intake},
+        recovery,
+    },
     link::Link,
     mail::ShardHandles,
     metrics,
-    ports::{Ports, Seen},
+    partition::{
+        assignment::{self, Owning},
+        owner,
+        retention::{self, Keep},
+        rules,
+    },
+    peer::Peer,
+    ports::Ports,
     routes::{Lease, NodeBoot, NodeInfo, NodeRow, NodeState, Routes},
     scratch::MemoryScratch,
     store::Store,
@@ -103,9 +103,9 @@ impl SimNode {
             let me = me.clone();
             move || Outbound::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
-        let append = tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        let append = tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         let asking =
-            asking::ask_again(ports.clone(), asked_by.clone(), answered.clone(), plain(), metrics.clone());
+            recovery::ask_again(ports.clone(), asked_by.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
         let retention = retention::Settings {
@@ -131,7 +131,7 @@ impl SimNode {
             metrics,
             leaving: leaving.clone(),
         };
-        let owners = Some(tokio::spawn(hands::own_all(owning)));
+        let owners = Some(tokio::spawn(assignment::own_all(owning)));
         let (end, tasks) = (faulty_end, [append, asking]);
         let lease = Cell::new(Lease::Live);
         Self { me, admin, bus, plans, end, leaving, owners, tasks, ports, rules, lease }

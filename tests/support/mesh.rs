@@ -16,30 +16,30 @@ use tidegate::{
     auth::{self, Verifier},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
-    chat::{
-        admin::{Admin, Pending},
-        beside::Beside,
-        courier::Couriers,
-        crowd::Crowds,
-        deliver::Outbound,
-        hands::{self, Owning},
-        login, owner,
-        peer::Peer,
-        reach::Reach,
-        recall::Recaller,
-        retention::{self, Keep},
-        rules,
-        send::{self, Intake},
-        spread::Spread,
-    },
+    cluster::Seen,
     config,
+    conversation::recall::Recaller,
+    delivery::{best_effort::Beside, local::Outbound, peer_queue::Couriers, router::Reach},
     directory::Directory,
     fault::{FaultPlan, Faulty},
+    ingest::{
+        admin::{Admin, Pending},
+        intake::{self, Intake},
+    },
+    large_group::{publisher::Spread, subscriber::Crowds},
     link::{Link, MemoryLink, StrayLanes},
+    login,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics,
     net::upgrade,
-    ports::{Ports, Seen},
+    partition::{
+        assignment::{self, Owning},
+        owner,
+        retention::{self, Keep},
+        rules,
+    },
+    peer::Peer,
+    ports::Ports,
     room::Rooms,
     routes::{About, Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
@@ -266,7 +266,7 @@ impl Mesh {
         let crowds = Crowds::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
         let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&ports));
         self.link.add(me.clone(), Arc::new(end));
-        tokio::spawn(send::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         tokio::spawn(login::answer_all(
             outlets.logins,
             Arc::clone(&ports),
@@ -311,7 +311,7 @@ impl Mesh {
                 .with_reach(Reach::start(&reaching, Arc::clone(&couriers)))
                 .with_spread(Arc::clone(&spread))
         };
-        tokio::spawn(hands::own_all(owning(Arc::clone(ports), Box::new(outbound), metrics)));
+        tokio::spawn(assignment::own_all(owning(Arc::clone(ports), Box::new(outbound), metrics)));
     }
 
     fn context(

@@ -20,7 +20,7 @@ use super::{
     super::{NodeEvent, NodeFeed, TopicId},
     KafkaRefusal,
     context::{Context, Reading},
-    place::{Place, Waiting},
+    feed_position::{Place, Waiting},
     read::ANSWER,
 };
 use crate::metrics::Metrics;

@@ -15,12 +15,12 @@ use tonic::{
 
 use super::{
     Settings,
-    glue::{self, Lanes, LinkServer, MESSAGE_BYTES_MAX, Said},
+    connection_limit::{CONNECTIONS_MAX, Known, Seated},
+    convert::{self, Malformed},
     handshake,
     peer::{CONNECTION_WINDOW, LANE_WINDOW},
-    seat::{CONNECTIONS_MAX, Known, Seated},
+    service::{self, Lanes, LinkServer, MESSAGE_BYTES_MAX, Said},
     traces,
-    wire::{self, Malformed},
 };
 use crate::{
     link::{Link, LinkError},
@@ -141,7 +141,7 @@ impl Lanes for Host {
             // Whoever reads no replies hears no reason.
             answers.try_send(Err(status)).ok();
         });
-        Box::pin(glue::receive(said))
+        Box::pin(service::receive(said))
     }
 }
 
@@ -224,22 +224,22 @@ impl Host {
                 Reply::Taken(pb::LinkReady {})
             }
             Call::Deliveries(sent) => {
-                let landings = end.deliver(me, wire::all(sent.deliveries, wire::delivery)?).await?;
-                let landings = landings.into_iter().map(wire::put_landings).collect();
+                let landings = end.deliver(me, convert::all(sent.deliveries, convert::delivery)?).await?;
+                let landings = landings.into_iter().map(convert::put_landings).collect();
                 Reply::Landings(pb::LinkLandings { landings })
             }
             Call::Stops(sent) => {
-                let sessions = wire::all(sent.sessions, wire::session)?;
+                let sessions = convert::all(sent.sessions, convert::session)?;
                 Reply::Stopped(pb::LinkStopped { now: end.stop_sessions(me, sessions).await? })
             }
             Call::Settle(sent) => {
-                let told = sent.told.into_iter().map(wire::told).collect();
+                let told = sent.told.into_iter().map(convert::told).collect();
                 let patience = Duration::from_millis(sent.patience_ms.into());
-                Reply::Settled(wire::put_settled(end.settled(me, told, patience).await?))
+                Reply::Settled(convert::put_settled(end.settled(me, told, patience).await?))
             }
             Call::Asks(sent) => {
-                let words = end.answers_again(peer, me, wire::all(sent.asks, wire::ask)?).await?;
-                Reply::Told(pb::LinkTold { words: words.into_iter().map(wire::put_word).collect() })
+                let words = end.answers_again(peer, me, convert::all(sent.asks, convert::ask)?).await?;
+                Reply::Told(pb::LinkTold { words: words.into_iter().map(convert::put_word).collect() })
             }
             Call::Strays(sent) => {
                 end.strays(me, strays_of(sent)).await?;
@@ -254,14 +254,14 @@ impl Host {
     /// An answer that can't be read, of a newer version, say, does not take the others with it: its client is told
     /// *unknown* in time.
     fn answers_of(&self, sent: pb::LinkAnswers) -> Vec<crate::link::Answer> {
-        let read = |answer| wire::answer(answer).inspect_err(|error| tracing::warn!(%error, "an answer"));
+        let read = |answer| convert::answer(answer).inspect_err(|error| tracing::warn!(%error, "an answer"));
         sent.answers.into_iter().filter_map(|answer| read(answer).ok()).collect()
     }
 }
 
 /// One that can't be read, of a newer version, say, costs nothing but itself.
 fn strays_of(sent: pb::LinkStrays) -> Vec<crate::link::Stray> {
-    let read = |stray| wire::stray(stray).inspect_err(|error| tracing::debug!(%error, "a stray"));
+    let read = |stray| convert::stray(stray).inspect_err(|error| tracing::debug!(%error, "a stray"));
     sent.strays.into_iter().filter_map(|stray| read(stray).ok()).collect()
 }
 

@@ -10,9 +10,10 @@ use tonic::{
 };
 
 use super::{
-    Settings, glue,
+    Settings,
+    call_queue::Lane,
     handshake::{self, End},
-    lane::Lane,
+    service,
 };
 use crate::{metrics::Metrics, routes::NodeBoot};
 
@@ -144,7 +145,7 @@ impl Connector {
 
     async fn open(&self, channel: &Channel) -> Result<Opened, End> {
         let (ask, asked) = mpsc::channel(1);
-        let mut said = glue::open(channel.clone(), asked).await?;
+        let mut said = service::open(channel.clone(), asked).await?;
         handshake::greet(&self.me, &self.to, self.settings.secret.as_ref(), &ask, &mut said).await?;
         Ok((ask, said))
     }

@@ -6,7 +6,7 @@ use tidegate_protocol::{
     pb,
 };
 
-use super::wire::Malformed;
+use super::convert::Malformed;
 use crate::trace::{Event, FOUND_TRACES, Facts, Query, Step};
 
 fn put_id(id: u128) -> Bytes {

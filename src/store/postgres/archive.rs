@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use super::{
     codec::{self, Reader, big, hash},
+    error::Trouble,
     session::{Call, Session, call},
-    trouble::Trouble,
 };
 use crate::store::StoreError;
 

@@ -14,7 +14,7 @@ use tidegate_protocol::{
 use tokio_postgres::{Row as Columns, types::FromSql};
 use uuid::Uuid;
 
-use super::trouble::{Trouble, damaged};
+use super::error::{Trouble, damaged};
 use crate::{
     bus::TopicId,
     store::{Fence, Hidden, Level, Mark, Standing, StoredRow},

@@ -18,7 +18,7 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::trouble::said;
+use super::error::said;
 use crate::{config, private};
 
 /// A session that was durable enough for the operator stays as it was set; one that is not is made so.

@@ -8,10 +8,10 @@ use tidegate_protocol::{
 };
 
 use super::{
+    batcher::Wishes,
     codec::{self, Reader, big},
-    gather::Wishes,
+    error::{Trouble, damaged},
     session::{Session, call},
-    trouble::{Trouble, damaged},
 };
 use crate::store::{Level, Personal};
 

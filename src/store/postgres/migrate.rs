@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use super::{
     connect::{OpenError, Source},
-    trouble::said,
+    error::said,
 };
 
 /// All migrations. The text of one that was released never changes: the tables keep its checksum.

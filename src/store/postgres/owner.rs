@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::{
     archive::{self, Firsts},
     codec::{Reader, big, bound, fence as stored, hash, limit, topic as named},
+    error::{Trouble, damaged},
+    key_partitions::Weeks,
     session::{Call, Session, call},
-    trouble::{Trouble, damaged},
-    weeks::Weeks,
 };
 use crate::{
     bus::TopicId,

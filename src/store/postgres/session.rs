@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 use tokio_postgres::{Row, Statement, types::ToSql};
 
-use super::trouble::{Trouble, at_commit};
+use super::error::{Trouble, at_commit};
 use crate::store::StoreError;
 
 /// How many statements are on their way at once; more would not be sent in order.

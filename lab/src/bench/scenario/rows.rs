@@ -2,7 +2,10 @@
 
 use anyhow::{Result, ensure};
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
-use tidegate::store::{Direction, EmbeddedStore, PageQuery, Store};
+use tidegate::{
+    embedded::EmbeddedStore,
+    store::{Direction, PageQuery, Store},
+};
 use tidegate_protocol::id::{ConversationId, UserId};
 
 use crate::node_store;

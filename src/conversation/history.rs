@@ -1,0 +1,269 @@
+//! Pull: a page of a conversation's history, cut to what the user may see (DESIGN 6.7).
+//!
+//! Pages go by exclusive seq cursors, so that messages of one millisecond and arrivals in between neither repeat nor
+//! skip (flaw S17). Whatever is not a message is named, so a page without messages has a reason, always.
+
+use prost::Message as _;
+use tidegate_protocol::{
+    Code,
+    content::Content,
+    machine::session::{Pull, Which},
+    pb,
+    record::{Body, Message},
+};
+
+use super::{
+    reader::Reader,
+    seek,
+    unread::{Span, View},
+};
+use crate::{
+    delivery::local::{event_push, recall_push},
+    store::{Direction, PageQuery, Store, StoreError, StoredRow},
+};
+
+/// About the most bytes of content in one page; one message comes however large.
+const PAGE_BYTES: usize = 48 * 1024;
+
+/// Why a query is refused: the code, and words for the client.
+pub type Refusal = (Code, &'static str);
+
+/// What a client is told when the store fails; the cause is for the operator.
+pub(crate) fn away(error: StoreError) -> Refusal {
+    tracing::warn!(%error, "a query could not be answered");
+    (Code::StoreUnavailable, "")
+}
+
+/// Reads the page that `reader` asks for.
+///
+/// # Errors
+/// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
+pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
+    let view = view(store, reader, pull).await?;
+    let since = match pull.which {
+        Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
+        _ => None,
+    };
+    if since.is_some_and(|first| first > view.max()) {
+        return Err(beyond(&view));
+    }
+    let limit = pull.limit;
+    let mut page = Paging {
+        store,
+        pull,
+        bytes: 0,
+        page: pb::Page {
+            conversation: pull.conversation.to_string(),
+            complete_to: view.max(),
+            ..pb::Page::default()
+        },
+    };
+    match &pull.which {
+        Which::After(cursor) => page.after(&view, *cursor, limit, PAGE_BYTES).await?,
+        Which::Before(cursor) => page.before(&view, *cursor, limit, PAGE_BYTES).await?,
+        Which::Seqs(seqs) => page.seqs(&view, seqs).await?,
+        Which::Around(seq) => page.around(&view, *seq).await?,
+        Which::Since(_) => {
+            let cursor = since.map_or(0, |first| first.saturating_sub(1));
+            page.after(&view, cursor, limit, PAGE_BYTES).await?;
+        }
+    }
+    Ok(page.page)
+}
+
+async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
+    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(away)?;
+    let direct = pull.conversation.is_direct_of(&reader.user);
+    let Some(summary) = summary else {
+        return Err(if direct {
+            (Code::NotYet, "nothing was said here yet")
+        } else {
+            (Code::NotAMember, "")
+        });
+    };
+    let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
+    let view = reader.view(store, &pull.conversation, &summary.head, &standing).await?;
+    let is_beyond = match &pull.which {
+        Which::After(cursor) => *cursor >= view.max(),
+        Which::Before(_) | Which::Since(_) => false,
+        Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
+        Which::Around(seq) => *seq > view.max(),
+    };
+    if is_beyond { Err(beyond(&view)) } else { Ok(view) }
+}
+
+/// What is said to who asks for what lies beyond the last seq.
+fn beyond(view: &View) -> Refusal {
+    if view.is_in {
+        (Code::NotYet, "there is nothing beyond what you have")
+    } else {
+        (Code::NotAMember, "you have everything up to when you left, or the group ended")
+    }
+}
+
+/// A page in the making.
+struct Paging<'a> {
+    store: &'a dyn Store,
+    pull: &'a Pull,
+    bytes: usize,
+    page: pb::Page,
+}
+
+impl Paging<'_> {
+    /// At most one range of the user's, and the gap that lies before it.
+    async fn after(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
+        let from = cursor.max(view.gone_to());
+        let Some(span) = view.spans.iter().find(|span| span.last > from) else {
+            self.expired(cursor + 1, view.max());
+            return Ok(());
+        };
+        let from = from.max(span.first - 1);
+        let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
+        let mut next = cursor + 1;
+        for row in rows.iter().filter(|row| row.row.seq <= span.last) {
+            // Before the first: not the user's, or taken by retention, perhaps just now.
+            self.expired(next, row.row.seq - 1);
+            self.row(view, row);
+            next = row.row.seq + 1;
+        }
+        if next == cursor + 1 {
+            self.expired(next, span.last);
+        }
+        Ok(())
+    }
+
+    /// At most one range of the user's, and the gap that lies behind it; with the lowest, what lies before it, too.
+    async fn before(
+        &mut self,
+        view: &View,
+        cursor: u64,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<(), Refusal> {
+        let end = cursor.saturating_sub(1).min(view.max());
+        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.gone_to();
+        let Some(span) = view.spans.iter().rev().find(is_there) else {
+            self.expired(1, end);
+            return Ok(());
+        };
+        let last = span.last.min(end);
+        let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
+        let mut next = end;
+        let first = span.first.max(view.gone_to() + 1);
+        for row in rows.iter().filter(|row| row.row.seq >= first) {
+            self.expired(row.row.seq + 1, next);
+            self.row(view, row);
+            next = row.row.seq - 1;
+        }
+        if next < view.min() || next == end {
+            self.expired(1, next);
+        }
+        Ok(())
+    }
+
+    /// What precedes, turned round, and what follows: together they name every seq from the first to the last.
+    async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
+        self.before(view, seq, self.pull.limit, PAGE_BYTES / 2).await?;
+        self.page.messages.reverse();
+        self.page.recalled.reverse();
+        self.page.expired.reverse();
+        let is_there = view.sees(seq) && seq > view.gone_to();
+        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
+    }
+
+    /// Runs of neighbours are read at once. What no longer fits is not named: the client asks for it again.
+    async fn seqs(&mut self, view: &View, seqs: &[u64]) -> Result<(), Refusal> {
+        let wanted: Vec<u64> = seqs.iter().copied().filter(|seq| *seq <= view.max()).collect();
+        for run in wanted.chunk_by(|a, b| a + 1 == *b) {
+            let room = self.pull.limit.saturating_sub(self.page.messages.len() + self.page.recalled.len());
+            if room == 0 || (self.bytes >= PAGE_BYTES && !self.page.messages.is_empty()) {
+                return Ok(());
+            }
+            let max_bytes = PAGE_BYTES.saturating_sub(self.bytes).max(1);
+            let asked = run.len().min(room);
+            let rows = self.read(run[0] - 1, Direction::Forward, asked, max_bytes).await?;
+            // Rows have no holes, so what is missing below the first was taken by retention.
+            let kept_from = rows.first().map_or(u64::MAX, |row| row.row.seq);
+            let read_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
+            for seq in run.iter().copied().filter(|seq| *seq <= read_to) {
+                match rows.iter().find(|row| row.row.seq == seq && view.shows(seq)) {
+                    Some(row) => self.row(view, row),
+                    None if seq < kept_from || !view.shows(seq) => self.expired(seq, seq),
+                    None => {}
+                }
+            }
+            if read_to < run[run.len() - 1] {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    async fn read(
+        &self,
+        cursor: u64,
+        direction: Direction,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<StoredRow>, Refusal> {
+        let query = PageQuery { cursor, direction, limit, max_bytes };
+        Ok(self.store.page(&self.pull.conversation, query).await.map_err(away)?.rows)
+    }
+
+    fn row(&mut self, view: &View, row: &StoredRow) {
+        if !view.shows(row.row.seq) {
+            return self.expired(row.row.seq, row.row.seq);
+        }
+        match push_of(row) {
+            Some(push) => {
+                if let Body::Message(message) = &row.row.body {
+                    self.bytes += message.content.len();
+                }
+                self.page.messages.push(push);
+            }
+            None => self.page.recalled.push(row.row.seq),
+        }
+    }
+
+    /// Names a range that the user can't have; neighbours become one.
+    fn expired(&mut self, first: u64, last: u64) {
+        if first > last {
+            return;
+        }
+        match self.page.expired.last_mut() {
+            Some(range) if range.last + 1 == first => range.last = last,
+            Some(range) if last + 1 == range.first => range.first = first,
+            _ => self.page.expired.push(pb::SeqRange { first, last }),
+        }
+    }
+}
+
+/// The row as it was pushed; none for a recalled message.
+pub(crate) fn push_of(row: &StoredRow) -> Option<pb::Push> {
+    match &row.row.body {
+        Body::Message(message) if row.recalled.is_none() => Some(message_push(row, message)),
+        Body::Member(change) => Some(event_push(row.row.time, change, row.row.seq)),
+        Body::Recall(recall) => Some(recall_push(row.row.time, recall, row.row.seq)),
+        Body::Message(_) | Body::Prune(_) | Body::Rules(_) => None,
+    }
+}
+
+fn message_push(row: &StoredRow, message: &Message) -> pb::Push {
+    pb::Push {
+        conversation: message.conversation.to_string(),
+        seq: row.row.seq,
+        sender: message.sender.to_string(),
+        msg_id: message.msg_id.to_string(),
+        time: row.row.time,
+        // It was decoded when it came; what can't be decoded now is left out, as in a push.
+        content: Content::decode(message.content.clone()).ok(),
+        event: None,
+        recall: None,
+    }
+}

@@ -1,0 +1,9 @@
+//! Delivery: dispatches pushes and replies to the shards of this node, and routes them to other nodes.
+
+pub mod answer_cache;
+pub mod best_effort;
+pub(crate) mod in_flight;
+pub mod local;
+pub mod peer_queue;
+pub mod router;
+pub(crate) mod trace_steps;

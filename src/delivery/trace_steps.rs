@@ -1,0 +1,86 @@
+//! The steps of traced messages that an owner sees, and those that peers tell of.
+
+use tidegate_protocol::{
+    machine::ledger::Outcome,
+    pb,
+    record::{Body, Record},
+    trace::TraceContext,
+};
+
+use crate::trace::{Facts, Step, Tracer};
+
+/// Where the traced ones of a batch are now; the others cost a look each.
+pub(crate) fn note(tracer: &Tracer, decided: &[(Record, Outcome)], step: Step, partition: u32) {
+    for (record, outcome) in decided {
+        if let Some(trace) = &record.trace {
+            let facts = facts(record, *outcome);
+            tracer.note(trace, step, facts, format_args!("partition {partition}: {}", in_a_word(*outcome)));
+        }
+    }
+}
+
+/// The answer to a traced record is on its way to the node that appended it.
+pub(crate) fn note_answer(tracer: &Tracer, record: &Record, outcome: Outcome) {
+    if let Some(trace) = &record.trace {
+        let facts = facts(record, outcome);
+        tracer.note(trace, Step::Answered, facts, format_args!("for {}", record.origin.node));
+    }
+}
+
+/// The answer of the owner to a traced record of this node is here.
+pub(crate) fn note_answer_of_peer(tracer: &Tracer, traceparent: &str, outcome: Outcome) {
+    if !traceparent.is_empty()
+        && let Ok(trace) = traceparent.parse()
+    {
+        let facts = Facts { seq: seq_of(outcome), ..Facts::default() };
+        tracer.note(&trace, Step::Answered, facts, format_args!("by a peer: {}", in_a_word(outcome)));
+    }
+}
+
+/// The trace of a push of a peer; none for most.
+pub(crate) fn of_peer(traceparent: &str) -> Option<TraceContext> {
+    if traceparent.is_empty() { None } else { traceparent.parse().ok() }
+}
+
+/// A traced push of a peer is for somebody here.
+pub(crate) fn note_push_of_peer(tracer: &Tracer, trace: &TraceContext, push: &pb::Push, targets: usize) {
+    let facts = Facts {
+        msg: &push.msg_id,
+        conversation: &push.conversation,
+        seq: push.seq,
+        user: &push.sender,
+        ..Facts::default()
+    };
+    tracer.note(trace, Step::Arrived, facts, format_args!("from a peer, for {targets}"));
+}
+
+fn facts(record: &Record, outcome: Outcome) -> Facts<'_> {
+    let seq = seq_of(outcome);
+    match &record.body {
+        Body::Message(it) => Facts {
+            msg: it.msg_id.as_str(),
+            conversation: it.conversation.as_str(),
+            seq,
+            user: it.sender.as_str(),
+            device: it.device.as_str(),
+        },
+        _ => Facts { seq, ..Facts::default() },
+    }
+}
+
+fn seq_of(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Accepted { seq, .. } | Outcome::Duplicate { seq, .. } => seq,
+        _ => 0,
+    }
+}
+
+fn in_a_word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Accepted { .. } => "accepted",
+        Outcome::Duplicate { .. } => "accepted before",
+        Outcome::Refused { code } | Outcome::RefusedBefore { code } => code.name(),
+        Outcome::Void { .. } => "void: a newer connection of the device has spoken",
+        Outcome::Noted => "noted",
+    }
+}

@@ -1,0 +1,360 @@
+//! `Store` on the disk of this machine. The engine's writer archives; reads are snapshots, on threads that may wait.
+//!
+//! Nothing is loaded at the start, so a restart takes as long as the replay of fjall's newest journals.
+
+use std::{ops::Bound, sync::Arc};
+
+use async_trait::async_trait;
+use fjall::{Readable as _, Snapshot as View};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::{Delta, Head, Loaded, Member, Need, RowHead},
+    record::{Body, Hash16, Position},
+    settings::UserSettings,
+};
+
+use crate::{
+    bus::TopicId,
+    embedded::{self, Database, Engine, Pair, Trouble},
+    store::{
+        Direction, Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store, StoreError,
+        StoredRow, Summary, TakenOver,
+    },
+};
+
+/// What is archived, in the database that the log is in, too.
+pub struct EmbeddedStore(Arc<Engine>);
+
+impl EmbeddedStore {
+    /// The store of an engine.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Self(engine)
+    }
+}
+
+/// A snapshot of the database.
+struct Reading<'a> {
+    database: &'a Database,
+    view: View,
+}
+
+impl<'a> Reading<'a> {
+    fn new(database: &'a Database) -> Self {
+        Self { database, view: database.snapshot() }
+    }
+
+    /// Where the partition stands, if it is the caller's.
+    fn owned(&self, partition: u32, fence: Fence) -> Result<Position, StoreError> {
+        let standing = self.database.standing_in(&self.view, partition)?;
+        let standing = standing.filter(|it| it.fence == fence).ok_or(StoreError::Fenced)?;
+        Ok(standing.position)
+    }
+
+    fn head(&self, id: &ConversationId) -> Result<Option<(Head, u64)>, Trouble> {
+        let value = self.view.get(&self.database.state, embedded::head_key(id))?;
+        value.map(|value| embedded::head(&value)).transpose()
+    }
+
+    fn member(&self, id: &ConversationId, user: &UserId) -> Result<Option<Member>, Trouble> {
+        let value =
+            self.view.get(&self.database.state, embedded::pair(Pair::Member, id.as_str(), user.as_str()))?;
+        value.map(|value| embedded::member(&value)).transpose()
+    }
+
+    fn standing(&self, id: &ConversationId, user: &UserId) -> Result<Option<Standing>, Trouble> {
+        let Some(member) = self.member(id, user)? else { return Ok(None) };
+        let mut stays = Vec::new();
+        if member.stays > 0 {
+            for entry in self.view.prefix(&self.database.state, embedded::stays_of(id, user)) {
+                stays.push(embedded::stay(&entry.value()?)?);
+            }
+        }
+        let level = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
+        let level = level.map(|value| embedded::level(&value)).transpose()?.unwrap_or_default();
+        Ok(Some(Standing { member, stays, level }))
+    }
+
+    fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, Trouble> {
+        let value = self.view.get(&self.database.rows, embedded::row_key(id, seq))?;
+        value.map(|value| embedded::row(seq, &value)).transpose()
+    }
+
+    fn look_up(&self, partition: u32, need: Need) -> Result<Loaded, Trouble> {
+        Ok(match need {
+            Need::Head(id) => {
+                let head = self.head(&id)?.map(|(head, _)| head);
+                Loaded::Head(id, head)
+            }
+            Need::Member(id, user) => {
+                let member = self.member(&id, &user)?;
+                Loaded::Member(id, user, member)
+            }
+            Need::Device(id, user, device) => {
+                let key = embedded::device_key(id.as_str(), user.as_str(), device.as_str());
+                let value = self.view.get(&self.database.state, key)?;
+                let row = value.map(|value| embedded::device(&value)).transpose()?;
+                Loaded::Device(id, user, device, row)
+            }
+            Need::Key(hash) => {
+                let value = self.view.get(&self.database.keys, embedded::key_key(partition, &hash))?;
+                Loaded::Key(hash, value.map(|value| embedded::key(&value)).transpose()?)
+            }
+            Need::Row(id, seq) => {
+                let row = self.row(&id, seq)?.map(row_head);
+                Loaded::Row(id, seq, row)
+            }
+        })
+    }
+
+    fn keys(
+        &self,
+        partition: u32,
+        from: u64,
+        after: Option<Hash16>,
+        limit: usize,
+    ) -> Result<Vec<Loaded>, Trouble> {
+        let mut keys = Vec::new();
+        let first = embedded::key_key(partition, &after.unwrap_or_default());
+        let last = embedded::key_key(partition, &[u8::MAX; 16]);
+        for entry in self.view.range(&self.database.keys, first..=last) {
+            if keys.len() == limit {
+                break;
+            }
+            let (hash, value) = entry.into_inner()?;
+            let (hash, key) = (embedded::key_hash(&hash)?, embedded::key(&value)?);
+            if key.offset >= from && after.is_none_or(|after| hash > after) {
+                keys.push(Loaded::Key(hash, Some(key)));
+            }
+        }
+        Ok(keys)
+    }
+
+    fn heads(
+        &self,
+        after: Option<&ConversationId>,
+        limit: usize,
+        with_settings: bool,
+    ) -> Result<Vec<Loaded>, Trouble> {
+        let mut heads = Vec::new();
+        let start = after.map_or_else(|| b"h".to_vec(), embedded::head_key);
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let (key, value) = entry.into_inner()?;
+            let Some(id) = key.strip_prefix(b"h") else { break };
+            if heads.len() == limit {
+                break;
+            }
+            let id = std::str::from_utf8(id).map_err(|_| embedded::damaged())?;
+            let head = embedded::head(&value)?.0;
+            if !with_settings || !head.settings.is_empty() {
+                heads.push(Loaded::Head(embedded::conversation_id(id)?, Some(head)));
+            }
+        }
+        Ok(heads)
+    }
+
+    fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, Trouble> {
+        let mut found = Vec::new();
+        let start = embedded::pair(Pair::OfUser, user.as_str(), after.map_or("", |id| id.as_str()));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let key = entry.key()?;
+            let Some(id) = embedded::second(&key, Pair::OfUser, user.as_str())? else { break };
+            if found.len() == limit {
+                break;
+            }
+            let id = embedded::conversation_id(id)?;
+            if let (Some(standing), Some((head, members))) = (self.standing(&id, user)?, self.head(&id)?) {
+                found.push(Membership { conversation: id, standing, head, members });
+            }
+        }
+        Ok(found)
+    }
+
+    fn members(
+        &self,
+        id: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, Trouble> {
+        let mut found = Vec::new();
+        let start = embedded::pair(Pair::Member, id.as_str(), after.map_or("", UserId::as_str));
+        for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
+            let (key, value) = entry.into_inner()?;
+            let Some(user) = embedded::second(&key, Pair::Member, id.as_str())? else { break };
+            if found.len() == limit {
+                break;
+            }
+            let member = embedded::member(&value)?;
+            if member.is_in() {
+                found.push((embedded::user_id(user)?, member));
+            }
+        }
+        Ok(found)
+    }
+
+    fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, Trouble> {
+        let Some((head, members)) = self.head(id)? else { return Ok(None) };
+        let standing = of.map(|user| self.standing(id, user)).transpose()?.flatten();
+        Ok(Some(Summary { head, members, standing }))
+    }
+
+    fn wishes(&self, user: &UserId) -> Result<UserSettings, Trouble> {
+        let value = self.view.get(&self.database.state, embedded::wishes_key(user))?;
+        Ok(value.map(|value| embedded::wishes(&value)).transpose()?.unwrap_or_default())
+    }
+
+    fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
+        let rows = &self.database.rows;
+        let head = self.head(id)?.map(|(head, _)| head);
+        // The database walks over the traces of removed rows one by one: none of them is between the bounds.
+        let first = head.as_ref().map_or(0, |head| head.pruned_to) + 1;
+        let key = |seq: u64| embedded::row_key(id, seq.max(first));
+        let mut entries: Box<dyn Iterator<Item = fjall::Guard>> = match query.direction {
+            Direction::Forward => {
+                Box::new(self.view.range(rows, key(query.cursor.saturating_add(1))..=key(u64::MAX)))
+            }
+            Direction::Backward => Box::new(self.view.range(rows, key(0)..key(query.cursor)).rev()),
+        };
+        let mut page = Page { head, rows: Vec::new() };
+        let mut bytes = 0;
+        while page.rows.len() < query.limit {
+            let Some(entry) = entries.next() else { break };
+            let (key, value) = entry.into_inner()?;
+            let row = embedded::row(embedded::row_seq(&key)?, &value)?;
+            bytes += content_bytes(&row);
+            if !page.rows.is_empty() && bytes > query.max_bytes {
+                break;
+            }
+            page.rows.push(row);
+        }
+        Ok(page)
+    }
+}
+
+fn content_bytes(stored: &StoredRow) -> usize {
+    match &stored.row.body {
+        Body::Message(message) => message.content.len(),
+        _ => 0,
+    }
+}
+
+fn row_head(stored: StoredRow) -> RowHead {
+    let sender = match stored.row.body {
+        Body::Message(message) => Some(message.sender),
+        _ => None,
+    };
+    RowHead { sender, recalled: stored.recalled }
+}
+
+/// The answer to the need of a key that is not stored.
+fn absent(need: Need) -> Option<Loaded> {
+    if let Need::Key(hash) = need { Some(Loaded::Key(hash, None)) } else { None }
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+        self.0.take_over(partition, fence, topic).await
+    }
+
+    async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
+        self.0.archive(partition, fence, delta.clone()).await
+    }
+
+    async fn load(
+        &self,
+        partition: u32,
+        fence: Fence,
+        needs: &[Need],
+    ) -> Result<Snapshot<Loaded>, StoreError> {
+        let needs = needs.to_vec();
+        // Only the owner archives: what was new before the snapshot, and is the owner's, is new in it.
+        let (position, new) = match self.0.surely_new(partition, fence, &needs) {
+            Some((position, new)) => (Some(position), new),
+            None => (None, vec![false; needs.len()]),
+        };
+        if let Some(position) = position.filter(|_| !new.contains(&false)) {
+            return Ok(Snapshot { position, rows: needs.into_iter().filter_map(absent).collect() });
+        }
+        let load = move |database: &Database| {
+            let reading = Reading::new(database);
+            let position = reading.owned(partition, fence)?;
+            let rows: Result<_, Trouble> = needs
+                .into_iter()
+                .zip(new)
+                .map(|(need, new)| match absent(need.clone()).filter(|_| new) {
+                    Some(row) => Ok(row),
+                    None => reading.look_up(partition, need),
+                })
+                .collect();
+            Ok(Snapshot { position, rows: rows? })
+        };
+        self.0.read(load).await
+    }
+
+    async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
+        let scan = scan.clone();
+        let load = move |database: &Database| {
+            let reading = Reading::new(database);
+            let position = reading.owned(partition, fence)?;
+            let rows = match scan {
+                Scan::Keys { from, after, limit } => reading.keys(partition, from, after, limit)?,
+                Scan::Heads { after, limit, with_settings } => {
+                    reading.heads(after.as_ref(), limit, with_settings)?
+                }
+            };
+            Ok(Snapshot { position, rows })
+        };
+        self.0.read(load).await
+    }
+
+    async fn memberships(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<Membership>, StoreError> {
+        let (user, after) = (user.clone(), after.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).memberships(&user, after.as_ref(), limit)?)).await
+    }
+
+    async fn members(
+        &self,
+        conversation: &ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        let (id, after) = (conversation.clone(), after.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).members(&id, after.as_ref(), limit)?)).await
+    }
+
+    async fn summary(
+        &self,
+        conversation: &ConversationId,
+        of: Option<&UserId>,
+    ) -> Result<Option<Summary>, StoreError> {
+        let (id, of) = (conversation.clone(), of.cloned());
+        self.0.read(move |it| Ok(Reading::new(it).summary(&id, of.as_ref())?)).await
+    }
+
+    async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
+        self.0.save_marks(changes.to_vec()).await
+    }
+
+    /// Most logins wish nothing new: they only read.
+    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let of = user.clone();
+        let before = self.0.read(move |it| Ok(Reading::new(it).wishes(&of)?)).await?;
+        let wishes = now.over(before);
+        if wishes == before { Ok(wishes) } else { self.0.save_wishes(user.clone(), now).await }
+    }
+
+    async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
+        let id = conversation.clone();
+        self.0.read(move |it| Ok(Reading::new(it).page(&id, query)?)).await
+    }
+}

@@ -1,0 +1,189 @@
+//! What everybody reads: conversations of a user, members, summaries, pages of history.
+
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::ledger::Member,
+};
+
+use super::{
+    batcher::{Conversations, Summaries},
+    codec::{Reader, bound, limit},
+    error::{Trouble, damaged},
+    session::{Session, call},
+};
+use crate::store::{Direction, Membership, Page, PageQuery, Summary};
+
+/// A member `m` of a conversation, the times before in one list, and the level `k`.
+macro_rules! standing {
+    () => {
+        "m.role, m.muted, m.joined_seq, m.left_seq, m.sent, m.joined_messages, m.left_messages, m.stays,
+         CASE WHEN m.stays > 0 THEN ARRAY(
+            SELECT unnest(ARRAY[s.joined_seq, s.left_seq, s.joined_messages, s.left_messages]) FROM (
+                SELECT * FROM stays s WHERE s.conversation = m.conversation AND s.user_id = m.user_id ORDER BY left_seq
+            ) s
+         ) END,
+         k.seq, k.messages, k.own, k.cleared_seq, k.cleared_messages, k.cleared_own, k.hidden"
+    };
+}
+
+/// Of one it is asked without a list: the server then looks at the one table of sixteen that it is in.
+macro_rules! pages {
+    ($asked:literal) => {
+        concat!(
+            "SELECT n.place, p.* FROM ",
+            $asked,
+            " CROSS JOIN LATERAL (
+                SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
+            standing!(),
+            " FROM memberships u
+                CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
+                CROSS JOIN LATERAL (
+                    SELECT * FROM members m WHERE m.conversation = u.conversation AND m.user_id = n.user_id LIMIT 1
+                ) m
+                LEFT JOIN LATERAL (
+                    SELECT * FROM marks k WHERE k.user_id = n.user_id AND k.conversation = u.conversation LIMIT 1
+                ) k ON true
+                WHERE u.user_id = n.user_id AND u.conversation > n.after ORDER BY u.conversation LIMIT n.most
+            ) p ORDER BY n.place, p.conversation"
+        )
+    };
+}
+
+const PAGES: &str =
+    pages!("unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS n(user_id, after, most, place)");
+const PAGE: &str =
+    pages!("(SELECT $1::text AS user_id, $2::text AS after, $3::bigint AS most, 1::bigint AS place) n");
+
+macro_rules! summaries {
+    ($asked:literal) => {
+        concat!(
+            "SELECT n.place, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members,
+             m.user_id IS NOT NULL, ",
+            standing!(),
+            " FROM ",
+            $asked,
+            " CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = n.conversation LIMIT 1) h
+            LEFT JOIN LATERAL (
+                SELECT * FROM members m WHERE m.conversation = n.conversation AND m.user_id = n.user_id LIMIT 1
+            ) m ON true
+            LEFT JOIN LATERAL (
+                SELECT * FROM marks k WHERE k.user_id = n.user_id AND k.conversation = n.conversation LIMIT 1
+            ) k ON true"
+        )
+    };
+}
+
+const SUMMARIES: &str =
+    summaries!("unnest($1::text[], $2::text[]) WITH ORDINALITY AS n(conversation, user_id, place)");
+const SUMMARY: &str =
+    summaries!("(SELECT $1::text AS conversation, $2::text AS user_id, 1::bigint AS place) n");
+
+const MEMBERS: &str = "
+SELECT user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays FROM members
+WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT $3";
+
+const HEAD: &str = "
+SELECT last_seq, messages, pruned_to, deleted_seq, settings FROM heads WHERE conversation = $1";
+
+/// Rows up to the bytes, one at the least. The server cuts, so that what is not wanted does not travel.
+macro_rules! page {
+    ($beyond:literal, $order:literal) => {
+        concat!(
+            "SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content FROM (
+                SELECT *, sum(octet_length(content)) OVER way AS bytes, row_number() OVER way AS place FROM (
+                    SELECT * FROM messages WHERE conversation = $1 AND seq ",
+            $beyond,
+            " $2 ORDER BY seq ",
+            $order,
+            " LIMIT $3
+                ) p WINDOW way AS (ORDER BY seq ",
+            $order,
+            ")
+            ) p WHERE bytes <= $4 OR place = 1 ORDER BY seq ",
+            $order
+        )
+    };
+}
+
+const FORWARD: &str = page!(">", "ASC");
+const BACKWARD: &str = page!("<", "DESC");
+
+/// A page for each, in order.
+pub(super) async fn memberships(
+    session: &mut Session,
+    asked: &[&Conversations],
+) -> Result<Vec<Vec<Membership>>, Trouble> {
+    let users: Vec<&str> = asked.iter().map(|it| it.user.as_str()).collect();
+    let after: Vec<&str> = asked.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
+    let most: Vec<i64> = asked.iter().map(|it| limit(it.limit)).collect();
+    let mut pages = vec![Vec::new(); asked.len()];
+    let call = match (&users[..], &after[..], &most[..]) {
+        ([user], [after], [most]) => call(PAGE, &[user, after, most]),
+        _ => call(PAGES, &[&users, &after, &most]),
+    };
+    for row in session.read(&[call]).await?.iter().flatten() {
+        let mut reader = Reader::new(row);
+        let place = reader.place()?;
+        let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
+        let membership = Membership { conversation, standing: reader.standing()?, head, members };
+        pages.get_mut(place).ok_or_else(damaged)?.push(membership);
+    }
+    Ok(pages)
+}
+
+pub(super) async fn members(
+    session: &mut Session,
+    conversation: &ConversationId,
+    after: Option<&UserId>,
+    most: usize,
+) -> Result<Vec<(UserId, Member)>, Trouble> {
+    let (id, after, most) = (conversation.as_str(), after.map_or("", UserId::as_str), limit(most));
+    let found = session.read(&[call(MEMBERS, &[&id, &after, &most])]).await?;
+    let rows = found.iter().flatten().map(|row| {
+        let mut reader = Reader::new(row);
+        Ok((reader.user()?, reader.member()?))
+    });
+    rows.collect()
+}
+
+/// What each is, in order.
+pub(super) async fn summaries(
+    session: &mut Session,
+    asked: &[&Summaries],
+) -> Result<Vec<Option<Summary>>, Trouble> {
+    let ids: Vec<&str> = asked.iter().map(|it| it.conversation.as_str()).collect();
+    let users: Vec<&str> = asked.iter().map(|it| it.of.as_ref().map_or("", UserId::as_str)).collect();
+    let call = match (&ids[..], &users[..]) {
+        ([id], [user]) => call(SUMMARY, &[id, user]),
+        _ => call(SUMMARIES, &[&ids, &users]),
+    };
+    let mut found: Vec<Option<Summary>> = asked.iter().map(|_| None).collect();
+    for row in session.read(&[call]).await?.iter().flatten() {
+        let mut reader = Reader::new(row);
+        let place = reader.place()?;
+        let (head, members, is_one) = (reader.head()?, reader.big()?, reader.get()?);
+        let standing = if is_one { Some(reader.standing()?) } else { None };
+        *found.get_mut(place).ok_or_else(damaged)? = Some(Summary { head, members, standing });
+    }
+    Ok(found)
+}
+
+pub(super) async fn page(
+    session: &mut Session,
+    conversation: &ConversationId,
+    query: PageQuery,
+) -> Result<Page, Trouble> {
+    let sql = match query.direction {
+        Direction::Forward => FORWARD,
+        Direction::Backward => BACKWARD,
+    };
+    let id = conversation.as_str();
+    let (cursor, most, bytes) = (bound(query.cursor), limit(query.limit), limit(query.max_bytes));
+    let rows = call(sql, &[&id, &cursor, &most, &bytes]);
+    let mut found = session.read(&[call(HEAD, &[&id]), rows]).await?.into_iter();
+    let heads = found.next().unwrap_or_default();
+    let head = heads.first().map(|row| Reader::new(row).head()).transpose()?;
+    let rows: Result<_, Trouble> =
+        found.next().unwrap_or_default().iter().map(|row| Reader::new(row).row()).collect();
+    Ok(Page { head, rows: rows? })
+}
