@@ -1,6 +1,7 @@
-//! Hot paths for `cargo xtask test counts`: run one by name n times; without arguments, print the names.
+//! Hot paths for `cargo xtask test counts`: runs one of them, by name, n times; without arguments, prints the names.
 //!
-//! Nothing here may depend on time, chance or addresses: the instructions of n and 2n runs are subtracted.
+//! Nothing here may depend on time, randomness or addresses, because the instructions of n runs are subtracted from
+//! those of 2n runs.
 
 use std::{
     env,
@@ -17,10 +18,10 @@ mod lone;
 
 use lone::{Lone, push};
 
-type Run = fn(u64);
+type HotPath = fn(u64);
 
-/// Every name has a limit in `benches/counts.toml`.
-const FUNCTIONS: &[(&str, Run)] = &[
+/// Hot paths by name; each name has a limit in `benches/counts.toml`.
+const HOT_PATHS: &[(&str, HotPath)] = &[
     ("push_encode", push_encode),
     ("send_decode", send_decode),
     ("fan_out", fan_out),
@@ -30,15 +31,15 @@ const FUNCTIONS: &[(&str, Run)] = &[
 fn main() {
     let mut args = env::args().skip(1);
     let Some(name) = args.next() else {
-        FUNCTIONS.iter().for_each(|(name, _)| println!("{name}"));
+        HOT_PATHS.iter().for_each(|(name, _)| println!("{name}"));
         return;
     };
-    let (_, run) = FUNCTIONS.iter().find(|(known, _)| *known == name).expect("a name from the list");
+    let (_, run) = HOT_PATHS.iter().find(|(known, _)| *known == name).expect("a name from the list");
     let iterations = args.next().and_then(|n| n.parse().ok()).expect("a number of iterations");
     run(iterations);
 }
 
-/// A push of 128 bytes of text to protobuf bytes, as once per message and framing.
+/// Encodes a push of 128 bytes of text to protobuf, which happens once per message and framing.
 fn push_encode(iterations: u64) {
     let push = pb::Push {
         conversation: "g:harbour".into(),
@@ -56,7 +57,7 @@ fn push_encode(iterations: u64) {
     }
 }
 
-/// A send of 128 bytes of text from protobuf bytes, as once per message accepted.
+/// Decodes a send of 128 bytes of text from protobuf, which happens once per accepted message.
 fn send_decode(iterations: u64) {
     let send = pb::Send {
         conversation: "g:harbour".into(),
@@ -72,10 +73,10 @@ fn send_decode(iterations: u64) {
     }
 }
 
-/// One more member served by a fan-out to a hundred, on real sockets; a 100th of all else a turn costs is in it.
+/// Serves one more member by a fan-out to a hundred on real sockets, including a hundredth of the turn's other costs.
 fn fan_out(iterations: u64) {
     let (mut lone, group) = (Lone::new(1, |_, _| {}), harbour());
-    let mut members: Vec<TcpStream> = (0..FAN_MEMBERS)
+    let mut members: Vec<TcpStream> = (0..FAN_OUT_MEMBERS)
         .map(|n| {
             let mut member = hello(&lone, &format!("m{n}"));
             lone.accept(0);
@@ -85,20 +86,20 @@ fn fan_out(iterations: u64) {
         })
         .collect();
     let text = "x".repeat(128);
-    for seq in 1..=iterations.div_ceil(FAN_MEMBERS) {
+    for seq in 1..=iterations.div_ceil(FAN_OUT_MEMBERS) {
         assert!(lone.push(0, push(&group, seq, &text)), "the mailbox is empty");
         counted(&mut lone);
         members.iter_mut().for_each(read_frame);
     }
 }
 
-/// A connection from accept over Hello to Welcome, then closed, as the shard sees it.
+/// Takes a connection through the shard: accept, Hello, Welcome, close.
 fn accept_path(iterations: u64) {
     let mut lone = Lone::new(1, |_, _| {});
     for number in 0..iterations {
         let mut client = hello(&lone, &format!("u{number:06}"));
         lone.accept(0);
-        // It is registered; it says Hello; the owner answers and it is welcome; it is gone.
+        // One turn each: registered, Hello read, Welcome sent, closed.
         counted(&mut lone);
         counted(&mut lone);
         assert!(lone.answer_logins(0, &[]), "a login");
@@ -110,20 +111,20 @@ fn accept_path(iterations: u64) {
     }
 }
 
-/// What the counts of a shard are taken inside of (`xtask/src/counts.rs`): one turn, whatever was done before it.
+/// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/counts.rs`).
 #[inline(never)]
 fn counted(lone: &mut Lone) {
     lone.turn(0);
 }
 
-/// Members of the group.
-const FAN_MEMBERS: u64 = 100;
+/// Number of members in the group of the fan-out.
+const FAN_OUT_MEMBERS: u64 = 100;
 
 fn harbour() -> ConversationId {
     ConversationId::parse("g:harbour").expect("a good id")
 }
 
-/// Connects and says Hello; the shard has not heard of it.
+/// Connects and sends Hello, before the shard accepts the connection.
 fn hello(lone: &Lone, user: &str) -> TcpStream {
     let mut stream = TcpStream::connect(lone.address()).expect("it listens");
     let hello = pb::Hello { version: 1, token: lone.token(user), device: "d".into(), ..Default::default() };
@@ -133,7 +134,7 @@ fn hello(lone: &Lone, user: &str) -> TcpStream {
     stream
 }
 
-/// Reads one frame and forgets it: a byte of length (or two), then the payload.
+/// Reads one frame and discards it: a varint length, then the payload.
 fn read_frame(stream: &mut TcpStream) {
     let mut byte = [0; 1];
     let (mut len, mut shift) = (0usize, 0);

@@ -1,4 +1,4 @@
-//! A WebSocket echo listener on the broker's own upgrade and framing, for the Autobahn cases: a thread a connection.
+//! WebSocket echo server on the broker's own upgrade and framing, for the Autobahn cases; one thread per connection.
 
 use std::{
     io::{Read, Write},
@@ -9,19 +9,19 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use clap::Parser;
-use tidegate::net::upgrade::{Policy, Progress, upgrade};
+use tidegate::net::upgrade::{Policy, UpgradeProgress, upgrade};
 use tidegate_protocol::ws::{
     Decoder, Event, Kind, Limits, Opcode, Step, encode_close, encode_close_reply, encode_server,
 };
 
-/// The cases of group 9 send 16 MiB at once, and 4 MiB in 64-byte fragments.
+/// Limits that the cases of group 9 need: they send 16 MiB at once, and 4 MiB in 64-byte fragments.
 const LIMITS: Limits = Limits { message_bytes_max: 32 << 20, fragments_max: 1 << 20 };
 
 const READ_BYTES: usize = 64 << 10;
 
 #[derive(Parser)]
 struct Args {
-    /// Port to listen on, on loopback; 0 takes a free one. The first line of output names it.
+    /// Port on loopback to listen on; 0 selects a free one, which the first line of the output names
     #[arg(long, default_value_t = 0)]
     port: u16,
 }
@@ -40,14 +40,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Everything received and not consumed yet.
+/// Buffer of received bytes that are not consumed yet.
 struct Input {
     bytes: Vec<u8>,
     len: usize,
 }
 
 impl Input {
-    /// Reads once, with room for at least `whole` bytes from the start; false at the end of the stream.
+    /// Reads once into a buffer of at least `whole` bytes; returns false at the end of the stream.
     fn read(&mut self, socket: &mut TcpStream, whole: usize) -> Result<bool> {
         self.bytes.resize(whole.max(self.len + READ_BYTES).max(self.bytes.len()), 0);
         let n = socket.read(&mut self.bytes[self.len..])?;
@@ -65,7 +65,7 @@ fn serve(mut socket: TcpStream) -> Result<()> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut input = Input { bytes: Vec::new(), len: 0 };
-    if !shake_hands(&mut socket, &mut input)? {
+    if !handshake(&mut socket, &mut input)? {
         return Ok(());
     }
     let mut decoder = Decoder::server();
@@ -93,37 +93,37 @@ fn serve(mut socket: TcpStream) -> Result<()> {
         match need {
             Some(whole) if input.read(&mut socket, whole)? => {}
             Some(_) => return Ok(()),
-            None => return part(&mut socket),
+            None => return linger(&mut socket),
         }
     }
 }
 
-fn shake_hands(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
+fn handshake(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
     let policy = Policy { origins: vec!["*".to_owned()] };
     loop {
         match upgrade(&input.bytes[..input.len], &policy) {
-            Ok(Progress::NeedMore) => {
+            Ok(UpgradeProgress::NeedMore) => {
                 if !input.read(socket, 0)? {
                     return Ok(false);
                 }
             }
-            Ok(Progress::Done { consumed, response, .. }) => {
+            Ok(UpgradeProgress::Done { consumed, response, .. }) => {
                 input.consume(consumed);
                 socket.write_all(&response)?;
                 return Ok(true);
             }
-            // Nobody is sent anywhere from here.
-            Ok(Progress::Assign(_)) => return Ok(false),
+            // This server assigns no nodes.
+            Ok(UpgradeProgress::Assign(_)) => return Ok(false),
             Err(refusal) => {
                 socket.write_all(&refusal.response)?;
-                part(socket)?;
+                linger(socket)?;
                 return Err(anyhow!("{refusal:?}"));
             }
         }
     }
 }
 
-/// Echoes; false after a close.
+/// Queues the echo of a frame; returns false after a close.
 fn answer(event: Event<'_>, out: &mut Vec<u8>) -> bool {
     match event {
         Event::Message { kind: Kind::Text, payload } => encode_server(Opcode::Text, &payload, out),
@@ -138,8 +138,9 @@ fn answer(event: Event<'_>, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Ends the stream, then drops input for a while: closing over unread bytes would reset what was just written.
-fn part(socket: &mut TcpStream) -> Result<()> {
+/// Ends the stream, then discards input for a while: a close with unread input would send a reset and destroy what
+/// was written.
+fn linger(socket: &mut TcpStream) -> Result<()> {
     socket.shutdown(Shutdown::Write)?;
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     let mut discarded = [0; 4096];

@@ -1,4 +1,4 @@
-//! Compiles the schema with protox, so that no `protoc` is needed, and gives the client's messages their JSON form.
+//! Compiles the schema with protox, so that no `protoc` is needed, and derives the JSON form of client messages.
 
 use std::{env, error::Error, path::PathBuf};
 
@@ -8,9 +8,9 @@ use protox::prost_reflect::prost_types::{
     field_descriptor_proto::{Label, Type},
 };
 
-/// What clients see; the records of the log and the link between nodes have no JSON form.
+/// Client schema, the only one with a JSON form; log records and the link between nodes have none.
 const CLIENT: &str = "tidegate/v1/client.proto";
-/// The oneofs, written by hand in `src/codec/envelope.rs`.
+/// Messages with a oneof; their JSON form is hand-written in `src/codec/envelope.rs`.
 const BY_HAND: [&str; 3] = ["ClientFrame", "ServerFrame", "Content"];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -61,10 +61,10 @@ fn read_and_write(message: &DescriptorProto, field: &FieldDescriptorProto) -> St
         Type::Message => read("message"),
         Type::Uint32 | Type::Uint64 if repeated => read("integers"),
         Type::Uint32 | Type::Uint64 => read("integer"),
-        // An explicit presence is an Option, of which null is already the absence.
+        // A field with explicit presence is an `Option`, which already reads null as absent.
         Type::Bool if field.proto3_optional() => read("presence"),
         Type::Bool | Type::String => read("value"),
-        other => panic!("{}.{}: no JSON form for {other:?} yet", message.name(), field.name()),
+        other => panic!("{}.{}: no JSON form for {other:?}; add a helper", message.name(), field.name()),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The door: accepts, refuses with a coded word what is over a cap, and hands the rest evenly to the shards.
+//! Client listener: accepts connections, refuses those over a limit with a code, and
+//! spreads the rest evenly over shards.
 
 use std::{
     io::{self, Write},
@@ -21,13 +22,13 @@ use crate::{
     net::sockopt,
 };
 
-/// How long accepting pauses when the process has no file descriptor left; those waiting stay in the backlog.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause of accepting when the process has no file descriptor left; clients wait in the kernel's backlog.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 
-/// Accepts on one listener, on a thread of its own.
+/// Acceptor of one listener, run on its own thread.
 pub struct Acceptor {
     poll: Poll,
     listener: TcpListener,
@@ -40,7 +41,7 @@ pub struct Acceptor {
     paused_until: Option<Instant>,
 }
 
-/// Ends an [`Acceptor`].
+/// Handle that stops an [`Acceptor`].
 #[derive(Clone)]
 pub struct Stopper {
     stop: Arc<AtomicBool>,
@@ -48,20 +49,20 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// No connection is accepted any more; the listener closes.
+    /// Stops accepting and closes the listener.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
-            tracing::warn!(%error, "the acceptor could not be woken");
+            tracing::warn!(%error, "failed to wake the acceptor; it stops at the next connection");
         }
     }
 }
 
 impl Acceptor {
-    /// Ready to accept.
+    /// Creates an acceptor, and the handle that stops it.
     ///
     /// # Errors
-    /// Fails when the kernel gives no poll.
+    /// Fails if the kernel can't create the poll or its waker.
     pub fn new(
         listener: std::net::TcpListener,
         admission: Arc<Admission>,
@@ -80,10 +81,10 @@ impl Acceptor {
         Ok((acceptor, stopper))
     }
 
-    /// Accepts until told to stop.
+    /// Accepts until [`Stopper::stop`] is called.
     ///
     /// # Errors
-    /// Fails when polling itself fails.
+    /// Fails if polling fails.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(16);
         while !self.stop.load(Ordering::Acquire) {
@@ -110,12 +111,12 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
                     self.metrics.accept_pauses.increment(1);
-                    tracing::warn!(%error, "no file descriptor left: accepting pauses, connections are served on");
-                    self.paused_until = Some(Instant::now() + PAUSE);
+                    tracing::warn!(%error, "no file descriptor left; accepting paused");
+                    self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
-                // The peer of this one connection is gone already.
-                Err(error) => tracing::debug!(%error, "a connection was lost before it was accepted"),
+                // Other errors concern this one connection, whose peer has closed it already.
+                Err(error) => tracing::debug!(%error, "connection lost before it was accepted"),
             }
         }
     }
@@ -130,20 +131,20 @@ impl Acceptor {
             }
         };
         if let Err(error) = sockopt::tune(&stream, &self.socket) {
-            tracing::debug!(%error, "a connection was lost before it was served");
+            tracing::debug!(%error, "connection lost before it was served");
             return;
         }
         self.metrics.accepted.increment(1);
-        let emptiest = self.emptiest();
-        let shard = &self.shards[emptiest];
+        let least_loaded = self.least_loaded();
+        let shard = &self.shards[least_loaded];
         shard.count_in();
         if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, seat)) {
-            tracing::error!(%error, "a connection could not be handed to its shard");
+            tracing::error!(%error, "failed to pass a connection to its shard; dropping it");
         }
     }
 
-    /// The shard with the fewest connections; the next in turn among equals.
-    fn emptiest(&mut self) -> usize {
+    /// Returns the shard with the fewest connections; rotates among equals.
+    fn least_loaded(&mut self) -> usize {
         let count = self.shards.len();
         self.next = (self.next + 1) % count;
         (0..count)
@@ -153,17 +154,17 @@ impl Acceptor {
     }
 }
 
-/// Says why, in the one form that needs no handshake, and closes; the client may not be listening yet.
+/// Sends a `Close` as a JSON line, which needs no handshake, and closes the connection. The client may not read it.
 fn refuse(mut stream: TcpStream, code: Code) {
-    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close("", RETRY_AFTER_MS))) };
+    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close("", REFUSED_RETRY_MS))) };
     let line = tidegate_protocol::codec::encode_frame(&close, Wire::JsonLine);
     if let Err(error) = stream.write(&line) {
-        tracing::debug!(%error, "a refused client did not hear why");
+        tracing::debug!(%error, "failed to send the refusal code to a client");
     }
 }
 
-/// What a refused client is asked to wait.
-const RETRY_AFTER_MS: u32 = 5_000;
+/// Delay before a refused client should reconnect.
+const REFUSED_RETRY_MS: u32 = 5_000;
 
 fn is_exhausted(error: &io::Error) -> bool {
     use rustix::io::Errno;

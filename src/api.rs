@@ -1,5 +1,5 @@
-//! The admin port: groups, health, metrics. Loopback only, and closed to web pages of other origins; keys and the rest of the surface
-//! come later.
+//! Admin port: groups, nodes, presence, traces, events, health and metrics over HTTP. It listens on loopback only and
+//! refuses web pages of other origins; admin keys come later.
 
 use std::{
     net::SocketAddr,
@@ -35,30 +35,30 @@ pub mod waiting;
 
 use crate::{assign::Assigner, budget::Admission, drain::Drainer, ingest::admin::Admin, ports::Ports};
 
-/// What the handlers need.
+/// State shared by the handlers.
 #[derive(Clone)]
 pub struct Api {
-    /// Changes groups.
+    /// Appender of group changes.
     pub admin: Admin,
-    /// Reads groups.
+    /// Ports of the node, for queries.
     pub ports: Arc<Ports>,
-    /// Where clients are sent.
+    /// Assignment of clients to nodes.
     pub assigner: Arc<Assigner>,
-    /// For `/healthz`.
+    /// Connection counts, for `/healthz` and `/readyz`.
     pub admission: Arc<Admission>,
-    /// For `/metrics`.
+    /// Renderer of `/metrics`.
     pub metrics: PrometheusHandle,
-    /// For `/readyz` and `/v1/drain`.
+    /// Drain of the node, for `/readyz` and `/v1/drain`.
     pub drainer: Arc<Drainer>,
 }
 
-/// A refusal as it goes out: status, code, cure.
+/// Refusal of a request; the code determines the HTTP status and the cure.
 struct Problem(Code, String);
 
-/// Serves until the runtime ends.
+/// Serves the admin port until the runtime ends.
 ///
 /// # Errors
-/// Fails when the listener does.
+/// The listener fails.
 pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
     let listen = listener.local_addr()?.ip();
     let router = Router::new()
@@ -69,7 +69,7 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
         .route("/v1/nodes", get(nodes::list))
-        .route("/v1/weight", post(nodes::weigh))
+        .route("/v1/weight", post(nodes::set_weight))
         .route("/v1/users/{user}/routes", get(nodes::where_is))
         .route("/v1/users/{user}/presence", get(presence::of_user))
         .route("/v1/presence", post(presence::of_users))
@@ -104,44 +104,46 @@ async fn healthz(State(api): State<Api>) -> Json<Value> {
     }))
 }
 
-/// Whoever answers lives: a drain, a full node and services that are away are no reason to kill it.
+/// Answers liveness probes. A drain, a full node and unavailable services are no reason to kill the process.
 async fn livez(State(api): State<Api>) -> Json<Value> {
     Json(json!({"state": api.drainer.phase().name()}))
 }
 
 #[derive(Deserialize)]
-struct Wordy {
+struct ReadyzQuery {
     verbose: Option<String>,
 }
 
-/// Ready is who is known to the other nodes, serves those who are here and would serve more of them. A node that came while Redis is away
-/// has nobody and can let nobody in: if it were ready, a rollout would go on to the next one, and empty the cluster. One that was known
-/// stays ready: it is of use to those whom it has. A full node is: unready, it would end a rollout or a
-/// drain of a machine that waits for it, and where all are full a load balancer would have nobody left to say so.
-async fn readyz(State(api): State<Api>, Query(wordy): Query<Wordy>) -> Response {
+/// Answers readiness probes: ready if the node has been registered in the routes and is not draining.
+///
+/// A node started while Redis is unavailable can't log any client in; if it were ready, a rollout would continue and
+/// empty the cluster. A node that was registered stays ready, because it still serves its clients. A full node is
+/// ready too: otherwise it would block a rollout, or the drain of a machine, and if all nodes were full, a load
+/// balancer would have none to send clients to that could refuse them.
+async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Response {
     let phase = api.drainer.phase();
-    let is_known = !api.ports.peers.seen().rows.is_empty();
-    let is_ready = phase == Phase::Ready && is_known;
+    let is_registered = !api.ports.peers.seen().rows.is_empty();
+    let is_ready = phase == Phase::Ready && is_registered;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let state = match phase {
-        Phase::Ready if !is_known => Phase::Starting.name(),
+        Phase::Ready if !is_registered => Phase::Starting.name(),
         Phase::Ready if !api.admission.has_room() => "full",
         phase => phase.name(),
     };
     let mut body = json!({"state": state, "conns": api.admission.conns()});
-    if wordy.verbose.is_some()
+    if query.verbose.is_some()
         && let Some(body) = body.as_object_mut()
     {
-        let seen = api.ports.peers.seen();
+        let peers = api.ports.peers.seen();
         let drain = api.drainer.progress();
         body.insert("node".into(), json!(api.ports.me.node.as_str()));
         body.insert("connsMax".into(), json!(api.admission.conns_max()));
         body.insert("memory".into(), json!(api.admission.pressure().name()));
         body.insert("drain".into(), json!(drain.as_ref().map(nodes::draining)));
         body.insert("owns".into(), json!(api.ports.owned.list().len()));
-        body.insert("others".into(), json!(seen.others.len()));
-        // None of it makes the node unready: the others would be no better off.
-        body.insert("routes".into(), json!(if seen.stale { "away" } else { "fine" }));
+        body.insert("others".into(), json!(peers.others.len()));
+        // Neither makes the node unready, because the other nodes are affected as well.
+        body.insert("routes".into(), json!(if peers.stale { "away" } else { "fine" }));
         body.insert("archiveBehind".into(), json!(api.ports.peers.lags().list()));
     }
     (status, Json(body)).into_response()
@@ -167,10 +169,11 @@ async fn metrics(State(api): State<Api>) -> String {
 }
 
 fn bad_body(rejection: JsonRejection) -> Problem {
-    Problem(Code::BadContent, format!("the body is not what is expected here: {}", rejection.body_text()))
+    Problem(Code::BadContent, format!("the body has the wrong form: {}", rejection.body_text()))
 }
 
-fn settle(answer: Answer) -> Result<(u64, bool), Problem> {
+/// Returns the seq of an accepted change and whether it is a duplicate, or the refusal.
+fn into_seq(answer: Answer) -> Result<(u64, bool), Problem> {
     match answer {
         Answer::Accepted { seq, .. } => Ok((seq, false)),
         Answer::Duplicate { seq, .. } => Ok((seq, true)),
@@ -200,7 +203,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Body of every error of the API.
+/// Builds the response that all errors of the API have in common.
 fn refusal(status: StatusCode, code: Code, message: &str, cure: &str) -> (StatusCode, Json<Value>) {
     let body = json!({
         "code": code.number(),

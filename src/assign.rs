@@ -1,8 +1,8 @@
-//! Where clients are sent: the answers of `GET /v1/assign` on the client port, and the alternates of a drain.
+//! Client assignment: answers `GET /v1/assign` on the client port, and chooses the alternates that a drain announces.
 //!
-//! It is answered from what the lease of this node has seen last, so it costs no call and goes on while the routes
-//! (Redis) are away. It is on the client port because that is the one that clients reach, through whatever load balancer
-//! stands before it, and the token that logs them in there is what they ask with; the admin port is the operator's.
+//! Answers come from the peer list as last fetched, so they cost no call and continue while the routes (Redis) are
+//! unavailable. The client port is the one that clients reach through any load balancer, and a request is authorised by
+//! the token of the login. The admin port is for operators.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,17 +19,17 @@ use crate::{
     auth::Verifier,
     net::upgrade::{AssignAsked, Transport},
     ports::Ports,
-    routes::{About, NodeInfo, NodeState},
+    routes::{NodeDescription, NodeInfo, NodeState},
 };
 
-/// A look at the nodes is asked for when somebody asks for a node and the last time is this long ago: nodes that leave are
-/// out of the answers about as soon.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Shortest interval between peer refreshes requested by assign requests. A draining node leaves the answers about as
+/// soon.
+const PEER_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Alternates that a client is told.
-const ALTERNATES: usize = 3;
+/// Most alternates announced to a client.
+const ALTERNATES_MAX: usize = 3;
 
-/// Knows the nodes, and what this one says of itself.
+/// Ranks the nodes for a client, and holds the description that this node announces.
 pub struct Assigner {
     ports: Arc<Ports>,
     ttl: Duration,
@@ -37,31 +37,32 @@ pub struct Assigner {
 }
 
 struct State {
-    /// What this node says of itself, but for how its drain goes.
-    about: About,
-    /// What it said last; the routes know it a little later.
-    own: Option<NodeInfo>,
-    looked: Option<Instant>,
+    /// Description of this node, without the progress of its drain.
+    about: NodeDescription,
+    /// Last announcement of this node; the routes have it a little later.
+    announced: Option<NodeInfo>,
+    refreshed_at: Option<Instant>,
 }
 
-/// A place to connect to.
-struct Place {
+/// Address of a node that a client can connect to.
+struct Endpoint {
     node: String,
     address: String,
 }
 
 impl Assigner {
-    /// An assigner that says so of this node; answers hold for `ttl`.
-    pub fn new(ports: Arc<Ports>, about: About, ttl: Duration) -> Self {
-        Self { ports, ttl, state: Mutex::new(State { about, own: None, looked: None }) }
+    /// Creates an assigner for a node described by `about`; clients may use an answer for `ttl`.
+    pub fn new(ports: Arc<Ports>, about: NodeDescription, ttl: Duration) -> Self {
+        Self { ports, ttl, state: Mutex::new(State { about, announced: None, refreshed_at: None }) }
     }
 
-    /// What this node says of itself.
-    pub fn about(&self) -> About {
+    /// Returns the description of this node.
+    pub fn about(&self) -> NodeDescription {
         self.state().about.clone()
     }
 
-    /// Changes how much of the newcomers this node gets; what is none stays. A share of -1 takes it away. What holds then.
+    /// Changes the weight and the version share of this node, and returns those in force. `None` keeps a value; a share
+    /// of -1 removes it.
     pub fn set(&self, weight: Option<u32>, share: Option<i16>) -> (u32, Option<u8>) {
         let mut state = self.state();
         if let Some(weight) = weight {
@@ -73,55 +74,56 @@ impl Assigner {
         (state.about.weight, state.about.share)
     }
 
-    /// What the node says now.
+    /// Stores the announcement that this node is about to make.
     pub fn said(&self, info: &NodeInfo) {
-        self.state().own = Some(info.clone());
+        self.state().announced = Some(info.clone());
     }
 
-    /// The other nodes that take this user, best first, as its connection needs their addresses.
+    /// Returns the other nodes for this user, best first, with addresses for its transport.
     pub fn alternates(&self, user: &str, transport: Transport) -> Vec<String> {
-        let own = self.ports.me.node.as_str();
-        let places = self.places(user, "", Some(transport)).into_iter();
-        places.filter(|place| place.node != own).map(|place| place.address).take(ALTERNATES).collect()
+        let me = self.ports.me.node.as_str();
+        let endpoints = self.endpoints(user, "", Some(transport)).into_iter();
+        let others = endpoints.filter(|endpoint| endpoint.node != me);
+        others.map(|endpoint| endpoint.address).take(ALTERNATES_MAX).collect()
     }
 
-    /// Newcomers a second that the others take from this node while it leaves; none when there is nobody to go to. What
-    /// other nodes that leave as well send them is left to those.
+    /// Returns how many clients per second the peers accept from this node in a drain; `None` if they accept none.
+    /// Other draining nodes get equal parts.
     pub fn others_accept(&self) -> Option<u32> {
-        let seen = self.ports.peers.seen();
-        let leaving = seen.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
-        let ready = seen.others.iter().filter(|row| row.info.state == NodeState::Ready);
+        let snapshot = self.ports.peers.seen();
+        let draining = snapshot.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
+        let ready = snapshot.others.iter().filter(|row| row.info.state == NodeState::Ready);
         let all: u64 = ready.map(|row| u64::from(row.info.about.accepts)).sum();
-        (all > 0).then(|| u32::try_from(all / (leaving + 1)).unwrap_or(u32::MAX).max(1))
+        (all > 0).then(|| u32::try_from(all / (draining + 1)).unwrap_or(u32::MAX).max(1))
     }
 
-    /// The HTTP response to a client that asks.
-    pub fn answer(&self, asked: &AssignAsked, verifier: &Verifier) -> Vec<u8> {
-        if asked.preflight {
-            return response("204 No Content", asked, None);
+    /// Returns the HTTP response to an assign request.
+    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier) -> Vec<u8> {
+        if request.preflight {
+            return response("204 No Content", request, None);
         }
-        let identity = match verifier.verify(&asked.token) {
+        let identity = match verifier.verify(&request.token) {
             Ok(identity) => identity,
-            Err((code, why)) => return response("401 Unauthorized", asked, Some(refusal(code, why))),
+            Err((code, why)) => return response("401 Unauthorized", request, Some(refusal(code, why))),
         };
-        self.ask_for_a_look();
-        let places = self.places(identity.user.as_str(), &asked.zone, asked.transport);
-        let places: Vec<Value> = places
+        self.request_refresh();
+        let endpoints = self.endpoints(identity.user.as_str(), &request.zone, request.transport);
+        let endpoints: Vec<Value> = endpoints
             .into_iter()
-            .take(asked.count)
+            .take(request.count)
             .map(|it| json!({"node": it.node, "address": it.address}))
             .collect();
         let stale = self.ports.peers.seen().stale;
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
-        let body = json!({"addresses": places, "ttlMs": ttl, "stale": stale});
-        response("200 OK", asked, Some(body))
+        let body = json!({"addresses": endpoints, "ttlMs": ttl, "stale": stale});
+        response("200 OK", request, Some(body))
     }
 
-    fn places(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Place> {
-        let seen = self.ports.peers.seen();
-        let own = self.state().own.clone();
-        let nodes: Vec<&NodeInfo> = (seen.others.iter().map(|row| &row.info))
-            .chain(own.as_ref())
+    fn endpoints(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Endpoint> {
+        let snapshot = self.ports.peers.seen();
+        let announced = self.state().announced.clone();
+        let nodes: Vec<&NodeInfo> = (snapshot.others.iter().map(|row| &row.info))
+            .chain(announced.as_ref())
             .filter(|info| info.state == NodeState::Ready)
             .collect();
         let candidates: Vec<Candidate<'_>> = nodes.iter().map(|info| candidate(info)).collect();
@@ -130,17 +132,17 @@ impl Assigner {
             .flat_map(|at| {
                 let info = nodes[at];
                 let addresses = info.client_addresses.iter().filter_map(|it| address_for(it, transport));
-                addresses.map(|address| Place { node: info.boot.node.to_string(), address })
+                addresses.map(|address| Endpoint { node: info.boot.node.to_string(), address })
             })
             .collect()
     }
 
-    /// At most so often, however many ask.
-    fn ask_for_a_look(&self) {
+    /// Requests a peer refresh, at most once per [`PEER_REFRESH_INTERVAL`].
+    fn request_refresh(&self) {
         let now = Instant::now();
         let mut state = self.state();
-        if state.looked.is_none_or(|then| now - then >= LOOK_EVERY) {
-            state.looked = Some(now);
+        if state.refreshed_at.is_none_or(|then| now - then >= PEER_REFRESH_INTERVAL) {
+            state.refreshed_at = Some(now);
             self.ports.peers.look_again();
         }
     }
@@ -162,7 +164,7 @@ fn candidate(info: &NodeInfo) -> Candidate<'_> {
     }
 }
 
-/// The address as that transport needs it, if it is one of it.
+/// Returns the address with the scheme of the transport; `None` if the address is for another one.
 fn address_for(address: &str, transport: Option<Transport>) -> Option<String> {
     let (scheme, fits) = match transport {
         None => return Some(address.to_owned()),
@@ -180,12 +182,12 @@ fn refusal(code: Code, why: &str) -> Value {
     json!({"code": code.number(), "name": code.name(), "message": message, "cure": code.cure()})
 }
 
-/// A whole response; the connection ends behind it.
-fn response(status: &str, asked: &AssignAsked, body: Option<Value>) -> Vec<u8> {
+/// Builds a complete response that closes the connection.
+fn response(status: &str, request: &AssignAsked, body: Option<Value>) -> Vec<u8> {
     let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nCache-Control: no-store\r\n");
-    if let Some(origin) = &asked.origin {
+    if let Some(origin) = &request.origin {
         head += &format!("Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n");
-        if asked.preflight {
+        if request.preflight {
             head += "Access-Control-Allow-Headers: authorization\r\nAccess-Control-Allow-Methods: GET\r\n\
                      Access-Control-Max-Age: 600\r\n";
         }
@@ -204,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_told_to_those_who_speak_what_it_takes() {
+    fn address_matches_the_transport_of_the_client() {
         let (tcp, ws) = (Some(Transport::Tcp), Some(Transport::Ws));
         let cases = [
             ("h:1", None, Some("h:1")),

@@ -1,6 +1,6 @@
-//! Who a client is: development tokens signed with a key that lives in the data directory.
+//! Authentication of clients: development tokens, signed with a key in the data directory or in a shared file.
 //!
-//! HS256 only; further algorithms and key sources are added here. Tokens are never logged and never in a URL.
+//! Only HS256; further algorithms and key sources belong here. Tokens are never logged, and never part of a URL.
 
 use std::{
     io::{self, Write},
@@ -17,10 +17,10 @@ use tidegate_protocol::{
 
 use crate::private;
 
-/// The name of the key file in the data directory.
+/// Name of the key file in the data directory.
 const KEY_FILE: &str = "token.key";
 
-/// Clock difference between issuer and broker that is forgiven, in seconds.
+/// Tolerated clock difference between issuer and broker, in seconds.
 const LEEWAY_S: u64 = 30;
 
 #[derive(Serialize, Deserialize)]
@@ -31,23 +31,23 @@ struct Claims {
     dev: Option<String>,
 }
 
-/// Checks tokens; cheap to share, it holds keys only.
+/// Verifier of tokens; it holds only keys, so it is cheap to share.
 pub struct Verifier {
     key: DecodingKey,
     validation: Validation,
 }
 
-/// Whom a good token names.
+/// Identity that a valid token names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The user.
+    /// User of the token.
     pub user: UserId,
-    /// The only device that may use the token, when it names one.
+    /// Only device that may use the token; `None` if any device may.
     pub device: Option<DeviceId>,
 }
 
 impl Verifier {
-    /// A verifier for HS256 tokens signed with `key`.
+    /// Creates a verifier of HS256 tokens signed with `key`.
     pub fn hs256(key: &[u8]) -> Self {
         let mut validation = Validation::new(Algorithm::HS256);
         validation.leeway = LEEWAY_S;
@@ -56,7 +56,7 @@ impl Verifier {
         Self { key: DecodingKey::from_secret(key), validation }
     }
 
-    /// The identity of a token, or the code and the reason to refuse it with.
+    /// Verifies a token and returns its identity, or the code and the reason of the refusal.
     pub fn verify(&self, token: &str) -> Result<Identity, (Code, &'static str)> {
         let claims = match jsonwebtoken::decode::<Claims>(token, &self.key, &self.validation) {
             Ok(data) => data.claims,
@@ -79,7 +79,7 @@ impl Verifier {
     }
 }
 
-/// A signed development token for `user`, good for `ttl`.
+/// Signs a development token for `user` that expires after `ttl`.
 pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let claims = Claims { sub: user.to_owned(), exp: (now + ttl).as_secs(), dev: device.map(str::to_owned) };
@@ -87,10 +87,10 @@ pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> Stri
         .expect("HS256 over a small JSON object can't fail")
 }
 
-/// Reads the key of a data directory, making a random one on first use (mode 0600).
+/// Reads the key of a data directory, and creates a random one at first use (mode 0600).
 ///
 /// # Errors
-/// Fails when the directory can't be made or the file is not 64 hex digits.
+/// The directory can't be created, or the file can't be read or is not 64 hex digits.
 pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
     match load_key(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -101,10 +101,10 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Writes a random key, as 64 hex digits, to a file that is not there yet (mode 0600).
+/// Writes a random key, as 64 hex digits, to a new file (mode 0600).
 ///
 /// # Errors
-/// Fails when there is such a file, or when it can't be made.
+/// The file exists already, or can't be created.
 pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
     let key: [u8; 32] = rand::random();
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -116,7 +116,7 @@ pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
 /// Reads the key of a data directory.
 ///
 /// # Errors
-/// Fails when there is none, or when the file is not 64 hex digits.
+/// The file is missing or unreadable, or is not 64 hex digits.
 pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
     read_key(&data.join(KEY_FILE))
 }
@@ -124,7 +124,7 @@ pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
 /// Reads a key file.
 ///
 /// # Errors
-/// Fails when there is none, when others than its owner and group may read it, or when it is not 64 hex digits.
+/// The file is missing or unreadable, other accounts than its owner and group may read it, or it is not 64 hex digits.
 pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
     let text = private::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => error,
@@ -151,7 +151,7 @@ mod tests {
     const KEY: &[u8] = b"a key of the test";
 
     #[test]
-    fn a_signed_token_names_its_user() {
+    fn signed_token_names_its_user() {
         let verifier = Verifier::hs256(KEY);
         let token = sign(KEY, "alice", Some("phone"), Duration::from_secs(60));
         let identity = verifier.verify(&token).unwrap();
@@ -160,10 +160,10 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_everybody_may_read_is_refused() {
+    fn world_readable_key_is_refused() {
         let file = std::env::temp_dir().join(format!("tidegate-key-{}", std::process::id()));
         let key = create_key(&file).unwrap();
-        assert!(create_key(&file).is_err(), "a key is never written over");
+        assert!(create_key(&file).is_err(), "an existing key is never overwritten");
         assert_eq!(read_key(&file).unwrap(), key);
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         assert!(read_key(&file).unwrap_err().to_string().contains("chmod 600"));

@@ -1,4 +1,5 @@
-//! The node's bounds on connections and memory, and who is let in (DESIGN 4, "admission by bytes").
+//! Admission: limits on the connections and the memory of a node. New clients are refused before memory runs out, so
+//! that the kernel does not kill the process.
 
 use std::{
     net::IpAddr,
@@ -17,32 +18,32 @@ mod memory;
 
 pub use memory::{memory_limit, memory_used};
 
-/// Files, sockets to services and the like that need descriptors besides client connections.
+/// File descriptors reserved for files, sockets to services and other uses besides client connections.
 pub const DESCRIPTORS_RESERVED: usize = 200;
 
-/// From this share of the budget on newcomers are refused.
-const REFUSE_PERCENT: u64 = 80;
+/// Share of the memory budget from which new clients are refused.
+const MEMORY_REFUSE_PERCENT: u64 = 80;
 
-/// From this share of the budget on the fullest connections are ended.
-const SHED_PERCENT: u64 = 90;
+/// Share of the memory budget from which the fullest connections are closed.
+const MEMORY_SHED_PERCENT: u64 = 90;
 
-/// From this share of the budget on nothing is taken in that would have to be kept.
-const FULL_PERCENT: u64 = 95;
+/// Share of the memory budget from which messages are refused.
+const MEMORY_FULL_PERCENT: u64 = 95;
 
-/// How full memory is.
+/// Memory pressure of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
     /// Below 80 % of the budget.
     Fine,
-    /// Newcomers are refused.
+    /// New clients are refused.
     Refuse,
-    /// The fullest connections are ended as well.
+    /// The fullest connections are closed as well.
     Shed,
     /// Messages are refused as well.
     Full,
 }
 
-/// Counts connections, per address and in all.
+/// Counts connections, in total and per address, and decides whether to admit another one.
 pub struct Admission {
     conns_max: usize,
     per_address_max: usize,
@@ -52,14 +53,14 @@ pub struct Admission {
     closed: AtomicBool,
 }
 
-/// A connection's place; dropping it gives the place back.
+/// Connection permit, released on drop.
 pub struct Seat {
     admission: Arc<Admission>,
     address: IpAddr,
 }
 
 impl Pressure {
-    /// A word for people.
+    /// Returns the level as a word, for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fine => "fine",
@@ -70,19 +71,21 @@ impl Pressure {
     }
 }
 
-/// Takes as many open files as the system allows this process: many start with 1,024, which is for programs that can't use more.
+/// Raises the limit of open files to the maximum for this process. Many systems start processes with 1,024, for
+/// programs that can't use more.
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
         return;
     }
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, "the limit of open files could not be raised");
+        tracing::warn!(%error, "raising the open-file limit failed");
     }
 }
 
 impl Admission {
-    /// Bounds of `conns_max` connections (0 = by the limit of open files) and `per_address_max` an address (0 = none).
+    /// Creates limits of `conns_max` connections (0: as many as open files allow) and `per_address_max` per address
+    /// (0: no limit).
     pub fn new(conns_max: usize, per_address_max: usize) -> Arc<Self> {
         let files = getrlimit(Resource::Nofile).current;
         let by_files = files.map_or(usize::MAX, |files| files as usize).saturating_sub(DESCRIPTORS_RESERVED);
@@ -96,7 +99,7 @@ impl Admission {
         })
     }
 
-    /// A place for a connection from `address`, or the code to refuse it with.
+    /// Returns a permit for a connection from `address`, or the code to refuse it with.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Seat, Code> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Code::Draining);
@@ -121,35 +124,36 @@ impl Admission {
         Ok(seat)
     }
 
-    /// From now on everybody is refused `DRAINING`, or nobody is any more.
-    pub fn close_door(&self, closed: bool) {
+    /// Sets whether all new clients are refused `DRAINING`.
+    pub fn set_closed(&self, closed: bool) {
         self.closed.store(closed, Ordering::Relaxed);
     }
 
-    /// Connections that hold a place.
+    /// Returns the number of admitted connections.
     pub fn conns(&self) -> usize {
         self.conns.load(Ordering::Relaxed)
     }
 
-    /// The most connections that get a place.
+    /// Returns the limit on connections.
     pub fn conns_max(&self) -> usize {
         self.conns_max
     }
 
-    /// Connections that hold a place, and how many would as things are: while memory is short, no more than do.
+    /// Returns the number of connections and the capacity. While memory is short, the capacity does not exceed the
+    /// current number.
     pub fn load(&self) -> (usize, usize) {
         let conns = self.conns();
         let short = self.pressure() != Pressure::Fine;
         (conns, if short { conns.min(self.conns_max) } else { self.conns_max })
     }
 
-    /// Whether a newcomer would find a place; the caps of single addresses aside.
+    /// Returns whether a new client would be admitted, apart from the limit per address.
     pub fn has_room(&self) -> bool {
         let (conns, capacity) = self.load();
         conns < capacity
     }
 
-    /// How full memory was when last looked at.
+    /// Returns the memory pressure as last measured.
     pub fn pressure(&self) -> Pressure {
         match self.pressure.load(Ordering::Relaxed) {
             0 => Pressure::Fine,
@@ -159,12 +163,12 @@ impl Admission {
         }
     }
 
-    /// Takes note of `used` of `limit` bytes.
+    /// Notes that `used` of `limit` bytes are in use, and returns the resulting pressure.
     pub fn note_memory(&self, used: u64, limit: u64) -> Pressure {
         let percent = used.saturating_mul(100) / limit.max(1);
-        let level = u8::from(percent >= REFUSE_PERCENT)
-            + u8::from(percent >= SHED_PERCENT)
-            + u8::from(percent >= FULL_PERCENT);
+        let level = u8::from(percent >= MEMORY_REFUSE_PERCENT)
+            + u8::from(percent >= MEMORY_SHED_PERCENT)
+            + u8::from(percent >= MEMORY_FULL_PERCENT);
         self.pressure.store(level, Ordering::Relaxed);
         self.pressure()
     }
@@ -180,7 +184,7 @@ impl Drop for Seat {
     }
 }
 
-/// One IPv4 address, or an IPv6 /64: what one subscriber gets.
+/// Returns the network counted as one address: an IPv4 address, or an IPv6 /64, which one subscriber gets.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.into(),
@@ -196,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_given_back_and_counted_per_network() {
+    fn permits_are_released_and_counted_per_network() {
         let admission = Admission::new(3, 2);
         let (a, b): (IpAddr, IpAddr) = ("192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap());
         let same_network: IpAddr = "2001:db8::2".parse().unwrap();
@@ -217,7 +221,7 @@ mod tests {
         assert_eq!(admission.note_memory(79, 100), Pressure::Fine);
         assert_eq!(admission.note_memory(80, 100), Pressure::Refuse);
         assert_eq!(admission.admit([127, 0, 0, 1].into()).err(), Some(Code::Overloaded));
-        assert_eq!((admission.load(), admission.has_room()), ((0, 0), false), "the others are told");
+        assert_eq!((admission.load(), admission.has_room()), ((0, 0), false), "peers see no capacity");
         assert_eq!(admission.note_memory(90, 100), Pressure::Shed);
         assert_eq!(admission.note_memory(95, 100), Pressure::Full);
         assert_eq!(admission.note_memory(10, 100), Pressure::Fine);

@@ -1,4 +1,4 @@
-//! The command line: what can be called, with examples; each subcommand in a file of its own.
+//! Command line: the subcommands, one file each, and their exit codes.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -46,51 +46,54 @@ enum Command {
     Serve(serve::Args),
     /// Send a message as a user
     Send(send::Args),
-    /// Show what a user receives, one JSON line a frame
+    /// Show what a user receives, one JSON line per frame
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
-    /// Check, count, export or import the store of a node that does not run
+    /// Check, count, export or import the store of a stopped node
     Store(store::Args),
-    /// Start a cluster of nodes on this machine, against running services, to try
+    /// Start a local cluster against running services, for evaluation
     Up(up::Args),
-    /// The nodes of the cluster: state, connections, partitions
+    /// Show the nodes of the cluster: state, connections, partitions
     Nodes(nodes::NodesArgs),
-    /// Which node owns each partition of the log
-    Owners(admin::Ask),
-    /// On which nodes a user's devices are
+    /// Show which node owns each partition of the log
+    Owners(admin::AdminArgs),
+    /// Show the nodes that a user's devices are connected to
     Where(nodes::WhereArgs),
-    /// What happened to a message, or to those of a user, step by step on all nodes
+    /// Show each step of a message, or of a user's messages, on all nodes
     Trace(trace::Args),
-    /// The topics of a cluster on Kafka: nothing makes them by itself
+    /// Create missing Kafka topics and check existing ones; nothing else creates them
     Topics(topics::Args),
-    /// Have a node leave gently, see how far it is, or call that off
+    /// Drain a node, show its progress, or abort the drain
     Drain(drain::Args),
-    /// Print the numbers of a drain: phases, pace, and the time to grant before SIGKILL
+    /// Print the plan of a drain: phases, pace, and the time to grant before SIGKILL
     DrainPlan(plan::PlanArgs),
-    /// Look at a configuration without running a node
+    /// Check a configuration without running a node
     Config(plan::ConfigArgs),
 }
 
-/// Where the data directory is, for commands that sign their own tokens.
+/// Option with the data directory, for commands that find a node or sign their own tokens.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DataArg {
-    /// Data directory of the node: its token key, and where it listens; or that of `tidegate up`: the first node that answers
+    /// Data directory of the node, with its token key and addresses; that of `tidegate up` means its first node that
+    /// answers
     #[arg(long, value_name = "DIR", default_value = "tidegate-data", env = "TIDEGATE_DATA")]
     pub data: PathBuf,
 }
 
-/// Parses the arguments and runs the command: 0 = done, 1 = failed, 2 = wrong usage. `serve` has two more: 3 = the
-/// drain's deadline cut connections, 4 = a second signal ended the drain. `up` passes on how its nodes ended.
+/// Parses the arguments and runs the command.
+///
+/// Exit codes: 0 done, 1 failed, 2 wrong usage. `serve` has two more: 3 if the drain's deadline cut connections, 4 if a
+/// second signal ended the drain. `up` passes on the first bad exit code of its nodes.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {
-        Command::Serve(args) => return ended(serve::run(&args)),
+        Command::Serve(args) => return exit_code(serve::run(&args)),
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Store(args) => store::run(&args),
-        Command::Up(args) => return ended(up::run(&args)),
+        Command::Up(args) => return exit_code(up::run(&args)),
         Command::Nodes(args) => nodes::nodes(&args),
         Command::Owners(args) => nodes::owners(&args),
         Command::Where(args) => nodes::where_is(&args),
@@ -100,10 +103,10 @@ pub fn main() -> ExitCode {
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),
     };
-    ended(result.map(|()| ExitCode::SUCCESS))
+    exit_code(result.map(|()| ExitCode::SUCCESS))
 }
 
-fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {

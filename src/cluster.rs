@@ -1,13 +1,12 @@
-//! What the nodes of a cluster know of each other: peers, owned partitions, unarchived records, archive lag.
+//! Cluster state as this node knows it: peers, owned partitions, unarchived records, archive lags.
 
 mod archive_lag;
-mod barrier;
-mod interest;
+pub(crate) mod barrier_calls;
 mod owned;
 mod peers;
 mod unarchived;
 
 pub use archive_lag::{LagLimit, Lags};
-pub use owned::{Owned, Progress};
-pub use peers::{Peers, Seen};
-pub use unarchived::{Ahead, Teller};
+pub use owned::{Owned, OwnerProgress};
+pub use peers::{PeerSnapshot, Peers};
+pub use unarchived::{Unarchived, UnarchivedMark};

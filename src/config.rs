@@ -1,6 +1,6 @@
-//! The configuration: one struct gives the file, the environment names, `--set` keys and `docs/config.md`.
+//! Configuration: one struct defines the file, the environment names, the `--set` keys and `docs/config.md`.
 //!
-//! Order: built-in defaults < TOML file < `TIDEGATE__SECTION__KEY` < flags and `--set section.key=value`.
+//! Precedence: built-in defaults < TOML file < `TIDEGATE__SECTION__KEY` < flags and `--set section.key=value`.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -24,8 +24,8 @@ pub use self::{
 };
 pub use kafka::Kafka;
 
-/// Settings that are lists, for the environment.
-const LISTS: &[&str] = &[
+/// Keys that hold a list; in the environment its items are separated by commas.
+const LIST_KEYS: &[&str] = &[
     "assign.addresses",
     "assign.labels",
     "listen.origins",
@@ -35,94 +35,97 @@ const LISTS: &[&str] = &[
     "redis.urls",
 ];
 
-/// Everything that can be set.
+/// All settings of a node.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Config {
-    /// Who this node is and where its files are.
+    /// Name, files and profile of this node.
     pub node: Node,
-    /// Addresses and who may connect.
+    /// Listen addresses and allowed web origins.
     pub listen: Listen,
-    /// Whose tokens are taken.
+    /// Verification of client tokens.
     pub auth: Auth,
-    /// Bounds: what is full, and from when on.
+    /// Limits on connections, frames, queues, disk and memory.
     pub limits: Limits,
     /// Deadlines and intervals.
     pub timing: Timing,
-    /// Where clients are sent, and how much of them comes here.
+    /// Assignment of clients: the addresses of this node and its share of new clients.
     pub assign: Assign,
-    /// How a node leaves.
+    /// Drain: the planned stop of a node.
     pub drain: Drain,
-    /// How long messages and dedup keys are kept.
+    /// Retention of messages and dedup keys.
     pub retention: Retention,
-    /// By which version of the ledger's rules the log is read.
+    /// Version of the ledger's rules, and when messages are acked.
     pub log: Log,
-    /// The log of profile `cluster`.
+    /// Kafka, for profile `cluster`: the log, node topics and events.
     pub kafka: Kafka,
     /// Options of client sockets.
     pub socket: Socket,
-    /// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+    /// Link between nodes, for profile `cluster`: replies, pushes and queries over gRPC.
     pub link: Link,
-    /// Redis, for profile `cluster`: who is where, and what may be lost.
+    /// Redis, for profile `cluster`: routes, and state that may be lost.
     pub redis: Redis,
     /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
     pub postgres: Postgres,
-    /// Steps of messages, for `tidegate trace`.
+    /// Tracing of messages, for `tidegate trace`.
     pub trace: Trace,
-    /// Faults to inject, for tests only.
+    /// Fault injection, for tests only.
     pub fault: Fault,
 }
 
-/// Who this node is and where its files are.
+/// Name, files and profile of this node.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Node {
     /// Name of the node, shown in Welcome; [A-Za-z0-9_.-]{1,64}.
     pub id: String,
-    /// Ids on lease, for nodes that are told apart by nobody else: so many, `node.id`-0 and up, of which a node takes the first that no
-    /// live node has when it starts; more than there are nodes at a time. 0 = the name is `node.id`.
+    /// Number of leasable ids, `node.id`-0 and up, for nodes without fixed names. A node takes the first id that no
+    /// live node holds; set it above the largest node count. 0: the name is `node.id`.
     pub ids: u32,
     /// Directory for the token key and the node's files.
     pub data: PathBuf,
-    /// Threads that hold connections; 0 = one per core.
+    /// Number of shards, the threads that hold connections. 0: one per core.
     pub shards: usize,
-    /// `single`: one node on its own; `cluster`: several, with their log on Kafka.
+    /// `single`: one node, without other services; `cluster`: several nodes, with Kafka, Redis and Postgres.
     pub profile: String,
-    /// Where messages are kept: `embedded` = on disk under node.data; `memory` = nowhere after a restart, for tests.
+    /// Storage of messages in profile `single`: `embedded`, on disk under node.data; `memory`, lost on restart, for
+    /// tests.
     pub store: String,
 }
 
-/// Addresses and who may connect.
+/// Listen addresses and allowed web origins.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Listen {
-    /// Client port: WebSocket, protobuf frames and JSON lines, told apart by the first bytes.
+    /// Client port for WebSocket, protobuf frames and JSON lines; the first bytes of a connection select the
+    /// protocol.
     pub client: SocketAddr,
-    /// Lets `client` be a public address although only development tokens exist and nothing is encrypted.
+    /// Allows a public `client` address, although only development tokens exist and traffic is not encrypted.
     pub allow_public: bool,
     /// Admin port; loopback only, until admin keys exist.
     pub admin: SocketAddr,
-    /// Port for probes and metrics, as address:port; read-only, so it need not be loopback: for orchestrators. Empty = none.
+    /// Read-only port for probes and metrics, as address:port; orchestrators may reach it from outside. Empty: none.
     pub monitor: String,
-    /// Connections the kernel may keep waiting for accept.
+    /// Connections that the kernel queues for accept.
     pub backlog: i32,
-    /// Web origins that may connect ("*" = any); requests without Origin (no browser) always may.
+    /// Web origins that may connect; "*" allows any. Requests without Origin, which do not come from a browser, are
+    /// always allowed.
     pub origins: Vec<String>,
 }
 
-/// Bounds: what is full, and from when on.
+/// Limits on connections, frames, queues, disk and memory.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
-    /// Connections of this node; 0 = what the limit of open files allows, less 200.
+    /// Connections of this node. 0: the limit of open files, less 200.
     pub conns_max: usize,
-    /// Connections from one IPv4 address or one IPv6 /64; 0 = no limit.
+    /// Connections from one IPv4 address or one IPv6 /64. 0: no limit.
     pub conns_per_ip: usize,
     /// Largest frame a client may send, in bytes.
     pub frame_bytes_max: usize,
     /// Largest content of a message, in bytes.
     pub content_bytes_max: usize,
-    /// Unanswered sends per connection; at the limit reading stops.
+    /// Unanswered sends per connection; at the limit the node stops reading from it.
     pub in_flight_max: u32,
     /// Messages held for their predecessor, per connection.
     pub hold_max: u32,
@@ -130,36 +133,36 @@ pub struct Limits {
     pub hold_bytes_max: u32,
     /// Outbox bytes per connection for messages and room frames.
     pub outbox_bytes_max: usize,
-    /// Outbox bytes per connection for replies; above it the connection closes SLOW.
+    /// Outbox bytes per connection for replies; above it the connection is closed with SLOW.
     pub control_bytes_max: usize,
-    /// Pushes per connection that may wait for an ack before Behind takes their place.
+    /// Unacked pushes per connection; further ones are replaced by Behind.
     pub window_max: usize,
-    /// Bytes of such pushes per connection.
+    /// Bytes of unacked pushes per connection; further ones are replaced by Behind.
     pub window_bytes_max: usize,
-    /// Rooms per connection.
+    /// Live rooms per connection.
     pub rooms_max: u32,
-    /// Groups up to this many members are tracked until acked, and take signals. In a cluster larger ones go by node topics; the
-    /// same on all nodes.
+    /// Most members of a small group, whose pushes are tracked until acked and which accepts signals. In a cluster,
+    /// larger groups are pushed through node topics. Must be the same on all nodes.
     pub small_group_max: usize,
     /// Largest content of a signal, in bytes.
     pub signal_bytes_max: usize,
-    /// Signals a second and connection, those of one second at once; above it they are dropped; 0 = none are taken.
+    /// Signals per second and connection, also all at once; more are dropped. 0: none are accepted.
     pub signals_per_second: u32,
-    /// How long a sender may recall a message, in ms; 0 = never. Owners and admins of a group always may.
+    /// How long a sender may recall a message, in ms. 0: never. Owners and admins of a group always may.
     pub recall_ms: u64,
-    /// Lasting refusals in a row before the connection closes TOO_MANY_ERRORS; temporary ones do not count.
+    /// Permanent refusals in a row before the connection is closed with TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
-    /// Sends of this node that wait for the log, in bytes; above it sends are refused BUSY.
+    /// Bytes of sends that wait for the log, for the whole node; above it sends are refused with BUSY.
     pub intake_bytes_max: usize,
-    /// Bytes that may wait for one shard; above it conversations get Behind and room frames are shed.
+    /// Bytes queued for one shard; above it pushes are replaced by Behind and room frames are shed.
     pub mailbox_bytes_max: usize,
-    /// With fewer bytes than this free on the disk, sends are refused until there is more; leaves room to compact.
+    /// Free bytes on the disk below which sends are refused; leaves space for compaction.
     pub disk_free_min_bytes: u64,
-    /// Memory budget in bytes, kernel socket memory included; 0 = the smallest limit of the cgroups around the node, or
-    /// the machine's memory.
+    /// Memory budget in bytes, kernel socket memory included. 0: the smallest limit of the cgroups around the node,
+    /// or the machine's memory.
     pub memory_bytes: u64,
-    /// Count the kernel's TCP memory towards it: that of the node's cgroup (v2), else that of the whole network namespace;
-    /// false where others share that.
+    /// Whether the kernel's TCP memory counts towards the budget: that of the node's cgroup (v2), else that of the
+    /// whole network namespace. Set it to false if other programs share that.
     pub memory_counts_sockets: bool,
 }
 
@@ -167,36 +170,37 @@ pub struct Limits {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Timing {
-    /// From accept to a complete Hello (each step of the handshake).
+    /// Time for each step of the handshake, from accept to a complete Hello.
     pub handshake_ms: u64,
-    /// From the first byte of a frame to its last.
+    /// Time from the first byte of a frame to its last.
     pub frame_ms: u64,
-    /// Heartbeat interval told to clients; silent for 2.5 intervals = closed.
+    /// Heartbeat interval announced to clients; a client that is silent for 2.5 intervals is disconnected.
     pub heartbeat_ms: u64,
-    /// A chained message held this long raises the order-blocked alarm; after twice this the chain skips.
+    /// How long a chained message is held before the order-blocked alarm; after twice this the chain skips the
+    /// missing message.
     pub order_timeout_ms: u64,
-    /// From a send to its answer; later the client is told UNKNOWN.
+    /// Time from a send to its reply; after it the client gets UNKNOWN.
     pub reply_ms: u64,
-    /// From a push to its ack before it is sent again.
+    /// Time from a push to its ack; after it the push is sent again.
     pub ack_timeout_ms: u64,
-    /// Times a push is sent again before the connection closes SLOW.
+    /// How often a push is sent again before the connection is closed with SLOW.
     pub ack_tries: u32,
-    /// A connection that takes no bytes for this long closes SLOW.
+    /// How long a connection may take no bytes before it is closed with SLOW.
     pub write_ms: u64,
-    /// How long input is still discarded after the final frame, so that it is not destroyed by a reset.
+    /// How long input is discarded after the final frame, so that a TCP reset does not destroy that frame.
     pub linger_ms: u64,
 }
 
-/// How long messages and dedup keys are kept; see docs/store.md.
+/// Retention of messages and dedup keys; see docs/store.md.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Retention {
-    /// How long messages are kept where a group's setting `retention` does not say otherwise: none (one hour), 1d, 7d,
+    /// How long messages are kept, unless a group overrides it with its setting `retention`: none (one hour), 1d, 7d,
     /// 30d or forever.
     pub messages: String,
-    /// Between two looks at what is too old, in milliseconds.
+    /// Interval of the sweep that removes expired messages and keys, in milliseconds.
     pub sweep_ms: u64,
-    /// Days for which the ids of sends are kept at least: a retry within them is never a second message; at least 8.
+    /// Minimum days for which the ids of sends are kept, so that a retry is never a second message; at least 8.
     pub keys_days: u64,
 }
 
@@ -204,25 +208,27 @@ pub struct Retention {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Socket {
-    /// SO_SNDBUF in bytes (the kernel doubles it); 0 = the kernel's choice.
+    /// SO_SNDBUF in bytes, which the kernel doubles. 0: the kernel's default.
     pub send_buffer_bytes: usize,
-    /// TCP_NOTSENT_LOWAT in bytes: more than this unsent means "full"; 0 = off.
+    /// TCP_NOTSENT_LOWAT in bytes; a socket with more unsent bytes counts as full. 0: off.
     pub notsent_lowat_bytes: u32,
-    /// TCP_USER_TIMEOUT in ms: sent bytes unacknowledged for this long end the connection; 0 = off.
+    /// TCP_USER_TIMEOUT in ms; a connection whose sent bytes stay unacknowledged for this long is closed. 0: off.
     pub user_timeout_ms: u64,
 }
 
-/// Faults to inject, for tests only.
+/// Fault injection, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Fault {
-    /// A message with this id makes the code of its connection panic; refused by release builds.
+    /// Id of a message that causes a panic. Rejected by release builds.
     pub panic_on_msg_id: String,
-    /// What the panic ends: `connection` (also when empty), `shard` or `owner`; the last two end the process.
+    /// Scope of the panic: `connection` (also when empty), `shard` or `owner`; the last two end the process.
     pub panic_in: String,
-    /// A file that says how the disk fails: `eio`, `eio-sync`, `enospc`, `enospc-sync` or `full`; none there = it works. For `tidegate-lab chaos`.
+    /// File that names the disk failure to simulate: `eio`, `eio-sync`, `enospc`, `enospc-sync` or `full`. Without
+    /// the file the disk works. For `tidegate-lab chaos`.
     pub disk_file: PathBuf,
-    /// The node acts as an earlier version, which knows the ledger's rules up to this one; 0 = it does not. Refused by release builds.
+    /// Newest version of the ledger's rules that the node claims to know, as an earlier release would. 0: all of
+    /// them. Rejected by release builds.
     pub rules_max: u32,
 }
 
@@ -309,16 +315,16 @@ impl Default for Socket {
     }
 }
 
-/// What is wrong with a configuration, all of it at once.
+/// All problems of a configuration, each with its cure.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration has {} problem(s):\n  {}", .0.len(), .0.join("\n  "))]
 pub struct ConfigError(pub Vec<String>);
 
 impl Config {
-    /// Reads defaults, `file` if given, the environment, then `sets` (`section.key=value`).
+    /// Loads the defaults, then `file` if given, the environment, and `sets` (`section.key=value`).
     ///
     /// # Errors
-    /// Names every unknown key, wrong type and value out of range.
+    /// Keys are unknown, types are wrong or values are out of range; the error names all of them.
     pub fn load(file: Option<&std::path::Path>, sets: &[String]) -> Result<Self, ConfigError> {
         let mut builder = config::Config::builder();
         if let Some(file) = file {
@@ -326,7 +332,7 @@ impl Config {
         }
         let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);
         builder = builder.add_source(
-            LISTS.iter().fold(environment.list_separator(","), |all, key| all.with_list_parse_key(key)),
+            LIST_KEYS.iter().fold(environment.list_separator(","), |all, key| all.with_list_parse_key(key)),
         );
         for set in sets {
             let Some((key, value)) = set.split_once('=') else {
@@ -352,7 +358,7 @@ impl Config {
         if problems.is_empty() { Ok(parsed) } else { Err(ConfigError(problems)) }
     }
 
-    /// Every key as `section.key`, for messages and docs.
+    /// Returns every key as `section.key`, for messages and docs.
     pub fn keys() -> Vec<String> {
         let value = serde_json::to_value(Self::default()).unwrap_or_default();
         let mut keys = Vec::new();
@@ -363,7 +369,7 @@ impl Config {
     }
 }
 
-/// A `--set` value as the type it looks like; lists are comma-separated in brackets.
+/// Parses a `--set` value as the type that it looks like; lists are comma-separated in brackets.
 fn parse_value(text: &str) -> config::Value {
     if let Some(list) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         let items: Vec<String> = list
@@ -387,7 +393,7 @@ fn nearest(unknown: &str) -> String {
     nearest.map(|key| format!("; did you mean {key}?")).unwrap_or_default()
 }
 
-/// How many letters have to be added, removed or changed to make one of the other.
+/// Returns the edit distance: the letters to add, remove or change to turn `a` into `b`.
 fn edits(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (at, from) in a.iter().enumerate() {
@@ -408,14 +414,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_sound() {
+    fn defaults_are_valid() {
         let mut problems = Vec::new();
         Config::default().check(&mut problems);
         assert!(problems.is_empty(), "{problems:?}");
     }
 
     #[test]
-    fn a_set_overrides_the_default_and_lists_work() {
+    fn set_overrides_the_default_and_parses_lists() {
         let sets =
             ["limits.conns_per_ip=0".into(), "listen.origins=[https://a.example, https://b.example]".into()];
         let config = Config::load(None, &sets).unwrap();
@@ -424,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_address_must_be_wanted() {
+    fn public_address_needs_allow_public() {
         let public = "listen.client=192.0.2.1:7800".to_owned();
         let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
         assert!(refused.contains("listen.allow_public=true"), "{refused}");
@@ -432,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_is_waited_for_where_there_may_be_one() {
+    fn load_balancers_get_time_unless_the_listener_is_loopback() {
         let delay = |sets: &[&str]| {
             let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
             Config::load(None, &sets).unwrap().drain_settings().lb_delay
@@ -448,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_and_bad_values_are_all_named_with_a_cure() {
+    fn load_names_every_problem_with_its_cure() {
         let sets =
             ["limits.conns_per_ipp=1".into(), "timing.reply_ms=1".into(), "node.profile=cluster".into()];
         let text = Config::load(None, &sets).unwrap_err().to_string();

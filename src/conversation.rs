@@ -1,4 +1,4 @@
-//! Queries and changes of conversations: history, unread counts, marks, settings of single users.
+//! Conversation queries and personal changes: history, sync, unread counts, marks, recalls, cleared and hidden entries.
 
 pub mod clear;
 pub mod group_size;
@@ -8,6 +8,7 @@ pub mod mark_read;
 pub mod read_position;
 pub mod reader;
 pub mod recall;
+mod refusal;
 mod seek;
 pub mod sync;
 pub mod unread;

@@ -1,21 +1,22 @@
-//! Which shards of this node have a user or a conversation's members: the only index that all threads share.
+//! Directory: the shards of this node that have a user or a conversation's members.
+//! The only index shared by all threads.
 //!
-//! Values are plain bit masks, copied out at once: a guard is never held over an await or a second map call.
+//! Its values are copied out as plain bit masks at once. No guard is held over an await or a second call to the map.
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 use tidegate_protocol::id::{ConversationId, ConversationKind, UserId};
 
-/// The most shards a node can have: one bit each.
+/// Most shards of a node, one bit each.
 pub const SHARDS_MAX: usize = 64;
 
-/// A set of shards.
+/// Set of shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSet(u64);
 
 impl ShardSet {
-    /// The shards in the set, ascending.
+    /// Returns the shards in the set, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -25,7 +26,7 @@ impl ShardSet {
         })
     }
 
-    /// Whether no shard is in it.
+    /// Returns whether the set has no shard.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -36,37 +37,37 @@ impl ShardSet {
     }
 }
 
-/// User → shards and conversation → shards.
+/// Index of user → shards and conversation → shards.
 #[derive(Default)]
 pub struct Directory {
     users: DashMap<UserId, u64, RandomState>,
-    conversations: DashMap<ConversationId, Holds, RandomState>,
+    conversations: DashMap<ConversationId, ShardRefs, RandomState>,
 }
 
-/// Who holds a conversation open: (shard, how often).
+/// References that keep shards subscribed to a conversation: (shard, count).
 ///
-/// The shard itself holds it while it has members, and whoever is about to tell the shard of a first member holds it
-/// until the shard knows: otherwise a message between the two would pass the shard by.
-type Holds = SmallVec<[(u8, u32); 2]>;
+/// A shard holds a reference while it has members. A caller that posts a first member to a shard holds one until the
+/// shard has it; otherwise a message in between would miss the shard.
+type ShardRefs = SmallVec<[(u8, u32); 2]>;
 
 impl Directory {
-    /// The shards on which `user` has connections.
+    /// Returns the shards on which `user` has connections.
     pub fn user(&self, user: &UserId) -> ShardSet {
         ShardSet(self.users.get(user).map_or(0, |mask| *mask))
     }
 
-    /// The shards on which `conversation` (a group or a room) has members online, or is about to.
+    /// Returns the shards on which `conversation` (a group or a room) has members online, or is about to have.
     pub fn conversation(&self, conversation: &ConversationId) -> ShardSet {
-        let holds = self.conversations.get(conversation);
-        ShardSet(holds.map_or(0, |holds| holds.iter().fold(0, |mask, (shard, _)| mask | 1 << shard)))
+        let refs = self.conversations.get(conversation);
+        ShardSet(refs.map_or(0, |refs| refs.iter().fold(0, |mask, (shard, _)| mask | 1 << shard)))
     }
 
-    /// Shard `shard` has its first connection of `user`.
+    /// Adds the shard, which has its first connection of `user`.
     pub fn add_user(&self, user: &UserId, shard: usize) {
         *self.users.entry(user.clone()).or_default() |= 1 << shard;
     }
 
-    /// Shard `shard` lost its last connection of `user`.
+    /// Removes the shard, which has lost its last connection of `user`.
     pub fn remove_user(&self, user: &UserId, shard: usize) {
         self.users.remove_if_mut(user, |_, mask| {
             *mask &= !(1 << shard);
@@ -74,33 +75,33 @@ impl Directory {
         });
     }
 
-    /// From now on `shard` is told what happens in `conversation`; to be given back once.
+    /// Adds a reference that keeps `shard` subscribed to `conversation`; release it once.
     pub fn hold_conversation(&self, conversation: &ConversationId, shard: usize) {
-        let mut holds = self.conversations.entry(conversation.clone()).or_default();
-        match holds.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
+        let mut refs = self.conversations.entry(conversation.clone()).or_default();
+        match refs.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
             Some((_, count)) => *count += 1,
-            None => holds.push((shard as u8, 1)),
+            None => refs.push((shard as u8, 1)),
         }
     }
 
-    /// Gives one hold back.
+    /// Releases one reference.
     pub fn release_conversation(&self, conversation: &ConversationId, shard: usize) {
-        self.conversations.remove_if_mut(conversation, |_, holds| {
-            if let Some((_, count)) = holds.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
+        self.conversations.remove_if_mut(conversation, |_, refs| {
+            if let Some((_, count)) = refs.iter_mut().find(|(holder, _)| usize::from(*holder) == shard) {
                 *count = count.saturating_sub(1);
             }
-            holds.retain(|(_, count)| *count > 0);
-            holds.is_empty()
+            refs.retain(|(_, count)| *count > 0);
+            refs.is_empty()
         });
     }
 
-    /// The groups that have members online here, in no order.
+    /// Returns the groups with members online on this node, in no order.
     pub fn groups(&self) -> Vec<ConversationId> {
         let all = self.conversations.iter().map(|entry| entry.key().clone());
         all.filter(|it| matches!(it.kind(), ConversationKind::Group(_))).collect()
     }
 
-    /// Users online here.
+    /// Returns the number of users online on this node.
     pub fn users(&self) -> usize {
         self.users.len()
     }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_on_the_shards_that_said_so_until_the_last_one_leaves() {
+    fn user_is_on_the_added_shards_until_they_are_removed() {
         let (directory, ann) = (Directory::default(), UserId::new("ann").unwrap());
         directory.add_user(&ann, 1);
         directory.add_user(&ann, 63);
@@ -120,11 +121,11 @@ mod tests {
         assert_eq!(directory.user(&ann).iter().collect::<Vec<_>>(), [63]);
         directory.remove_user(&ann, 63);
         assert!(directory.user(&ann).is_empty());
-        assert_eq!(directory.users(), 0, "nothing is kept for users who left");
+        assert_eq!(directory.users(), 0, "no entry is left for offline users");
     }
 
     #[test]
-    fn a_conversation_stays_while_anybody_holds_it() {
+    fn conversation_stays_until_its_last_reference_is_released() {
         let (directory, group) = (Directory::default(), ConversationId::parse("g:g").unwrap());
         directory.hold_conversation(&group, 2);
         directory.hold_conversation(&group, 2);

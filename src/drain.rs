@@ -1,6 +1,6 @@
-//! Carries out the node's drain: feeds the machine with time and counts, and does what it says, in order.
+//! Drain driver: feeds the drain machine with time and counts, and carries out its steps in order.
 //!
-//! The pace is kept by the shards (`shard/leaving.rs`); here are the door, the probes, the mail to the shards and the log.
+//! The shards keep the pace (`shard/drain.rs`). This module stops admission, mails the shards and reports the progress.
 
 use std::{
     mem,
@@ -14,7 +14,7 @@ use std::{
 use futures_util::future::join_all;
 use tidegate_protocol::{
     Time,
-    machine::drain::{Drain, Outcome, Phase, Plan, Settings, Snapshot, Step, Why},
+    machine::drain::{Drain, Outcome, Phase, Plan, RushReason, Settings, Snapshot, Step},
 };
 use tokio::{sync::Notify, task::JoinHandle};
 
@@ -22,18 +22,18 @@ use crate::{
     assign::Assigner,
     budget::Admission,
     ingest::intake::Intake,
-    mail::{self, Mail, Progress, ShardHandle},
+    mail::{self, DrainProgress, Mail, ShardHandle},
     metrics::Metrics,
     routes::Draining,
 };
 
-/// How often the counts are looked at in a drain.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the counts are checked in a drain.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a shard with a full mailbox is waited for before the drain goes on without it; it is told as soon as there is room.
-const POST_PATIENCE: Duration = Duration::from_millis(250);
+/// Longest wait for shards with a full mailbox. The drain then continues; they get the order as soon as it fits.
+const POST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The drain of one node.
+/// Drain of one node.
 pub struct Drainer {
     state: Mutex<State>,
     start: Instant,
@@ -42,29 +42,29 @@ pub struct Drainer {
     assigner: Arc<Assigner>,
     intake: Arc<Intake>,
     metrics: Metrics,
-    /// Somebody asked for something.
-    bell: Notify,
-    /// Nobody is left.
-    empty: Notify,
+    /// Notified at each request, by a signal or an operator.
+    requested: Notify,
+    /// Notified when no client is left.
+    drained: Notify,
 }
 
 struct State {
     machine: Drain,
-    /// Steps that are to be carried out.
+    /// Steps that are not carried out yet.
     steps: Vec<Step>,
-    progress: Arc<Progress>,
-    /// When the drain began, and with how many clients.
+    progress: Arc<DrainProgress>,
+    /// Start of the drain, and the client count then.
     begun: Option<(Instant, usize)>,
-    /// Clients closed a second, as planned.
+    /// Planned rate of closes, in clients per second.
     rate: u32,
 }
 
-/// By shard, what it is being told.
+/// Tasks that post orders to the shards, by shard.
 #[derive(Default)]
-struct Told(Vec<Option<JoinHandle<()>>>);
+struct ShardOrders(Vec<Option<JoinHandle<()>>>);
 
 impl Drainer {
-    /// The drain of a node that serves now; `start` is that of its shards.
+    /// Creates the drain of a node that serves; `start` is the time base of its shards.
     pub fn new(
         settings: Settings,
         start: Instant,
@@ -83,17 +83,17 @@ impl Drainer {
             assigner,
             intake,
             metrics,
-            bell: Notify::new(),
-            empty: Notify::new(),
+            requested: Notify::new(),
+            drained: Notify::new(),
         })
     }
 
-    /// Where the node stands.
+    /// Returns the phase of the drain.
     pub fn phase(&self) -> Phase {
         self.state().machine.phase()
     }
 
-    /// How far the drain is; none when there is none.
+    /// Returns the progress of the drain; `None` if there is no drain.
     pub fn progress(&self) -> Option<Draining> {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let state = self.state();
@@ -108,12 +108,12 @@ impl Drainer {
         })
     }
 
-    /// Whether its clients are on their way to other nodes.
+    /// Returns whether the node is sending its clients to other nodes.
     pub fn is_closing(&self) -> bool {
         matches!(self.phase(), Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done)
     }
 
-    /// A signal came: the first one begins a drain, the second one speeds it up.
+    /// Handles a signal: the first one begins a drain, the second one speeds it up.
     pub fn signal(&self) {
         let now = self.now();
         let mut state = self.state();
@@ -122,10 +122,10 @@ impl Drainer {
             *begun = Some((Instant::now(), self.unfinished()));
         }
         machine.handle_signal(now, steps);
-        self.bell.notify_one();
+        self.requested.notify_one();
     }
 
-    /// An operator asks for a drain; false when there is one.
+    /// Begins a drain for an operator; returns false if there is one already.
     pub fn begin(&self) -> bool {
         let now = self.now();
         let mut state = self.state();
@@ -134,49 +134,49 @@ impl Drainer {
         if begins {
             *begun = Some((Instant::now(), self.unfinished()));
         }
-        self.bell.notify_one();
+        self.requested.notify_one();
         begins
     }
 
-    /// An operator wants the node back; false when that can't be.
+    /// Aborts the drain for an operator; returns false if that is not possible.
     pub fn abort(&self) -> bool {
         let mut state = self.state();
         let State { machine, steps, .. } = &mut *state;
-        self.bell.notify_one();
+        self.requested.notify_one();
         machine.handle_abort(steps)
     }
 
-    /// Waits for a drain to be asked for, and carries it out until nobody is left.
+    /// Waits until a drain is requested, and carries it out until no client is left.
     pub async fn run(self: Arc<Self>) {
-        let mut told = Told::default();
+        let mut orders = ShardOrders::default();
         loop {
-            let (steps, phase) = self.look();
+            let (steps, phase) = self.next_steps();
             for step in steps {
-                self.carry_out(step, &mut told).await;
+                self.carry_out(step, &mut orders).await;
             }
             self.metrics.drain_phase.set(gauge(phase));
             match phase {
-                Phase::Starting | Phase::Ready => self.bell.notified().await,
+                Phase::Starting | Phase::Ready => self.requested.notified().await,
                 Phase::Cordoned | Phase::Noticing | Phase::Draining => {
-                    // Rung or not, it looks again.
-                    tokio::time::timeout(LOOK, self.bell.notified()).await.ok();
+                    // A request only brings the next check forward.
+                    tokio::time::timeout(SNAPSHOT_INTERVAL, self.requested.notified()).await.ok();
                 }
                 Phase::Flushing | Phase::Done => return,
             }
         }
     }
 
-    /// Waits until nobody is left, so that the node may be taken down.
+    /// Waits until no client is left, so that the node can shut down.
     pub async fn emptied(&self) {
-        self.empty.notified().await;
+        self.drained.notified().await;
     }
 
-    /// Whether flushing has taken all the time it gets.
+    /// Returns whether the time for flushing is over.
     pub fn flush_is_over(&self) -> bool {
         self.state().machine.flush_until().is_none_or(|until| self.now() >= until)
     }
 
-    /// The node is down: how did it go?
+    /// Ends the drain after the shutdown and returns its outcome.
     pub fn finish(&self) -> Outcome {
         let mut steps = Vec::new();
         self.state().machine.handle_flushed(&mut steps);
@@ -186,12 +186,12 @@ impl Drainer {
         }
     }
 
-    /// What is to be done now.
-    fn look(&self) -> (Vec<Step>, Phase) {
+    /// Returns the steps that are due, and the phase.
+    fn next_steps(&self) -> (Vec<Step>, Phase) {
         let now = self.now();
         let mut state = self.state();
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        let seen = Snapshot {
+        let snapshot = Snapshot {
             conns: self.unfinished(),
             unnoticed: count(&state.progress.unnoticed),
             waiting: count(&state.progress.waiting),
@@ -201,10 +201,10 @@ impl Drainer {
         if machine.phase() == Phase::Cordoned {
             machine.handle_others(self.assigner.others_accept());
         }
-        // What was asked for first: a snapshot may already be followed by steps that build on it.
-        machine.handle_snapshot(now, seen, steps);
+        // Requested steps come first: those of the snapshot may build on them.
+        machine.handle_snapshot(now, snapshot, steps);
         if steps.iter().any(|step| matches!(step, Step::Notice(..))) {
-            *progress = Arc::new(Progress::not_begun(self.shards.len()));
+            *progress = Arc::new(DrainProgress::not_begun(self.shards.len()));
         }
         for step in steps.iter() {
             match step {
@@ -216,46 +216,45 @@ impl Drainer {
         (mem::take(steps), machine.phase())
     }
 
-    async fn carry_out(&self, step: Step, told: &mut Told) {
+    async fn carry_out(&self, step: Step, orders: &mut ShardOrders) {
         match step {
-            Step::Cordon => tracing::info!(
-                conns = self.unfinished(),
-                "cordoned: load balancers are told to look elsewhere"
-            ),
+            Step::Cordon => {
+                tracing::info!(conns = self.unfinished(), "cordoned; readiness probe fails");
+            }
             Step::Resume => {
-                self.admission.close_door(false);
-                told.tell(&self.shards, || mail::Drain::Forget).await;
-                tracing::info!("the drain was aborted: ready again");
+                self.admission.set_closed(false);
+                orders.post(&self.shards, || mail::Drain::Forget).await;
+                tracing::info!("drain aborted; node is ready again");
             }
             Step::Notice(pace, plan) => {
                 log_plan(&plan);
-                self.admission.close_door(true);
+                self.admission.set_closed(true);
                 let progress = Arc::clone(&self.state().progress);
-                told.tell(&self.shards, || mail::Drain::Begin(pace, Arc::clone(&progress))).await;
+                orders.post(&self.shards, || mail::Drain::Begin(pace, Arc::clone(&progress))).await;
             }
             Step::Rush(why) => {
                 match why {
-                    Why::Signal => {
-                        tracing::warn!(conns = self.unfinished(), "asked again: all clients are closed now")
+                    RushReason::Signal => {
+                        tracing::warn!(conns = self.unfinished(), "second signal; closing all clients now")
                     }
-                    Why::Deadline => {
+                    RushReason::Deadline => {
                         tracing::warn!(
                             conns = self.unfinished(),
-                            "the slots did not end in time: all clients are closed now"
+                            "drain slots did not end in time; closing all clients now"
                         );
                     }
                 }
-                self.admission.close_door(true);
-                told.tell(&self.shards, || mail::Drain::Rush).await;
+                self.admission.set_closed(true);
+                orders.post(&self.shards, || mail::Drain::Rush).await;
             }
             Step::Cut(conns) => {
-                tracing::warn!(conns, "the time is over: the clients that are left are cut");
+                tracing::warn!(conns, "drain deadline reached; remaining clients cut");
                 self.metrics.drain_cut.increment(conns as u64);
-                told.tell(&self.shards, || mail::Drain::Cut).await;
+                orders.post(&self.shards, || mail::Drain::Cut).await;
             }
             Step::Flush => {
-                self.admission.close_door(true);
-                self.empty.notify_one();
+                self.admission.set_closed(true);
+                self.drained.notify_one();
             }
             Step::Exit(_) => {}
         }
@@ -274,35 +273,35 @@ impl Drainer {
     }
 }
 
-impl Told {
-    /// Tells all shards, each behind what it was told before.
-    async fn tell(&mut self, shards: &[ShardHandle], order: impl Fn() -> mail::Drain) {
+impl ShardOrders {
+    /// Posts an order to all shards; each gets it after the orders posted before.
+    async fn post(&mut self, shards: &[ShardHandle], order: impl Fn() -> mail::Drain) {
         self.0.resize_with(shards.len(), || None);
-        for (shard, told) in shards.iter().zip(&mut self.0) {
-            let (shard, before, order) = (shard.clone(), told.take(), order());
-            *told = Some(tokio::spawn(async move {
+        for (shard, pending) in shards.iter().zip(&mut self.0) {
+            let (shard, before, order) = (shard.clone(), pending.take(), order());
+            *pending = Some(tokio::spawn(async move {
                 if let Some(before) = before {
-                    // It does nothing that could panic.
+                    // The task never panics.
                     before.await.ok();
                 }
-                // A shard that ended has nobody to tell.
+                // A shard that has stopped needs no order.
                 shard.post(Mail::Drain(order)).await.ok();
             }));
         }
         let all = join_all(self.0.iter_mut().flatten());
-        if tokio::time::timeout(POST_PATIENCE, all).await.is_err() {
+        if tokio::time::timeout(POST_TIMEOUT, all).await.is_err() {
             let late = self.0.iter().flatten().filter(|task| !task.is_finished()).count();
-            tracing::warn!(late, "shards with a full mailbox hear of the drain as soon as there is room");
+            tracing::warn!(late, "shard mailboxes full; their drain order is delayed");
         }
-        for told in &mut self.0 {
-            told.take_if(|task| task.is_finished());
+        for pending in &mut self.0 {
+            pending.take_if(|task| task.is_finished());
         }
     }
 }
 
 fn log_plan(plan: &Plan) {
     let Plan { conns, window, rate, deadline, .. } = *plan;
-    tracing::info!(conns, rate, ?window, "draining: clients are told their slots");
+    tracing::info!(conns, rate, ?window, "draining; clients get their slots");
     if plan.raised {
         tracing::warn!(rate, needed = ?deadline, "drain_rate_raised: drain.deadline_ms is too short for drain.max_rate");
     }
@@ -323,7 +322,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_shard_whose_mailbox_is_full_hears_all_orders_later_and_in_order() {
+    async fn shard_with_a_full_mailbox_gets_all_orders_in_order() {
         let poll = mio::Poll::new().unwrap();
         let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
         let (handle, mut mailbox) = mail::mailbox(waker, 1 << 20);
@@ -331,24 +330,24 @@ mod tests {
         while handle.try_post(Mail::Drain(mail::Drain::Cut)) {
             waiting += 1;
         }
-        let (shards, mut told) = ([handle], Told::default());
-        told.tell(&shards, || mail::Drain::Forget).await;
-        told.tell(&shards, || mail::Drain::Rush).await;
-        assert!(told.0[0].is_some(), "it is being told");
-        let mut heard = Vec::new();
+        let (shards, mut orders) = ([handle], ShardOrders::default());
+        orders.post(&shards, || mail::Drain::Forget).await;
+        orders.post(&shards, || mail::Drain::Rush).await;
+        assert!(orders.0[0].is_some(), "the orders are still waiting");
+        let mut received = Vec::new();
         for _ in 0..waiting + 2 {
             match mailbox.take() {
-                Some(Mail::Drain(order)) => heard.push(order),
-                _ => panic!("there is one"),
+                Some(Mail::Drain(order)) => received.push(order),
+                _ => panic!("no drain order"),
             }
-            // Those who wait for room are next.
+            // Lets the posts that wait for capacity proceed.
             for _ in 0..8 {
                 tokio::task::yield_now().await;
             }
         }
-        let late = heard.split_off(waiting);
+        let late = received.split_off(waiting);
         assert!(matches!(late[..], [mail::Drain::Forget, mail::Drain::Rush]));
-        told.tell(&shards, || mail::Drain::Cut).await;
-        assert!(told.0[0].is_none(), "it was told");
+        orders.post(&shards, || mail::Drain::Cut).await;
+        assert!(orders.0[0].is_none(), "the order is posted");
     }
 }

@@ -1,9 +1,9 @@
-//! The durable log and store of one machine: one fjall database that [`crate::bus`] and [`crate::store`] share.
+//! Embedded engine: the durable log and store of a single machine, in one fjall database behind `Bus` and `Store`.
 //!
-//! An appended record waits in memory, where its owner reads it at once. The owner's archive takes it to the disk:
-//! rows, heads, members, devices, keys, position and the last log record in **one batch with one `fdatasync`**, by
-//! which everything that waited is confirmed at once (`docs/adr/0005-embedded-store.md`). A record that no archive
-//! takes within [`SPILL_AFTER`] goes to the disk by itself. One thread writes; reads are snapshots of any thread.
+//! An appended record waits in memory, where its owner reads it at once. The owner's archive writes it to the disk:
+//! rows, heads, members, devices, keys, position and the last log record in **one batch with one `fdatasync`**, which
+//! confirms every pending append below the new position (ADR 5). A record that is not archived within [`SPILL_AFTER`]
+//! is written to the log separately. One thread writes; any thread reads, from snapshots.
 
 mod archive;
 mod batch;
@@ -41,7 +41,7 @@ use tidegate_protocol::{
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::{codec::*, database::Database};
-use self::{directory::Directory, key_filter::Seen, log_tail::Tail, writer::Writer};
+use self::{directory::Directory, key_filter::KeyFilter, log_tail::LogTail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
     store::{Fence, Personal, StoreError, TakenOver},
@@ -55,39 +55,38 @@ pub use self::{
     store::EmbeddedStore,
 };
 
-/// An append that no archive confirms within about this time is written by itself.
+/// Approximate time after which an append that no archive has confirmed is written separately.
 pub const SPILL_AFTER: Duration = Duration::from_millis(40);
 
-/// Jobs that may wait for the writer; an owner has one at a time.
+/// Capacity of the writer's job queue; further jobs fail as unavailable. An owner has one job at a time.
 const JOBS_MAX: usize = 1_024;
 
-/// What the engine asks of the disk beside the database; tests put faults here.
+/// Disk operations of the engine outside the database, and hooks for injected faults.
 pub trait Disk: Send + Sync {
-    /// Bytes that may still be written to the file system of `path`.
+    /// Returns the free bytes of the file system of `path`.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system call failed.
     fn free(&self, path: &Path) -> io::Result<u64>;
 
-    /// Asked before each commit; an error is taken for the commit's own.
+    /// Runs before each commit; an error counts as the commit's own.
     ///
     /// # Errors
-    /// None, but in tests.
+    /// Only injected faults.
     fn before_commit(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Asked after each commit that was synced; an error is taken for the sync's own, which tells it of a batch that is
-    /// written.
+    /// Runs after each synced commit; an error counts as the sync's own, with the batch already written.
     ///
     /// # Errors
-    /// None, but in tests.
+    /// Only injected faults.
     fn after_sync(&self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// The machine's own disk.
+/// Disk of the machine, without injected faults.
 pub struct RealDisk;
 
 impl Disk for RealDisk {
@@ -97,85 +96,83 @@ impl Disk for RealDisk {
     }
 }
 
-/// How an [`Engine`] works.
+/// Configuration of an [`Engine`].
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// The store's directory; made if there is none.
+    /// Directory of the store, created if missing.
     pub path: PathBuf,
-    /// How many partitions the log has.
+    /// Number of log partitions.
     pub partitions: u32,
-    /// With less than this free, appends are refused until there is more again.
+    /// Free space below which appends are refused.
     pub free_bytes_min: u64,
-    /// Where the faults of tests come in.
+    /// Disk, real or with injected faults.
     pub disk: Arc<dyn Disk>,
 }
 
-/// Why a store can't be opened; each text names the cure.
+/// Error of opening a store; each text names the cure.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Something else lives there.
-    #[error("{0} is no store of Tidegate; set node.data to an empty directory, or to the one of a node")]
+    /// The directory contains something else.
+    #[error("{0} is not a store of Tidegate; set node.data to an empty directory, or to that of a node")]
     Foreign(PathBuf),
-    /// Made by a newer program.
+    /// The store was written by a newer version.
     #[error(
         "{path} has store format {found}, this program reads up to {FORMAT}; start the newer tidegate that wrote it"
     )]
     Newer {
-        /// Where.
+        /// Directory of the store.
         path: PathBuf,
-        /// Its version.
+        /// Format of the store.
         found: u32,
     },
-    /// Made by a program whose layout is not read any more.
+    /// The store was written by an older version whose format is no longer supported.
     #[error(
         "{path} has store format {found}, this program reads {FORMAT}; export it with the tidegate that wrote it \
          (`tidegate store export`), and import it here"
     )]
     Older {
-        /// Where.
+        /// Directory of the store.
         path: PathBuf,
-        /// Its version.
+        /// Format of the store.
         found: u32,
     },
-    /// There is none, and none is to be made.
-    #[error(
-        "{0} holds no store; name the data directory of a node (--data), the one that its node.data says"
-    )]
+    /// There is no store, and none may be created.
+    #[error("{0} contains no store; name the data directory of a node with --data, as in its node.data")]
     Missing(PathBuf),
-    /// Another process is in it.
+    /// Another process has the store open.
     #[error("{0} is in use by another node; stop that one first, or set node.data to another directory")]
     Locked(PathBuf),
-    /// What was stored can't be trusted any more.
+    /// The stored data can't be trusted.
     #[error(
-        "{path} is damaged: {what}. Nothing was changed. Put the directory back from a backup, or move it away to \
+        "{path} is damaged: {what}. Nothing was changed. Restore the directory from a backup, or move it away to \
          start with an empty store; the disk may be failing"
     )]
     Damaged {
-        /// Where.
+        /// Directory of the store.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the damage.
         what: String,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error("{path} can't be used: {error}; check its owner, mode and file system")]
     Io {
-        /// Where.
+        /// Directory of the store.
         path: PathBuf,
-        /// Why.
+        /// Error of the operation.
         error: io::Error,
     },
 }
 
-/// What goes wrong below.
+/// Error of a database operation.
 #[derive(Debug)]
-pub(crate) enum Trouble {
-    /// May pass.
+pub(crate) enum DatabaseError {
+    /// An operation failed, possibly only for a while.
     Io(String),
-    /// What was written does not come back.
+    /// Stored data does not read back as it was written.
     Damaged(String),
 }
 
-impl From<fjall::Error> for Trouble {
+impl From<fjall::Error> for DatabaseError {
     fn from(error: fjall::Error) -> Self {
         match error {
             fjall::Error::Io(error) => Self::Io(error.to_string()),
@@ -185,25 +182,25 @@ impl From<fjall::Error> for Trouble {
     }
 }
 
-impl From<Trouble> for StoreError {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Io(why) => Self::Unavailable(why),
-            Trouble::Damaged(why) => Self::Broken(why),
+impl From<DatabaseError> for StoreError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::Io(why) => Self::Unavailable(why),
+            DatabaseError::Damaged(why) => Self::Broken(why),
         }
     }
 }
 
-/// What the disk still takes.
+/// Free space on the disk, as a limit on what is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum Space {
     Enough,
-    /// Only what makes room.
+    /// Only records that free space are accepted.
     Short,
     Nothing,
 }
 
-/// What the writer is asked.
+/// Job for the writer thread.
 enum Job {
     TakeOver {
         partition: u32,
@@ -221,18 +218,18 @@ enum Job {
         marks: Vec<(UserId, ConversationId, Personal)>,
         reply: Reply<()>,
     },
-    Wishes {
+    Settings {
         user: UserId,
         now: UserSettings,
         reply: Reply<UserSettings>,
     },
-    /// Write what waits now, and say when it is there.
+    /// Writes all pending appends and replies when they are on the disk.
     Spill(oneshot::Sender<()>),
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// The opened store of a node.
+/// Opened log and store of a node.
 pub struct Engine {
     core: Arc<Core>,
     jobs: Option<mpsc::SyncSender<Job>>,
@@ -240,84 +237,86 @@ pub struct Engine {
     topic: TopicId,
 }
 
-/// What the writer and everybody else share.
+/// State shared between the writer thread and all others.
 struct Core {
-    /// None only while it is closed and opened again after the disk was full.
+    /// Open database; `None` only while it is reopened after a full disk.
     database: RwLock<Option<Database>>,
-    tails: Vec<Mutex<Tail>>,
-    seen: Vec<Mutex<Seen>>,
-    /// Rises whenever a tail has moved or failed.
+    tails: Vec<Mutex<LogTail>>,
+    key_filters: Vec<Mutex<KeyFilter>>,
+    /// Counter that rises when a log tail has become durable or failed.
     moved: watch::Sender<u64>,
     fatal: watch::Sender<Option<String>>,
-    /// A [`Space`].
+    /// Current [`Space`].
     space: AtomicU8,
-    // Below the database, because fields are dropped in order: the lock and the disk go last.
+    // After the database, because fields are dropped in order: the directory is unlocked last.
     directory: Directory,
     config: EngineConfig,
 }
 
-/// What lies in the log of a partition: offsets rise by one.
-pub(crate) type Kept = Vec<(u64, Bytes)>;
+/// Offsets and records of a partition's log on the disk; offsets rise by one.
+pub(crate) type LogRecords = Vec<(u64, Bytes)>;
 
 impl Engine {
-    /// Opens or makes the store.
+    /// Opens the store, or creates it.
     ///
     /// # Errors
-    /// [`OpenError`] says what to do.
+    /// See [`OpenError`].
     pub fn open(config: EngineConfig) -> Result<Self, OpenError> {
         let directory = Directory::enter(&config.path)?;
-        let (database, topic) =
-            Database::open(&directory).map_err(|trouble| open_error(&config, trouble))??;
+        let (database, topic) = Database::open(&directory).map_err(|error| open_error(&config, error))??;
         let mut tails = Vec::new();
         for partition in 0..config.partitions {
-            let kept = database.log(partition).map_err(|trouble| open_error(&config, trouble))?;
-            let standing = database.standing(partition).map_err(|trouble| open_error(&config, trouble))?;
-            let position = standing.map_or(0, |standing| standing.position.offset);
-            let tail = Tail::resume(position, kept).ok_or_else(|| {
-                open_error(&config, Trouble::Damaged(format!("the log of partition {partition} has a hole")))
+            let records = database.log(partition).map_err(|error| open_error(&config, error))?;
+            let state = database.partition_state(partition).map_err(|error| open_error(&config, error))?;
+            let position = state.map_or(0, |state| state.position.offset);
+            let tail = LogTail::resume(position, records).ok_or_else(|| {
+                open_error(
+                    &config,
+                    DatabaseError::Damaged(format!("the log of partition {partition} has a hole")),
+                )
             })?;
             tails.push(Mutex::new(tail));
         }
-        let bytes_max = key_filter::BYTES_MAX / config.partitions.max(1) as usize;
-        let seen = (0..config.partitions).map(|_| Mutex::new(Seen::new(bytes_max))).collect();
+        let bytes_max = key_filter::FILTER_BYTES_MAX / config.partitions.max(1) as usize;
+        let key_filters = (0..config.partitions).map(|_| Mutex::new(KeyFilter::new(bytes_max))).collect();
         let core = Arc::new(Core {
             config,
             directory,
             database: RwLock::new(Some(database)),
             tails,
-            seen,
+            key_filters,
             moved: watch::Sender::new(0),
             fatal: watch::Sender::new(None),
             space: AtomicU8::new(Space::Enough as u8),
         });
         let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
-        let writer = Writer::new(Arc::clone(&core)).map_err(|trouble| open_error(&core.config, trouble))?;
+        let writer = Writer::new(Arc::clone(&core)).map_err(|error| open_error(&core.config, error))?;
         let spawned = std::thread::Builder::new().name("tidegate-store".into()).spawn(|| writer.run(inbox));
         let thread = spawned.map_err(|error| OpenError::Io { path: core.config.path.clone(), error })?;
         Ok(Self { core, jobs: Some(jobs), thread: Mutex::new(Some(thread)), topic })
     }
 
-    /// The log that this is.
+    /// Returns the topic id of the log.
     pub fn topic(&self) -> TopicId {
         self.topic
     }
 
-    /// Says why, once nothing can be stored any more: the process must end, loudly.
+    /// Returns a channel that receives the reason once the store is broken; the process must then end and report it.
     pub fn fatal(&self) -> watch::Receiver<Option<String>> {
         self.core.fatal.subscribe()
     }
 
-    /// Whether no messages are appended until there is space on the disk again.
+    /// Returns whether appends of messages are refused for lack of disk space.
     pub(crate) fn is_full(&self) -> bool {
         self.core.space() != Space::Enough
     }
 
-    /// The records that a restarted bus begins with, and the offset of the first.
-    pub(crate) fn kept(&self, partition: u32) -> (u64, Vec<Bytes>) {
-        self.core.tail(partition).map_or_else(|| (0, Vec::new()), |mut tail| tail.take_kept())
+    /// Takes the records that were on the disk at the start, with the offset of the first.
+    pub(crate) fn initial_records(&self, partition: u32) -> (u64, Vec<Bytes>) {
+        self.core.tail(partition).map_or_else(|| (0, Vec::new()), |mut tail| tail.take_initial())
     }
 
-    /// Lets `append` give the records their offsets, then waits until they are on the disk.
+    /// Assigns offsets to the records by `append`, then waits until they are on the disk.
     pub(crate) async fn append(
         &self,
         partition: u32,
@@ -330,9 +329,9 @@ impl Engine {
                 return Err(AppendError::Rejected(why));
             }
             let space = self.core.space();
-            // What is too old goes although the disk is full, which in time makes room.
-            if space == Space::Nothing || space == Space::Short && !records.iter().all(makes_room) {
-                let why = "the disk is full; free some space and it goes on by itself";
+            // Retention continues on a full disk, since it frees space.
+            if space == Space::Nothing || space == Space::Short && !records.iter().all(frees_space) {
+                let why = "disk full; free some space, and appends resume automatically";
                 return Err(AppendError::Unavailable(why.to_owned()));
             }
             let Some(mut tail) = self.core.tail(partition) else {
@@ -346,7 +345,7 @@ impl Engine {
             match self.core.tail(partition).map(|tail| (tail.durable_to(), tail.failures())) {
                 Some((to, _)) if to > appended.last => return Ok(appended),
                 Some((_, now)) if now == failures => {}
-                _ => return Err(AppendError::Unknown("the store could not write it".to_owned())),
+                _ => return Err(AppendError::Unknown("writing the records failed".to_owned())),
             }
             if moved.changed().await.is_err() {
                 return Err(AppendError::Unknown("the store was closed".to_owned()));
@@ -354,7 +353,7 @@ impl Engine {
         }
     }
 
-    /// Writes everything appended so far; false = it could not be, within that time.
+    /// Writes all pending appends; returns false if that failed or took longer than `within`.
     pub(crate) async fn spill(&self, within: Duration) -> bool {
         let (reply, done) = oneshot::channel();
         self.send(Job::Spill(reply)).is_ok() && matches!(tokio::time::timeout(within, done).await, Ok(Ok(())))
@@ -386,30 +385,32 @@ impl Engine {
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 
-    pub(crate) async fn save_wishes(
+    pub(crate) async fn save_settings(
         &self,
         user: UserId,
         now: UserSettings,
     ) -> Result<UserSettings, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Job::Wishes { user, now, reply })?;
+        self.send(Job::Settings { user, now, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 
-    /// Which of the needs are keys that are surely not stored, and the position at which this was so; none if the
-    /// partition is not the caller's.
+    /// Returns, for each need, whether it is a key that is certainly not stored, and the position at which that was
+    /// true.
+    ///
+    /// `None` if another owner has the partition.
     pub(crate) fn surely_new(
         &self,
         partition: u32,
         fence: Fence,
         needs: &[Need],
     ) -> Option<(Position, Vec<bool>)> {
-        let seen = self.core.seen(partition)?;
-        let is_new = |need: &Need| matches!(need, Need::Key(hash) if !seen.may_hold(hash));
-        Some((seen.position(fence)?, needs.iter().map(is_new).collect()))
+        let filter = self.core.key_filter(partition)?;
+        let is_new = |need: &Need| matches!(need, Need::Key(hash) if !filter.may_hold(hash));
+        Some((filter.position(fence)?, needs.iter().map(is_new).collect()))
     }
 
-    /// Reads on a thread that may wait for the disk.
+    /// Runs `read` on a thread that may block on the disk.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Database) -> Result<T, StoreError> + Send + 'static,
@@ -419,40 +420,40 @@ impl Engine {
             let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
             match &*database {
                 Some(database) => read(database),
-                None => Err(StoreError::Unavailable("it is being opened again".to_owned())),
+                None => Err(StoreError::Unavailable("the database is being reopened".to_owned())),
             }
         });
         call.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
     }
 
     fn send(&self, job: Job) -> Result<(), StoreError> {
-        let away = || StoreError::Unavailable("the writer is busy".to_owned());
-        self.jobs.as_ref().and_then(|jobs| jobs.try_send(job).ok()).ok_or_else(away)
+        let busy = || StoreError::Unavailable("the writer is busy".to_owned());
+        self.jobs.as_ref().and_then(|jobs| jobs.try_send(job).ok()).ok_or_else(busy)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The writer ends when its inbox does, after what waits is written.
+        // Closing the job queue ends the writer, after it has written all pending appends.
         self.jobs = None;
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {
-            tracing::error!("the store's writer panicked");
+            tracing::error!("store writer panicked; pending appends may be lost");
         }
     }
 }
 
 impl Core {
-    fn tail(&self, partition: u32) -> Option<MutexGuard<'_, Tail>> {
+    fn tail(&self, partition: u32) -> Option<MutexGuard<'_, LogTail>> {
         let tail = self.tails.get(partition as usize)?;
         Some(tail.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn seen(&self, partition: u32) -> Option<MutexGuard<'_, Seen>> {
-        let seen = self.seen.get(partition as usize)?;
-        Some(seen.lock().unwrap_or_else(PoisonError::into_inner))
+    fn key_filter(&self, partition: u32) -> Option<MutexGuard<'_, KeyFilter>> {
+        let filter = self.key_filters.get(partition as usize)?;
+        Some(filter.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn space(&self) -> Space {
@@ -467,20 +468,20 @@ impl Core {
         self.space.store(space as u8, Ordering::Relaxed);
     }
 
-    fn tell_moved(&self) {
+    fn notify_moved(&self) {
         self.moved.send_modify(|count| *count += 1);
     }
 }
 
-/// Whether a record takes away more than it brings: that rows or keys are too old.
-fn makes_room(record: &Bytes) -> bool {
+/// Returns whether a record frees more space than it takes, by expiring rows or keys.
+fn frees_space(record: &Bytes) -> bool {
     Record::decode(record.clone()).is_ok_and(|record| matches!(record.body, Body::Prune(_) | Body::Rules(_)))
 }
 
-fn open_error(config: &EngineConfig, trouble: Trouble) -> OpenError {
+fn open_error(config: &EngineConfig, error: DatabaseError) -> OpenError {
     let path = config.path.clone();
-    match trouble {
-        Trouble::Io(why) => OpenError::Io { path, error: io::Error::other(why) },
-        Trouble::Damaged(what) => OpenError::Damaged { path, what },
+    match error {
+        DatabaseError::Io(why) => OpenError::Io { path, error: io::Error::other(why) },
+        DatabaseError::Damaged(what) => OpenError::Damaged { path, what },
     }
 }

@@ -1,7 +1,7 @@
-//! Tells events: what was noted goes to the topic, marks once a second, devices in doubt after a look at the routes.
+//! Event publisher: sends events to their topic, read marks once a second, and looks up devices that may have left.
 //!
-//! What the topic does not take is tried again for as long as the node lives. A departure that was told is settled with the
-//! routes, which list its row until then, so that a crash in between leaves it to a reaper (ADR 14).
+//! Events that the topic does not accept are retried for as long as the node lives. A published departure is confirmed
+//! to the routes, which list its row until then, so that a crash in between leaves it to a reaper (ADR 14).
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,61 +9,60 @@ use tokio::time::{self, Instant};
 
 use crate::{
     bus::{AppendError, EventSink},
-    events::{Events, What},
+    events::{DEPARTURE_RECHECK_DELAY, Events, What, sort},
     metrics::Metrics,
-    routes::{LOOK_AGAIN, Route, Routes, RoutesError, sort},
+    routes::{Route, Routes, RoutesError},
 };
 
-/// Between two looks at marks, doubts and counts.
-const TICK: Duration = Duration::from_millis(250);
+/// Interval of the checks for read marks, possible departures and counts.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long marks are gathered.
-const READS_EVERY: Duration = Duration::from_secs(1);
+/// Time for which read marks are collected, so that only a user's last one is published.
+const READ_MARKS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Events told at once, and rows looked up at once.
-const BATCH: usize = 500;
+/// Most events published at once, and most rows looked up at once.
+const BATCH_MAX: usize = 500;
 
-/// Between two tries.
-const AGAIN: Duration = Duration::from_millis(500);
+const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What it takes to tell events.
+/// Publisher of a node's events.
 pub struct Announcer {
-    /// What was noted.
+    /// Events noted by this node.
     pub events: Arc<Events>,
-    /// The routes as they are, which note nothing themselves.
+    /// Routes that emit no events.
     pub routes: Arc<dyn Routes>,
-    /// Where events go; none = nobody but followers of this node hears them.
+    /// Topic of events; `None` if only followers of this node get them.
     pub sink: Option<Arc<dyn EventSink>>,
-    /// What is counted.
+    /// Metrics of the node.
     pub metrics: Metrics,
 }
 
 impl Announcer {
-    /// Tells, for as long as the node lives.
+    /// Publishes events for as long as the node lives.
     pub async fn run(self) {
-        tokio::join!(self.tell(), self.keep());
+        tokio::join!(self.publish_events(), self.maintain());
     }
 
-    async fn tell(&self) {
+    async fn publish_events(&self) {
         loop {
-            let batch = self.events.oldest(BATCH);
+            let batch = self.events.oldest(BATCH_MAX);
             if batch.is_empty() {
                 self.events.rung().await;
                 continue;
             }
             if let Some(sink) = &self.sink {
-                let told: Vec<_> =
+                let encoded: Vec<_> =
                     batch.iter().map(|event| (event.user().clone(), self.events.encode(event))).collect();
-                match sink.publish(told).await {
+                match sink.publish(encoded).await {
                     Ok(()) => {}
                     Err(AppendError::Rejected(why)) => {
-                        tracing::error!(why, "events were refused for good");
+                        tracing::error!(why, count = batch.len(), "events permanently rejected; dropped");
                         self.metrics.events_lost.increment(batch.len() as u64);
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "events wait for Kafka");
+                        tracing::debug!(%error, "publishing events failed; retrying");
                         self.metrics.events_retried.increment(1);
-                        time::sleep(AGAIN).await;
+                        time::sleep(PUBLISH_RETRY_INTERVAL).await;
                         continue;
                     }
                 }
@@ -72,43 +71,44 @@ impl Announcer {
                 What::Offline(row) => Some(row.clone()),
                 What::Online(..) | What::Read(..) | What::OrderBlocked(..) => None,
             });
-            self.settle(departures.collect()).await;
+            self.confirm_departures(departures.collect()).await;
             self.events.told(batch.len());
         }
     }
 
-    /// These departures were told: nobody has to find them any more.
-    async fn settle(&self, rows: Vec<Route>) {
+    /// Removes the rows of published departures from the routes, so that no reaper publishes them again.
+    async fn confirm_departures(&self, rows: Vec<Route>) {
         if rows.is_empty() {
             return;
         }
-        let stood = match self.routes.remove(&rows).await {
-            Ok(stood) => stood,
+        let was_live = match self.routes.remove(&rows).await {
+            Ok(was_live) => was_live,
             Err(error) => {
-                tracing::debug!(%error, "departures that were told stay listed until their run is swept");
+                tracing::debug!(%error, "departures not confirmed; listed until their run is reaped");
                 return;
             }
         };
-        for (row, _) in rows.iter().zip(stood).filter(|(_, stood)| *stood) {
-            // Somebody had not found its connection, which was about to come and has put the row back meanwhile.
+        for (row, _) in rows.iter().zip(was_live).filter(|(_, was_live)| *was_live) {
+            // A node had deleted the row because the connection was not indexed yet, and the connection has re-asserted
+            // it since. It is live, so restore it.
             if let Err(error) = self.routes.reassert(std::slice::from_ref(row)).await {
-                tracing::warn!(%error, user = %row.user, "a row that stood again was not put back");
+                tracing::warn!(%error, user = %row.user, "live route not restored");
             }
         }
     }
 
-    async fn keep(&self) {
-        let mut tick = time::interval(TICK);
+    async fn maintain(&self) {
+        let mut tick = time::interval(MAINTENANCE_INTERVAL);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reads_at = Instant::now();
         let (mut noted, mut lost) = (0, 0);
         loop {
             tick.tick().await;
-            if reads_at.elapsed() >= READS_EVERY {
+            if reads_at.elapsed() >= READ_MARKS_INTERVAL {
                 reads_at = Instant::now();
                 self.events.tell_reads();
             }
-            self.look().await;
+            self.look_up_departures().await;
             let (noted_now, lost_now, waiting) = self.events.counts();
             self.metrics.events.increment(noted_now - noted);
             self.metrics.events_lost.increment(lost_now - lost);
@@ -117,16 +117,16 @@ impl Announcer {
         }
     }
 
-    /// Devices of which it was not clear whether they left.
-    async fn look(&self) {
+    /// Looks up devices that may have left.
+    async fn look_up_departures(&self) {
         loop {
-            let rows = self.events.due(Instant::now(), BATCH);
+            let rows = self.events.due(Instant::now(), BATCH_MAX);
             if rows.is_empty() {
                 return;
             }
             if let Err(error) = self.resolve(rows.clone()).await {
-                tracing::debug!(%error, "whether some devices left is not known yet");
-                rows.iter().for_each(|row| self.events.look(row, LOOK_AGAIN));
+                tracing::debug!(%error, "lookup of possible departures failed; retrying");
+                rows.iter().for_each(|row| self.events.look(row, DEPARTURE_RECHECK_DELAY));
                 return;
             }
         }
@@ -135,9 +135,9 @@ impl Announcer {
     async fn resolve(&self, rows: Vec<Route>) -> Result<(), RoutesError> {
         let sorted = sort(&*self.routes, rows).await?;
         sorted.gone.iter().for_each(|row| self.events.offline(row));
-        // Also those that moved: they stay listed until somebody says so.
-        let over = [sorted.standing, sorted.moved].concat();
-        for (row, removed) in over.iter().zip(self.routes.remove(&over).await?) {
+        // Moved rows too, which stay listed until they are removed once more.
+        let ended = [sorted.standing, sorted.moved].concat();
+        for (row, removed) in ended.iter().zip(self.routes.remove(&ended).await?) {
             if removed {
                 self.events.offline(row);
             }

@@ -1,8 +1,9 @@
-//! Events: who comes and goes, what is read, which chain waits; noted at once, told by others (`docs/events.md`).
+//! Event recorder of a node: online, offline, read marks and blocked chains (`docs/events.md`). The module
+//! `event_publisher` publishes the recorded events.
 //!
-//! What is noted goes into a [`Ring`] that this node's followers read, and into a queue for the topic. Noting takes a short lock
-//! and never waits. An offline is owed until it was told: the place of its row in the routes stands for it (ADR 14), so a
-//! queue that is full only delays it.
+//! A recorded event goes into a [`Ring`] that followers of this node read, and into a queue for the topic. Recording
+//! takes a short lock and never waits. An offline event stays pending until it is published: the list entry of its row
+//! in the routes marks it (ADR 14), so a full queue only delays it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -10,58 +11,63 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tidegate_protocol::id::{ConversationId, MsgId, UserId};
 use tokio::{sync::Notify, time::Instant};
 
 mod cloud;
+mod eventing;
 mod ring;
 
+pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
 pub use ring::{Cursor, Page, Ring};
 
-use crate::routes::{Route, Token};
+use crate::{
+    clock::wall_ms,
+    routes::{Route, Token},
+};
 
-/// What an event takes while it waits, in bytes: the ids are shared, the rest is about this.
+/// Approximate memory of a queued event; its ids are shared.
 const EVENT_BYTES: usize = 256;
 
-/// Bytes of events that are kept for followers.
+/// Memory of the events kept for followers.
 const RING_BYTES: usize = 1 << 20;
 
-/// Rows to look at again that may wait; what is beyond is found when the run is swept.
-const LOOKS_MAX: usize = 1 << 16;
+/// Limit on the rows scheduled for a lookup; departures beyond it are found when the run is swept.
+const SCHEDULED_LOOKUPS_MAX: usize = 1 << 16;
 
-/// Tokens that were replaced on this node and whose connections have not ended yet, as far as they are remembered.
-const REPLACED_MAX: usize = 1 << 16;
+/// Limit on the remembered tokens that were replaced on this node and whose connections are still open.
+const REPLACED_TOKENS_MAX: usize = 1 << 16;
 
-/// How long a device that left in a drain has to come back elsewhere before it counts as gone.
-pub const HOLD: Duration = Duration::from_secs(5);
+/// Time in which a device that left in a drain may reconnect elsewhere before it counts as offline.
+pub const RECONNECT_GRACE: Duration = Duration::from_secs(5);
 
-/// Something that happened; never with the content of a message.
+/// Recorded event, which never contains the content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When it was noted, in ms since 1970 by the clock of the node that noted it.
+    /// Time of the recording, in ms since 1970 by the node's clock.
     pub at_ms: u64,
-    /// What happened.
+    /// Kind and details of the event.
     pub what: What,
 }
 
-/// What happened.
+/// Kind of an event, with its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A device's route was registered; `replaced` = the owner that it took over from.
+    /// Route of a device registered, with the owner that it replaced.
     Online(Route, Option<Token>),
-    /// A device left, and no newer connection of it was there.
+    /// Departure of a device that has no newer connection.
     Offline(Route),
-    /// A user's read mark moved to this seq.
+    /// Read mark of a user moved to this seq.
     Read(UserId, ConversationId, u64),
-    /// The chain of this connection waits too long for that id.
+    /// Chain of a connection blocked too long, with the expected id.
     OrderBlocked(Route, MsgId),
 }
 
 impl Event {
-    /// Whose it is, by which the topic is partitioned.
+    /// Returns the user of the event, by which the topic is partitioned.
     pub fn user(&self) -> &UserId {
         match &self.what {
             What::Online(route, _) | What::Offline(route) | What::OrderBlocked(route, _) => &route.user,
@@ -70,27 +76,27 @@ impl Event {
     }
 }
 
-/// The events of one node.
+/// Event recorder of one node.
 pub struct Events {
     source: String,
     ring: Ring,
     queue_bytes_max: usize,
     state: Mutex<State>,
-    bell: Notify,
-    quiet: Notify,
-    holds: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
-    noted: AtomicU64,
+    nonempty: Notify,
+    drained: Notify,
+    grants_grace: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
+    recorded: AtomicU64,
     lost: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Event>>,
-    /// Offlines in the queue, each once.
-    owed: HashSet<Token>,
-    /// Rows of which it is not clear whether their device left, and when to look.
-    looks: VecDeque<(Route, Instant)>,
-    /// Marks that moved since they were told last.
+    /// Tokens of the queued offline events, which are queued once each.
+    queued_offlines: HashSet<Token>,
+    /// Rows whose device may have left, with the time of their lookup.
+    lookups: VecDeque<(Route, Instant)>,
+    /// Read marks that moved since they were last queued.
     reads: HashMap<(UserId, ConversationId), u64>,
     replaced: HashSet<Token>,
 }
@@ -101,7 +107,7 @@ impl State {
     }
 }
 
-/// Keeps events for followers, and queues none.
+/// Recorder that keeps events for followers and queues none.
 impl Default for Events {
     fn default() -> Self {
         Self::new("/tidegate", 0, 0)
@@ -109,81 +115,83 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Events of the run `boot` of a node, told as of `source`; above `queue_bytes_max` waiting bytes they are lost and counted. 0:
-    /// nobody takes them from the queue, and none is put there.
+    /// Creates the recorder of the run `boot`, whose events carry `source`. Events above `queue_bytes_max` queued bytes
+    /// are lost and counted. If it is 0, there is no publisher, and events are not queued.
     pub fn new(source: impl Into<String>, boot: u64, queue_bytes_max: usize) -> Self {
         Self {
             source: source.into(),
             ring: Ring::new(boot, RING_BYTES),
             queue_bytes_max,
             state: Mutex::default(),
-            bell: Notify::new(),
-            quiet: Notify::new(),
-            holds: OnceLock::new(),
-            noted: AtomicU64::new(0),
+            nonempty: Notify::new(),
+            drained: Notify::new(),
+            grants_grace: OnceLock::new(),
+            recorded: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         }
     }
 
-    /// What this node noted lately.
+    /// Returns the events that this node recorded last.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// The event as CloudEvents 1.0 has it, in structured mode: JSON.
+    /// Encodes the event as CloudEvents 1.0 JSON, in structured mode.
     pub fn encode(&self, event: &Event) -> Vec<u8> {
         cloud::encode(&self.source, event)
     }
 
-    /// From now on devices that leave while `holds` says so get [`HOLD`] to come back elsewhere. The first call counts.
-    pub fn hold_while(&self, holds: impl Fn() -> bool + Send + Sync + 'static) {
-        self.holds.set(Box::new(holds)).ok();
+    /// Grants [`RECONNECT_GRACE`] to devices that leave while `grants_grace` returns true. Only the first call counts.
+    pub fn hold_while(&self, grants_grace: impl Fn() -> bool + Send + Sync + 'static) {
+        self.grants_grace.set(Box::new(grants_grace)).ok();
     }
 
-    /// A route was registered.
+    /// Records that a route was registered.
     pub fn online(&self, route: &Route, replaced: Option<&Token>) {
         if let Some(old) = replaced.filter(|old| old.at == route.token.at) {
             let mut state = self.state();
-            if state.replaced.len() >= REPLACED_MAX {
+            if state.replaced.len() >= REPLACED_TOKENS_MAX {
                 state.replaced.clear();
             }
             state.replaced.insert(old.clone());
         }
-        self.note(What::Online(route.clone(), replaced.cloned()));
+        self.record(What::Online(route.clone(), replaced.cloned()));
     }
 
-    /// A row was deleted, and nothing came in its place. Told once while it waits.
+    /// Records that a row was deleted and not replaced. Does nothing while the same event is queued.
     pub fn offline(&self, row: &Route) {
-        if self.queue_bytes_max > 0 && !self.state().owed.insert(row.token.clone()) {
+        if self.queue_bytes_max > 0 && !self.state().queued_offlines.insert(row.token.clone()) {
             return;
         }
-        if !self.note(What::Offline(row.clone())) {
-            self.state().owed.remove(&row.token);
+        if !self.record(What::Offline(row.clone())) {
+            self.state().queued_offlines.remove(&row.token);
         }
     }
 
-    /// This node's own row was deleted: its device is offline, in a drain only if it does not come back in time.
+    /// Records that a row of this node was deleted. In a drain the device is offline only if it does not reconnect in
+    /// time.
     pub fn left(&self, row: &Route) {
-        match self.holds.get().is_some_and(|holds| holds()) {
-            true => self.look(row, HOLD),
+        match self.grants_grace.get().is_some_and(|grants_grace| grants_grace()) {
+            true => self.look(row, RECONNECT_GRACE),
             false => self.offline(row),
         }
     }
 
-    /// Whether a newer connection on this node took over from that one. Asked once, when the older one ends.
+    /// Returns whether a newer connection on this node replaced that one, and forgets it. To be called once, when the
+    /// older connection ends.
     pub fn was_replaced(&self, token: &Token) -> bool {
         self.state().replaced.remove(token)
     }
 
-    /// Whether the device of this row left is to be looked up, so much later.
-    pub fn look(&self, row: &Route, later: Duration) {
+    /// Schedules a lookup, after `delay`, of whether the row's device has left.
+    pub fn look(&self, row: &Route, delay: Duration) {
         let mut state = self.state();
-        if self.queue_bytes_max > 0 && state.looks.len() < LOOKS_MAX {
-            state.looks.push_back((row.clone(), Instant::now() + later));
+        if self.queue_bytes_max > 0 && state.lookups.len() < SCHEDULED_LOOKUPS_MAX {
+            state.lookups.push_back((row.clone(), Instant::now() + delay));
         }
     }
 
-    /// A read mark moved; told within a second, the last one only.
+    /// Records that a read mark moved. Marks are coalesced: only the highest of each second becomes an event.
     pub fn read(&self, user: &UserId, conversation: &ConversationId, seq: u64) {
         let mut state = self.state();
         let bytes = state.bytes();
@@ -195,20 +203,20 @@ impl Events {
             }
             None => {
                 drop(state);
-                self.note(What::Read(key.0, key.1, seq));
+                self.record(What::Read(key.0, key.1, seq));
             }
         }
     }
 
-    /// A chain waits too long.
+    /// Records that a chain has been blocked too long.
     pub fn order_blocked(&self, route: &Route, expected: &MsgId) {
-        self.note(What::OrderBlocked(route.clone(), expected.clone()));
+        self.record(What::OrderBlocked(route.clone(), expected.clone()));
     }
 
-    /// False if there is a topic and it was not queued for it.
-    fn note(&self, what: What) -> bool {
+    /// Records an event; returns false if the queue for the topic is full.
+    fn record(&self, what: What) -> bool {
         let event = Arc::new(Event { at_ms: wall_ms(), what });
-        self.noted.fetch_add(1, Ordering::Relaxed);
+        self.recorded.fetch_add(1, Ordering::Relaxed);
         self.ring.push(Arc::clone(&event));
         if self.queue_bytes_max == 0 {
             return true;
@@ -218,91 +226,86 @@ impl Events {
         if fits {
             state.queue.push_back(event);
             drop(state);
-            self.bell.notify_one();
+            self.nonempty.notify_one();
         } else {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         fits
     }
 
-    /// The oldest of the queue, at most `max`; they stay there until [`Self::told`].
+    /// Returns the oldest queued events, at most `max`, which stay queued until [`Self::told`].
     pub fn oldest(&self, max: usize) -> Vec<Arc<Event>> {
         self.state().queue.iter().take(max).cloned().collect()
     }
 
-    /// So many of the oldest were told. For the one who tells.
+    /// Removes the `count` oldest events from the queue. To be called by the publisher once they are published.
     pub fn told(&self, count: usize) {
         let mut state = self.state();
         for _ in 0..count {
             let Some(event) = state.queue.pop_front() else { break };
             if let What::Offline(row) = &event.what {
-                state.owed.remove(&row.token);
+                state.queued_offlines.remove(&row.token);
             }
         }
         if state.queue.is_empty() {
-            self.quiet.notify_waiters();
+            self.drained.notify_waiters();
         }
     }
 
-    /// The marks that moved become events.
+    /// Records an event for each read mark that moved since the last call.
     pub fn tell_reads(&self) {
         let reads = std::mem::take(&mut self.state().reads);
         for ((user, conversation), seq) in reads {
-            self.note(What::Read(user, conversation, seq));
+            self.record(What::Read(user, conversation, seq));
         }
     }
 
-    /// Rows to look up now, at most `max`.
+    /// Returns the rows whose lookup is due, at most `max`.
     pub fn due(&self, now: Instant, max: usize) -> Vec<Route> {
         let mut state = self.state();
         let mut due = Vec::new();
-        // Some wait longer than others.
-        for _ in 0..state.looks.len() {
+        // Checks all of them, since delays differ and the queue is not ordered by time.
+        for _ in 0..state.lookups.len() {
             if due.len() == max {
                 break;
             }
-            match state.looks.pop_front() {
+            match state.lookups.pop_front() {
                 Some((row, at)) if at <= now => due.push(row),
-                Some(later) => state.looks.push_back(later),
+                Some(later) => state.lookups.push_back(later),
                 None => break,
             }
         }
         due
     }
 
-    /// Ready once something is queued.
+    /// Waits until an event is queued.
     pub async fn rung(&self) {
-        self.bell.notified().await;
+        self.nonempty.notified().await;
     }
 
-    /// Ready once nothing waits to be told.
+    /// Waits until the queue is empty.
     pub async fn quiet(&self) {
         loop {
-            let quiet = self.quiet.notified();
-            tokio::pin!(quiet);
-            // Before the look, so that the end does not fall between.
-            quiet.as_mut().enable();
+            let drained = self.drained.notified();
+            tokio::pin!(drained);
+            // Registers before the check, so that a change in between still wakes this task.
+            drained.as_mut().enable();
             if self.state().queue.is_empty() {
                 return;
             }
-            quiet.await;
+            drained.await;
         }
     }
 
-    /// How many were noted, how many of those were lost for the topic, and the bytes that wait.
+    /// Returns the number of recorded events, the number lost for the topic, and the queued bytes.
     pub fn counts(&self) -> (u64, u64, usize) {
-        let waiting = self.state().bytes();
-        (self.noted.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed), waiting)
+        let queued_bytes = self.state().bytes();
+        (self.recorded.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed), queued_bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The wall clock in ms since 1970: for people.
-fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Planned faults: makes a port fail, wait, or lose its answer after the work was done, by a seeded plan.
+//! Fault injection for ports: a seeded plan makes calls fail, wait, or lose their reply after the work is done.
 //!
-//! Wrap any port as `Arc::new(Faulty::new(port, plan))`. Without planned faults the wrapper changes nothing, which
-//! the conformance suites check by running over it too.
+//! Wrap any port as `Arc::new(Faulty::new(port, plan))`. Without planned faults the wrapper changes nothing; the
+//! conformance suites check that by also running over it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,48 +15,48 @@ use std::{
 
 use tokio::sync::Semaphore;
 
-/// A port with faults in front of it.
+/// Port wrapper that applies the faults of a plan to each call.
 pub struct Faulty<P: ?Sized> {
     pub(crate) inner: Arc<P>,
     plan: Arc<FaultPlan>,
 }
 
-/// What to do to one call.
+/// Fault of one call.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// The work is not done, and the answer says so (`Unavailable`).
+    /// The call does nothing and returns `Unavailable`.
     Fail,
-    /// The work is done (well or not), and nobody hears how (`Unknown`).
+    /// The call does its work, its result is lost, and the caller gets `Unknown`.
     LoseAnswer,
-    /// The work is done, and the answer comes this many polls later.
+    /// The call does its work and returns the result this many polls later.
     Delay(u32),
-    /// The call waits before the work until the gate opens. An append that waits may be overtaken.
+    /// The call waits for the gate before its work. Later appends may overtake a waiting one.
     Hold(Gate),
-    /// The work is done, and the answer waits until the gate opens.
+    /// The call does its work and waits for the gate before it returns.
     HoldAnswer(Gate),
 }
 
-/// Holds calls until a test lets them go.
+/// Gate at which calls wait until a test opens it.
 #[derive(Clone, Debug)]
 pub struct Gate {
     open: Arc<Semaphore>,
     waiting: Arc<AtomicU64>,
 }
 
-/// How often faults come by themselves, in calls of a thousand.
+/// Rates of random faults, per thousand calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
-    /// [`Fault::Fail`].
+    /// Rate of [`Fault::Fail`].
     pub fail: u16,
-    /// [`Fault::LoseAnswer`].
+    /// Rate of [`Fault::LoseAnswer`].
     pub lose_answer: u16,
-    /// [`Fault::Delay`], by one to four polls.
+    /// Rate of [`Fault::Delay`], by one to four polls.
     pub delay: u16,
 }
 
-/// Which calls break. The same seed and the same calls in the same order give the same faults.
+/// Plan of the calls that fail. The same seed and the same calls in the same order give the same faults.
 #[derive(Debug)]
 pub struct FaultPlan {
     state: Mutex<State>,
@@ -70,66 +70,66 @@ struct State {
     calls: HashMap<&'static str, u64>,
 }
 
-/// An error that a fault can make.
+/// Error type that a fault can produce.
 pub(crate) trait Breaks {
-    /// Nothing happened.
+    /// Returns the error for a call that did nothing.
     fn unavailable(why: String) -> Self;
-    /// It may have happened. For calls that change nothing, the same as unavailable.
+    /// Returns the error for a call with an unknown outcome; for read-only calls, the same as `unavailable`.
     fn unknown(why: String) -> Self;
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     #[expect(clippy::new_without_default, reason = "a gate by default would be open or closed?")]
     pub fn new() -> Self {
         Self { open: Arc::new(Semaphore::new(0)), waiting: Arc::default() }
     }
 
-    /// Opens it for good.
+    /// Opens the gate permanently.
     pub fn open(&self) {
         self.open.close();
     }
 
-    /// How many calls have come to it.
+    /// Returns how many calls have reached the gate.
     pub fn reached(&self) -> u64 {
         self.waiting.load(Ordering::SeqCst)
     }
 
     async fn pass(&self) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // There is never a permit: the wait ends with the error that the semaphore was closed.
+        // The semaphore never has permits: the wait ends with an error when `open` closes it.
         drop(self.open.acquire().await);
     }
 }
 
 impl FaultPlan {
-    /// No fault but those that are planned later.
+    /// Creates a plan without random faults.
     pub fn none() -> Arc<Self> {
         Self::seeded(0, Rates::default())
     }
 
-    /// Faults at random, at these rates.
+    /// Creates a plan with random faults at these rates.
     pub fn seeded(seed: u64, rates: Rates) -> Arc<Self> {
         let state = State { random: seed, rates, planned: HashMap::new(), calls: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Plans a fault for the next call of that method which has none yet; `Fault::None` lets one pass.
+    /// Plans a fault for the method's next call that has none planned; `Fault::None` lets one call succeed.
     pub fn plan(&self, method: &'static str, fault: Fault) {
         self.lock().planned.entry(method).or_default().push_back(fault);
     }
 
-    /// Takes back what is planned for that method and did not come yet.
+    /// Discards the method's planned faults that have not occurred yet.
     pub fn forget(&self, method: &'static str) {
         self.lock().planned.remove(method);
     }
 
-    /// Changes the rates from now on; zeros heal everything that is not planned.
+    /// Changes the rates of random faults; zeros leave only planned faults.
     pub fn set_rates(&self, rates: Rates) {
         self.lock().rates = rates;
     }
 
-    /// How often the method was called.
+    /// Returns how often the method was called.
     pub fn calls(&self, method: &'static str) -> u64 {
         self.lock().calls.get(method).copied().unwrap_or(0)
     }
@@ -157,7 +157,7 @@ impl FaultPlan {
 }
 
 impl State {
-    /// SplitMix64.
+    /// Returns the next number of a SplitMix64 generator.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -168,7 +168,7 @@ impl State {
 }
 
 impl<P: ?Sized> Faulty<P> {
-    /// `inner`, with the plan's faults.
+    /// Wraps `inner` with the plan's faults.
     pub fn new(inner: Arc<P>, plan: Arc<FaultPlan>) -> Self {
         Self { inner, plan }
     }
@@ -180,10 +180,10 @@ impl<P: ?Sized> Faulty<P> {
     ) -> Result<T, E> {
         match self.plan.next(method) {
             Fault::None => work.await,
-            Fault::Fail => Err(E::unavailable(format!("{method} was planned to fail"))),
+            Fault::Fail => Err(E::unavailable(format!("planned fault: {method} fails"))),
             Fault::LoseAnswer => {
                 drop(work.await);
-                Err(E::unknown(format!("the answer of {method} was planned to be lost")))
+                Err(E::unknown(format!("planned fault: reply of {method} is lost")))
             }
             Fault::Delay(polls) => {
                 let answer = work.await;
@@ -220,12 +220,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq)]
-    enum Broken {
+    enum InjectedError {
         Unavailable,
         Unknown,
     }
 
-    impl Breaks for Broken {
+    impl Breaks for InjectedError {
         fn unavailable(_: String) -> Self {
             Self::Unavailable
         }
@@ -234,14 +234,14 @@ mod tests {
         }
     }
 
-    /// A port whose one call counts.
+    /// Port with a single call that increments a counter.
     type Counter = Faulty<AtomicU64>;
 
     fn counter(plan: &Arc<FaultPlan>) -> Arc<Counter> {
         Arc::new(Faulty::new(Arc::default(), Arc::clone(plan)))
     }
 
-    async fn count(port: Arc<Counter>) -> Result<u64, Broken> {
+    async fn count(port: Arc<Counter>) -> Result<u64, InjectedError> {
         port.call("count", async { Ok(port.inner.fetch_add(1, Ordering::SeqCst) + 1) }).await
     }
 
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_planned_fault_comes_once_and_in_turn() {
+    async fn planned_faults_occur_once_and_in_order() {
         let plan = FaultPlan::none();
         let port = counter(&plan);
         for fault in [Fault::None, Fault::Fail, Fault::LoseAnswer, Fault::Delay(3)] {
@@ -258,17 +258,17 @@ mod tests {
         }
         plan.plan("another", Fault::Fail);
         assert_eq!(count(Arc::clone(&port)).await, Ok(1));
-        assert_eq!(count(Arc::clone(&port)).await, Err(Broken::Unavailable));
+        assert_eq!(count(Arc::clone(&port)).await, Err(InjectedError::Unavailable));
         assert_eq!(counted(&port), 1, "a failed call does nothing");
-        assert_eq!(count(Arc::clone(&port)).await, Err(Broken::Unknown));
-        assert_eq!(counted(&port), 2, "a lost answer is about something that happened");
+        assert_eq!(count(Arc::clone(&port)).await, Err(InjectedError::Unknown));
+        assert_eq!(counted(&port), 2, "the work of a lost answer is done");
         assert_eq!(count(Arc::clone(&port)).await, Ok(3));
         assert_eq!(count(Arc::clone(&port)).await, Ok(4));
         assert_eq!(plan.calls("count"), 5);
     }
 
     #[tokio::test]
-    async fn a_held_call_has_done_nothing_and_a_held_answer_is_about_work_done() {
+    async fn hold_delays_the_work_and_hold_answer_only_the_result() {
         for (fault, while_held) in [(Fault::Hold as fn(Gate) -> Fault, 0), (Fault::HoldAnswer, 1)] {
             let (plan, gate) = (FaultPlan::none(), Gate::new());
             let port = counter(&plan);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_same_seed_gives_the_same_faults_at_about_the_rates_asked() {
+    async fn same_seed_gives_same_faults_near_the_rates() {
         let run = async |seed| {
             let plan = FaultPlan::seeded(seed, Rates { fail: 100, lose_answer: 200, delay: 300 });
             let port = counter(&plan);
@@ -297,8 +297,13 @@ mod tests {
         let answers = run(7).await;
         assert_eq!(answers, run(7).await);
         assert_ne!(answers, run(8).await);
-        let share = |what: Broken| answers.iter().filter(|it| it.as_ref().err() == Some(&what)).count();
-        assert!((140..260).contains(&share(Broken::Unavailable)), "{}", share(Broken::Unavailable));
-        assert!((320..480).contains(&share(Broken::Unknown)), "{}", share(Broken::Unknown));
+        let share =
+            |what: InjectedError| answers.iter().filter(|it| it.as_ref().err() == Some(&what)).count();
+        assert!(
+            (140..260).contains(&share(InjectedError::Unavailable)),
+            "{}",
+            share(InjectedError::Unavailable)
+        );
+        assert!((320..480).contains(&share(InjectedError::Unknown)), "{}", share(InjectedError::Unknown));
     }
 }

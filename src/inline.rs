@@ -1,6 +1,6 @@
-//! Runs a use-case's future at once where it can: polled inline first, handed to the runtime only if it must wait.
+//! Inline execution: polls a use-case's future in place first, and hands it to the runtime only if it must wait.
 //!
-//! Memory ports are ready at the first poll, so on one machine a shard needs no thread hop (ADR 0001).
+//! Ports in memory are ready at the first poll, so on one machine a shard needs no thread hop (ADR 1).
 
 use std::{
     future::Future,
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::runtime::Handle;
 
-/// The future's output if it is ready now; otherwise the runtime goes on with it and gives the output to `later`.
+/// Returns the future's output if it is ready now; otherwise the runtime completes it and passes the output to `later`.
 pub fn run<T, F, L>(runtime: &Handle, future: F, later: L) -> Option<T>
 where
     T: Send + 'static,

@@ -1,4 +1,4 @@
-//! Port `Link`: what nodes say to each other directly; best effort, every call says what became of it.
+//! Port `Link`: direct calls between nodes. Best effort; every call reports its outcome.
 
 use std::time::Duration;
 
@@ -21,258 +21,272 @@ mod grpc;
 mod local;
 mod memory;
 
-pub use self::best_effort::StrayLanes;
+pub use self::best_effort::BestEffortQueues;
 pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};
 pub use local::LocalLink;
 pub use memory::MemoryLink;
 
-/// The owner's word on one record, for the node that appended it.
+/// Owner's answer about one record, for the node that appended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The conn, as the record's origin named it.
+    /// Connection id from the record's origin.
     pub conn: u64,
-    /// The request, as the record's origin named it.
+    /// Request id from the record's origin.
     pub request: u64,
-    /// What the ledger said.
+    /// Outcome from the ledger.
     pub outcome: Outcome,
-    /// The W3C trace context of the record; empty where it has none.
+    /// W3C trace context of the record; empty if it has none.
     pub traceparent: String,
 }
 
-/// One push for some conns of one node.
+/// One push for some connections of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// An encoded `tidegate.v1.Push`; empty = nothing is pushed, it is only asked who is here.
+    /// Encoded `tidegate.v1.Push`; empty to only query which targets are online.
     pub push: Bytes,
-    /// For whom.
+    /// Recipients of the push.
     pub to: Vec<Target>,
-    /// Whether the node sends it again until it is acked (direct conversations and small groups).
+    /// Whether the node resends the push until it is acked, as in direct conversations and small groups.
     pub tracked: bool,
-    /// The conn that sent it and knows already, whoever it is for; none, if nobody here did.
+    /// Connection that sent the message and gets no push, whatever the targets; `None` if it is unknown.
     pub sent_by: Option<SentBy>,
-    /// The W3C trace context of the record; empty where it has none.
+    /// W3C trace context of the record; empty if it has none.
     pub traceparent: String,
 }
 
-/// The conn that sent a message, as its record's origin names it.
+/// Connection that sent a message, as given by its record's origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentBy {
-    /// The run of its node: a push may come to another one.
+    /// Run of the sender's node; the push may arrive on another node.
     pub at: NodeBoot,
-    /// It, there.
+    /// Connection id on that node.
     pub conn: u64,
 }
 
-/// Whom a push is for.
+/// Recipient of a push.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// The conn that a route led to.
+    /// Connection found by its route.
     Conn(Session),
-    /// Whatever conns of that user the node has: how peers are asked while the routes can't be read (DESIGN 7).
+    /// All connections of the user on the node. Used to query the peers while the routes are unavailable.
     Anywhere(UserId),
 }
 
-/// A conn, by the route that led to it; the node addressed is the rest of its token.
+/// Connection named by its route; the addressed node completes the route's token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
-    /// Whose.
+    /// User of the connection.
     pub user: UserId,
-    /// With which device.
+    /// Device of the connection.
     pub device: DeviceId,
-    /// The conn epoch of the route's token.
+    /// Connection epoch from the route's token.
     pub epoch: u64,
 }
 
-/// What became of one push for one target.
+/// Outcome of one push for one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
-    /// It is in that conn's outbox, or that conn was told to be `Behind`; or its user has other conns there, and it closed a moment ago: then
-    /// its own node takes the route away (ADR 14), and its next login reads what it lacks.
+    /// Push queued in the connection's outbox, or replaced there by `Behind`. Also reported if the connection has just
+    /// closed and its user has others on the node: that node removes the route itself (ADR 14), and the next login
+    /// reads the missed message.
     Delivered,
-    /// Its user has no conn here (any more): the route may be removed by its token.
+    /// No connection of the user on that node, or no longer; the route may be removed by its token.
     NotHere,
 }
 
-/// A record that this node appended and that nobody has answered yet.
+/// Query for the answer about a record that this node appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Its partition.
+    /// Partition of the record.
     pub partition: u32,
-    /// An offset that the record does not lie above: that of the last record of its append.
+    /// Offset of the last record of its append, at or above the record's own.
     pub offset: u64,
-    /// The conn, as the record's origin names it.
+    /// Connection id from the record's origin.
     pub conn: u64,
-    /// The request, as the record's origin names it.
+    /// Request id from the record's origin.
     pub request: u64,
-    /// How a later owner finds what an earlier one decided; none = it can't.
+    /// Key by which a later owner finds an earlier owner's decision; `None` if the record has none.
     pub key: Option<AskKey>,
 }
 
-/// The dedup key of a record, and what it is compared with.
+/// Dedup key of a record, and the content hash that it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskKey {
-    /// The key: conversation, sender, device and id; or those of a membership request.
+    /// Hash of conversation, sender, device and message id, or of those of a membership request.
     pub hash: Hash16,
-    /// The hash of the content: with another one the key is of something else.
+    /// Hash of the content; a stored key with another content hash belongs to another record.
     pub body_hash: Hash16,
 }
 
-/// What an owner can say of a record that it is asked about again.
+/// Owner's reply to a repeated query about a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// What the ledger said; the same as the first time.
+pub enum AnswerStatus {
+    /// Outcome from the ledger, the same as in the first answer.
     Said(Outcome),
-    /// The owner has not come to that offset: its answer will come, or may be asked for later.
+    /// Offset not reached yet; the answer will arrive, or can be queried again.
     NotYet,
-    /// It was answered, and neither memory nor its dedup key knows how: the client is told *unknown*, and retries by its id.
+    /// Record answered, but its outcome is neither in memory nor under its dedup key. The client gets *unknown* and
+    /// retries with the same id.
     Forgotten,
-    /// The node asked does not own the partition now: look for the owner again.
+    /// Partition not owned by the queried node; find the owner and query it.
     NotOwner,
 }
 
-/// Up to where an owner had told when somebody asked: everything below the offset. Owners are numbers of their node's run.
+/// End of what one owner had published at the time of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// Which owner.
+pub struct PublishedMark {
+    /// Owner's number within the run of its node.
     pub owner: u64,
-    /// Everything below that offset.
+    /// Offset below which everything was published.
     pub to: u64,
 }
 
-/// What a node says when it is asked whether its owners have archived what they told (ADR 16).
+/// Reply to the query whether the owners of a node have archived what they published (ADR 16).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Settled {
-    /// They have.
-    Level(Level),
-    /// Not yet: whoever goes on waiting asks for this again, not for what was told since.
-    NotYet(Vec<Told>),
+pub enum ArchiveStatus {
+    /// Everything queried is archived.
+    ArchivedUpTo(ArchivedUpTo),
+    /// Not archived yet. To keep waiting, query these marks again rather than everything published since.
+    NotYet(Vec<PublishedMark>),
 }
 
-/// How far the owners of a node are in their archives, and were.
+/// Archive positions of the current and recently ended owners of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// Archived by owners who have archived, too, what the log had when they took over.
-    pub archived: Vec<UpTo>,
-    /// Told lately by owners who are no more, and not archived by them.
-    pub owed: Vec<UpTo>,
+pub struct ArchivedUpTo {
+    /// Archived offsets of owners that have archived everything the log held when they took over.
+    pub archived: Vec<PartitionOffset>,
+    /// Offsets that recently ended owners had published but not archived.
+    pub owed: Vec<PartitionOffset>,
 }
 
-/// Everything of a partition below an offset.
+/// Range of a partition, from its start to below an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UpTo {
-    /// Which partition.
+pub struct PartitionOffset {
+    /// Partition number.
     pub partition: u32,
-    /// Below that offset.
+    /// Offset that ends the range, exclusive.
     pub offset: u64,
 }
 
-/// What may be lost on its way to a peer; nobody asks whom it reached.
+/// Message that may be lost on its way to a peer; the peer reports no recipients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stray {
-    /// A message of a live room, for its members there.
+pub enum BestEffortMessage {
+    /// Message of a live room, for the members on the peer.
     Talk {
-        /// Which room.
+        /// Room of the message.
         room: ConversationId,
-        /// An encoded `tidegate.v1.Push`.
+        /// Encoded `tidegate.v1.Push`.
         push: Bytes,
     },
-    /// Messages of a live room were lost on their way there: its members are told (DESIGN 1.6).
+    /// Loss of messages of a live room on their way to the peer, to be reported to the members there.
     Missed {
-        /// Which room.
+        /// Room of the lost messages.
         room: ConversationId,
-        /// How many; those of which nobody knows are among them. 0 = nobody knows how many.
+        /// Number of messages that are lost or in doubt; 0 if it is unknown.
         count: u64,
     },
-    /// Something volatile, for those of the users who are there; in a group, who is no member by that node's indexes
-    /// is left out.
+    /// Volatile frame, for the users that are online on the peer. In a group, the peer omits users that are not members
+    /// by its own index.
     Signal {
-        /// Which conversation.
+        /// Conversation of the signal.
         conversation: ConversationId,
-        /// For whom.
+        /// Recipients of the signal.
         users: Vec<UserId>,
-        /// An encoded `tidegate.v1.ServerFrame`.
+        /// Encoded `tidegate.v1.ServerFrame`.
         frame: Bytes,
     },
-    /// What a user's devices there hear of a change of what the user keeps of a conversation.
+    /// Change of a user's mark, for the user's devices on the peer.
     Mark {
-        /// Which conversation.
+        /// Conversation of the mark.
         conversation: ConversationId,
-        /// Whose devices.
+        /// User whose devices get the frame.
         user: UserId,
-        /// Up to where it changed.
+        /// Seq up to which the conversation changed.
         seq: u64,
-        /// An encoded `tidegate.v1.ServerFrame`.
+        /// Encoded `tidegate.v1.ServerFrame`.
         frame: Bytes,
     },
-    /// What the peer's node topic did not take, for the members of a large group there.
+    /// Large-group record that the peer's node topic did not accept, for the members on the peer.
     FanOut {
-        /// Which group.
+        /// Group of the record.
         group: ConversationId,
-        /// An encoded `tidegate.v1.FanOut`.
+        /// Encoded `tidegate.v1.FanOut`.
         record: Bytes,
     },
 }
 
-/// Why a call did not come through.
+/// Failed or unconfirmed call to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// No such run of a node can be reached: it did nothing and never will. What was for it is for its successor to
-    /// find in the routes.
-    #[error("no such node here")]
+    /// Run of the node not reachable: the call had no effect and never will. The next run of the node is found by its
+    /// routes.
+    #[error("no such node")]
     NotHere,
-    /// It did nothing; the same call may succeed later (no connection, the queue to that peer is full, it is leaving).
-    #[error("the peer takes nothing now: {0}")]
+    /// Call without effect; the same call may succeed later. The peer is not connected, its queue is full, or it is
+    /// shutting down.
+    #[error("peer unavailable: {0}")]
     Unavailable(String),
-    /// It may have happened: for deliveries this counts as not delivered, answers are given again when asked.
-    #[error("the peer did not answer: {0}")]
+    /// Call in doubt. A delivery counts as not delivered; answers are repeated on request.
+    #[error("no reply from the peer: {0}")]
     Unknown(String),
 }
 
-/// Node to node; each call is one batch for one peer.
+/// Calls from node to node; each call is one batch for one peer.
 ///
-/// Both ends are a `Link`: what callers hold, and what a node does for its peers, which the adapter calls there with
-/// `to` = that node. Answers and deliveries to one node begin there in the order in which they were called, one after
-/// the other, as long as they succeed, and so do strays among themselves; other calls have no order. A batch is not atomic: an error says it of all
-/// its items at once, and they may differ. Every item is idempotent by what it names, so every call may be repeated.
-/// Calls end within a time that the adapter sets; one that is dropped before that is [`LinkError::Unknown`]. An empty
-/// batch does nothing, and does not say whether the peer is there. What waits for one peer is bounded: full is
-/// [`LinkError::Unavailable`] at once, and no peer's state delays a call to another.
+/// Both ends implement this trait: the client that callers use, and the handler that serves a node's peers. The adapter
+/// calls the handler with that node as `to`. Answers and deliveries to one node are handled in the order of the calls,
+/// one after the other, as long as they succeed; best-effort messages likewise among themselves. Other calls have no
+/// order. A batch is not atomic: an error covers all of its items, although their effects may differ. Every item is
+/// idempotent, so every call may be repeated. Calls end within a time set by the adapter; dropping one earlier is
+/// equivalent to [`LinkError::Unknown`]. An empty batch does nothing and does not show whether the peer is reachable.
+/// The queue to each peer is bounded: when it is full, calls return [`LinkError::Unavailable`] at once, and no peer
+/// delays calls to another.
 #[async_trait]
 pub trait Link: Send + Sync {
-    /// Hands answers to the node whose records they are about; Ok means that its conns have been told, or are gone.
+    /// Sends answers to the node that appended the records. `Ok` means that its connections got them or are closed.
     async fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError>;
 
-    /// Delivers pushes; one landing for each target, in order. An error leaves every target in doubt.
+    /// Delivers pushes and returns one landing per target, in order. An error leaves every target in doubt.
     async fn deliver(&self, to: &NodeBoot, deliveries: Vec<Delivery>)
     -> Result<Vec<Vec<Landing>>, LinkError>;
 
-    /// Stops sessions that newer conns have replaced, closing each `REPLACED` once. Ok says that no record of those
-    /// conns will be appended after this point: true if it was stopped by this call, false if it was gone already, in
-    /// order. [`LinkError::NotHere`] says the same of a whole node run only once its lease is over. Ends within 1 s.
+    /// Stops sessions that newer connections have replaced, closing each one once, with `REPLACED`.
+    ///
+    /// `Ok` means that those connections append no more records. In order, it is true for a session stopped by this
+    /// call and false for one that had ended. [`LinkError::NotHere`] guarantees the same for a whole run, but only once
+    /// its lease has expired. Ends within 1 s.
     async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError>;
 
-    /// Whether everything is archived that the owners there had told anybody: `told`, or by now, when that is empty. The peer
-    /// waits so long for it and says then that it is not yet: so who says nothing is frozen, or cut off.
-    async fn settled(&self, to: &NodeBoot, told: Vec<Told>, patience: Duration)
-    -> Result<Settled, LinkError>;
+    /// Queries whether the peer's owners have archived everything up to `marks`, or everything published so far if
+    /// `marks` is empty.
+    ///
+    /// The peer waits up to `within` and then replies that it is not archived yet, so a peer without a reply is frozen
+    /// or disconnected.
+    async fn settled(
+        &self,
+        to: &NodeBoot,
+        marks: Vec<PublishedMark>,
+        within: Duration,
+    ) -> Result<ArchiveStatus, LinkError>;
 
-    /// Asks an owner for answers that have not come (every 300 ms, DESIGN 6.1); one word for each, in order. Both the
-    /// answer and the word may reach the origin, in any order: they say the same. `from` is the run that asks, whose
-    /// records these are: conns and requests are numbers of its own.
+    /// Queries an owner for answers that have not arrived; returns one status for each, in order.
+    ///
+    /// The origin repeats the query every 300 ms. It may get both the answer and the status, in either order; they
+    /// agree. `from` is the run that appended the records, and that the connection and request ids belong to.
     async fn answers_again(
         &self,
         from: &NodeBoot,
         to: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError>;
+    ) -> Result<Vec<AnswerStatus>, LinkError>;
 
-    /// Hands over what may be lost, in order; Ok means that the peer has it and has done with it what it could. In the way
-    /// of no other call: neither waits for the other, and each has a bound of its own.
-    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError>;
+    /// Sends best-effort messages, in order. `Ok` means that the peer has handled them as far as it could. These calls
+    /// and all others neither delay each other nor share a limit.
+    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError>;
 
-    /// The steps there of the traces that somebody looks for, as many as one answer has; unless the query is passive, the message and the
-    /// user are watched there from now on. An end that notes no steps takes no such question.
+    /// Returns the peer's steps of the queried traces, as many as fit into one reply. Unless the query is passive, the
+    /// peer records the message and the user from now on. A handler that records no steps returns an error.
     async fn traces(&self, _to: &NodeBoot, _query: Query) -> Result<Vec<Event>, LinkError> {
-        Err(LinkError::Unavailable("it notes no steps".to_owned()))
+        Err(LinkError::Unavailable("no trace steps are recorded".to_owned()))
     }
 }

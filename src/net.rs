@@ -1,4 +1,4 @@
-//! Listeners and what happens on a socket before it belongs to a shard.
+//! Networking: listeners and socket options, socket I/O, and the HTTP upgrade of client connections.
 
 pub mod sockopt;
 pub mod transfer;

@@ -1,6 +1,7 @@
-//! The composition root: builds the ports, starts shards, owner, door and admin port, and stops them in order.
+//! Composition root: builds the ports, starts the shards, owners, client listener and admin port, and stops them in
+//! order.
 //!
-//! With `node/ports.rs` the only place that names adapters.
+//! Only this module and its children name adapters; the ports are built in `node/ports.rs`.
 
 use std::{
     fs,
@@ -30,22 +31,20 @@ mod tasks;
 
 pub use self::ids::all as leased_ids;
 use self::{
-    announcement::Said,
-    ports::{Broken, Built},
-    settings::{Shared, admission, owner_settings, shard_count},
-    tasks::{Floor, Running},
+    announcement::NodeAnnouncement,
+    ports::{BuiltPorts, FailureWatch},
+    settings::{ShardDependencies, admission, owner_settings, shard_count},
+    tasks::{Broker, RunningTasks},
 };
 use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
     assign::Assigner,
     config::{self, Config},
+    delivery::pending::Pending,
     directory::Directory,
     drain::Drainer,
-    ingest::{
-        admin::{Admin, Pending},
-        intake::Intake,
-    },
+    ingest::{admin::Admin, intake::Intake},
     lease,
     link::Listener,
     mail::{Mail, ShardHandle, ShardHandles},
@@ -56,82 +55,83 @@ use crate::{
     shard::{self, Shard},
 };
 
-/// How often the parts of the node are looked at.
-const PARTS_TICK: Duration = Duration::from_millis(250);
+/// Interval at which the parts of the node are checked.
+const PARTS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Between two looks at a part that is to end.
-const PARTS_POLL: Duration = Duration::from_millis(5);
+/// Interval at which parts that are stopping are polled.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long stopping may take before it goes on regardless.
+/// Time for a stop without a drain to close the connections and end the threads.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the owners may take to archive and tell what they have, and to leave.
-const GIVE_UP_MAX: Duration = Duration::from_secs(3);
+/// Time for the owners to archive, publish and release their partitions.
+const RELEASE_MAX: Duration = Duration::from_secs(3);
 
-/// How long the log may take to confirm what was handed over.
-const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// Time for the log, and for node topics, to confirm pending appends.
+const APPENDS_FLUSH_MAX: Duration = Duration::from_secs(1);
 
-/// How long calls that are still out may take to end.
-const CALLS_MAX: Duration = Duration::from_secs(1);
+/// Time for pending calls to end.
+const CALLS_END_MAX: Duration = Duration::from_secs(1);
 
-/// From the end of a drain, which is its deadline at the latest, to that of the process, where each port takes all its time:
-/// the owners, what waits for topics of nodes, the log, the routes and events, and calls.
-pub const LAST_STEPS: Duration = GIVE_UP_MAX
-    .saturating_add(CLOSE_MAX)
-    .saturating_add(CLOSE_MAX)
+/// Longest time from the end of a drain, at the latest its deadline, to the end of the process.
+///
+/// It adds the time limits of the owners, node topics, the log, routes and events, and calls.
+pub const LAST_STEPS: Duration = RELEASE_MAX
+    .saturating_add(APPENDS_FLUSH_MAX)
+    .saturating_add(APPENDS_FLUSH_MAX)
     .saturating_add(lease::LEAVING_MAX)
-    .saturating_add(CALLS_MAX);
+    .saturating_add(CALLS_END_MAX);
 
-/// The file in the data directory that tells where a running node listens.
+/// File in the data directory with the addresses of a running node.
 pub const NODE_FILE: &str = "node.json";
 
-/// Where a running node is; also the content of [`NODE_FILE`].
+/// Addresses and process of a running node; also the content of [`NODE_FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Addresses {
-    /// The client port.
+    /// Client port.
     pub client: SocketAddr,
-    /// The admin port.
+    /// Admin port.
     pub admin: SocketAddr,
-    /// The port for probes and metrics, if there is one.
+    /// Port for probes and metrics, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub monitor: Option<SocketAddr>,
-    /// The process.
+    /// Process id.
     pub pid: u32,
-    /// The token key that it shares with others; none = `token.key` of its data directory.
+    /// Token key shared with other nodes; `None` if it is `token.key` in the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
 }
 
-/// A running node.
+/// Running node.
 pub struct Node {
-    /// Where it listens.
+    /// Addresses on which the node listens.
     pub addresses: Addresses,
-    /// Whether messages outlive the process.
+    /// Whether messages survive the process.
     pub durable: bool,
-    /// The key of development tokens.
+    /// Key of development tokens.
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
-    door: (Stopper, JoinHandle<io::Result<()>>),
+    acceptor: (Stopper, JoinHandle<io::Result<()>>),
     shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
-    running: Running,
-    /// Ends only with the reason why the node must.
-    lease: (tokio::task::JoinHandle<()>, Broken),
+    running: RunningTasks,
+    /// Task that renews the lease, and the reason for which it ended the node.
+    lease: (tokio::task::JoinHandle<()>, FailureWatch),
     node_file: PathBuf,
-    broken: Broken,
+    failure: FailureWatch,
     drainer: Arc<Drainer>,
     ports: Arc<Ports>,
-    /// Peers are cut when it is dropped.
+    /// Listener for peers; dropping it closes their connections.
     _listener: Option<Listener>,
 }
 
-/// The ports that are listened on; that for clients only once there is somebody to let them in.
-struct Doors {
+/// Listening sockets of a node. The client socket is only bound: it listens once the node can accept clients.
+struct ListenSockets {
     client: Socket,
     admin: TcpListener,
     monitor: Option<TcpListener>,
 }
 
-impl Doors {
+impl ListenSockets {
     fn open(config: &Config) -> anyhow::Result<(Self, Addresses)> {
         let client = sockopt::bind(config.listen.client)
             .with_context(|| format!("listen.client {} can't be used", config.listen.client))?;
@@ -155,83 +155,83 @@ impl Doors {
 }
 
 impl Node {
-    /// Builds and starts everything; when this returns, clients are served. Services of a cluster that do not answer are waited for, without
-    /// an end; `waits` is true while there is nothing else to do, and the process may end.
+    /// Builds and starts all parts; when this returns, clients are served. Waits indefinitely for services of a
+    /// cluster that do not answer; `waits` is true while nothing else is under way, so that the process may end.
     ///
     /// # Errors
-    /// Names what is in the way: an address in use, a data directory that can't be written, a bad key file.
+    /// The node can't start: an address is in use, the data directory can't be written, or a key file is invalid.
     pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
         let admission = admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
-        let token_key = closed_files(config)?;
-        let ((doors, addresses), (metrics, rendered)) = (Doors::open(config)?, metrics::install());
-        let parts = startup_wait::parts(config, start, &doors, (&metrics, &rendered), waits);
+        let token_key = secure_files(config)?;
+        let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
+        let parts = startup_wait::parts(config, start, &sockets, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
-        let (config, Built { ports, broken, link, numbers, announcer, feed }) = (&config, built);
+        let (config, BuiltPorts { ports, failure, link, numbers, announcer, feed }) = (&config, built);
         let ports = Arc::new(ports);
         services.spawn(announcer.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
         let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let mut floor = Floor::new(&ports, &directory, &handles, pending, &metrics);
-        let beside = floor.beside_the_log(services.handle(), numbers, feed, config.limits.small_group_max);
+        let mut broker = Broker::new(&ports, &directory, &handles, pending, &metrics);
+        let unlogged = broker.start_unlogged(services.handle(), numbers, feed, config.limits.small_group_max);
         let assigner = assigner(config, &ports);
-        let shared = Shared {
+        let dependencies = ShardDependencies {
             config,
             ports: &ports,
             intake: &intake,
             directory: &directory,
             handles: &handles,
             admin: &admin,
-            beside: &beside,
+            unlogged: &unlogged,
             assigner: &assigner,
         };
-        let base = shared.context(&token_key, services.handle().clone(), metrics.clone());
+        let base = dependencies.context(&token_key, services.handle().clone(), metrics.clone());
         let shards = start_shards(&base, &handles, shard_count(config), start)?;
         let settings = owner_settings(config)?;
         let rules = settings.rules;
         let (listener, running) = {
             let _guard = services.enter();
-            (floor.listen(services.handle(), config)?, floor.start((&intake, outlets), settings))
+            (broker.listen(services.handle(), config)?, broker.start((&intake, outlets), settings))
         };
         let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
-        let hands = (Arc::clone(&admission), Arc::clone(&intake));
-        services.spawn(memory::watch(hands.clone(), handle_list.clone(), metrics.clone(), &config.limits));
-        let leavers = (Arc::clone(&admission), Arc::clone(&intake), Arc::clone(&assigner));
+        let throttled = (Arc::clone(&admission), Arc::clone(&intake));
+        services.spawn(memory::watch(throttled, handle_list.clone(), metrics.clone(), &config.limits));
+        let drained = (Arc::clone(&admission), Arc::clone(&intake), Arc::clone(&assigner));
         let drainer =
-            Drainer::new(config.drain_settings(), start, handle_list.clone(), leavers, metrics.clone());
+            Drainer::new(config.drain_settings(), start, handle_list.clone(), drained, metrics.clone());
         services.spawn(Arc::clone(&drainer).run());
-        let places = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
-        let said = Said::new(&assigner, places, (&admission, &drainer), &ports, rules);
-        let client = listening(doors.client, &config.listen)?;
-        let lease = services.block_on(said.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
+        let public = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
+        let notice = NodeAnnouncement::new(&assigner, public, (&admission, &drainer), &ports, rules);
+        let client = start_listening(sockets.client, &config.listen)?;
+        let lease = services.block_on(notice.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
         let (acceptor, stopper) =
             Acceptor::new(client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
-        let door = (stopper, thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?);
-        let (seen, leaving) = (Arc::clone(&ports), Arc::clone(&drainer));
-        let api = Api { admin, ports: seen, assigner, admission, metrics: rendered, drainer: leaving };
-        serve_apis(&services, (doors.admin, doors.monitor), api)?;
+        let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
+        let (to_read, to_drain) = (Arc::clone(&ports), Arc::clone(&drainer));
+        let api = Api { admin, ports: to_read, assigner, admission, metrics: rendered, drainer: to_drain };
+        serve_apis(&services, (sockets.admin, sockets.monitor), api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
             durable: ports.bus.state().durable,
             token_key,
             services,
-            door,
+            acceptor: (stopper, thread),
             shards,
             running,
             lease,
             node_file,
-            broken,
+            failure,
             drainer,
             ports,
             _listener: listener,
         })
     }
 
-    /// Its name: the configured one, or one that it has leased.
+    /// Returns the name of the node, which is configured or leased.
     pub fn id(&self) -> &str {
         self.ports.me.node.as_str()
     }
@@ -241,40 +241,40 @@ impl Node {
         self.services.block_on(future)
     }
 
-    /// Waits until a part of the node is broken, and says which: then the process must end, because what is left of it
+    /// Waits until a part of the node breaks, and returns why. The process must end then, because the other parts
     /// would look healthy.
     pub async fn broken(&self) -> String {
-        let mut tick = tokio::time::interval(PARTS_TICK);
+        let mut tick = tokio::time::interval(PARTS_CHECK_INTERVAL);
         loop {
             tick.tick().await;
             if let Some(why) =
-                [&self.broken, &self.lease.1].into_iter().find_map(|part| part.borrow().clone())
+                [&self.failure, &self.lease.1].into_iter().find_map(|part| part.borrow().clone())
             {
                 return why;
             }
             let shards = self.shards.iter().any(|(_, thread)| thread.is_finished()).then_some("a shard");
-            let door = self.door.1.is_finished().then_some("the door");
+            let acceptor = self.acceptor.1.is_finished().then_some("the acceptor");
             let task = self.running.tasks.iter().find(|(_, task)| task.is_finished()).map(|(name, _)| *name);
-            if let Some(part) = shards.or(door).or(task) {
-                return format!("{part} ended by itself; the log above says why");
+            if let Some(part) = shards.or(acceptor).or(task) {
+                return format!("{part} ended unexpectedly; see the log above for the reason");
             }
         }
     }
 
-    /// Runs a future on the services runtime beside everything else, for as long as the node lives.
+    /// Runs a future in the background on the services runtime, for as long as the node runs.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.services.spawn(future);
     }
 
-    /// The way to have the node leave gently; then [`Self::wait`].
+    /// Returns the drainer, which begins a planned stop; [`Self::wait`] awaits its end.
     pub fn drainer(&self) -> &Arc<Drainer> {
         &self.drainer
     }
 
-    /// Serves until a drain has nobody left, stops, and says how it went.
+    /// Serves until a drain completes, then stops and returns the outcome.
     ///
     /// # Errors
-    /// Says which part of the node broke; the rest of it was stopped at once.
+    /// A part of the node broke, and the rest was stopped at once; the error names the part.
     pub fn wait(self) -> Result<Outcome, String> {
         let drainer = Arc::clone(&self.drainer);
         let broken = self.services.block_on(async {
@@ -287,88 +287,89 @@ impl Node {
             self.stop();
             return Err(why);
         }
-        self.take_down(|| drainer.flush_is_over());
+        self.shut_down(|| drainer.flush_is_over());
         Ok(drainer.finish())
     }
 
-    /// Stops without a drain: no newcomers, every client told `DRAINING` at once, then the threads end.
+    /// Stops without a drain: accepts no more clients, closes all with `DRAINING` at once, then ends the threads.
     pub fn stop(self) {
         let deadline = Instant::now() + STOP_DEADLINE;
-        self.take_down(|| Instant::now() >= deadline);
+        self.shut_down(|| Instant::now() >= deadline);
     }
 
-    fn take_down(self, is_over: impl Fn() -> bool) {
-        self.door.0.stop();
+    fn shut_down(self, is_over: impl Fn() -> bool) {
+        self.acceptor.0.stop();
         if let Err(error) = fs::remove_file(&self.node_file) {
-            tracing::debug!(%error, "the node file was gone already");
+            tracing::debug!(%error, "node file already removed");
         }
         self.services.block_on(async {
             let over = async {
                 while !is_over() {
-                    tokio::time::sleep(PARTS_POLL).await;
+                    tokio::time::sleep(STOP_POLL_INTERVAL).await;
                 }
             };
-            // A shard that ended by itself has no clients to tell; one that takes no mail is not waited for beyond the time.
-            let told =
+            // A shard that has ended has no clients to close; one with a full mailbox delays the stop only until the
+            // deadline.
+            let posted =
                 join_all(self.shards.iter().map(|(handle, _)| handle.post(Mail::Stop(Code::Draining))));
             tokio::select! {
                 biased;
-                _ = told => {}
-                () = over => tracing::warn!("a shard did not take the order to stop"),
+                _ = posted => {}
+                () = over => tracing::warn!("shard mailbox full; stopping without closing its clients in order"),
             }
         });
-        let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.door.1]);
+        let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.acceptor.1]);
         for thread in threads {
             while !thread.is_finished() && !is_over() {
-                thread::park_timeout(PARTS_POLL);
+                thread::park_timeout(STOP_POLL_INTERVAL);
             }
             if thread.is_finished()
                 && let Ok(Err(error)) = thread.join()
             {
-                tracing::error!(%error, "a thread ended with an error");
+                tracing::error!(%error, "thread ended with an error");
             }
         }
-        // Nobody appends any more. What is owned is archived, told and given up, so that others go on at once.
-        self.running.leaving.cancel();
+        // All appends are done. The owners archive, publish and release now, so that other nodes take over at once.
+        self.running.shutdown.cancel();
         let [_, (_, owners)] = self.running.tasks;
         self.services.block_on(async {
-            if tokio::time::timeout(GIVE_UP_MAX, owners).await.is_err() {
+            if tokio::time::timeout(RELEASE_MAX, owners).await.is_err() {
                 tracing::warn!(
-                    "the partitions were not given up in time; others take them over after a while"
+                    "partitions not released in time; other nodes take them over after the session timeout"
                 );
             }
-            if let Some(spread) = &self.running.spread {
-                spread.settle(CLOSE_MAX).await;
+            if let Some(publisher) = &self.running.group_publisher {
+                publisher.settle(APPENDS_FLUSH_MAX).await;
             }
-            if let Err(error) = self.ports.bus.close(CLOSE_MAX).await {
-                tracing::warn!(%error, "the log was not closed in order");
+            if let Err(error) = self.ports.bus.close(APPENDS_FLUSH_MAX).await {
+                tracing::warn!(%error, "log not closed cleanly; the last appends may be unconfirmed");
             }
         });
-        // The rows of the last conns are gone, or are swept here.
+        // The routes of the last connections are removed already, or else here.
         self.lease.0.abort();
         self.services.block_on(lease::leave(&self.ports));
-        self.services.shutdown_timeout(CALLS_MAX);
+        self.services.shutdown_timeout(CALLS_END_MAX);
     }
 }
 
-/// The client port, from now on open.
-fn listening(client: Socket, config: &config::Listen) -> anyhow::Result<TcpListener> {
+/// Starts to listen on the bound client socket.
+fn start_listening(client: Socket, config: &config::Listen) -> anyhow::Result<TcpListener> {
     client
         .listen(config.backlog)
         .with_context(|| format!("listen.client {} can't be used", config.client))?;
     Ok(client.into())
 }
 
-/// Who sends clients to nodes.
+/// Builds the assigner, which sends clients to nodes.
 fn assigner(config: &Config, ports: &Arc<Ports>) -> Arc<Assigner> {
     let ttl = Duration::from_millis(config.assign.ttl_ms);
-    Arc::new(Assigner::new(Arc::clone(ports), config.assign.about(), ttl))
+    Arc::new(Assigner::new(Arc::clone(ports), settings::node_description(&config.assign), ttl))
 }
 
-/// Where clients reach the node.
+/// Returns the addresses at which clients reach the node.
 fn client_addresses(config: &Config, addresses: &Addresses) -> Vec<String> {
     match config.assign.addresses.as_slice() {
-        // Nobody can connect to "all addresses": clients stay with the one that they know.
+        // A wildcard address can't be connected to: clients keep to the address that they know.
         [] if addresses.client.ip().is_unspecified() => Vec::new(),
         [] => vec![addresses.client.to_string()],
         named => named.to_vec(),
@@ -395,7 +396,7 @@ fn start_shards(
         .context("a shard could not start")?;
     let list = built.iter().map(|(_, handle)| handle.clone()).collect();
     if handles.set(list).is_err() {
-        anyhow::bail!("the shards of a node are started once");
+        anyhow::bail!("the shards of this node are already started");
     }
     let mut shards = Vec::new();
     for (index, (shard, handle)) in built.into_iter().enumerate() {
@@ -406,37 +407,38 @@ fn start_shards(
     Ok(shards)
 }
 
-/// The admin port, and the one for probes if there is one.
+/// Serves the admin port, and the port for probes if there is one.
 fn serve_apis(
     services: &tokio::runtime::Runtime,
     (admin, monitor): (TcpListener, Option<TcpListener>),
     api: Api,
 ) -> io::Result<()> {
-    if let Some(door) = monitor {
-        serve_api(services, door, api.clone(), "monitor", api::monitor::serve)?;
+    if let Some(monitor) = monitor {
+        serve_api(services, monitor, api.clone(), "monitor", api::monitor::serve)?;
     }
     serve_api(services, admin, api, "admin", api::serve)
 }
 
 fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
     services: &tokio::runtime::Runtime,
-    door: TcpListener,
+    listener: TcpListener,
     api: Api,
     name: &'static str,
     serve: impl FnOnce(tokio::net::TcpListener, Api) -> S,
 ) -> io::Result<()> {
     let _guard = services.enter();
-    let serving = serve(tokio::net::TcpListener::from_std(door)?, api);
+    let serving = serve(tokio::net::TcpListener::from_std(listener)?, api);
     services.spawn(async move {
         if let Err(error) = serving.await {
-            tracing::error!(%error, name, "a port of the API stopped");
+            tracing::error!(%error, name, "API port stopped serving");
         }
     });
     Ok(())
 }
 
-/// Creates the data directory, or closes one that is open to other accounts, and checks the files with secrets. Returns the token key.
-fn closed_files(config: &Config) -> anyhow::Result<Vec<u8>> {
+/// Creates the data directory or restricts an existing one to this account, checks the files with secrets, and
+/// returns the token key.
+fn secure_files(config: &Config) -> anyhow::Result<Vec<u8>> {
     let data = &config.node.data;
     let was_open = private::enter(data)
         .with_context(|| format!("the data directory {} can't be used", data.display()))?;
@@ -447,7 +449,7 @@ fn closed_files(config: &Config) -> anyhow::Result<Vec<u8>> {
     ports::token_key(config)
 }
 
-/// Written under another name first, so that whoever waits for it never reads half of it.
+/// Writes the node file under another name and renames it, so that readers never see half of it.
 fn write_node_file(data: &Path, addresses: &Addresses) -> anyhow::Result<PathBuf> {
     let path = data.join(NODE_FILE);
     let draft = path.with_extension("tmp");

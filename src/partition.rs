@@ -3,6 +3,7 @@
 mod archiver;
 pub mod assignment;
 mod batch;
+pub mod dispatcher;
 mod exit;
 mod lag;
 pub mod membership;

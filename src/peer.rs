@@ -1,5 +1,5 @@
-//! What a node does for its peers: hands their answers, pushes and strays to its own connections, and stops sessions that
-//! moved.
+//! Receiving end of the link: passes the answers, pushes and best-effort messages of peers to local connections, and
+//! stops sessions that moved.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,15 +10,16 @@ use tokio::{sync::oneshot, time};
 
 use crate::{
     delivery::{
-        answer_cache::{self, Answered},
-        local::Outbound,
+        answer_cache::{self, AnswerCache},
+        local::LocalDispatcher,
+        pending::Pending,
         trace_steps,
     },
     directory::Directory,
-    ingest::admin::Pending,
-    large_group::subscriber::Crowds,
+    large_group::subscriber::GroupSubscriber,
     link::{
-        Answer, Ask, Delivery, Landing, Level, Link, LinkError, Session, Settled, Stray, Target, Told, Word,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, Landing, Link,
+        LinkError, PublishedMark, Session, Target,
     },
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
@@ -27,10 +28,10 @@ use crate::{
     trace::{Event, Query, Tracer},
 };
 
-/// How long a shard may take to say that it stopped a session; within what the caller waits (1 s, DESIGN 6.3).
-const STOP: Duration = Duration::from_millis(800);
+/// Time for the shards to confirm that they stopped a session; shorter than the caller waits (1 s).
+const STOP_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// The receiving end of the link.
+/// Receiving end of the link.
 pub struct Peer {
     me: NodeBoot,
     directory: Arc<Directory>,
@@ -39,14 +40,14 @@ pub struct Peer {
     metrics: Metrics,
     missed: best_effort::Missed,
     tracer: Arc<Tracer>,
-    /// None = there are no large groups here.
-    crowds: Option<Arc<Crowds>>,
-    /// What the owners here have said; none = nobody owns anything here.
-    answered: Option<(Arc<Answered>, Arc<Ports>)>,
+    /// Subscriber of large groups; `None` if this node takes no part in them.
+    subscriber: Option<Arc<GroupSubscriber>>,
+    /// Recent outcomes of local owners; `None` if this node owns no partitions.
+    cache: Option<(Arc<AnswerCache>, Arc<Ports>)>,
 }
 
 impl Peer {
-    /// Serves the node of these shards.
+    /// Creates the receiving end for the node of these shards.
     pub fn new(
         me: NodeBoot,
         directory: Arc<Directory>,
@@ -62,42 +63,44 @@ impl Peer {
             metrics,
             missed: best_effort::Missed::default(),
             tracer: Arc::default(),
-            crowds: None,
-            answered: None,
+            subscriber: None,
+            cache: None,
         }
     }
 
-    /// The same, noting the steps of traced messages there.
+    /// Records the steps of traced messages with `tracer`.
     #[must_use]
     pub fn tracing(self, tracer: Arc<Tracer>) -> Self {
         Self { tracer, ..self }
     }
 
-    /// The same, for a node that takes part in large groups.
+    /// Passes the records of large groups to `subscriber`.
     #[must_use]
-    pub fn with_crowds(self, crowds: Arc<Crowds>) -> Self {
-        Self { crowds: Some(crowds), ..self }
+    pub fn with_crowds(self, subscriber: Arc<GroupSubscriber>) -> Self {
+        Self { subscriber: Some(subscriber), ..self }
     }
 
-    /// The same, for a node whose owners may be asked again what they said.
+    /// Lets peers query the outcomes of this node's owners again.
     #[must_use]
-    pub fn answering(self, answered: Arc<Answered>, ports: Arc<Ports>) -> Self {
-        Self { answered: Some((answered, ports)), ..self }
+    pub fn answering(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
+        Self { cache: Some((cache, ports)), ..self }
     }
 
-    /// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those whose shard
-    /// was full before.
+    /// Notifies local members of these rooms that an unknown number of messages may be missing. Also retries
+    /// notifications that a full shard did not take before.
     pub fn may_lack(&self, rooms: Vec<ConversationId>) {
-        self.take_strays(rooms.into_iter().map(|room| Stray::Missed { room, count: 0 }).collect());
+        self.deliver_best_effort(
+            rooms.into_iter().map(|room| BestEffortMessage::Missed { room, count: 0 }).collect(),
+        );
     }
 
-    fn outbound(&self) -> Outbound {
+    fn outbound(&self) -> LocalDispatcher {
         let (directory, shards) = (Arc::clone(&self.directory), Arc::clone(&self.shards));
-        Outbound::new(self.me.clone(), directory, shards, Arc::clone(&self.pending))
+        LocalDispatcher::new(self.me.clone(), directory, shards, Arc::clone(&self.pending))
     }
 
-    /// Nothing is for an earlier run of this node.
-    fn is_me(&self, to: &NodeBoot) -> Result<(), LinkError> {
+    /// Fails unless the call is for this run of the node: nothing is for an earlier one.
+    fn check_run(&self, to: &NodeBoot) -> Result<(), LinkError> {
         if *to == self.me { Ok(()) } else { Err(LinkError::NotHere) }
     }
 
@@ -109,18 +112,19 @@ impl Peer {
         if self.directory.user(user).is_empty() { Landing::NotHere } else { Landing::Delivered }
     }
 
-    /// Asks the shards that have the user to stop the session, and those in its place before.
-    async fn stop(&self, session: &Session) -> bool {
+    /// Stops the session, and older ones of its device, on the shards that have the user.
+    async fn stop_session(&self, session: &Session) -> bool {
         let handles = self.shards.get().map(Vec::as_slice).unwrap_or_default();
-        let here = self.directory.user(&session.user).iter().filter_map(|shard| handles.get(shard));
+        let handles_of_user =
+            self.directory.user(&session.user).iter().filter_map(|shard| handles.get(shard));
         let mut stopped = false;
-        for handle in here {
-            let (asker, said) = oneshot::channel();
+        for handle in handles_of_user {
+            let (reply, is_stopped) = oneshot::channel();
             let (user, device) = (session.user.clone(), session.device.clone());
-            let mail = Mail::Replaced(user, device, session.epoch.saturating_add(1), Some(asker));
+            let mail = Mail::Replaced(user, device, session.epoch.saturating_add(1), Some(reply));
             if handle.post(mail).await.is_ok() {
                 // A shard that ends has no session left.
-                stopped |= said.await.unwrap_or(false);
+                stopped |= is_stopped.await.unwrap_or(false);
             }
         }
         stopped
@@ -130,10 +134,10 @@ impl Peer {
 #[async_trait]
 impl Link for Peer {
     async fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
-        self.is_me(to)?;
+        self.check_run(to)?;
         let mut out = self.outbound();
         for answer in answers {
-            trace_steps::note_answer_of_peer(&self.tracer, &answer.traceparent, answer.outcome);
+            trace_steps::note_peer_answer(&self.tracer, &answer.traceparent, answer.outcome);
             out.answer_here(answer.conn, answer.request, answer.outcome);
         }
         out.flush().await;
@@ -145,28 +149,28 @@ impl Link for Peer {
         to: &NodeBoot,
         deliveries: Vec<Delivery>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
-        self.is_me(to)?;
+        self.check_run(to)?;
         let landings =
             deliveries.iter().map(|push| push.to.iter().map(|it| self.landing(it)).collect()).collect();
         let mut out = self.outbound();
         for delivery in deliveries.into_iter().filter(|it| !it.push.is_empty()) {
             match decode(&delivery, &self.me) {
-                Some((push, each)) => {
-                    if let Some(trace) = each.iter().find_map(|it| it.frame.trace()) {
-                        trace_steps::note_push_of_peer(&self.tracer, trace, &push, delivery.to.len());
+                Some((push, deliveries)) => {
+                    if let Some(trace) = deliveries.iter().find_map(|it| it.frame.trace()) {
+                        trace_steps::note_peer_push(&self.tracer, trace, &push, delivery.to.len());
                     }
-                    match self.crowds.as_ref().filter(|_| push.event.is_some()) {
-                        // Who is a member here is decided in one place.
-                        Some(crowds) => {
+                    match self.subscriber.as_ref().filter(|_| push.event.is_some()) {
+                        // Only the subscriber decides which users are local members.
+                        Some(subscriber) => {
                             out.flush().await;
-                            for it in each {
-                                crowds.of_peer(push.clone(), it).await;
+                            for it in deliveries {
+                                subscriber.apply_peer_push(push.clone(), it).await;
                             }
                         }
-                        None => each.into_iter().for_each(|it| out.push_of_peer(&push, it)),
+                        None => deliveries.into_iter().for_each(|it| out.push_from_peer(&push, it)),
                     }
                 }
-                None => tracing::error!("a peer sent a push that can't be decoded"),
+                None => tracing::error!("undecodable push from a peer; skipped"),
             }
         }
         out.flush().await;
@@ -174,27 +178,29 @@ impl Link for Peer {
     }
 
     async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
-        self.is_me(to)?;
+        self.check_run(to)?;
         let all = async {
             let mut stopped = Vec::with_capacity(sessions.len());
             for session in &sessions {
-                stopped.push(self.stop(session).await);
+                stopped.push(self.stop_session(session).await);
             }
             stopped
         };
-        time::timeout(STOP, all).await.map_err(|_| LinkError::Unknown("the shards are busy".to_owned()))
+        time::timeout(STOP_TIMEOUT, all)
+            .await
+            .map_err(|_| LinkError::Unknown("shards did not confirm in time".to_owned()))
     }
 
     async fn settled(
         &self,
         to: &NodeBoot,
-        told: Vec<Told>,
-        patience: Duration,
-    ) -> Result<Settled, LinkError> {
-        self.is_me(to)?;
-        Ok(match &self.answered {
-            Some((_, ports)) => ports.owned.ahead().answer(told, patience).await,
-            None => Settled::Level(Level::default()),
+        published: Vec<PublishedMark>,
+        within: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        self.check_run(to)?;
+        Ok(match &self.cache {
+            Some((_, ports)) => ports.owned.ahead().answer(published, within).await,
+            None => ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()),
         })
     }
 
@@ -203,31 +209,31 @@ impl Link for Peer {
         from: &NodeBoot,
         to: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
-        self.is_me(to)?;
-        Ok(match &self.answered {
-            Some((answered, ports)) => answer_cache::words(answered, ports, from, &asks).await,
-            None => vec![Word::NotOwner; asks.len()],
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
+        self.check_run(to)?;
+        Ok(match &self.cache {
+            Some((cache, ports)) => answer_cache::words(cache, ports, from, &asks).await,
+            None => vec![AnswerStatus::NotOwner; asks.len()],
         })
     }
 
-    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
-        self.is_me(to)?;
-        self.take_strays(strays);
+    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+        self.check_run(to)?;
+        self.deliver_best_effort(messages);
         Ok(())
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
-        self.is_me(to)?;
+        self.check_run(to)?;
         Ok(self.tracer.ask(&query))
     }
 }
 
-/// The push, and what the shards are given of it: once for its sessions, once for the users that are asked for anywhere.
+/// Decodes a push into local deliveries: one for its named sessions, one for users addressed on all connections.
 fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Delivery>)> {
     let push = pb::Push::decode(&delivery.push[..]).ok()?;
     let conversation = ConversationId::parse(&push.conversation).ok()?;
-    let frame = PushFrame::from_push(&delivery.push).traced(trace_steps::of_peer(&delivery.traceparent));
+    let frame = PushFrame::from_push(&delivery.push).traced(trace_steps::parse_trace(&delivery.traceparent));
     let frame = Arc::new(frame);
     let (mut sessions, mut users): (Vec<Session>, Vec<UserId>) = (Vec::new(), Vec::new());
     for target in &delivery.to {
@@ -242,7 +248,7 @@ fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Del
     ];
     let seq = push.seq;
     let origin = delivery.sent_by.as_ref().filter(|it| it.at == *me).map(|it| ConnKey::unpack(it.conn));
-    let each = audiences.into_iter().flatten().map(|audience| mail::Delivery {
+    let deliveries = audiences.into_iter().flatten().map(|audience| mail::Delivery {
         conversation: conversation.clone(),
         seq,
         audience,
@@ -250,7 +256,7 @@ fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Del
         origin,
         tracked: delivery.tracked,
     });
-    Some((push, each.collect()))
+    Some((push, deliveries.collect()))
 }
 
 mod best_effort;

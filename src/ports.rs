@@ -1,4 +1,4 @@
-//! The five ports of a node, as everything above sees them, and what its lease knows beside them.
+//! Ports of a node: its adapters as the layers above see them, and the state that its lease shares with them.
 
 use std::sync::Arc;
 
@@ -13,26 +13,29 @@ use crate::{
     trace::Tracer,
 };
 
-/// One adapter for each port; which ones is decided in `node` alone.
+mod barrier;
+mod interest;
+
+/// One adapter per port, chosen by `node` alone, and state shared by all layers.
 pub struct Ports {
-    /// This run of this node.
+    /// Run of this node.
     pub me: NodeBoot,
-    /// The durable log and the node topics.
+    /// Durable log and node topics.
     pub bus: Arc<dyn Bus>,
-    /// What is archived.
+    /// Archive.
     pub store: Arc<dyn Store>,
-    /// Who is where; leased.
+    /// Leased routes from devices to nodes.
     pub routes: Arc<dyn Routes>,
-    /// What may be lost.
+    /// State that may be lost: chains, windows and numbers.
     pub scratch: Arc<dyn Scratch>,
-    /// Node to node.
+    /// Calls from node to node.
     pub link: Arc<dyn Link>,
-    /// What this node owns: the owners say it, the lease tells the others.
+    /// Partitions that this node owns; owners update them, and the lease announces them.
     pub owned: Arc<Owned>,
-    /// Which nodes there are: the lease keeps it, also while the routes are away.
+    /// Other nodes, as the lease last fetched them; kept while the routes are unavailable.
     pub peers: Arc<Peers>,
-    /// What happened to messages here, as far as it is noted.
+    /// Steps of messages on this node, as far as they are recorded.
     pub trace: Arc<Tracer>,
-    /// Who came and went here, and what else others are told of.
+    /// Events of this node: online and offline devices, read marks, blocked chains.
     pub events: Arc<Events>,
 }

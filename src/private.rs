@@ -1,4 +1,4 @@
-//! Files and directories that are closed to other accounts of the machine: the data directory, exports, and files with secrets.
+//! Files and directories closed to other accounts of the machine: data directory, exports and files with secrets.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -18,27 +18,27 @@ const NOT_OWNER: u32 = 0o077;
 const OTHERS: u32 = 0o007;
 /// Permission to write, of the group and of all others.
 const WRITABLE: u32 = 0o022;
-/// Set on directories that several accounts share, such as `/tmp`.
+/// Sticky bit, set on directories that several accounts share, such as `/tmp`.
 const STICKY: u32 = 0o1000;
 
-/// The cure where the mode of a directory stays as it is.
-const KEEPS_NO_MODES: &str = "other accounts may enter it, and its file system does not let it be closed: mount that with \
-                              `uid=` of the node's account and `umask=077` (vfat, exfat, ntfs) or `dir_mode=0700,file_mode=0600` \
-                              (CIFS), or name a directory on another one";
+/// Error, with its cure, for a directory whose mode can't be changed.
+const MODE_UNCHANGEABLE: &str = "other accounts may enter it, and its file system does not support changing that: mount it \
+                              with `uid=` of the node's account and `umask=077` (vfat, exfat, ntfs) or \
+                              `dir_mode=0700,file_mode=0600` (CIFS), or name a directory on another file system";
 
-/// Closes every file and directory that this process and its children create from now on, whatever code creates it.
+/// Closes every file and directory that this process and its children create from now on to other accounts.
 pub fn close_new_files() {
     umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Options for writing a file that is created with mode 600.
+/// Returns options to write a file, created with mode 600.
 pub fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
     options
 }
 
-/// Whether only its owner may read or write a file. Some file systems ignore the mode that a file was created with.
+/// Returns whether only its owner may read or write a file. Some file systems ignore the mode given at creation.
 ///
 /// # Errors
 /// The file has no metadata.
@@ -46,7 +46,7 @@ pub fn is_closed(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.mode() & NOT_OWNER == 0)
 }
 
-/// Creates a directory, and its missing parents, with mode 700. One that exists stays as it is.
+/// Creates a directory and its missing parents with mode 700. An existing directory is left unchanged.
 ///
 /// # Errors
 /// The directory can't be created.
@@ -54,27 +54,32 @@ pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Creates a data directory with mode 700, or closes one that exists. Returns whether it was open to other accounts.
+/// Creates a data directory with mode 700, or closes an existing one. Returns whether it was open to other accounts.
 ///
 /// # Errors
-/// The directory can't be created, or is open to other accounts and not this account's alone to close; the text has the cure.
+/// The directory can't be created, or is open to other accounts and can't safely be closed; the text names the cure.
 pub fn enter(path: &Path) -> io::Result<bool> {
     create_dir_all(path)?;
     let directory = File::open(path)?;
     let about = directory.metadata()?;
-    let found =
-        Found { mode: about.mode(), owner: about.uid(), me: geteuid().as_raw(), is_shared: is_shared(path)? };
+    let found = DirectoryState {
+        mode: about.mode(),
+        owner: about.uid(),
+        me: geteuid().as_raw(),
+        is_shared: is_shared(path)?,
+    };
     match found.verdict() {
         Ok(None) => Ok(false),
         Ok(Some(mode)) => {
-            // Some file systems refuse to change modes, others ignore it.
+            // Some file systems refuse to change a mode, others ignore the change.
             let refused = |why: String| io::Error::new(io::ErrorKind::PermissionDenied, why);
             let changed = directory.set_permissions(Permissions::from_mode(mode));
-            changed.map_err(|error| refused(format!("{KEEPS_NO_MODES} ({error})")))?;
+            changed.map_err(|error| refused(format!("{MODE_UNCHANGEABLE} ({error})")))?;
             if directory.metadata()?.mode() & NOT_OWNER != 0 {
-                return Err(refused(KEEPS_NO_MODES.to_owned()));
+                return Err(refused(MODE_UNCHANGEABLE.to_owned()));
             }
-            // Now that no other account may add anything. If something is wrong, the next start has to find that, too.
+            // Checked after closing, so that no other account can add files meanwhile. On an error the old mode is
+            // restored, so that the next start detects it too.
             close_below(path, found.mode & WRITABLE != 0, found.me).inspect_err(|_| {
                 drop(directory.set_permissions(Permissions::from_mode(found.mode & 0o7777)))
             })?;
@@ -84,8 +89,10 @@ pub fn enter(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Closes what is in a directory. If other accounts could write to it, everything in it has to be this account's or root's,
-/// and no link: the node would write through a link that another account made.
+/// Closes the contents of a directory, recursively.
+///
+/// If other accounts could write to it, each entry must belong to this account or root and must not be a link: the node
+/// would write through a link that another account made.
 fn close_below(directory: &Path, was_writable: bool, me: u32) -> io::Result<()> {
     for entry in directory.read_dir()? {
         let entry = entry?;
@@ -110,17 +117,17 @@ fn close_below(directory: &Path, was_writable: bool, me: u32) -> io::Result<()> 
     Ok(())
 }
 
-/// State of a directory that is to become, or is, a data directory.
-struct Found {
+/// Owner and mode of a directory to be used as a data directory.
+struct DirectoryState {
     mode: u32,
     owner: u32,
     me: u32,
-    /// Whether directories are in it that no node creates.
+    /// Whether it contains directories that no node creates.
     is_shared: bool,
 }
 
-impl Found {
-    /// The mode that it has to get, if any; or why it can't be used.
+impl DirectoryState {
+    /// Returns the mode to set, if any, or why the directory can't be used.
     fn verdict(&self) -> Result<Option<u32>, String> {
         let (owner, me) = (self.owner, self.me);
         if owner != me && owner != 0 {
@@ -133,7 +140,7 @@ impl Found {
             return Ok(None);
         }
         if owner != me {
-            // A group is somebody's decision, as for key files: volumes of Kubernetes have one (`fsGroup`).
+            // Group access is deliberate, as for key files: Kubernetes volumes use it (`fsGroup`).
             return if self.mode & OTHERS == 0 {
                 Ok(None)
             } else {
@@ -145,18 +152,18 @@ impl Found {
         }
         // Closing a home directory or /srv would break more than it protects.
         if self.mode & STICKY != 0 || self.is_shared {
-            return Err("other accounts may enter it, and other things than a node's data are in it; name a directory of the node's \
-                        own, or close this one with `chmod 700`"
+            return Err("other accounts may enter it, and it contains more than a node's data; name a directory for the node alone, \
+                        or close this one with `chmod 700`"
                 .to_owned());
         }
         Ok(Some(self.mode & 0o7777 & !NOT_OWNER))
     }
 }
 
-/// Directories that a node creates, and those of file systems.
-const KNOWN: [&str; 5] = ["store", "store.import", "lost+found", ".snapshot", ".zfs"];
+/// Directories that a node or a file system creates in a data directory.
+const EXPECTED_DIRECTORIES: [&str; 5] = ["store", "store.import", "lost+found", ".snapshot", ".zfs"];
 
-/// Whether there are directories that neither a node nor `tidegate up` creates.
+/// Returns whether there are directories that neither a node nor `tidegate up` creates.
 fn is_shared(path: &Path) -> io::Result<bool> {
     for entry in path.read_dir()? {
         let entry = entry?;
@@ -166,14 +173,14 @@ fn is_shared(path: &Path) -> io::Result<bool> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let is_member = name.strip_prefix('n').is_some_and(|nth| nth.parse::<u16>().is_ok());
-        if !is_member && !KNOWN.contains(&name.as_ref()) {
+        if !is_member && !EXPECTED_DIRECTORIES.contains(&name.as_ref()) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Reads a file with a secret. Its group may read it, as containers have it (mode 440 and `fsGroup`).
+/// Reads a file with a secret. Group read access is allowed, as in containers (mode 440 and `fsGroup`).
 ///
 /// # Errors
 /// The file can't be read, or every account may read it, or its group may write it.
@@ -185,10 +192,10 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Checks a file with a secret that other code reads.
+/// Checks the permissions of a file with a secret that other code reads.
 ///
 /// # Errors
-/// As those of [`read`].
+/// See [`read`].
 pub fn check(path: &Path) -> io::Result<()> {
     check_secret(&File::open(path)?)
 }
@@ -208,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    fn place(name: &str) -> PathBuf {
+    fn temp_path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("tidegate-private-{name}-{}", std::process::id()))
     }
 
@@ -222,7 +229,7 @@ mod tests {
 
     #[test]
     fn data_directories_are_created_closed_and_open_ones_are_closed() {
-        let data = place("data").join("a/b");
+        let data = temp_path("data").join("a/b");
         assert!(!enter(&data).unwrap());
         assert_eq!((mode(&data), mode(data.parent().unwrap())), (0o700, 0o700));
         for name in ["store", "n1", "n16"] {
@@ -234,18 +241,18 @@ mod tests {
             assert_eq!(mode(&data), 0o700, "{open:o}");
             assert!(!enter(&data).unwrap());
         }
-        fs::remove_dir_all(place("data")).unwrap();
+        fs::remove_dir_all(temp_path("data")).unwrap();
     }
 
     #[test]
-    fn what_others_may_have_put_into_a_directory_is_refused() {
-        let data = place("planted");
+    fn files_possibly_planted_by_other_accounts_are_refused() {
+        let data = temp_path("planted");
         fs::create_dir_all(data.join("store")).unwrap();
         fs::write(data.join("store/old"), "readable").unwrap();
         chmod(&data.join("store/old"), 0o644);
         chmod(&data, 0o755);
         std::os::unix::fs::symlink("/etc/hostname", data.join("link")).unwrap();
-        assert!(enter(&data).unwrap(), "nobody else could have made that link");
+        assert!(enter(&data).unwrap(), "no other account could have made that link");
         assert_eq!((mode(&data.join("store")), mode(&data.join("store/old"))), (0o700, 0o600));
         chmod(&data, 0o775);
         for _ in 0..2 {
@@ -259,11 +266,11 @@ mod tests {
     }
 
     #[test]
-    fn directories_with_other_things_in_them_are_not_touched() {
-        let home = place("home");
+    fn directories_with_foreign_contents_are_left_unchanged() {
+        let home = temp_path("home");
         fs::create_dir_all(home.join(".snapshot")).unwrap();
         chmod(&home, 0o755);
-        assert!(enter(&home).unwrap(), "that is the file system's");
+        assert!(enter(&home).unwrap(), ".snapshot belongs to the file system");
         fs::create_dir_all(home.join(".config")).unwrap();
         chmod(&home, 0o755);
         assert!(enter(&home).is_err(), "a home directory");
@@ -281,15 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn directories_of_other_accounts_are_refused_unless_only_a_group_may_enter() {
-        let of_another = Found { mode: 0o40_700, owner: 1_000, me: 10_001, is_shared: false };
+    fn directories_of_other_accounts_need_group_only_access() {
+        let of_another = DirectoryState { mode: 0o40_700, owner: 1_000, me: 10_001, is_shared: false };
         assert!(
             of_another.verdict().unwrap_err().contains("uid 1000"),
             "its owner could have put a key there"
         );
-        let of_another = Found { me: 0, ..of_another };
-        assert!(of_another.verdict().is_err(), "root reads everything, and is not to trust it");
-        let verdict = |mode| Found { mode, owner: 0, me: 10_001, is_shared: false }.verdict();
+        let of_another = DirectoryState { me: 0, ..of_another };
+        assert!(of_another.verdict().is_err(), "root could read it, but must not trust it");
+        let verdict = |mode| DirectoryState { mode, owner: 0, me: 10_001, is_shared: false }.verdict();
         assert_eq!([verdict(0o40_700), verdict(0o42_770)], [Ok(None), Ok(None)]);
         for open in [0o42_777, 0o40_775, 0o40_701] {
             let why = verdict(open).unwrap_err();
@@ -298,8 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn secrets_that_every_account_may_read_are_refused() {
-        let file = place("secret");
+    fn secrets_readable_by_every_account_are_refused() {
+        let file = temp_path("secret");
         fs::write(&file, "secret").unwrap();
         for closed in [0o600, 0o400, 0o440, 0o640] {
             chmod(&file, closed);

@@ -1,7 +1,8 @@
-//! What the adapters on Redis share: one connection with a deadline and a breaker, scripts that load themselves.
+//! Redis client shared by the adapters: one connection with a deadline and a circuit breaker, and self-loading scripts.
 //!
-//! The scripts are in `redis/*.lua`, one a file; their first lines say which keys and arguments they take. Each
-//! touches keys of one slot only, takes the time from the server, and may be run twice (DESIGN 3, 7).
+//! The scripts are in `redis/*.lua`, one per file; their first lines declare the keys, arguments and results. Each
+//! touches keys of one slot only, takes the time from the server, and may be run twice
+//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
 
 mod breaker;
 mod client;

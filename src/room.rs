@@ -1,7 +1,8 @@
-//! Live rooms: the one lossy class. Numbered and fanned out at once, here and on the nodes that have members; never logged.
+//! Live rooms, the lossy class: messages are numbered and fanned out at once, here and
+//! on nodes with members; never logged.
 //!
-//! A shard asks once for all that was said in a room in its turn: for the numbers, and for the nodes. Neither is on the
-//! way of anything else, and while Redis is away rooms go on (ADR 12).
+//! For all messages of a room in a turn, a shard requests the numbers and the nodes once. These requests delay nothing
+//! else, and rooms keep working while Redis is unavailable (ADR 12).
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -11,208 +12,221 @@ use foldhash::quality::RandomState;
 use tidegate_protocol::{Code, id::ConversationId};
 use tokio::time::{self, Instant};
 
-use self::unrouted::Blind;
+use self::unrouted::UnroutedPosts;
 use crate::{
     directory::Directory,
-    link::{Stray, StrayLanes},
-    mail::Turn,
+    link::{BestEffortMessage, BestEffortQueues},
+    mail::RoomNumbers,
     ports::Ports,
     routes::NodeBoot,
     scratch::Numbers,
 };
 
-/// Between two renewals of the interest in a room; its lease is three times as long.
-const RENEW_EVERY: Duration = Duration::from_secs(20);
+/// Interval between renewals of the interest in a room; the interest's lease is three times as long.
+const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
 
-/// The same for rooms of which the others could not be told.
-const RETRY_EVERY: Duration = Duration::from_secs(1);
+/// Delay before retrying an interest that could not be declared.
+const INTEREST_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Rooms renewed in one call.
-const PAGE: usize = 500;
+/// Most rooms whose interest is renewed in one call.
+const INTEREST_PAGE_ROOMS: usize = 500;
 
-/// The generation of every interest in a room: rooms keep no index that could be old.
-const GENERATION: u64 = 1;
+/// Generation of every interest in a room, always the same: rooms keep no index that could be outdated.
+const INTEREST_GENERATION: u64 = 1;
 
-/// Has the members here of those rooms hear that they may lack something, and nobody knows how much; and those who could not
-/// hear of it before.
-type Tell = Box<dyn Fn(Vec<ConversationId>) + Send + Sync>;
+/// Callback that notifies this node's members of rooms that messages may be missing, in unknown number. It also retries
+/// earlier notifications that failed.
+type NotifyLoss = Box<dyn Fn(Vec<ConversationId>) + Send + Sync>;
 
-/// Who numbers rooms, and the other nodes.
+/// Numbering of room messages, and their forwarding to other nodes.
 pub struct Rooms {
     numbers: Arc<dyn Numbers>,
-    /// None = there are no other nodes.
-    abroad: Option<Abroad>,
+    /// State for other nodes; `None` on a single node.
+    remote: Option<Remote>,
 }
 
-/// The nodes that may have members, and how they are told.
-struct Abroad {
+/// Interest in rooms and forwarding, on a clustered node.
+struct Remote {
     ports: Arc<Ports>,
     directory: Arc<Directory>,
-    lanes: Arc<StrayLanes>,
-    /// The rooms that have members here.
-    declared: DashMap<ConversationId, Known, RandomState>,
-    blind: Blind,
-    tell: Tell,
+    queues: Arc<BestEffortQueues>,
+    /// Rooms with members on this node.
+    declared: DashMap<ConversationId, RoomInterest, RandomState>,
+    unrouted: UnroutedPosts,
+    notify_loss: NotifyLoss,
 }
 
-/// What the other nodes know of a room.
+/// State of this node's interest in a room.
 #[derive(Clone, Copy)]
-struct Known {
-    /// That it has members here.
-    now: bool,
-    /// They may have passed it by, and its members were not told of that.
-    passed_by: bool,
+struct RoomInterest {
+    /// Whether the last attempt to declare it succeeded.
+    is_declared: bool,
+    /// Whether members may have missed messages, and were not notified yet.
+    may_have_missed: bool,
 }
 
 impl Rooms {
-    /// Rooms of a node on its own.
+    /// Creates the rooms of a single node.
     pub fn alone(numbers: Arc<dyn Numbers>) -> Self {
-        Self { numbers, abroad: None }
+        Self { numbers, remote: None }
     }
 
-    /// Rooms of a node among others; [`Self::keep`] is to run beside. `tell` has the members here of some rooms hear that
-    /// they may lack something, and nobody knows how much; called without any, it tries again what it could not do before.
+    /// Creates the rooms of a clustered node; [`Self::keep`] must run in the background.
+    ///
+    /// `notify_loss` notifies this node's members of the given rooms that messages may be missing, in unknown number.
+    /// Called without rooms, it retries earlier notifications that failed.
     pub fn among_others(
         numbers: Arc<dyn Numbers>,
         ports: Arc<Ports>,
         directory: Arc<Directory>,
-        lanes: Arc<StrayLanes>,
-        tell: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
+        queues: Arc<BestEffortQueues>,
+        notify_loss: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
     ) -> Self {
-        let (declared, tell) = (DashMap::default(), Box::new(tell));
-        let blind = Blind::default();
-        Self { numbers, abroad: Some(Abroad { ports, directory, lanes, declared, blind, tell }) }
+        let (declared, notify_loss) = (DashMap::default(), Box::new(notify_loss));
+        let unrouted = UnroutedPosts::default();
+        Self { numbers, remote: Some(Remote { ports, directory, queues, declared, unrouted, notify_loss }) }
     }
 
-    /// Numbers for what was said in a room, and the other nodes that have members of it. A message that is sent after
-    /// somebody has heard of being in the room finds that member's node.
+    /// Returns numbers for `count` messages of a room, and the other nodes with members. A message that is sent after a
+    /// join is confirmed reaches that member's node.
     ///
     /// # Errors
-    /// `STORE_UNAVAILABLE` when nobody can give a number that is new for certain.
-    pub async fn turn(&self, room: &ConversationId, count: NonZeroU64) -> Result<Turn, Code> {
-        let Some(abroad) = &self.abroad else {
+    /// `STORE_UNAVAILABLE` if no number is certain to be new.
+    pub async fn assign_numbers(
+        &self,
+        room: &ConversationId,
+        count: NonZeroU64,
+    ) -> Result<RoomNumbers, Code> {
+        let Some(remote) = &self.remote else {
             let numbers = self.numbers.take(room.as_str(), count).await;
-            return Ok(Turn { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
+            return Ok(RoomNumbers { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
         };
         let (numbers, nodes) =
-            tokio::join!(self.numbers.take(room.as_str(), count), abroad.nodes(room, count));
-        Ok(Turn { numbers: numbers.map_err(refusal)?, nodes })
+            tokio::join!(self.numbers.take(room.as_str(), count), remote.nodes(room, count));
+        Ok(RoomNumbers { numbers: numbers.map_err(refusal)?, nodes })
     }
 
-    /// Hands one message, an encoded `Push`, to those nodes.
-    pub fn carry(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes) {
-        let Some(abroad) = &self.abroad else { return };
+    /// Forwards one message, an encoded `Push`, to the nodes.
+    pub fn forward(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes) {
+        let Some(remote) = &self.remote else { return };
         for node in nodes {
-            abroad.lanes.send(node, Stray::Talk { room: room.clone(), push: push.clone() });
+            remote.queues.send(node, BestEffortMessage::Talk { room: room.clone(), push: push.clone() });
         }
     }
 
-    /// Whether the other nodes can know that the room has members here.
+    /// Returns whether the interest in the room is declared, or need not be.
     pub fn is_declared(&self, room: &ConversationId) -> bool {
-        self.abroad.as_ref().is_none_or(|it| it.declared.get(room).is_some_and(|known| known.now))
+        self.remote
+            .as_ref()
+            .is_none_or(|it| it.declared.get(room).is_some_and(|interest| interest.is_declared))
     }
 
-    /// Tells the other nodes that the room has members here; it must be in the directory by then. Where they can't be told,
-    /// it is tried again: until then they ask everybody, as Redis is away for them too, or they pass this node by.
+    /// Declares to the other nodes that the room has members here; the room must be in the directory already.
+    ///
+    /// A failed declaration is retried by [`Self::keep`]. Until then the other nodes forward to all nodes if the routes
+    /// are unavailable for them as well, or else leave this node out.
     pub async fn declare(&self, room: &ConversationId) {
-        if let Some(abroad) = &self.abroad {
-            abroad.declare(std::slice::from_ref(room)).await;
+        if let Some(remote) = &self.remote {
+            remote.declare(std::slice::from_ref(room)).await;
         }
     }
 
-    /// Keeps the other nodes knowing which rooms have members here, and the numbers new after Redis lost something, for as
-    /// long as the node lives. Members of a room that may have been passed by hear so once it is known again.
+    /// Renews the interest in rooms, and the numbers after a loss in Redis, until the node stops. Members of a room
+    /// that may have been left out are notified once its interest is declared again.
     pub async fn keep(self: Arc<Self>) {
-        let Some(abroad) = &self.abroad else { return };
-        let mut seen = abroad.ports.peers.changes();
-        let (mut losses, mut renewed) = (seen.borrow().losses, Instant::now());
+        let Some(remote) = &self.remote else { return };
+        let mut snapshot = remote.ports.peers.changes();
+        let (mut losses, mut renewed) = (snapshot.borrow().losses, Instant::now());
         let mut numbers_are_new = true;
         loop {
-            // The sender lives as long as the ports.
-            time::timeout(RETRY_EVERY, seen.wait_for(|seen| seen.losses != losses)).await.ok();
-            let now = seen.borrow_and_update().losses;
+            // The sender lives as long as the ports, so the wait fails only by its timeout.
+            time::timeout(INTEREST_RETRY_INTERVAL, snapshot.wait_for(|snapshot| snapshot.losses != losses))
+                .await
+                .ok();
+            let now = snapshot.borrow_and_update().losses;
             let lost = std::mem::replace(&mut losses, now) != now;
             if lost {
-                abroad.declared.iter_mut().for_each(|mut it| it.passed_by = true);
+                remote.declared.iter_mut().for_each(|mut it| it.may_have_missed = true);
             }
             numbers_are_new &= !lost;
-            let all = lost || renewed.elapsed() >= RENEW_EVERY;
+            let all = lost || renewed.elapsed() >= INTEREST_RENEW_INTERVAL;
             if all {
                 renewed = Instant::now();
             }
-            abroad.tell_new_nodes();
+            remote.report_to_new_nodes();
             let numbers = async { numbers_are_new || self.numbers.changed().await.is_ok() };
-            (numbers_are_new, ()) = tokio::join!(numbers, abroad.renew(all));
-            // A shard that was full then is told again.
-            (abroad.tell)(Vec::new());
+            (numbers_are_new, ()) = tokio::join!(numbers, remote.renew(all));
+            // Retry the shards whose mailboxes were full.
+            (remote.notify_loss)(Vec::new());
         }
     }
 }
 
-/// No number is shown twice: without one for certain, the sender is to try again.
+/// Returns the refusal for a failed numbering: no number may be shown twice, so the sender must retry.
 fn refusal(error: crate::scratch::ScratchError) -> Code {
-    tracing::debug!(%error, "a room has no numbers");
+    tracing::debug!(%error, "failed to number room messages; refusing them");
     Code::StoreUnavailable
 }
 
-impl Abroad {
-    /// The nodes that may have members of the room.
+impl Remote {
+    /// Returns the nodes that may have members of the room: all discovered nodes, if the routes are unavailable.
     async fn nodes(&self, room: &ConversationId, count: NonZeroU64) -> Vec<NodeBoot> {
         if let Some(nodes) = self.ports.nodes_with(std::slice::from_ref(room)).await {
             return nodes.into_iter().flatten().collect();
         }
-        self.blind.note(room, count.get(), Instant::now());
+        self.unrouted.record(room, count.get(), Instant::now());
         self.ports.peers.runs()
     }
 
-    /// Has the members on nodes that were not known hear that they may lack something.
-    fn tell_new_nodes(&self) {
-        for (node, rooms) in self.blind.missed(self.ports.peers.runs(), Instant::now()) {
+    /// Reports unrouted messages to newly discovered nodes, whose members may have missed them.
+    fn report_to_new_nodes(&self) {
+        for (node, rooms) in self.unrouted.missed_by_new(self.ports.peers.runs(), Instant::now()) {
             for (room, count) in rooms {
-                self.lanes.send(&node, Stray::Missed { room, count });
+                self.queues.send(&node, BestEffortMessage::Missed { room, count });
             }
         }
     }
 
+    /// Declares the interest in the rooms, and notifies the members of rooms that had been left out.
     async fn declare(&self, rooms: &[ConversationId]) {
         let interests: Vec<(ConversationId, u64)> =
-            rooms.iter().map(|room| (room.clone(), GENERATION)).collect();
-        let told = self.ports.routes.declare(&self.ports.me, &interests).await;
-        if let Err(error) = &told {
-            tracing::debug!(%error, "the other nodes do not know of members of rooms here yet");
+            rooms.iter().map(|room| (room.clone(), INTEREST_GENERATION)).collect();
+        let result = self.ports.routes.declare(&self.ports.me, &interests).await;
+        if let Err(error) = &result {
+            tracing::debug!(%error, "failed to declare interest in rooms; retrying");
         }
-        let mut passed_by = Vec::new();
+        let mut to_notify = Vec::new();
         for room in rooms {
-            let known = Known { now: told.is_ok(), passed_by: told.is_err() };
-            let before = self.declared.insert(room.clone(), known);
-            if known.now && before.is_some_and(|it| it.passed_by) {
-                passed_by.push(room.clone());
+            let interest = RoomInterest { is_declared: result.is_ok(), may_have_missed: result.is_err() };
+            let before = self.declared.insert(room.clone(), interest);
+            if interest.is_declared && before.is_some_and(|it| it.may_have_missed) {
+                to_notify.push(room.clone());
             }
         }
-        if !passed_by.is_empty() {
-            (self.tell)(passed_by);
+        if !to_notify.is_empty() {
+            (self.notify_loss)(to_notify);
         }
     }
 
-    /// Tells of rooms again: of all, or of those of which the others could not be told. Rooms without members lapse.
+    /// Renews the interest in all rooms, or only in those not declared. The interest in rooms without members expires.
     async fn renew(&self, all: bool) {
-        let due = |known: &Known| all || !known.now;
+        let due = |interest: &RoomInterest| all || !interest.is_declared;
         let rooms: Vec<ConversationId> =
             self.declared.iter().filter(|it| due(it.value())).map(|it| it.key().clone()).collect();
-        for page in rooms.chunks(PAGE) {
-            let mut here = Vec::with_capacity(page.len());
+        for page in rooms.chunks(INTEREST_PAGE_ROOMS) {
+            let mut occupied = Vec::with_capacity(page.len());
             for room in page {
                 if self.directory.conversation(room).is_empty() {
                     self.declared.remove(room);
-                    // Who came in meanwhile is in the directory first, and looks here then.
+                    // A concurrent join is in the directory before it checks `declared`, so check again.
                     if self.directory.conversation(room).is_empty() {
                         continue;
                     }
                 }
-                here.push(room.clone());
+                occupied.push(room.clone());
             }
-            if !here.is_empty() {
-                self.declare(&here).await;
+            if !occupied.is_empty() {
+                self.declare(&occupied).await;
             }
         }
     }

@@ -1,264 +1,267 @@
-//! Port `Routes`: which node holds which user's device, and which nodes are alive; leased, never the truth.
+//! Port `Routes`: the node of each user's device, and the live nodes. Leased data, never the source of truth.
 //!
-//! A route is `(user, device) → token`; its owner is whoever knows the whole token, so nobody deletes what he has
-//! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time: users see delays, never wrong
-//! order, and the beat of the node lease tells the nodes to assert their routes again (DESIGN 7).
+//! A route is `(user, device) → token`. Deleting a row requires its whole token, so no caller deletes a row that it has
+//! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time. Users then see delays, never wrong
+//! order, and an unexpected renewal counter makes each node re-assert its routes
+//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
 
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
-mod eventing;
 mod faulty;
 mod memory;
 mod node_description;
 mod redis;
 
-pub use self::eventing::{AnnouncedRoutes, LOOK_AGAIN, Sorted, sort};
-pub use self::node_description::{About, Draining, TopicLag};
+pub use self::node_description::{Draining, NodeDescription, TopicLag};
 pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
 pub use memory::{Leases, MemoryRoutes};
 
-/// A run is taken for dead only when its beat has stood still this long, two renewals, under somebody's eyes, with the routes answering
-/// all the time. After an outage all leases have run out at once: whoever comes back first must not retire the others.
-pub const STILL_MIN: Duration = Duration::from_secs(6);
+/// Time after which a run counts as dead if its renewal counter was observed unchanged (two renewals), with the routes
+/// available throughout. After an outage all leases have expired, and the first node back must not retire the others.
+pub const DEAD_AFTER: Duration = Duration::from_secs(6);
 
-/// One run of a node: a node that restarts is another one.
+/// One run of a node; a restarted node is another run.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeBoot {
-    /// The node's name, which outlives restarts.
+    /// Name of the node, kept across restarts.
     pub node: NodeId,
-    /// Which run of it; never used twice for one name.
+    /// Number of the run, never reused for one name.
     pub boot: u64,
 }
 
-/// The owner of a route: a conn, named so that no other conn ever has the same name.
+/// Owner of a route: the globally unique name of a connection.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
-    /// Where the conn is.
+    /// Run of the connection's node.
     pub at: NodeBoot,
-    /// Which of the device's conns: rises with each, also across a loss of all routes.
+    /// Epoch of the device's connection; rises with each one, even after a loss of all routes.
     pub epoch: u64,
 }
 
-/// One row: this device of this user is where the token says.
+/// Row of the routes: the token of one user's device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Whose.
+    /// User of the row.
     pub user: UserId,
-    /// With which device.
+    /// Device of the row.
     pub device: DeviceId,
-    /// The owner of the row.
+    /// Owner of the row.
     pub token: Token,
 }
 
-/// A wish to become the route of a device.
+/// Request to register a connection as the route of a device.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// Whose.
+    /// User of the connection.
     pub user: UserId,
-    /// With which device.
+    /// Device of the connection.
     pub device: DeviceId,
-    /// Where the new conn is.
+    /// Run of the connection's node.
     pub at: NodeBoot,
-    /// The new epoch is above this one: what the ledger has seen of the device, 0 when that is not known.
+    /// Lower bound of the new epoch, exclusive: the highest that the ledger has seen from the device, or 0 if unknown.
     pub above: u64,
-    /// Only if the present row has exactly this token: how a conn takes a newer epoch without stealing the route
-    /// from a newer conn.
+    /// Token that the present row must have. A connection takes a newer epoch this way, without taking the route from a
+    /// newer connection.
     pub only_if: Option<Token>,
 }
 
-/// What a registration gave.
+/// Result of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// The new row's owner.
+    /// Owner of the new row.
     pub token: Token,
-    /// The owner that it replaced, whose session is to be stopped.
+    /// Previous owner, whose session is to be stopped.
     pub replaced: Option<Token>,
 }
 
-/// What a node says of itself with each renewal of its lease.
+/// Information that a node announces with each renewal of its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Which run of which node.
+    /// Run of the node.
     pub boot: NodeBoot,
-    /// Where other nodes reach it.
+    /// Address for other nodes.
     pub peer_address: String,
-    /// Client addresses, best first.
+    /// Addresses for clients, best first.
     pub client_addresses: Vec<String>,
     /// Ready, cordoned or draining.
     pub state: NodeState,
-    /// Open conns now.
+    /// Number of open connections.
     pub conns: u32,
-    /// How many conns it would hold.
+    /// Largest number of connections that the node accepts.
     pub capacity: u32,
-    /// The partitions that it owns now: whom to ask for a tail.
+    /// Partitions that the node owns, for finding the owner to query.
     pub owns: Vec<u32>,
-    /// How far it is in those.
-    pub stands: Vec<Standing>,
-    /// Whether it is putting its routes back after a loss of them: until it is done a look-up may name too few.
+    /// Archive position and lag of each owned partition.
+    pub stands: Vec<PartitionLag>,
+    /// Whether the node is re-asserting its routes after a loss, so that lookups may be incomplete.
     pub asserting: bool,
-    /// For the assignment of clients, and for people.
-    pub about: About,
-    /// Up to which version of the ledger's rules its partitions may be switched, as far as it goes. A node that says nothing
-    /// is of version 1.
+    /// Details for client assignment, and for display.
+    pub about: NodeDescription,
+    /// Highest version of the ledger's rules that the node supports; 1 if it announces none.
     pub rules: u32,
 }
 
-/// How far an owner is in its partition; as of the renewal that said it.
+/// Archive position and lag of one partition, as of its owner's last lease renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// Which partition.
+pub struct PartitionLag {
+    /// Partition number.
     pub partition: u32,
-    /// Everything below is archived.
+    /// Offset below which everything is archived.
     pub position: u64,
-    /// The end of the log, as far as the owner has heard.
+    /// End of the log, as last known to the owner.
     pub end: u64,
-    /// For how long the oldest record that is not archived waits, in ms since the broker received it; 0 = none waits.
+    /// Age of the oldest unarchived record, in ms since the broker received it; 0 if there is none.
     pub behind_ms: u64,
-    /// About how many bytes of the log wait, by the size of the records that were read last.
+    /// Approximate bytes of unarchived records, by the size of those read last.
     pub behind_bytes: u64,
 }
 
-impl Standing {
-    /// How many records wait to be archived.
+impl PartitionLag {
+    /// Returns the number of unarchived records.
     pub fn behind(&self) -> u64 {
         self.end.saturating_sub(self.position)
     }
 }
 
-/// Whether a node takes newcomers.
+/// Willingness of a node to accept new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// Takes newcomers.
+    /// Node that accepts new clients.
     Ready,
-    /// Serves whom it has; is not given out.
+    /// Node that serves its clients but is not assigned new ones.
     Cordoned,
-    /// Is leaving.
+    /// Node in a drain.
     Draining,
 }
 
-/// One node as the others see it.
+/// State of one node, as seen by the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRow {
-    /// What it said last.
+    /// Last announcement of the node.
     pub info: NodeInfo,
-    /// How often it renewed.
+    /// Renewal counter, which rises with each lease renewal.
     pub beat: u64,
-    /// Whether its lease runs.
+    /// State of the lease.
     pub lease: Lease,
 }
 
-/// Where a node's lease stands.
+/// State of a node run's lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lease {
-    /// Its routes and interests count.
+    /// Lease in force: the run's routes and interests count.
     Live,
-    /// It ran out; the node may come back until somebody retires it.
+    /// Lease expired: the run may renew it until it is retired.
     Lapsed,
-    /// Over for good; its rows are to be swept.
+    /// Run permanently ended: its rows are to be swept.
     Retired,
 }
 
-/// On what ground a node run is retired.
+/// Reason for retiring a node run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retire {
-    /// By itself, at the end of a drain.
+    /// End of the node's own drain.
     Leaving,
-    /// By a reaper: only if its lease has run out.
+    /// Expired lease, found by a reaper; a live lease is not ended.
     Lapsed,
 }
 
-/// A node that has members of a group.
+/// Node that has members of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// Which run of which node.
+    /// Run of the node.
     pub node: NodeBoot,
-    /// The newest generation that it declared: changes when its local index of the group was built anew.
+    /// Latest declared generation, which changes when the node rebuilds its index of the group.
     pub generation: u64,
 }
 
-/// Why a call on the routes failed.
+/// Failed or unconfirmed call on the routes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutesError {
-    /// Nothing happened; the same call may succeed later. Deliveries go on by asking the peers.
-    #[error("the routes are away: {0}")]
+    /// Call without effect; the same call may succeed later. Deliveries continue by querying the peers.
+    #[error("routes unavailable: {0}")]
     Unavailable(String),
-    /// It may have happened. Every call may be repeated: a registration then takes one more epoch.
-    #[error("the routes did not answer: {0}")]
+    /// Call in doubt. Every call may be repeated; a registration then takes another epoch.
+    #[error("no reply from the routes: {0}")]
     Unknown(String),
-    /// It may have happened, or happen yet: nothing came in time from servers that may only be slow. Said of
-    /// [`Routes::renew`] and [`Routes::nodes`] alone; other calls are [`Self::Unknown`] then.
-    #[error("the routes are slow: {0}")]
+    /// Call in doubt that may still take effect: the servers did not reply in time, and may only be slow. Returned by
+    /// [`Routes::renew`] and [`Routes::nodes`] only; other calls return [`Self::Unknown`].
+    #[error("routes slow: {0}")]
     Late(String),
-    /// A registration that may stand, or stand yet, with this token: [`Routes::register`] alone says so. Nobody else takes that row
-    /// away as long as the node lives.
-    #[error("the routes did not answer a registration: {why}")]
+    /// Registration in doubt that may be in force with this token, or still become so. Returned by [`Routes::register`]
+    /// only. No other node removes the row while this node is live.
+    #[error("registration not confirmed by the routes: {why}")]
     InDoubt {
-        /// What is known of the reason.
+        /// Known part of the reason.
         why: String,
-        /// What the row has, if it stands.
+        /// Token of the row, if the registration is in force.
         token: Token,
     },
-    /// The row is not the caller's any more (`only_if` failed): close the conn `REPLACED`.
-    #[error("the route belongs to another conn now")]
+    /// Row with another owner (`only_if` failed): close the connection with `REPLACED`.
+    #[error("the route belongs to another connection")]
     NotCurrent(Option<Token>),
-    /// This run of the node was retired: close all conns and start anew with a fresh boot.
+    /// Retired run of the node: close all connections and restart with a new boot.
     #[error("this run of the node was retired")]
     LeaseLost,
 }
 
-/// Who is where.
+/// Routes of devices, leases of nodes, and interests of nodes in conversations.
 ///
-/// Rows of one device are atomic: a call sees and leaves either all of a row or nothing of it. Nothing is atomic
-/// across rows; a batch is a pipeline. Calls for one row take effect in some order that agrees with real time.
-/// A node run that was retired is refused everything that would write ([`RoutesError::LeaseLost`]), so that a node
-/// which was stopped and reaped can't come back with rows that nobody sweeps (flaws S3, S5).
+/// The row of a device is atomic: a call reads and writes all of it or none. Nothing is atomic across rows; a batch is
+/// a pipeline. Calls for one row are linearizable. A retired node run may not write ([`RoutesError::LeaseLost`]), so a
+/// node that was stopped and reaped can't return with rows that no sweep finds (flaws S3, S5).
 #[async_trait]
 pub trait Routes: Send + Sync {
-    /// Makes the caller's conn the route of the device; the newest registration wins, whatever was there.
+    /// Registers the caller's connection as the route of the device. The newest registration wins over any present row.
     ///
-    /// The epoch comes from here: above every epoch ever given to that (user, device), also after everything was
-    /// lost, and above `above`. With `only_if`, replaces exactly that owner or fails with
-    /// [`RoutesError::NotCurrent`] and changes nothing; `replaced` is then that owner itself.
-    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError>;
+    /// Assigns the epoch: above every epoch ever assigned to that (user, device), even after a loss of everything, and
+    /// above `above`. With `only_if`, replaces exactly that owner, which is then also `replaced`, or fails with
+    /// [`RoutesError::NotCurrent`] and changes nothing.
+    async fn register(&self, registration: Registration) -> Result<Registered, RoutesError>;
 
-    /// Deletes each row if its present token is exactly the given one; says for each whether it was deleted now.
+    /// Deletes each row whose present token equals the given one; returns for each whether this call deleted it.
     ///
-    /// The only way to delete a row, for a closing conn, a drain, a peer that heard "not here" and the reaper alike.
-    /// What was deleted may stay in [`Routes::rows_of`] until it is removed once more: a departure that was not told yet
-    /// is then found by whoever sweeps the run (ADR 14).
+    /// This is the only way to delete a row: for a closing connection, a drain, a peer's "not here", and the reaper. A
+    /// deleted row may stay in [`Routes::rows_of`] until it is removed a second time, so that a sweep of the run finds
+    /// a departure that is not published yet (ADR 14).
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError>;
 
-    /// The rows of each user, in the order asked; an unknown user has none.
+    /// Returns the rows of each user, in the order of `users`; an unknown user has none.
     ///
-    /// Says nothing about leases: compare with [`Routes::nodes`], of which callers keep a recent copy.
+    /// Ignores leases: compare with a recent copy of [`Routes::nodes`].
     async fn lookup(&self, users: &[UserId]) -> Result<Vec<Vec<(DeviceId, Token)>>, RoutesError>;
 
-    /// Puts rows of the caller's own conns back after a loss: each is written unless the present row has a newer
-    /// epoch. Says for each whether it stands now; one that does not was replaced. All rows are of one node run.
+    /// Re-asserts rows of the caller's connections after a loss, and returns for each whether it is in force now.
+    ///
+    /// A row is written unless the present row has a newer epoch; a row not in force was replaced. All rows must belong
+    /// to one node run.
     async fn reassert(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError>;
 
-    /// Announces a node run or renews its lease, and returns its beat: 1 at first, then one more each time.
+    /// Announces a node run or renews its lease. Returns its renewal counter, which starts at 1 and rises by one each
+    /// time.
     ///
-    /// Any other value than the last one plus one says that the routes were emptied, rolled back or failed over
-    /// meanwhile: the caller then re-asserts its routes and interests. So does an answer of another server than before, which
-    /// may lack only what came after the last beat: it is told once, as [`RoutesError::Unknown`]. The caller knows the lease time, and takes its
-    /// own lease for lost when it has not been able to renew within it.
+    /// Any other value means that the routes were emptied, rolled back or failed over since the last renewal; the
+    /// caller then re-asserts its routes and interests. A reply from another server than before has the same effect,
+    /// since that server may lack the writes after the last renewal. It is reported once, as [`RoutesError::Unknown`].
+    /// The caller knows the lease time, and treats its own lease as lost if it could not renew within it.
     async fn renew(&self, info: &NodeInfo) -> Result<u64, RoutesError>;
 
-    /// All node runs that have announced themselves and are live, or lapsed and not retired yet, or retired with rows
-    /// left to sweep.
+    /// Returns the announced node runs: live ones, lapsed ones not retired yet, and retired ones with rows left to
+    /// sweep.
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError>;
 
-    /// Ends a node run for good; true if it is retired now, by this call or before; false if its lease still lives
-    /// (only with [`Retire::Lapsed`]). After true that run writes no row any more, so a sweep ends.
+    /// Permanently ends a node run; returns whether it is retired now, by this call or before.
+    ///
+    /// Returns false only with [`Retire::Lapsed`], if the lease is live. A retired run writes no more rows, so a sweep
+    /// of it terminates.
     async fn retire(&self, of: &NodeBoot, ground: Retire) -> Result<bool, RoutesError>;
 
-    /// Up to `limit` rows of a node run, above `after` in the order of (user, device); an empty page is the end.
+    /// Returns up to `limit` rows of a node run, above `after` in the order of (user, device). An empty page is the
+    /// end.
     ///
-    /// A page is not a lock: what it names may have moved on, which is why only [`Routes::remove`] deletes.
+    /// A page is not a lock: its rows may have changed owner since, so only [`Routes::remove`] deletes.
     async fn rows_of(
         &self,
         of: &NodeBoot,
@@ -266,13 +269,16 @@ pub trait Routes: Send + Sync {
         limit: usize,
     ) -> Result<Vec<Route>, RoutesError>;
 
-    /// Says that the node run has members of these conversations, for one interest lease from now on. Interests are
-    /// never withdrawn, they lapse: a late withdrawal would take away what a quick return has just declared.
-    /// An older generation than the present one renews and leaves the number.
+    /// Declares that the node run has members of these conversations, for one interest lease from now.
+    ///
+    /// Interests expire and are never withdrawn: a late withdrawal could remove an interest just declared again. An
+    /// older generation than the present one renews the lease and keeps the newer generation.
     async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError>;
 
-    /// The live node runs with live interest in each conversation, in the order asked. After a loss it may name too
-    /// few until every node has re-asserted; callers address all nodes until then.
+    /// Returns the live node runs with live interest in each conversation, in the order of `conversations`.
+    ///
+    /// After a loss the result may be incomplete until every node has re-asserted; callers address all nodes until
+    /// then.
     async fn interested(&self, conversations: &[ConversationId]) -> Result<Vec<Vec<Interest>>, RoutesError>;
 }
 

@@ -1,4 +1,4 @@
-//! Port `Scratch`: state that makes things quicker or kinder and may be lost at any time.
+//! Port `Scratch`: auxiliary state that may be lost at any time, such as saved chains and rate-limit windows.
 
 use std::time::Duration;
 
@@ -18,82 +18,83 @@ pub use self::{
     redis_numbers::RedisNumbers,
 };
 
-/// How many done ids of a chain are worth keeping, and how many skipped ones: what one device may have in flight
-/// (DESIGN 6.3).
+/// Limit on the stored done ids of a chain, and on the skipped ones: the largest number in flight (SPEC section 6).
 pub const DONE_IDS_MAX: usize = 256;
 
-/// Where the nextId chain of a device stands.
+/// State of a device's nextId chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainState {
-    /// The conn that says so; a newer conn's word is never overwritten by an older one's.
+    /// Epoch of the connection that saved the state; an older connection never overwrites a newer one's state.
     pub epoch: u64,
-    /// The id that the device's next chained message carries.
+    /// Id of the device's next chained message.
     pub expected: MsgId,
-    /// The ids released last, oldest first: retries of these are acked, never held. At most [`DONE_IDS_MAX`], the
-    /// oldest beyond are dropped.
+    /// Ids released last, oldest first, whose retries are acked and never held. The oldest beyond [`DONE_IDS_MAX`] are
+    /// dropped.
     pub done: Vec<MsgId>,
-    /// The ids given up last, oldest first: refused for good. At most [`DONE_IDS_MAX`], the oldest beyond are dropped.
+    /// Ids skipped last, oldest first, which are permanently refused. The oldest beyond [`DONE_IDS_MAX`] are dropped.
     pub skipped: Vec<MsgId>,
 }
 
-/// A chain state with its owner.
+/// Chain state of one device, to be saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainSave {
-    /// Whose.
+    /// User of the device.
     pub user: UserId,
-    /// Of which device.
+    /// Device of the chain.
     pub device: DeviceId,
-    /// What is true now.
+    /// Current state of the chain.
     pub state: ChainState,
 }
 
-/// One rule to ask: not more than `limit` hits of `key` within any `window`.
+/// Rate-limit rule: at most `limit` hits of `key` within any `window`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRule {
-    /// What is counted, e.g. `user:ann`.
+    /// Name of the counted subject, for instance `user:ann`.
     pub key: String,
-    /// The length of the sliding window.
+    /// Length of the sliding window.
     pub window: Duration,
-    /// The most hits in it.
+    /// Largest number of hits in the window.
     pub limit: u32,
 }
 
-/// What the rules say to one hit.
+/// Decision of the rules about one hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hit {
-    /// Counted in every window.
+    /// Hit allowed, and counted in every window.
     Allowed,
-    /// Counted in none.
+    /// Hit refused, and counted in none.
     Refused {
-        /// Which rule, as an index into those asked; the one to wait longest for.
+        /// Index of the refusing rule with the longest wait.
         rule: usize,
-        /// After this time the same hit would pass that rule, if nobody else hits.
+        /// Time after which that rule would allow the hit, if there are no other hits.
         retry_after: Duration,
     },
 }
 
-/// Why scratch did not do it. Nobody refuses a client for this: callers fall back and count.
+/// Failed or unconfirmed call. It must not refuse a client: callers use a fallback and count the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScratchError {
-    /// Nothing happened; go on without.
-    #[error("scratch is away: {0}")]
+    /// Call without effect; continue without it.
+    #[error("scratch store unavailable: {0}")]
     Unavailable(String),
-    /// It may have happened; go on without.
-    #[error("scratch did not answer: {0}")]
+    /// Call in doubt; continue without it.
+    #[error("no reply from the scratch store: {0}")]
     Unknown(String),
 }
 
-/// What may be lost.
+/// Store of state that may be lost.
 #[async_trait]
 pub trait Scratch: Send + Sync {
-    /// Saves chain states, each alone: one with an older epoch than the saved one changes nothing, without an error.
-    /// Among equal epochs the last call wins; a caller saves one device's states one after the other.
+    /// Saves chain states, each independently. A state with an older epoch than the saved one changes nothing and is no
+    /// error. Among equal epochs the last call wins, so a caller saves one device's states one after the other.
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError>;
 
-    /// The last saved state of the device's chain; none if there never was one or it was lost.
+    /// Returns the last saved state of the device's chain; `None` if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;
 
-    /// Counts one hit against all rules at once, each (key, window) a count of its own and named at most once: it is counted in all of them or, if any refuses, in none.
-    /// A refused hit never pushes its own retry away. A limit of 0 refuses always, for the length of the window.
+    /// Counts one hit against all rules at once: in every window or, if a rule refuses it, in none.
+    ///
+    /// Each (key, window) has its own count, and may occur once in `rules`. A refused hit does not delay its own retry.
+    /// A limit of 0 always refuses, for the length of the window.
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError>;
 }

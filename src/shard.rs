@@ -1,7 +1,8 @@
-//! A shard: one thread with its own poll, its own connections and its own indexes (DESIGN 4, ADR 0001).
+//! Shard: a thread with its own poll, connections and indexes (ADR 1).
 //!
-//! Nothing of a connection is touched by another thread. One turn, in this order: what the sockets say, the mail, rooms,
-//! fan-out in slices, flushing what was touched, handing over the sends of the turn, signals, the sweep. No step awaits.
+//! No other thread touches a connection's state. A turn has a fixed order: socket events, mail, drain and
+//! room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
+//! logins, signals, sweep. No step awaits.
 
 mod actions;
 mod close;
@@ -34,121 +35,121 @@ use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action
 
 use self::{
     conn::{Conn, Conns},
-    drain::Leaving,
+    drain::ShardDrain,
     hub::Hub,
 };
 pub use self::{context::Context, outbox::Caps};
 use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
 
-/// Bytes read from a connection in one turn before others get theirs.
+/// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
 
-/// Mails handled in one turn.
+/// Cost of the mail handled in one turn: one per mail, delivered item, answer or route.
 const MAIL_BUDGET: usize = 256;
 
-/// Members served between two looks at the sockets.
-const FAN_BUDGET: usize = 1_024;
+/// Members served by fan-out in one turn, before the sockets are polled again.
+const FAN_OUT_BUDGET: usize = 1_024;
 
-/// How often deadlines are looked at.
-const TICK: Duration = Duration::from_millis(100);
+/// Interval between sweeps over the connections' deadlines.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A shard that comes so late to a tick was kept from running.
-const STOOD_STILL: Duration = Duration::from_secs(1);
+/// A sweep this late means that the shard thread was not scheduled.
+const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 
 const WAKER: Token = Token(usize::MAX);
 
-/// One shard; lives on its thread.
+/// State of one shard, owned by its thread.
 pub struct Shard {
     context: Context,
     poll: Poll,
     mailbox: Mailbox,
     conns: Conns,
     hub: Hub,
-    scratch: Scratch,
-    /// Connections with something to flush at the end of the turn, each once.
+    buffers: Buffers,
+    /// Connections to flush at the end of the turn, without duplicates.
     dirty: Vec<u32>,
-    /// Connections to read on without being told by the poll: over budget, or resumed.
-    again: Vec<u32>,
-    /// Records of this turn's sends, for the log.
+    /// Connections to read without a poll event: over budget, resumed, or with an open query to continue.
+    revisit: Vec<u32>,
+    /// Log records of this turn's sends.
     batch: Vec<Record>,
-    /// Users whose connections wait for their memberships.
-    joining: Vec<(crate::mail::ConnKey, crate::routes::Route)>,
-    /// Mail to itself, handled in the same turn.
-    own: Vec<Mail>,
-    /// Room frames that other shards had no room for, until those shards have been told.
+    /// Logins whose connections wait for their memberships.
+    logins: Vec<(crate::mail::ConnKey, crate::routes::Route)>,
+    /// Mail of this shard to itself, handled in the same turn.
+    own_mail: Vec<Mail>,
+    /// Counts of room frames that did not fit other shards' mailboxes, until reported to those shards.
     missed: HashMap<(usize, ConversationId), u64>,
-    /// What was said in live rooms and waits for its number.
-    talks: room_send::Talks,
-    /// Volatile frames for the end of a turn.
+    /// Live-room messages that wait for their numbers.
+    room_queue: room_send::RoomQueue,
+    /// Volatile frames to write at the end of a turn.
     signals: VecDeque<crate::mail::Volatile>,
-    /// Traced pushes whose acks are followed; mostly none.
-    awaited: VecDeque<trace_steps::Awaited>,
-    /// Frames read this turn, for the metrics.
+    /// Traced pushes without an ack; usually empty.
+    unacked_traces: VecDeque<trace_steps::UnackedTrace>,
+    /// Number of frames read this turn, for the metrics.
     frames_in: u64,
     now: Time,
     next_tick: Time,
-    /// Since when it catches up on what came while it stood still.
-    late_since: Option<Time>,
+    /// Start of the catch-up on input that arrived during a freeze.
+    catching_up_since: Option<Time>,
     stopping: bool,
-    /// The drain, while there is one.
-    leaving: Option<Leaving>,
+    /// This shard's part of the node's drain, while one runs.
+    drain: Option<ShardDrain>,
 }
 
-/// Buffers that all connections of a shard share, so that an idle one holds none.
-struct Scratch {
+/// Buffers shared by all connections of the shard, so that an idle connection has none.
+struct Buffers {
     read: Vec<u8>,
     reply: Vec<u8>,
     actions: Vec<Action>,
-    /// The status that a breach of WebSocket framing asks for, on its way to the close frame.
+    /// Close status for a violation of WebSocket framing, until the close frame is encoded.
     ws_status: Option<u16>,
 }
 
-/// A shard that is ready to run, and the handle to reach it.
+/// Creates a shard that is ready to run, and the handle for its mailbox.
 ///
 /// # Errors
-/// Fails when the kernel gives no poll.
+/// Fails if the kernel can't create the poll or its waker.
 pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
     let poll = Poll::new()?;
     let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
     let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
-    let scratch = Scratch::new(&context);
+    let buffers = Buffers::new(&context);
     let shard = Shard {
         context,
         poll,
         mailbox,
         conns: Conns::default(),
         hub,
-        scratch,
+        buffers,
         dirty: Vec::new(),
-        again: Vec::new(),
+        revisit: Vec::new(),
         batch: Vec::new(),
-        joining: Vec::new(),
-        own: Vec::new(),
+        logins: Vec::new(),
+        own_mail: Vec::new(),
         missed: HashMap::new(),
-        talks: room_send::Talks::default(),
+        room_queue: room_send::RoomQueue::default(),
         signals: VecDeque::new(),
-        awaited: VecDeque::new(),
+        unacked_traces: VecDeque::new(),
         frames_in: 0,
         now: Time::ZERO,
         next_tick: Time::ZERO,
-        late_since: None,
+        catching_up_since: None,
         stopping: false,
-        leaving: None,
+        drain: None,
     };
     Ok((shard, handle))
 }
 
-impl Scratch {
+impl Buffers {
     fn new(context: &Context) -> Self {
         Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
     }
 }
 
 impl Shard {
-    /// Runs until it is told to stop and its last connection is gone.
+    /// Runs until [`Mail::Stop`] has arrived and the last connection is closed.
     ///
     /// # Errors
-    /// Fails when polling itself fails, which no connection can cause.
+    /// Fails if polling fails, which no connection can cause.
     pub fn run(mut self, start: Instant) -> io::Result<()> {
         let mut events = Events::with_capacity(1_024);
         loop {
@@ -159,11 +160,11 @@ impl Shard {
         }
     }
 
-    /// Sleeps until there is something to do, 100 ms at most, then does one turn of it. For [`Self::run`], and for those
-    /// who drive a shard by hand, with a clock of their own.
+    /// Sleeps until there is work, at most 100 ms, then runs one turn. Called by [`Self::run`], and by tests and
+    /// benchmarks that drive a shard with their own clock.
     ///
     /// # Errors
-    /// Fails when polling itself fails.
+    /// Fails if polling fails.
     pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
         self.mailbox.about_to_sleep();
         let timeout = self.sleep_time();
@@ -178,7 +179,7 @@ impl Shard {
     }
 
     fn turn(&mut self, events: &Events) {
-        // 1. What the sockets say.
+        // 1. Socket events.
         for event in events {
             let Token(slot) = event.token();
             if event.token() == WAKER {
@@ -193,89 +194,91 @@ impl Shard {
                         shard.flush(conn);
                     }
                 }
-                // The end is told once; reading goes on until it is met.
+                // The poll reports the end of input once; reading continues until it is reached.
                 conn.peer_ended |= ended;
                 if readable {
                     shard.read(conn);
                 }
             });
         }
-        for slot in std::mem::take(&mut self.again) {
+        for slot in std::mem::take(&mut self.revisit) {
             self.with_conn(slot, Self::read);
         }
-        // 2. The mail, ours and others'.
+        // 2. Mail, the drain, and numbers for room messages.
         self.handle_mail(MAIL_BUDGET);
-        self.leave_in_turn();
-        self.number_talks();
+        self.advance_drain();
+        self.number_posts();
         // 3. Fan-out.
-        self.fan_out(FAN_BUDGET);
-        // 4. Flush what was touched.
+        self.fan_out(FAN_OUT_BUDGET);
+        // 4. Flush of the touched connections.
         for slot in std::mem::take(&mut self.dirty) {
             self.conns.hot[slot as usize].flags &= !conn::DIRTY;
             self.with_conn(slot, Self::flush);
         }
-        // 5. Hand over this turn's sends.
-        self.hand_over();
-        // 6. What is volatile, where nothing else waits.
-        self.tell_signals();
+        // 5. Hand-over of this turn's sends and logins.
+        self.submit_turn();
+        // 6. Signals, to connections with nothing else to write.
+        self.write_signals();
         // 7. Deadlines.
         if self.now >= self.next_tick && self.has_caught_up(events) {
-            self.next_tick = self.now + TICK;
+            self.next_tick = self.now + SWEEP_INTERVAL;
             self.sweep();
         }
     }
 
-    /// Whether what came while this shard stood still was read: who was heard of is not silent. What it noticed that in was
-    /// polled before it stood still, or broken off by it. One that has too much to do all the time waits no longer than it stood.
+    /// Returns whether input that arrived during a freeze has been read, so that its senders do not count as silent.
+    ///
+    /// The turn that notices a freeze does not count: its poll preceded the freeze or was interrupted by it. Under
+    /// constant load the wait ends after [`FREEZE_THRESHOLD`].
     fn has_caught_up(&mut self, events: &Events) -> bool {
-        if self.now < self.next_tick + STOOD_STILL {
-            self.late_since = None;
+        if self.now < self.next_tick + FREEZE_THRESHOLD {
+            self.catching_up_since = None;
             return true;
         }
-        let Some(since) = self.late_since else {
-            self.late_since = Some(self.now);
+        let Some(since) = self.catching_up_since else {
+            self.catching_up_since = Some(self.now);
             return false;
         };
-        if events.iter().count() >= events.capacity() && self.now < since + STOOD_STILL {
+        if events.iter().count() >= events.capacity() && self.now < since + FREEZE_THRESHOLD {
             return false;
         }
-        self.late_since = None;
+        self.catching_up_since = None;
         true
     }
 
     fn sleep_time(&self) -> Duration {
         let busy = !self.mailbox.is_empty()
             || self.hub.has_work()
-            || !self.again.is_empty()
-            || !self.own.is_empty()
-            || self.talks.is_ready()
+            || !self.revisit.is_empty()
+            || !self.own_mail.is_empty()
+            || self.room_queue.is_ready()
             || !self.dirty.is_empty()
             || !self.signals.is_empty();
-        let backlog = !self.batch.is_empty() || !self.joining.is_empty();
+        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
         match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
-            (false, false) => self.next_slot().min(TICK),
+            (false, false) => self.next_slot().min(SWEEP_INTERVAL),
         }
     }
 
-    /// Works on one connection; a panic in there ends that connection and no other (DESIGN 1.7).
+    /// Runs `work` on one connection; a panic in it closes only that connection.
     fn with_conn(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Conn)) {
         let Some(mut conn) = self.conns.take(slot) else { return };
         if catch_unwind(AssertUnwindSafe(|| work(self, &mut conn))).is_err() {
             self.context.metrics.panics.increment(1);
-            tracing::error!(address = %conn.address, "a panic ended one connection; please report it");
-            self.scratch = Scratch::new(&self.context);
-            let said = catch_unwind(AssertUnwindSafe(|| {
+            tracing::error!(address = %conn.address, "panic in a connection; closing it, please report this");
+            self.buffers = Buffers::new(&self.context);
+            let closed = catch_unwind(AssertUnwindSafe(|| {
                 self.begin_close(&mut conn, Code::Internal, "");
                 self.flush(&mut conn);
             }));
-            if said.is_err() {
-                self.scratch = Scratch::new(&self.context);
-                self.peer_gone(&mut conn);
+            if closed.is_err() {
+                self.buffers = Buffers::new(&self.context);
+                self.abort(&mut conn);
             }
         }
-        if conn.is_gone() {
+        if conn.is_closed() {
             self.free(conn);
         } else {
             self.rearm(&conn);

@@ -1,7 +1,8 @@
-//! Port `Store`: what was archived from the log, tied to a position in it; durable.
+//! Port `Store`: the durable archive of the log, tied to a log position per partition.
 //!
-//! Only the owner of a partition writes, and only under its fence: each archive moves rows and position together,
-//! or nothing. So whoever believes to be in charge, no seq is written twice (DESIGN 6.1; flaws S6-S12, S20, S21).
+//! Only the owner of a partition writes, and only under its fence. Each archive writes its rows and moves the position
+//! in one transaction, so no seq is written twice even if two nodes believe to own the partition (ADR 3, ADR 11; flaws
+//! S6-S12, S20, S21).
 
 use async_trait::async_trait;
 use tidegate_protocol::{
@@ -20,187 +21,190 @@ mod memory;
 mod postgres;
 mod user_state;
 
-pub use self::user_state::{Hidden, Level, Mark, Personal};
+pub use self::user_state::{Hidden, Mark, Personal, UserState};
 pub use memory::MemoryStore;
 pub use postgres::{Importing, OpenError, PostgresStore};
 
-/// Names one term of one owner: 128 fresh random bits for each take-over.
+/// Identifier of one owner's term: 128 fresh random bits per take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u128);
 
-/// Where a new owner starts: with `Ledger::resume`, after `Position::matches`.
+/// Starting point of a new owner, for `Ledger::resume` after `Position::matches`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenOver {
-    /// The place up to which the log is archived; the start, for a new partition.
+    /// Log position up to which the partition is archived; `Position::START` for a new partition.
     pub position: Position,
-    /// The rules in force there.
+    /// Rules in force at that position.
     pub rules: Rules,
 }
 
-/// Rows as they were at one position.
+/// Rows read in one snapshot, with the position of their partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot<T> {
-    /// Where the partition was archived to then.
+    /// Archived position of the partition in the snapshot.
     pub position: Position,
-    /// What was asked for.
+    /// Rows found.
     pub rows: Vec<T>,
 }
 
-/// How a user stands in a conversation.
+/// State of one user in a conversation: membership, earlier stays and personal marks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// The user's row; of one who has left, too.
+pub struct MemberView {
+    /// Member row of the user, kept after the user leaves.
     pub member: Member,
-    /// The times the user was in before, oldest first.
+    /// Earlier stays of the user, oldest first.
     pub stays: Vec<Stay>,
-    /// What the user keeps of it: read, cleared, hidden.
-    pub level: Level,
+    /// Read and cleared positions and hidden entries.
+    pub level: UserState,
 }
 
-/// A user's standing in a conversation, with the head of the conversation.
+/// One conversation of a user: its head and the user's state in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Which conversation.
+    /// Conversation id.
     pub conversation: ConversationId,
-    /// How the user stands there.
-    pub standing: Standing,
-    /// Where the conversation stands.
+    /// State of the user in it.
+    pub standing: MemberView,
+    /// Head of the conversation.
     pub head: Head,
-    /// How many users are in it now.
+    /// Number of users currently in it.
     pub members: u64,
 }
 
-/// What a conversation is.
+/// Head and size of a conversation, with the state of one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Where it stands.
+    /// Head of the conversation.
     pub head: Head,
-    /// How many users are in it now.
+    /// Number of users currently in it.
     pub members: u64,
-    /// How the user who was asked for stands there; none = was never in.
-    pub standing: Option<Standing>,
+    /// State of the requested user; `None` if the user was never a member.
+    pub standing: Option<MemberView>,
 }
 
-/// A row of history as it is kept.
+/// Row of a conversation's history as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRow {
-    /// The row; a recalled message has no content any more.
+    /// Row itself; the content of a recalled message is empty.
     pub row: Row,
-    /// The seq and time of its recall.
+    /// Seq and time of the recall, if the message was recalled.
     pub recalled: Option<(u64, u64)>,
 }
 
-/// Which way a page goes.
+/// Direction in which a page is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To newer rows: seqs rise.
+    /// Towards newer rows, by rising seq.
     Forward,
-    /// To older rows: seqs fall.
+    /// Towards older rows, by falling seq.
     Backward,
 }
 
-/// What to read of a conversation's history.
+/// Request for one page of a conversation's history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageQuery {
-    /// Exclusive: the seq that the caller has. 0 forward and `u64::MAX` backward are the ends.
+    /// Exclusive start: a seq that the caller has. 0 forward and `u64::MAX` backward read from either end.
     pub cursor: u64,
-    /// Which way.
+    /// Direction of the page.
     pub direction: Direction,
-    /// The most rows.
+    /// Maximum number of rows.
     pub limit: usize,
-    /// About the most bytes of content; one row comes however large.
+    /// Approximate maximum of content bytes; the first row is returned whatever its size.
     pub max_bytes: usize,
 }
 
-/// A part of a conversation's history, and its head in the same snapshot.
+/// One page of a conversation's history, with the head from the same snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// None: no such conversation is archived. `last_seq` says how far the page can know, `pruned_to` what is gone.
+    /// Head of the conversation; `None` if it is not archived. Rows exist above `pruned_to` and up to `last_seq`.
     pub head: Option<Head>,
-    /// Without holes between `head.pruned_to` and `head.last_seq`, in the direction asked.
+    /// Rows in the requested direction, without holes between `head.pruned_to` and `head.last_seq`.
     pub rows: Vec<StoredRow>,
 }
 
-/// What an owner looks through.
+/// Request of an owner to page through one kind of row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The dedup keys of records at or above the offset `from`. Those that the rules forget may be among them.
+    /// Dedup keys of records at or above the offset `from`, possibly with keys that the rules have expired.
     Keys {
-        /// The lowest offset.
+        /// Lowest offset, inclusive.
         from: u64,
-        /// Exclusive: the last key of the page before.
+        /// Last key of the previous page, exclusive.
         after: Option<Hash16>,
-        /// The most keys.
+        /// Maximum number of keys.
         limit: usize,
     },
-    /// Where conversations stand. A store may keep those of several partitions together: which are in this one, the
-    /// caller knows.
+    /// Heads of conversations. A store may return heads of other partitions too; the caller filters them.
     Heads {
-        /// Exclusive: the last conversation of the page before.
+        /// Last conversation of the previous page, exclusive.
         after: Option<ConversationId>,
-        /// The most heads.
+        /// Maximum number of heads.
         limit: usize,
-        /// Only of groups with settings.
+        /// Whether to return only groups with settings.
         with_settings: bool,
     },
 }
 
-/// Why the store did not do it.
+/// Error of a store call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// Nothing happened; the same call may succeed later.
-    #[error("the store is away: {0}")]
+    /// The store is unavailable. Nothing happened; the same call may succeed later.
+    #[error("store unavailable: {0}")]
     Unavailable(String),
-    /// The same, and it was not even begun: no connection was free in time, or could be made. It says nothing of the call.
+    /// No connection was free in time, or could be opened, so the call was not even sent: the call itself is not at
+    /// fault.
     #[error("no connection to the store: {0}")]
     NoConnection(String),
-    /// It may have happened. Do the same again: a take-over with the same fence and an archive of the same delta
-    /// find out by themselves.
-    #[error("the store did not answer: {0}")]
+    /// The outcome is unknown. Repeat the call: a take-over with the same fence and an archive of the same delta detect
+    /// whether the first attempt succeeded.
+    #[error("no reply from the store: {0}")]
     Unknown(String),
-    /// Another owner has taken over: stop, answer nothing. Nothing happened.
+    /// Another owner has taken over: stop without replying to anyone. Nothing happened.
     #[error("another owner has taken the partition over")]
     Fenced,
-    /// The fence is the caller's, but the store is at another position than it left it: it was restored to another
-    /// time. Stop the partition, loudly. Nothing happened.
-    #[error("the store is at {0:?}, where this owner did not put it")]
+    /// The fence is the caller's, but the position is not where the caller left it: the store was restored to another
+    /// point in time. Stop the partition and report it. Nothing happened.
+    #[error("store is at {0:?}, a position this owner did not write")]
     PositionMismatch(Position),
-    /// A row of the delta is there already: the log or the store is not what it was. Stop the partition, loudly.
+    /// A row of the delta already exists: the log or the store has changed. Stop the partition and report it.
     /// Nothing happened.
-    #[error("{0} has a row {1} already")]
+    #[error("{0} already has a row {1}")]
     Conflict(ConversationId, u64),
-    /// The partition was archived from another log: `LOG_REPLACED`. Stop it; nothing happened, the fence too.
+    /// The partition was archived from another log: `LOG_REPLACED`. Stop it. Nothing happened; the fence is unchanged.
     #[error("the partition was archived from another log, {0:?}")]
     LogReplaced(TopicId),
-    /// A stored value of this call is not what this version writes: others can be read. An owner stops its partition, loudly;
-    /// a reader has no answer. Nothing happened.
+    /// A stored value of this call is not one that this version writes; other values stay readable. An owner stops its
+    /// partition and reports it, a reader fails. Nothing happened.
     #[error("a stored value can't be read: {0}")]
     Damaged(String),
-    /// What is stored can't be trusted: a sync failed, or something that was written does not come back. No later
-    /// archive succeeds; the process is to end, loudly.
+    /// The stored data can't be trusted: a sync failed, or written data does not read back. Every later archive fails;
+    /// the process must end and report it.
     #[error("the store is broken: {0}")]
     Broken(String),
 }
 
-/// What is archived. All reads see only what a successful archive wrote, whole, and once seen it stays.
+/// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Makes `fence` the fence of the partition, whoever had it, in one transaction with reading where it stands.
-    /// After Ok no archive or load under an earlier fence succeeds. A partition that was never archived takes
-    /// `topic` as its log; one of another log fails with [`StoreError::LogReplaced`] and keeps its fence. Who may
-    /// take over is the bus's say.
+    /// Replaces the partition's fence with `fence` and reads its position, in one transaction.
+    ///
+    /// After `Ok`, no archive or load under an earlier fence succeeds. A partition that was never archived takes
+    /// `topic` as its log; one archived from another log fails with [`StoreError::LogReplaced`] and keeps its fence.
+    /// The bus decides which node may take over.
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError>;
 
-    /// Writes the delta and moves the position from `delta.from` to `delta.to` in one durable transaction, only if
-    /// the fence is the caller's and the position is `delta.from`: all of it or nothing.
+    /// Writes the delta and moves the position from `delta.from` to `delta.to`, in one durable transaction.
     ///
-    /// At `delta.to` already, under the caller's fence, it is Ok and nothing is written: only the same delta can
-    /// have gone there. So after [`StoreError::Unknown`] the same call says what became of it. The order of checks is
+    /// Succeeds only if the fence is the caller's and the position is `delta.from`, and then as a whole. A position
+    /// that is already `delta.to` under the caller's fence is `Ok` without a write: only the same delta can have
+    /// moved it there. So after [`StoreError::Unknown`] the same call returns the outcome. The order of checks is
     /// fence, position, conflict.
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError>;
 
-    /// Looks the rows up in one snapshot that includes the fence and the position; one answer for each need, in
-    /// order, "not there" included. [`StoreError::Fenced`] when the partition is another owner's.
+    /// Looks up rows in one snapshot that includes the fence and the position.
+    ///
+    /// Returns one result per need, in order, also for absent rows. Fails with [`StoreError::Fenced`] if another owner
+    /// has the partition.
     async fn load(
         &self,
         partition: u32,
@@ -208,13 +212,15 @@ pub trait Store: Send + Sync {
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError>;
 
-    /// A page of what an owner looks through, in one such snapshot: [`Loaded::Key`]s or [`Loaded::Head`]s that are
-    /// there, in the order of their names; a page shorter than the limit is the last. Pages are snapshots each for
-    /// itself: what is there during all of them is in exactly one.
+    /// Returns one page of existing [`Loaded::Key`]s or [`Loaded::Head`]s, sorted by name, in a snapshot like that of
+    /// [`Self::load`].
+    ///
+    /// A page shorter than the limit is the last. Each page is a snapshot of its own: a row that exists throughout the
+    /// scan is on exactly one page.
     async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError>;
 
-    /// The conversations in which the user is or was, in the order of their keys, above `after`, at most `limit`; an
-    /// empty page is the end.
+    /// Returns up to `limit` conversations in which the user is or was a member, sorted by key, above `after`; an empty
+    /// page is the end.
     async fn memberships(
         &self,
         user: &UserId,
@@ -222,8 +228,10 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError>;
 
-    /// The users who are in the conversation now, in order, above `after`, at most `limit`; an empty page is the end.
-    /// Pages are snapshots each for itself: who is in during all of them is in exactly one.
+    /// Returns up to `limit` current members of the conversation, sorted by user, above `after`; an empty page is the
+    /// end.
+    ///
+    /// Each page is a snapshot of its own: a user who is a member throughout the listing is on exactly one page.
     async fn members(
         &self,
         conversation: &ConversationId,
@@ -231,23 +239,27 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> Result<Vec<(UserId, Member)>, StoreError>;
 
-    /// What the conversation is, how many are in it, and how `of` stands in it, in one snapshot; none if it is not
-    /// archived. Its cost does not grow with the members.
+    /// Returns head, member count and the state of user `of`, in one snapshot; `None` if the conversation is not
+    /// archived.
+    ///
+    /// The cost does not grow with the number of members.
     async fn summary(
         &self,
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError>;
 
-    /// Changes what users keep of conversations ([`Level::apply`]): marks move forward only. When this returns, every
-    /// read sees it; it outlives the process, and that of the store's server, as what is archived does. Reads may see it a little
-    /// before: without a change it returns once all that could be seen before is as durable.
+    /// Applies changes to users' personal states ([`UserState::apply`]); marks only move forward.
+    ///
+    /// On return the changes are visible to every read and as durable as an archive. Reads may see them slightly
+    /// earlier, so a call that changes nothing returns only when everything already visible is durable.
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
 
-    /// Puts what the user wishes now over what was wished before, if it wishes anything, and gives the result. As
-    /// durable as marks are; of two calls at once neither loses what only it says.
+    /// Merges the settings in `now` over the user's stored settings and returns the result; empty `now` only reads.
+    ///
+    /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains.
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
-    /// A part of the history, by exclusive cursor (flaw S17), in one snapshot.
+    /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;
 }

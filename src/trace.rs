@@ -1,8 +1,8 @@
-//! What happened to a message on this node: steps in a ring, bounded, noted for a few messages a second and for those that
-//! somebody asked for.
+//! Message tracing: a bounded ring with the steps of messages on this node, recorded for a few messages per second
+//! and for watched ones.
 //!
-//! A message that is not traced costs a look at a number. One that is takes a lock for each of its steps, so what a node
-//! traces is bounded by a rate, whatever clients ask for. Steps hold ids, never content.
+//! An untraced message costs a check of a counter. A traced one takes a lock for each of its steps, so the rate of
+//! traced messages is limited, whatever clients request. Steps hold ids, never content.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -17,37 +17,38 @@ use std::{
 use serde::Serialize;
 use tidegate_protocol::trace::TraceContext;
 
-/// Ids and users that are watched at a time; of more the one that was asked for longest ago goes.
+/// Most ids and users that are watched at a time; beyond it the one queried longest ago is dropped.
 const WATCHED_MAX: usize = 256;
 
-/// How long an id or user is watched once somebody asked for it.
+/// How long an id or user is watched after a query for it, in ms.
 pub const WATCH_MS: u64 = 600_000;
 
-/// The most traces, and the most steps, that an answer of one node has: the newest.
+/// Most traces in the answer of one node; the newest are returned.
 pub const FOUND_TRACES: usize = 100;
-const FOUND_STEPS: usize = 2_000;
+/// Most steps in the answer of one node; the newest are returned.
+const FOUND_STEPS_MAX: usize = 2_000;
 
-/// A step of a message.
+/// Kind of step of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Step {
-    /// Its node has it, checked, with its place in the chain.
+    /// The sender's node has accepted the message, checked and in its position in the chain.
     Received,
-    /// The log has it.
+    /// The log has confirmed the record.
     Appended,
-    /// The log did not take it, or did not say so.
+    /// The log has refused the record, or not confirmed it in time.
     NotAppended,
-    /// The owner of its partition knows its seq, or why it has none.
+    /// The owner of the partition has assigned a seq, or a reason for refusal.
     Decided,
-    /// The store has it.
+    /// The store has the message.
     Archived,
-    /// The owner's word has gone to the node that it came from, or is there.
+    /// The owner's reply was sent to the sender's node, or has arrived there.
     Answered,
-    /// A peer has handed it over, for somebody here.
+    /// A peer has delivered the message for recipients on this node.
     Arrived,
-    /// It is on its way out of this node, to a device or to a part of a group.
+    /// This node sends the message to a device, or to a part of a group.
     Pushed,
-    /// A device has said that it is there.
+    /// A device has acked the message.
     Acked,
 }
 
@@ -64,12 +65,12 @@ impl Step {
         Self::Acked,
     ];
 
-    /// The step of that word; none = of a newer version.
+    /// Returns the step with that name; `None` if it comes from a newer version.
     pub fn named(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|step| step.word() == word)
     }
 
-    /// In one word.
+    /// Returns the name of the step, in one word.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Received => "received",
@@ -85,32 +86,32 @@ impl Step {
     }
 }
 
-/// What is known at a step, besides the trace; empty and 0 = not here.
+/// Attributes of a message that are known at a step; unknown ones are empty or 0.
 #[derive(Clone, Copy, Default)]
 pub struct Facts<'a> {
-    /// The message's id.
+    /// Id of the message.
     pub msg: &'a str,
-    /// Where it belongs.
+    /// Conversation of the message.
     pub conversation: &'a str,
-    /// Its seq there.
+    /// Seq of the message in the conversation.
     pub seq: u64,
-    /// Whose step it is: the sender, or who gets it.
+    /// User of the step: the sender or a recipient.
     pub user: &'a str,
-    /// With which device.
+    /// Device of that user.
     pub device: &'a str,
 }
 
-/// A step that was noted.
+/// Recorded step of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// The trace, 32 hex digits.
+    /// Trace id, as 32 hex digits.
     pub trace: String,
-    /// By this node's clock, in µs since 1970.
+    /// Time by this node's clock, in µs since 1970.
     #[serde(rename = "timeUs")]
     pub time_us: u64,
-    /// What happened.
+    /// Kind of step.
     pub step: Step,
-    /// As [`Facts::msg`]; this and the following are left out where they are not known.
+    /// As [`Facts::msg`]; this and the following are omitted if unknown.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub msg: Box<str>,
     /// As [`Facts::conversation`].
@@ -125,7 +126,7 @@ pub struct Event {
     /// As [`Facts::device`].
     #[serde(skip_serializing_if = "str::is_empty")]
     pub device: Box<str>,
-    /// More, in words.
+    /// Free text with details.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub note: Box<str>,
     #[serde(skip)]
@@ -133,7 +134,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A step of that trace, noted at that time.
+    /// Builds the record of a step at a time in µs since 1970.
     pub fn new(id: u128, time_us: u64, step: Step, facts: Facts<'_>, note: &str) -> Self {
         let Facts { msg, conversation, seq, user, device } = facts;
         Self {
@@ -150,7 +151,7 @@ impl Event {
         }
     }
 
-    /// Which trace.
+    /// Returns the trace id.
     pub const fn id(&self) -> u128 {
         self.id
     }
@@ -161,55 +162,58 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What is looked for: the traces of these, whole.
+/// Query for whole traces, by message, user or trace id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
-    /// Messages with this id.
+    /// Id of the wanted messages.
     pub msg: Option<String>,
-    /// Messages that this user sent or got.
+    /// Sender or recipient of the wanted messages.
     pub user: Option<String>,
-    /// These traces.
+    /// Ids of the wanted traces.
     pub traces: Vec<u128>,
-    /// Whether the node only reads, and watches neither the message nor the user.
+    /// Whether the query only reads, and does not make the node watch the message or user.
     pub is_passive: bool,
 }
 
-/// The steps of this node.
+/// Recorder of the steps on this node.
 #[derive(Default)]
 pub struct Tracer {
     per_second: u64,
     events_max: usize,
-    /// The second that is counted, and how many messages of it are traced.
+    /// Second in which `traced` counts.
     second: AtomicU64,
+    /// Messages traced in that second.
     traced: AtomicU64,
+    /// Size of `watch`, so that an empty one needs no lock.
     watched: AtomicUsize,
-    /// Until when, in ms since 1970.
+    /// Watched ids and users, with the end of the watch in ms since 1970.
     watch: Mutex<HashMap<String, u64>>,
     ring: Mutex<VecDeque<Event>>,
 }
 
 impl Tracer {
-    /// Traces so many new messages a second, besides those watched, and keeps so many steps.
+    /// Creates a tracer of `per_second` new messages per second and all watched ones, with room for `events_max` steps.
     pub fn new(per_second: u32, events_max: usize) -> Self {
         Self { per_second: u64::from(per_second), events_max, ..Self::default() }
     }
 
-    /// Whether a new message is traced, and how: under the trace that its client names, or one of its own. `people` are
-    /// those whom the message concerns, as far as that is known without a look at anything.
+    /// Decides whether a new message is traced, and returns its trace: the one that the client names, or a new one.
+    ///
+    /// `users` names those of its users that are known without a lookup.
     pub fn begin<'a>(
         &self,
         now_ms: u64,
         given: Option<TraceContext>,
         msg: &str,
-        people: impl IntoIterator<Item = &'a str>,
+        users: impl IntoIterator<Item = &'a str>,
     ) -> Option<TraceContext> {
-        if !self.is_due(now_ms) && !self.is_watched(now_ms, msg, people) {
+        if !self.is_due(now_ms) && !self.is_watched(now_ms, msg, users) {
             return None;
         }
         Some(given.unwrap_or_else(|| TraceContext::new(rand::random(), rand::random())))
     }
 
-    /// Counts about right where several threads begin a second at once.
+    /// Counts a message against the rate. The count is approximate if several threads begin a second at once.
     fn is_due(&self, now_ms: u64) -> bool {
         let second = now_ms / 1_000;
         if self.second.load(Ordering::Relaxed) != second {
@@ -220,16 +224,16 @@ impl Tracer {
             && self.traced.fetch_add(1, Ordering::Relaxed) < self.per_second
     }
 
-    fn is_watched<'a>(&self, now_ms: u64, msg: &str, people: impl IntoIterator<Item = &'a str>) -> bool {
+    fn is_watched<'a>(&self, now_ms: u64, msg: &str, users: impl IntoIterator<Item = &'a str>) -> bool {
         if self.watched.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let watch = lock(&self.watch);
         let is = |name: &str| watch.get(name).is_some_and(|until| *until > now_ms);
-        is(msg) || people.into_iter().any(is)
+        is(msg) || users.into_iter().any(is)
     }
 
-    /// Has every message with that id, and all from or directly to that user, traced for [`WATCH_MS`].
+    /// Traces every message with that id, or from or directly to that user, for [`WATCH_MS`].
     pub fn watch(&self, name: &str, now_ms: u64) {
         if self.events_max == 0 {
             return;
@@ -245,7 +249,7 @@ impl Tracer {
         self.watched.store(watch.len(), Ordering::Relaxed);
     }
 
-    /// Notes a step of a traced message.
+    /// Records a step of a traced message.
     pub fn note(&self, trace: &TraceContext, step: Step, facts: Facts<'_>, more: fmt::Arguments<'_>) {
         let Facts { msg, conversation, seq, user, device } = facts;
         let id = trace.id();
@@ -270,8 +274,8 @@ impl Tracer {
         ring.push_back(event);
     }
 
-    /// What somebody asks for, who may ask again: the steps that are here, and the message and the user are watched unless the query is
-    /// passive.
+    /// Returns the matching steps on this node, and watches the message and the user for later queries, unless the
+    /// query is passive.
     pub fn ask(&self, query: &Query) -> Vec<Event> {
         for name in [&query.msg, &query.user].into_iter().flatten().filter(|_| !query.is_passive) {
             self.watch(name, now_us() / 1_000);
@@ -279,21 +283,27 @@ impl Tracer {
         self.find(query)
     }
 
-    /// All steps here of the traces that are looked for, in the order in which they were noted.
+    /// Returns all steps of the matching traces on this node, in the order of their recording.
     pub fn find(&self, query: &Query) -> Vec<Event> {
         let ring = lock(&self.ring);
         let mut traces: BTreeSet<u128> = query.traces.iter().copied().collect();
-        let is = |wanted: &Option<String>, name: &str| wanted.as_deref() == Some(name) && !name.is_empty();
+        let is_wanted =
+            |wanted: &Option<String>, name: &str| wanted.as_deref() == Some(name) && !name.is_empty();
         for event in ring.iter().rev() {
             if traces.len() >= FOUND_TRACES {
                 break;
             }
-            if is(&query.msg, &event.msg) || is(&query.user, &event.user) {
+            if is_wanted(&query.msg, &event.msg) || is_wanted(&query.user, &event.user) {
                 traces.insert(event.id);
             }
         }
-        let mut found: Vec<Event> =
-            ring.iter().rev().filter(|event| traces.contains(&event.id)).take(FOUND_STEPS).cloned().collect();
+        let mut found: Vec<Event> = ring
+            .iter()
+            .rev()
+            .filter(|event| traces.contains(&event.id))
+            .take(FOUND_STEPS_MAX)
+            .cloned()
+            .collect();
         found.reverse();
         found
     }
@@ -303,8 +313,13 @@ fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Formats a trace for peers; empty without one.
+pub(crate) fn traceparent(trace: Option<TraceContext>) -> String {
+    trace.map(|trace| trace.to_string()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -321,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_a_second_are_traced_and_those_that_are_watched_besides() {
+    fn begin_traces_at_a_rate_and_watched_messages_besides() {
         let tracer = Tracer::new(2, 100);
         let begun = |now, msg: &str, user: &str| tracer.begin(now, None, msg, [user]).is_some();
         assert_eq!([1, 2, 3].map(|n| begun(1_000 + n, "m", "ann")), [true, true, false]);
@@ -340,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_ends_and_the_oldest_of_too_many_goes() {
+    fn watch_expires_and_the_oldest_is_dropped_at_the_limit() {
         let tracer = Tracer::new(0, 100);
         tracer.watch("ann", 1_000);
         assert!(tracer.begin(WATCH_MS, None, "m", ["ann"]).is_some());
@@ -353,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passive_query_watches_nobody() {
+    fn passive_query_watches_nothing() {
         let tracer = Tracer::new(0, 100);
         let is_watched = || tracer.begin(now_us() / 1_000, None, "m", ["ann"]).is_some();
         tracer.ask(&Query { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
@@ -363,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_found_whole_by_any_of_its_ids_and_the_oldest_steps_go() {
+    fn find_returns_whole_traces_and_drops_the_oldest_steps() {
         let tracer = Tracer::new(0, 4);
         let (one, two) = (TraceContext::new(1, 1), TraceContext::new(2, 1));
         tracer.note(&one, Step::Received, facts("m1", "ann"), format_args!("gone soon"));

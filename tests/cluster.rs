@@ -177,7 +177,7 @@ fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
     for (n, client) in clients.iter_mut().enumerate() {
         let (seq, took) = send_until_acked(client, &format!("peer-{n}"), "m6");
         assert_eq!(seq, 6);
-        // DESIGN 11: the session timeout (6 s) and 2 s.
+        // The promise: the session timeout (6 s) and 2 s.
         assert!(took < Duration::from_secs(8), "user-{n} waited {took:?}");
         let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
         assert_eq!(history(client, &format!("d:peer-{n}:user-{n}")), expected);

@@ -318,7 +318,7 @@ fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
     let (fine, said) = store(&["export", "--output", file], &old);
     assert!(fine && said.contains("lines"), "{said}");
     let (fine, said) = store(&["export", "--output", file], &old);
-    assert!(!fine && said.contains("name a file that is not there"), "{said}");
+    assert!(!fine && said.contains("name a file that does not exist"), "{said}");
     let (fine, said) = store(&["import", file, "--dry-run"], &new);
     assert!(fine && !new.0.join("store").exists(), "{said}");
     let (fine, said) = store(&["import", file], &new);

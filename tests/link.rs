@@ -23,8 +23,8 @@ use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate::{
     link::{
-        Answer, Ask, Delivery, GrpcLink, Landing, Level, Link, LinkError, Listener, Secret, Session,
-        Settings, Settled, Stray, Tls, Told, Word,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, GrpcLink,
+        Landing, Link, LinkError, Listener, PublishedMark, Secret, Session, Settings, Tls,
     },
     metrics,
     routes::NodeBoot,
@@ -63,8 +63,13 @@ impl Link for End {
         std::future::pending().await
     }
 
-    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
-        Ok(Settled::Level(Level::default()))
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        _: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        Ok(ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()))
     }
 
     async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {
@@ -76,11 +81,11 @@ impl Link for End {
         _: &NodeBoot,
         _: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
-        Ok(vec![Word::NotYet; asks.len()])
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
+        Ok(vec![AnswerStatus::NotYet; asks.len()])
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }

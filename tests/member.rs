@@ -9,7 +9,7 @@ use std::{
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    cluster::{LagLimit, Lags, Peers, Progress},
+    cluster::{LagLimit, Lags, OwnerProgress, Peers},
     events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     lease::{self, Member},
@@ -97,7 +97,7 @@ impl Peer {
             owns: said.0.owned.list(),
             stands: said.0.owned.standings(),
             asserting: false,
-            about: tidegate::routes::About::default(),
+            about: tidegate::routes::NodeDescription::default(),
             rules: 1,
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
@@ -254,9 +254,9 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     let refused = |peer: &Peer| peer.ports.peers.lags().list();
     a.ports.owned.set(0, true);
-    a.ports.owned.begin(0, Progress { position: 7, end: 7, record_bytes: 100, waits: None });
+    a.ports.owned.begin(0, OwnerProgress { position: 7, end: 7, record_bytes: 100, waits: None });
     b.ports.owned.set(1, true);
-    b.ports.owned.begin(1, Progress { position: 3, end: 3, record_bytes: 100, waits: None });
+    b.ports.owned.begin(1, OwnerProgress { position: 3, end: 3, record_bytes: 100, waits: None });
     seconds(5_000).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]), "nothing waits");
     a.ports.owned.update(0, |it| (it.end, it.waits) = (9, Some((Instant::now(), Duration::ZERO))));

@@ -78,7 +78,7 @@ fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
     let cluster = ["node.profile=cluster", "node.ids=2", "kafka.brokers=[127.0.0.1:1]", &key];
     let away = ["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"];
     let mut node = Process::begin(&data, command(&data, &[&cluster[..], &away[..]].concat()));
-    eventually("it waits", || node.said().contains("the node can't start yet").then_some(()));
+    eventually("it waits", || node.said().contains("waiting for dependencies").then_some(()));
     let began = Stopwatch::start();
     node.signal(Signal::TERM);
     let status = node.exit();
@@ -100,7 +100,7 @@ fn a_node_takes_as_many_open_files_as_it_may_and_says_when_its_clients_need_more
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let clients = ready["connsMax"].as_u64().expect("a number");
     assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 200).min(100_000_000)));
-    let warns = node.said().contains("limits.conns_max 100000000: this process may have files open for");
+    let warns = node.said().contains("limits.conns_max 100000000: the limit of open files allows");
     assert_eq!(warns, clients < 100_000_000, "{}", node.said());
     node.signal(Signal::TERM);
     assert_eq!(node.exit().code(), Some(0));
@@ -197,7 +197,8 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
 #[test]
 fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
     support::needs_planted_faults();
-    for (part, named) in [("shard", "a shard ended by itself"), ("owner", "the owner ended by itself")] {
+    for (part, named) in [("shard", "a shard ended unexpectedly"), ("owner", "the owner ended unexpectedly")]
+    {
         let mut node = Process::start(&[
             "fault.panic_on_msg_id=boom",
             &format!("fault.panic_in={part}"),
@@ -345,7 +346,7 @@ fn an_operator_begins_follows_and_calls_off_a_drain() {
     let _phone = node.login(Wire::Tcp, "bob", "phone");
     assert_eq!(tidegate(&node, &["drain", "--status"]), (true, "n1 is ready, 1 clients\n".to_owned()));
     let (fine, said) = tidegate(&node, &["drain", "--abort"]);
-    assert!(!fine && said.contains("the node is ready: there is no drain"), "{said}");
+    assert!(!fine && said.contains("the node is ready: no drain to abort"), "{said}");
     let probe = |path: &str| -> Value {
         let body = node.http("GET", path, "");
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))

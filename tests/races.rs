@@ -1,6 +1,5 @@
-//! Logins that cross messages, each other and a logout on their way between nodes, and pushes that cross each other (DESIGN
-//! 6.4, 6.3): orders are forced by calls that are held, and whatever they are, nothing is missed, nothing comes twice or before
-//! its turn, and one connection of a device stays.
+//! Logins that cross messages, each other and a logout between nodes, and pushes that cross each other. Held calls force
+//! each order; in all of them nothing is missed, repeated or early, and one connection of a device stays.
 
 #![allow(clippy::unwrap_used)]
 

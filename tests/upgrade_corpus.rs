@@ -11,7 +11,7 @@ mod target;
 
 use std::{fs, path::Path};
 
-use net::upgrade::{Policy, Progress, upgrade};
+use net::upgrade::{Policy, UpgradeProgress, upgrade};
 
 #[test]
 fn every_input_of_the_corpus_passes_and_both_ends_are_in_it() {
@@ -21,8 +21,8 @@ fn every_input_of_the_corpus_passes_and_both_ends_are_in_it() {
         let input = fs::read(entry.expect("an entry").path()).expect("an input");
         target::upgrade(&input);
         match upgrade(&input[1..], &Policy { origins: vec!["https://chat.example.org".into()] }) {
-            Ok(Progress::Done { .. }) => done += 1,
-            Ok(Progress::NeedMore | Progress::Assign(_)) => {}
+            Ok(UpgradeProgress::Done { .. }) => done += 1,
+            Ok(UpgradeProgress::NeedMore | UpgradeProgress::Assign(_)) => {}
             Err(_) => refused += 1,
         }
     }

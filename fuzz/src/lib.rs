@@ -1,11 +1,11 @@
-//! The fuzz targets as functions; see `targets` and `upgrade`.
+//! Fuzz targets as functions, in `targets` and `upgrade`.
 
 pub mod targets;
 mod upgrade;
 
 pub use self::upgrade::upgrade;
 
-/// The broker's own file, without the broker: it would compile for minutes, and under sanitizers.
+/// Upgrade module of the broker, included by path: the whole broker would take minutes to compile with sanitizers.
 #[path = "../../src/net"]
 pub mod net {
     pub mod upgrade;

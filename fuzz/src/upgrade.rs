@@ -1,38 +1,42 @@
-//! The HTTP upgrade under any bytes: told once, told for good, and always as a whole HTTP response.
+//! Fuzz target for the HTTP upgrade: the decision is final, and each response is complete HTTP.
 //!
-//! Not among `targets`, because it needs more than the protocol crate; replayed by `tests/upgrade_corpus.rs`.
+//! It is not among `targets`, because it needs more than the protocol crate; `tests/upgrade_corpus.rs` replays it.
 
-use crate::net::upgrade::{HEAD_MAX, Policy, Progress, upgrade as judge};
+use crate::net::upgrade::{HEAD_BYTES_MAX, Policy, UpgradeProgress, upgrade as parse};
 
-/// The first byte is the size of the pieces in which the others come.
+/// Parses a request in pieces and as a whole. The first byte is the size of the pieces, the others are the request.
 pub fn upgrade(data: &[u8]) {
     let Some((size, request)) = data.split_first() else { return };
     let policy = Policy { origins: vec!["https://chat.example.org".to_owned()] };
-    let at_once = judge(request, &policy);
+    let whole = parse(request, &policy);
     let mut end = 0;
     while end < request.len() {
         end = request.len().min(end + usize::from(*size).max(1));
-        match judge(&request[..end], &policy) {
-            Ok(Progress::NeedMore) => assert!(end < HEAD_MAX, "whoever sends more is not heard"),
-            Ok(done @ (Progress::Done { .. } | Progress::Assign(_))) => return assert_eq!(Ok(done), at_once),
+        match parse(&request[..end], &policy) {
+            Ok(UpgradeProgress::NeedMore) => {
+                assert!(end < HEAD_BYTES_MAX, "a head over the limit must be refused")
+            }
+            Ok(done @ (UpgradeProgress::Done { .. } | UpgradeProgress::Assign(_))) => {
+                return assert_eq!(Ok(done), whole);
+            }
             Err(refusal) => {
-                assert!(at_once.is_err(), "more bytes make nothing good: {refusal:?}");
+                assert!(whole.is_err(), "more bytes must not lift a refusal: {refusal:?}");
                 break;
             }
         }
     }
-    match at_once {
-        Ok(Progress::NeedMore | Progress::Assign(_)) => {}
-        Ok(Progress::Done { consumed, response, .. }) => {
-            assert!(consumed <= request.len().min(HEAD_MAX));
-            whole(&response, "HTTP/1.1 101 ");
+    match whole {
+        Ok(UpgradeProgress::NeedMore | UpgradeProgress::Assign(_)) => {}
+        Ok(UpgradeProgress::Done { consumed, response, .. }) => {
+            assert!(consumed <= request.len().min(HEAD_BYTES_MAX));
+            check_response(&response, "HTTP/1.1 101 ");
         }
-        Err(refusal) => whole(&refusal.response, &format!("HTTP/1.1 {} ", refusal.status)),
+        Err(refusal) => check_response(&refusal.response, &format!("HTTP/1.1 {} ", refusal.status)),
     }
 }
 
-/// One response: a status line, headers, and as much body as they say.
-fn whole(response: &[u8], begin: &str) {
+/// Checks that the bytes are one response: a status line, headers, and a body of the length that they declare.
+fn check_response(response: &[u8], begin: &str) {
     let text = std::str::from_utf8(response).expect("a response is text");
     assert!(text.starts_with(begin), "{text}");
     let (head, body) = text.split_once("\r\n\r\n").expect("the head ends");

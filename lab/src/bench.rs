@@ -26,10 +26,10 @@ use crate::node_binary;
 use report::Report;
 use wire::Transport;
 
-/// What to measure and how.
+/// The scenarios to measure, and the options of all of them.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Which scenario.
+    /// The scenario to run.
     #[command(subcommand)]
     pub scenario: Scenario,
     /// Rounds of each side; single rounds scatter by 15 %, so at least five for a figure.
@@ -267,7 +267,7 @@ pub enum Scenario {
     /// Raw loop: append, sync, answer.
     #[command(hide = true)]
     RawLog {
-        /// Where to append.
+        /// The file to append to.
         #[arg(long)]
         file: PathBuf,
         /// Give the file all of its blocks first.

@@ -119,7 +119,7 @@ fn a_take_over_by_crash_and_by_plan_is_measured() {
     let value = on_services(&["cluster"], "1");
     let session = value("session timeout (kafka.session_ms)");
     let crash = value("longest pause of a sender after kill -9 of an owner");
-    assert!(crash > session / 2.0, "whoever died was waited for: {crash} of {session}");
+    assert!(crash > session / 2.0, "the time of a crash holds the session timeout: {crash} of {session}");
     value("longest pause of a sender while an owner stops by plan");
     value("partitions of the node that ended");
 }

@@ -1,4 +1,4 @@
-//! Versions N and N+1 side by side, under load: an upgrade with the rules held, all the way back, and the upgrade for good.
+//! Versions N and N+1 side by side, under load: an upgrade with the rules held, all the way back, and the final upgrade.
 
 mod support;
 

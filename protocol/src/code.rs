@@ -1,18 +1,18 @@
-//! Every error and close code, in one place: number, name, whether it passes, when to come back, and the cure.
+//! Error and close codes: number, name, whether it is temporary, when to reconnect, description and cure.
 //!
-//! 1xxx protocol, 2xxx auth, 3xxx close and reconnect, 35xx close for good, 4xxx flow, order, storm.
+//! 1xxx protocol, 2xxx auth, 3xxx close and reconnect, 35xx close and never reconnect, 4xxx flow, order, load.
 //! `docs/errors.md` and the tables of client libraries are generated from this file.
 
 use crate::pb;
 
-/// Whether and when a client that was closed may come back.
+/// Whether and when a closed client may reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
-    /// At once (with the usual jitter).
+    /// Immediately, with the usual jitter.
     Now,
     /// After the time that the Close frame names.
     After,
-    /// Not without a change: the same attempt would end the same way.
+    /// Never automatically: without a change the same attempt would end the same way.
     Never,
 }
 
@@ -28,7 +28,7 @@ impl From<Reconnect> for pb::Reconnect {
 
 macro_rules! codes {
     ($($number:literal $variant:ident $name:literal $temporary:literal $reconnect:ident $what:literal $cure:literal)*) => {
-        /// A coded outcome: what an `Error` or `Close` frame says.
+        /// Code of an `Error` or `Close` frame.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u16)]
         pub enum Code {
@@ -39,37 +39,37 @@ macro_rules! codes {
             /// All codes, in order.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn number(self) -> u16 {
                 self as u16
             }
 
-            /// The name on the wire and in the docs.
+            /// Returns the name on the wire and in the docs.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Whether the same request may succeed later without a change.
+            /// Returns whether the same request may succeed later without a change.
             pub const fn temporary(self) -> bool {
                 match self { $(Self::$variant => $temporary,)* }
             }
 
-            /// When a connection that was closed with this code may be tried again.
+            /// Returns when a client may reconnect after a close with this code.
             pub const fn reconnect(self) -> Reconnect {
                 match self { $(Self::$variant => Reconnect::$reconnect,)* }
             }
 
-            /// What happened, in one sentence.
+            /// Returns a one-sentence description of the failure.
             pub const fn what(self) -> &'static str {
                 match self { $(Self::$variant => $what,)* }
             }
 
-            /// What the client or its operator can do about it.
+            /// Returns the remedy for the client or its operator.
             pub const fn cure(self) -> &'static str {
                 match self { $(Self::$variant => $cure,)* }
             }
 
-            /// The code with that number.
+            /// Returns the code with this number, `None` if there is none.
             pub const fn from_number(number: u16) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
@@ -80,64 +80,64 @@ macro_rules! codes {
 codes! {
     1000 Malformed "MALFORMED" false Never "A frame could not be decoded." "Check the framing and the schema version of the client."
     1001 FrameTooLarge "FRAME_TOO_LARGE" false Never "A frame claims more bytes than the limit in Welcome." "Send smaller frames; put large things elsewhere and send a reference."
-    1002 Unsupported "UNSUPPORTED" false Never "The broker does not know this kind of frame." "Ask for the broker's version; update the broker or do without this frame."
+    1002 Unsupported "UNSUPPORTED" false Never "The broker does not know this kind of frame." "Check the broker's version; update the broker, or do not send this frame."
     1003 BadState "BAD_STATE" false Never "The frame is not allowed now: Hello comes first, and only once." "Wait for Welcome before anything else; send Hello once."
-    1004 HandshakeTimeout "HANDSHAKE_TIMEOUT" true Now "No complete Hello within the time allowed." "Send Hello at once after connecting."
-    1005 FrameTimeout "FRAME_TIMEOUT" true Now "A frame was begun and not finished in time." "Send frames whole; check the link."
-    1006 BadVersion "BAD_VERSION" false Never "The protocol version is not spoken here." "Use version 1."
+    1004 HandshakeTimeout "HANDSHAKE_TIMEOUT" true Now "No complete Hello within the time allowed." "Send Hello immediately after connecting."
+    1005 FrameTimeout "FRAME_TIMEOUT" true Now "A frame was started but not completed in time." "Send each frame in one piece; check the network."
+    1006 BadVersion "BAD_VERSION" false Never "The protocol version is not supported." "Use version 1."
     1007 BadId "BAD_ID" false Never "An id or a conversation key is not well formed." "Ids match [A-Za-z0-9_.-]{1,64}; take conversation keys from the broker."
-    1008 UnknownFraming "UNKNOWN_FRAMING" false Never "The first bytes are none of WebSocket, TG/1 or JSON." "Begin with GET (WebSocket), TG/1 and a newline (protobuf frames) or { (JSON lines)."
-    1009 BadUpgrade "BAD_UPGRADE" false Never "The HTTP request is not a WebSocket upgrade that is served here." "Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto."
-    1010 BadContent "BAD_CONTENT" false Never "A Send without content, or without a place to go." "Set content, and either conversation or toUser."
-    1011 TooManyFrames "TOO_MANY_FRAMES" true After "Control frames come faster than they are answered." "Read what the broker sends; ping no more often than the heartbeat."
+    1008 UnknownFraming "UNKNOWN_FRAMING" false Never "The first bytes match no framing: WebSocket, TG/1 or JSON lines." "Begin with GET (WebSocket), TG/1 and a newline (protobuf frames) or { (JSON lines)."
+    1009 BadUpgrade "BAD_UPGRADE" false Never "The HTTP request is not a supported WebSocket upgrade." "Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto."
+    1010 BadContent "BAD_CONTENT" false Never "A Send has no content or no destination." "Set content, and either conversation or toUser."
+    1011 TooManyFrames "TOO_MANY_FRAMES" true After "Control frames arrive faster than the broker can answer them." "Read what the broker sends; ping no more often than the heartbeat."
 
     2001 TokenInvalid "TOKEN_INVALID" false Never "The token's signature, algorithm or claims are not accepted." "Get a new token from your backend (or from `tidegate token USER`)."
-    2002 TokenExpired "TOKEN_EXPIRED" false Never "The token is past its exp." "Get a new token and connect again."
-    2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right; what was refused is sent again under a new id."
-    2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user; what was refused is sent again under a new id."
-    2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token is for another device than Hello names." "Send the device that the token names in `dev`."
+    2002 TokenExpired "TOKEN_EXPIRED" false Never "The token has expired (`exp`)." "Get a new token and connect again."
+    2003 Forbidden "FORBIDDEN" false Never "The user may not do this." "Ask the owner of the conversation, or use a token with that right; resend the refused content under a new msgId."
+    2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user; resend the refused content under a new msgId."
+    2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token names another device than Hello." "Send the device that the token names in `dev`."
     2006 OriginRefused "ORIGIN_REFUSED" false Never "This web origin is not on the allow-list." "Add the origin to `listen.origins`."
 
-    3000 Bye "BYE" true Now "The client said Bye." "Nothing to do."
-    3001 Draining "DRAINING" true After "The node leaves for a planned stop." "Reconnect after the given time, to one of the alternates."
-    3002 Slow "SLOW" true Now "The client reads slower than what is sent to it." "Reconnect, then pull from your positions; read faster."
-    3003 HeartbeatMissed "HEARTBEAT_MISSED" true Now "Nothing was heard from the client for two and a half heartbeats." "Send a Ping every heartbeat interval when idle."
-    3004 Internal "INTERNAL" true After "Something broke inside the broker; only this connection ends." "Reconnect; report it if it comes back."
+    3000 Bye "BYE" true Now "The client sent Bye." "Nothing to do."
+    3001 Draining "DRAINING" true After "The node is draining for a planned stop." "Reconnect after the given time, to one of the alternates."
+    3002 Slow "SLOW" true Now "The client reads more slowly than the broker sends." "Reconnect, then pull from your positions; read faster."
+    3003 HeartbeatMissed "HEARTBEAT_MISSED" true Now "Nothing was received from the client for two and a half heartbeats." "Send a Ping every heartbeat interval when idle."
+    3004 Internal "INTERNAL" true After "An internal error of the broker ended this connection; others are unaffected." "Reconnect; report it if it happens again."
     3005 Overloaded "OVERLOADED" true After "The node is at its limit of connections or memory." "Reconnect after the given time, if possible to another node."
-    3006 Resync "RESYNC" true Now "An append failed on the way, so what follows it can't be sent in order." "Reconnect and send again from the first unanswered id."
-    3007 LeaseLost "LEASE_LOST" true Now "The node lost its place in the cluster." "Reconnect; another node takes over."
+    3006 Resync "RESYNC" true Now "An append failed, so later messages of this connection can't be sent in order." "Reconnect and send again from the first unanswered id."
+    3007 LeaseLost "LEASE_LOST" true Now "The node lost its lease in the cluster." "Reconnect; another node takes over."
     3008 TooManyFromAddress "TOO_MANY_FROM_ADDRESS" true After "Too many connections from this address." "Close some, or raise `limits.conns_per_ip`."
-    3009 Closed "CLOSED" true Now "The node closes this connection for a reason of its own." "Reconnect."
+    3009 Closed "CLOSED" true Now "The node closed this connection for an internal reason." "Reconnect."
 
     3500 Replaced "REPLACED" false Never "The same user logged in with the same device elsewhere." "Use one connection per device; name devices differently."
     3501 Kicked "KICKED" false Never "An administrator ended this connection." "Ask the administrator."
-    3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames in a row on this connection." "Mend the client; read the codes of its refused frames."
+    3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames in a row on this connection." "Fix the client; check the codes of its refused frames."
 
     4000 Conflict "CONFLICT" false Never "This msgId was used before for another content." "Use a new id for a new message."
     4001 OrderBroken "ORDER_BROKEN" true Now "A predecessor of this message never reached the log." "Send again from the first unanswered id."
-    4002 OrderWindowFull "ORDER_WINDOW_FULL" true Now "Too many messages wait for the expected one; reading stops." "Send the expected id first."
-    4003 OrderSkipped "ORDER_SKIPPED" false Never "The chain went on without this id after waiting for it." "Send it again under a new id."
+    4002 OrderWindowFull "ORDER_WINDOW_FULL" true Now "Too many messages are held until the expected one arrives; reading stops." "Send the expected id first."
+    4003 OrderSkipped "ORDER_SKIPPED" false Never "The chain skipped this id after waiting for it." "Resend the content under a new id."
     4004 BadLink "BAD_LINK" false Never "A chained message names itself or a used id as its successor." "Give every message a fresh nextId."
-    4005 NotFound "NOT_FOUND" false Never "There is no such group or conversation." "Create it first; what was refused is sent again under a new id."
+    4005 NotFound "NOT_FOUND" false Never "There is no such group or conversation." "Create it first; resend the refused content under a new msgId."
     4006 ContentTooLarge "CONTENT_TOO_LARGE" false Never "The content is larger than the limit in Welcome." "Send less, or a reference."
-    4007 AlreadyExists "ALREADY_EXISTS" false Never "There is already one of that name." "Use another id."
-    4008 TooManyMembers "TOO_MANY_MEMBERS" false Never "One request names too many users." "Send at most 1,000 users a request."
-    4010 BusUnavailable "BUS_UNAVAILABLE" true After "The durable log does not take messages now." "Try again with the same id after the given time."
-    4011 ArchiveBehind "ARCHIVE_BEHIND" true After "The archive is behind by half of what the log keeps, so nothing more is taken." "Try again with the same id after the given time; operators see in `tidegate owners` where, and mend the store."
-    4012 Unknown "UNKNOWN" true Now "Whether the message was accepted is not known yet." "Send again with the same id and attempt + 1."
-    4013 Busy "BUSY" true After "The broker has too much in hand for this connection." "Wait for answers before sending more."
+    4007 AlreadyExists "ALREADY_EXISTS" false Never "The id is already taken." "Use another id."
+    4008 TooManyMembers "TOO_MANY_MEMBERS" false Never "One request names too many users." "Send at most 1,000 users per request."
+    4010 BusUnavailable "BUS_UNAVAILABLE" true After "The durable log does not accept messages at the moment." "Try again with the same id after the given time."
+    4011 ArchiveBehind "ARCHIVE_BEHIND" true After "The archive lags by half of the log's retention, so no messages are accepted." "Try again with the same id after the given time; operators: find the partition with `tidegate owners` and repair the store."
+    4012 Unknown "UNKNOWN" true Now "It is not known yet whether the message was accepted." "Send again with the same id and attempt + 1."
+    4013 Busy "BUSY" true After "Too many requests of this connection are pending." "Wait for answers before sending more."
     4014 RateLimited "RATE_LIMITED" true After "A limit for this user, device or conversation is reached." "Slow down; try again after the given time."
-    4015 NotYet "NOT_YET" true After "This is not known yet." "Try again after the given time."
-    4016 TooManyRooms "TOO_MANY_ROOMS" false Never "This connection is in as many rooms as allowed." "Leave one first."
-    4017 StoreUnavailable "STORE_UNAVAILABLE" true After "What is stored can't be read now." "Ask again after the given time; sends and pushes go on."
-    4018 TooLate "TOO_LATE" false Never "The time in which this may be done is over." "Ask an owner or admin of the group; a node sets the time by `limits.recall_ms`."
-    4019 TooManyHidden "TOO_MANY_HIDDEN" false Never "The user has deleted as many entries of this conversation, one by one, as are remembered." "Clear the history up to a seq: what lies below it need not be remembered one by one."
-    4020 Muted "MUTED" false Never "The user may not talk in this group for now." "Wait until an admin of the group ends the mute, then send it under a new id."
-    4021 BadSetting "BAD_SETTING" false Never "A setting is not known, or has no such value." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
+    4015 NotYet "NOT_YET" true After "The requested state is not available yet." "Try again after the given time."
+    4016 TooManyRooms "TOO_MANY_ROOMS" false Never "This connection has joined the maximum number of rooms." "Leave one first."
+    4017 StoreUnavailable "STORE_UNAVAILABLE" true After "The store can't be read at the moment." "Repeat the request after the given time; sends and pushes continue."
+    4018 TooLate "TOO_LATE" false Never "The time limit for this request has passed." "Ask an owner or admin of the group; operators set the limit with `limits.recall_ms`."
+    4019 TooManyHidden "TOO_MANY_HIDDEN" false Never "The user has hidden the maximum number of single entries of this conversation." "Clear the history up to a seq; cleared entries do not count."
+    4020 Muted "MUTED" false Never "The user is muted in this group." "Wait until an admin of the group ends the mute, then resend the content under a new id."
+    4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
 }
 
 impl Code {
-    /// The code for a WebSocket close frame: RFC 6455 section 7.4 for violations, our own number where it fits.
+    /// Returns the status for a WebSocket close frame: from RFC 6455 section 7.4, or our own number if it is allowed.
     pub const fn ws_close(self) -> u16 {
         match self {
             Self::Bye => 1000,
@@ -148,7 +148,7 @@ impl Code {
         }
     }
 
-    /// The `Error` frame body for this code; `message` empty = [`Code::what`].
+    /// Builds the body of an `Error` frame. An empty `message` is replaced by [`Code::what`].
     pub fn error(self, message: &str) -> pb::Error {
         pb::Error {
             code: u32::from(self.number()),
@@ -160,7 +160,7 @@ impl Code {
         }
     }
 
-    /// The `Close` frame body for this code; `reason` empty = [`Code::what`].
+    /// Builds the body of a `Close` frame. An empty `reason` is replaced by [`Code::what`].
     pub fn close(self, reason: &str, after_ms: u32) -> pb::Close {
         pb::Close {
             code: u32::from(self.number()),
@@ -172,7 +172,7 @@ impl Code {
     }
 }
 
-/// What a temporary refusal asks the client to wait when nothing better is known, in ms.
+/// Default wait that a temporary refusal asks of the client, in ms.
 pub const RETRY_AFTER_MS: u32 = 1_000;
 
 #[cfg(test)]
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_in_order_and_unique() {
+    fn codes_are_ascending_and_unique() {
         for pair in Code::ALL.windows(2) {
             assert!(pair[0].number() < pair[1].number(), "{pair:?}");
         }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn websocket_close_codes_may_be_sent() {
+    fn websocket_close_statuses_are_allowed_on_the_wire() {
         for code in Code::ALL {
             let ws = code.ws_close();
             assert!(matches!(ws, 1000 | 1002 | 1008 | 1009 | 3000..=4999), "{code:?} {ws}");

@@ -1,14 +1,14 @@
-//! Frames ↔ bytes: protobuf and JSON payloads, how streams are cut into frames, and frames encoded once for many.
+//! Frame codec: protobuf and JSON payloads, splitting of streams into frames, and shared encodings of pushes.
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`preface`] | which protocol a connection speaks, by its first bytes |
-//! | [`tcp`] | frames with a varint length in a stream of bytes |
-//! | [`json`] | frames as lines of a stream |
+//! | [`preface`] | detects the protocol of a connection by its first bytes |
+//! | [`tcp`] | frames with a varint length in a byte stream |
+//! | [`json`] | frames as JSON lines |
 //! | [`push`] | a frame encoded at most once for each wire, and its headers |
 //!
-//! Nothing here keeps a buffer, and nothing allocates from a length that the other side claims: the cutters look at
-//! the bytes that have arrived and say where a frame is, the decoders read one whole payload.
+//! The codec keeps no buffer and allocates nothing for a length that the peer claims: a splitter locates a frame in the
+//! bytes that have arrived, a decoder reads one complete payload.
 
 mod envelope;
 pub(crate) mod fields;
@@ -29,7 +29,7 @@ pub use lists::LIST_MAX;
 pub use preface::{Detect, Preface, detect};
 pub use push::{PushFrame, encode_frame};
 
-/// How a frame is written as a payload.
+/// Encoding of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Framing {
     /// Protobuf, `tidegate.v1.proto`.
@@ -38,16 +38,16 @@ pub enum Framing {
     Json,
 }
 
-/// How payloads travel: the four things that a server frame can look like as bytes.
+/// Transport framing of a payload; a server frame has one byte form for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// Protobuf after its length as a varint.
+    /// Protobuf preceded by its length as a varint.
     Tcp,
-    /// JSON and a newline.
+    /// JSON followed by a newline.
     JsonLine,
-    /// A WebSocket binary message: protobuf.
+    /// WebSocket binary message with protobuf.
     WsBinary,
-    /// A WebSocket text message: JSON.
+    /// WebSocket text message with JSON.
     WsText,
 }
 
@@ -55,7 +55,7 @@ impl Wire {
     /// All wires.
     pub const ALL: [Self; 4] = [Self::Tcp, Self::JsonLine, Self::WsBinary, Self::WsText];
 
-    /// What the payload is.
+    /// Returns the encoding of its payloads.
     pub const fn framing(self) -> Framing {
         match self {
             Self::Tcp | Self::WsBinary => Framing::Proto,
@@ -64,70 +64,70 @@ impl Wire {
     }
 }
 
-/// What a payload says.
+/// Result of decoding a payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decoded<F> {
-    /// A frame. Its body is `None` when it is of a kind that this version does not know.
+    /// A frame; its body is `None` if this version does not know its kind.
     Frame(F),
-    /// An empty frame (no bytes; a blank line or `{}` in JSON): a ping.
+    /// An empty frame (no bytes; a blank line or `{}` in JSON), which is a ping.
     Empty,
 }
 
-/// What a cutter of streams sees at the start of its input.
+/// Result of splitting a frame off the start of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// No whole frame yet.
+    /// The frame is incomplete.
     Need {
-        /// How long the input must be, from its start, before another look can help. At most the limit and a header.
+        /// Input length, from its start, below which another call can't succeed. At most the limit and a header.
         at_least: usize,
     },
-    /// A whole frame.
+    /// The frame is complete.
     Frame {
-        /// Where in the input its payload is.
+        /// Range of the payload in the input.
         payload: Range<usize>,
-        /// How many bytes of input it takes, header and all.
+        /// Bytes of input that the frame occupies, header included.
         consumed: usize,
     },
 }
 
-/// Why bytes are not frames. The stream they came from cannot be read on.
+/// Reason why bytes are not frames. The stream can't be read any further.
 ///
-/// Says where and what kind, never the bytes themselves, so that it may be logged.
+/// Contains positions and kinds, never the bytes themselves, so that it may be logged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A frame is, or claims to be, larger than the limit.
-    #[error("a frame of at least {at_least} bytes where {max} are allowed")]
+    #[error("frame has at least {at_least} bytes; the limit is {max}")]
     TooLarge {
-        /// What is known of its length.
+        /// Lower bound of the frame's length, from the bytes read so far.
         at_least: u64,
-        /// The limit.
+        /// Limit, in bytes.
         max: usize,
     },
-    /// A length prefix of more than five bytes.
-    #[error("the length of a frame does not end within {} bytes", tcp::LENGTH_BYTES_MAX)]
+    /// A length prefix has more than five bytes.
+    #[error("length prefix of a frame has more than {} bytes", tcp::LENGTH_BYTES_MAX)]
     Length,
-    /// Not a protobuf message of our schema.
+    /// The payload is not a protobuf message of our schema.
     #[error("{0}")]
     Proto(prost::DecodeError),
-    /// A list that would take many times its bytes.
-    #[error("a list of more than {LIST_MAX} entries")]
+    /// A list would take many times its bytes in memory.
+    #[error("list has more than {LIST_MAX} entries")]
     List,
     /// A JSON payload is not UTF-8.
     #[error("not UTF-8 after {0} bytes")]
     Utf8(usize),
-    /// Not JSON.
+    /// The payload is not JSON.
     #[error("not JSON at column {0}")]
     JsonSyntax(usize),
-    /// JSON, but not a frame of our schema.
-    #[error("a field that is doubled or of the wrong type before column {0}")]
+    /// The payload is JSON, but not a frame of our schema.
+    #[error("duplicate field or wrong type before column {0}")]
     JsonShape(usize),
-    /// The first bytes of a connection are of no protocol spoken here.
-    #[error("the first bytes are of no protocol spoken here")]
+    /// The first bytes of a connection match no supported protocol.
+    #[error("the first bytes match no supported protocol")]
     Preface,
 }
 
 impl WireError {
-    /// The code to close the connection with.
+    /// Returns the code to close the connection with.
     pub const fn code(&self) -> Code {
         match self {
             Self::TooLarge { .. } => Code::FrameTooLarge,
@@ -142,7 +142,7 @@ impl WireError {
     }
 }
 
-/// Reads the payload of a frame from a client.
+/// Decodes the payload of a client frame.
 pub fn decode_client(payload: &[u8], framing: Framing) -> Result<Decoded<pb::ClientFrame>, WireError> {
     if framing == Framing::Proto && !lists::are_short(payload) {
         return Err(WireError::List);
@@ -150,22 +150,22 @@ pub fn decode_client(payload: &[u8], framing: Framing) -> Result<Decoded<pb::Cli
     decode(payload, framing)
 }
 
-/// Reads the payload of a frame from the broker.
+/// Decodes the payload of a server frame.
 pub fn decode_server(payload: &[u8], framing: Framing) -> Result<Decoded<pb::ServerFrame>, WireError> {
     decode(payload, framing)
 }
 
-/// Appends the payload of a client's frame.
+/// Appends the payload of a client frame to `out`.
 pub fn encode_client(frame: &pb::ClientFrame, framing: Framing, out: &mut Vec<u8>) {
     encode(frame, framing, out);
 }
 
-/// Appends the payload of a broker's frame.
+/// Appends the payload of a server frame to `out`.
 pub fn encode_server(frame: &pb::ServerFrame, framing: Framing, out: &mut Vec<u8>) {
     encode(frame, framing, out);
 }
 
-/// Appends a client's frame as it goes into a stream: with its length, or as a line.
+/// Appends a client frame in its stream form: with a length prefix, or as a line.
 pub fn write_client(frame: &pb::ClientFrame, framing: Framing, out: &mut Vec<u8>) {
     match framing {
         Framing::Proto => {

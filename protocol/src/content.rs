@@ -1,4 +1,4 @@
-//! What a person or a program said, with the fields that this version does not know kept as they came.
+//! Content of a message; preserves fields that this version of the schema does not know.
 
 use bytes::{Buf, BufMut, Bytes};
 use prost::{
@@ -8,16 +8,16 @@ use prost::{
 
 /// `tidegate.v1.Content`: text, or data that only the clients understand.
 ///
-/// Hand-written where all other messages are generated, because a node must pass on fields of a newer schema.
+/// Hand-written, unlike all other messages, because a node must pass on fields of a newer schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content {
     /// Readable text or opaque bytes.
     pub body: Option<Body>,
-    /// Encoded fields with numbers unknown here, in the order they came.
+    /// Encoded fields with unknown numbers, in order of arrival.
     pub unknown: Vec<u8>,
 }
 
-/// The two forms of content.
+/// Text or data of a [`Content`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// UTF-8 text.
@@ -27,12 +27,12 @@ pub enum Body {
 }
 
 impl Content {
-    /// Content that is text.
+    /// Creates content with text.
     pub fn text(text: impl Into<String>) -> Self {
         Self { body: Some(Body::Text(text.into())), unknown: Vec::new() }
     }
 
-    /// Content that is bytes.
+    /// Creates content with opaque bytes.
     pub fn data(data: impl Into<Bytes>) -> Self {
         Self { body: Some(Body::Data(data.into())), unknown: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl Message for Content {
 }
 
 fn keep_unknown(
-    kept: &mut Vec<u8>,
+    out: &mut Vec<u8>,
     tag: u32,
     wire_type: WireType,
     buf: &mut impl Buf,
@@ -97,61 +97,61 @@ fn keep_unknown(
         WireType::Varint => {
             let mut value = 0u64;
             encoding::uint64::merge(wire_type, &mut value, buf, ctx)?;
-            encoding::encode_key(tag, wire_type, kept);
-            encoding::encode_varint(value, kept);
+            encoding::encode_key(tag, wire_type, out);
+            encoding::encode_varint(value, out);
         }
         WireType::LengthDelimited => {
             let mut value = Vec::new();
             encoding::bytes::merge(wire_type, &mut value, buf, ctx)?;
-            encoding::bytes::encode(tag, &value, kept);
+            encoding::bytes::encode(tag, &value, out);
         }
         WireType::SixtyFourBit => {
             let mut value = 0u64;
             encoding::fixed64::merge(wire_type, &mut value, buf, ctx)?;
-            encoding::encode_key(tag, wire_type, kept);
-            kept.put_u64_le(value);
+            encoding::encode_key(tag, wire_type, out);
+            out.put_u64_le(value);
         }
         WireType::ThirtyTwoBit => {
             let mut value = 0u32;
             encoding::fixed32::merge(wire_type, &mut value, buf, ctx)?;
-            encoding::encode_key(tag, wire_type, kept);
-            kept.put_u32_le(value);
+            encoding::encode_key(tag, wire_type, out);
+            out.put_u32_le(value);
         }
-        WireType::StartGroup => keep_group(kept, tag, buf, ctx)?,
+        WireType::StartGroup => keep_group(out, tag, buf, ctx)?,
         WireType::EndGroup => return Err(bad_group()),
     }
     Ok(())
 }
 
-/// How deep groups may be inside each other. Protobuf libraries stop at a depth of 100, frames around the content
-/// included; what is passed on must not break its receivers.
-const GROUPS_MAX: usize = 32;
+/// Maximum nesting depth of protobuf groups in unknown fields. Protobuf libraries stop at a depth of 100, enclosing
+/// frames included, and forwarded content must stay decodable for its receivers.
+const GROUP_DEPTH_MAX: usize = 32;
 
 fn keep_group(
-    kept: &mut Vec<u8>,
+    out: &mut Vec<u8>,
     tag: u32,
     buf: &mut impl Buf,
     ctx: DecodeContext,
 ) -> Result<(), DecodeError> {
-    encoding::encode_key(tag, WireType::StartGroup, kept);
+    encoding::encode_key(tag, WireType::StartGroup, out);
     let mut open = vec![tag];
     while let Some(&innermost) = open.last() {
         let (tag, wire_type) = encoding::decode_key(buf)?;
         match wire_type {
-            WireType::StartGroup if open.len() < GROUPS_MAX => open.push(tag),
+            WireType::StartGroup if open.len() < GROUP_DEPTH_MAX => open.push(tag),
             WireType::EndGroup if tag == innermost => open.truncate(open.len() - 1),
             WireType::StartGroup | WireType::EndGroup => return Err(bad_group()),
             _ => {
-                keep_unknown(kept, tag, wire_type, buf, ctx.clone())?;
+                keep_unknown(out, tag, wire_type, buf, ctx.clone())?;
                 continue;
             }
         }
-        encoding::encode_key(tag, wire_type, kept);
+        encoding::encode_key(tag, wire_type, out);
     }
     Ok(())
 }
 
-#[expect(deprecated, reason = "prost has no other way for a hand-written message to refuse")]
+#[expect(deprecated, reason = "prost has no other way for a hand-written message to fail")]
 fn bad_group() -> DecodeError {
-    DecodeError::new("a group too deep, or ended by another")
+    DecodeError::new("unknown group is nested too deeply or ends with another tag")
 }

@@ -1,30 +1,30 @@
-//! Ids that people and programs choose, and the conversation keys that only the broker builds.
+//! Ids that clients and operators choose, and the conversation keys that only the broker builds.
 //!
-//! Every id matches `[A-Za-z0-9_.-]{1,64}`, so keys made of ids joined by `:` can't be confused (DESIGN 2).
+//! Every id matches `[A-Za-z0-9_.-]{1,64}`, so keys made of ids joined by `:` are unambiguous (SPEC section 2).
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
-/// The longest id, in bytes.
+/// Maximum length of an id, in bytes.
 pub const ID_BYTES_MAX: usize = 64;
 
-/// Why a text is not an id.
+/// Reason why a text is not a valid id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// Nothing there.
-    #[error("an id may not be empty")]
+    /// The text is empty.
+    #[error("id is empty")]
     Empty,
-    /// Over [`ID_BYTES_MAX`].
-    #[error("an id has at most {ID_BYTES_MAX} characters, this one has {0}")]
+    /// The text is longer than [`ID_BYTES_MAX`].
+    #[error("id has {0} characters; use at most {ID_BYTES_MAX}")]
     TooLong(usize),
-    /// A character outside `[A-Za-z0-9_.-]`.
-    #[error("an id is made of A-Z a-z 0-9 _ . - only")]
+    /// The text has a character outside `[A-Za-z0-9_.-]`.
+    #[error("id has an invalid character; use only A-Z a-z 0-9 _ . -")]
     BadCharacter,
-    /// Not `d:<a>:<b>` (ids sorted), `g:<id>` or `r:<id>`.
-    #[error("a conversation is d:<a>:<b> with the ids in order, g:<id> or r:<id>")]
+    /// The text is not `d:<a>:<b>` (ids sorted), `g:<id>` or `r:<id>`.
+    #[error("not a conversation key; use d:<a>:<b> with the ids in order, g:<id> or r:<id>")]
     NotAConversation,
 }
 
-/// Checks the common rule of all ids.
+/// Checks the rule that all ids share.
 pub fn check_id(text: &str) -> Result<(), IdError> {
     match text.len() {
         0 => Err(IdError::Empty),
@@ -41,13 +41,13 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The id, if `text` is one.
+            /// Creates the id from `text`, if it is valid.
             pub fn new(text: &str) -> Result<Self, IdError> {
                 check_id(text)?;
                 Ok(Self(text.into()))
             }
 
-            /// The id as text.
+            /// Returns the id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -81,79 +81,79 @@ macro_rules! id {
 }
 
 id!(
-    /// A person or a program that talks.
+    /// Id of a user, which may be a person or a program.
     UserId
 );
 id!(
-    /// One of a user's devices.
+    /// Id of one of a user's devices.
     DeviceId
 );
 id!(
-    /// A group of users with a history.
+    /// Id of a group, a conversation of several users with a history.
     GroupId
 );
 id!(
-    /// A live room: the lossy class.
+    /// Id of a live room, the lossy class of conversation.
     RoomId
 );
 id!(
-    /// A message, as its sender names it; unique per (conversation, sender, device).
+    /// Id of a message, chosen by its sender; unique per (conversation, sender, device).
     MsgId
 );
 id!(
-    /// A node of the cluster.
+    /// Id of a node of the cluster.
     NodeId
 );
 
-/// Where a message goes: the key under which its order and history live.
+/// Key of a conversation, which has its own order and history.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConversationId(Arc<str>);
 
-/// The three kinds of conversation.
+/// Kind of a conversation, with the ids of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConversationKind<'a> {
-    /// Between two users (or a user and themselves); the smaller id first.
+    /// Direct conversation of two users, or of a user with themselves; the smaller id is first.
     Direct(&'a str, &'a str),
-    /// A group.
+    /// Group.
     Group(&'a str),
-    /// A live room.
+    /// Live room.
     Room(&'a str),
 }
 
 impl ConversationId {
-    /// The direct conversation of two users; the same from both sides.
+    /// Builds the key of the direct conversation of two users, in either order.
     pub fn direct(a: &UserId, b: &UserId) -> Self {
         let (first, second) = if a <= b { (a, b) } else { (b, a) };
         Self(format!("d:{first}:{second}").into())
     }
 
-    /// A group's conversation.
+    /// Builds the key of a group.
     pub fn group(group: &GroupId) -> Self {
         Self(format!("g:{group}").into())
     }
 
-    /// A room's conversation.
+    /// Builds the key of a live room.
     pub fn room(room: &RoomId) -> Self {
         Self(format!("r:{room}").into())
     }
 
-    /// Reads a key that a client sends back or that a record carries.
+    /// Parses a key that a client sends back or that a record contains.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         parse_kind(text)?;
         Ok(Self(text.into()))
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// What kind of conversation it is, with the ids inside.
+    /// Returns the kind of the conversation and the ids in its key.
     pub fn kind(&self) -> ConversationKind<'_> {
-        parse_kind(&self.0).expect("checked when the key was built")
+        parse_kind(&self.0).expect("the key was checked when it was built")
     }
 
-    /// Whether this is a direct conversation with `user` as one side.
+    /// Returns whether this is a direct conversation of `user`.
     pub fn is_direct_of(&self, user: &UserId) -> bool {
         matches!(self.kind(), ConversationKind::Direct(a, b) if a == user.as_str() || b == user.as_str())
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_has_one_to_sixty_four_plain_characters() {
+    fn id_has_one_to_64_plain_characters() {
         assert_eq!(check_id(""), Err(IdError::Empty));
         assert_eq!(check_id(&"a".repeat(64)), Ok(()));
         assert_eq!(check_id(&"a".repeat(65)), Err(IdError::TooLong(65)));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_conversation_is_the_same_from_both_sides() {
+    fn direct_conversation_has_one_key_for_both_users() {
         let (ann, bob) = (UserId::new("ann").unwrap(), UserId::new("bob").unwrap());
         let key = ConversationId::direct(&bob, &ann);
         assert_eq!(key, ConversationId::direct(&ann, &bob));
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_the_broker_would_not_build_are_refused() {
+    fn malformed_conversation_keys_are_refused() {
         for bad in ["", "d:a", "d:b:a", "g:", "x:a", "g:a:b", "d:a:b:c", "r: ", "ga"] {
             assert!(ConversationId::parse(bad).is_err(), "{bad:?}");
         }
-        for good in ["d:a:a", "d:a:b", "g:a", "r:a-1"] {
-            assert_eq!(ConversationId::parse(good).unwrap().as_str(), good);
+        for valid in ["d:a:a", "d:a:b", "g:a", "r:a-1"] {
+            assert_eq!(ConversationId::parse(valid).unwrap().as_str(), valid);
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Tidegate's wire, records and state machines.
+//! Tidegate's wire format, log records and state machines.
 //!
-//! Pure: no socket, clock, randomness or async anywhere below this file, so replaying the same inputs and times
-//! replays the same behaviour. Time comes in as [`Time`], randomness as a seed.
+//! Pure: no socket, clock, randomness or async in this crate, so the same inputs and times always produce the same
+//! outputs. Time is passed as [`Time`], randomness as a seed.
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`id`] | the ids that people and programs choose, and conversation keys |
+//! | [`id`] | ids of users, devices, groups, rooms and messages; conversation keys |
 //! | [`code`] | every error and close code, with its cure |
 //! | [`pb`] | the messages generated from `tidegate/v1/*.proto` |
-//! | [`content`] | what a person said, unknown fields kept |
-//! | [`codec`] | frames ↔ bytes: varint-framed protobuf, JSON lines |
+//! | [`content`] | content of a message; preserves unknown fields |
+//! | [`codec`] | frames to bytes and back: varint-framed protobuf, JSON lines |
 //! | [`ws`] | WebSocket framing |
-//! | [`record`] | what the durable log carries |
-//! | [`trace`] | how the steps of a message are found again |
-//! | [`settings`] | what groups and users may set, by name |
+//! | [`record`] | records of the durable log |
+//! | [`trace`] | trace context of a message |
+//! | [`settings`] | settings of groups and users, by name |
 //! | [`machine`] | the state machines: session, chain, window, ledger, drain |
 
 pub mod code;

@@ -1,7 +1,7 @@
-//! The state machines: values that take inputs and a time and say what to do; the drivers around them do it.
+//! Sans-I/O state machines: each takes inputs and a time and returns actions, which its driver executes.
 //!
-//! A machine's methods are of three kinds: `handle_*` take an input and `now`, getters tell its state, `poll_*` say
-//! what to do next. Nothing here reads a clock; a timer is a [`crate::Time`] that the driver passes back.
+//! Methods are of three kinds: `handle_*` take an input and `now`, getters return state, `poll_*` return the next
+//! action. No machine reads a clock; a timer is a [`crate::Time`] that the driver passes back.
 
 pub mod assign;
 pub mod chain;

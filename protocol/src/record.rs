@@ -1,7 +1,7 @@
-//! What the durable log carries: typed, checked records, and the positions between them.
+//! Records of the durable log, typed and validated, and log positions.
 //!
-//! A record that does not decode voids only itself: the owner skips and counts it ([`RecordError`] says why). All
-//! checks here depend on the bytes alone, so every owner skips the same ones.
+//! A record that can't be decoded voids only itself: the owner quarantines and counts it ([`RecordError`] is the
+//! reason). All checks depend on the bytes alone, so every owner skips the same records.
 
 mod decode;
 
@@ -19,21 +19,21 @@ use crate::{
     trace::TraceContext,
 };
 
-/// The version of the record schema that this crate writes and reads.
+/// Version of the record schema that this crate writes and reads.
 pub const RECORD_VERSION: u32 = 1;
-/// The most users that one [`MemberChange`] may name.
+/// Maximum number of users in one [`MemberChange`].
 pub const USERS_MAX: usize = 1_000;
-/// The most settings that a group may have, and that one change may name.
+/// Maximum number of settings of a group, and of one change.
 pub const SETTINGS_MAX: usize = 64;
-/// The longest value of a setting, in bytes.
+/// Maximum value of a setting, in bytes.
 pub const SETTING_BYTES_MAX: usize = 4_096;
-/// The longest content of a message, in bytes.
+/// Maximum content of a message, in bytes.
 pub const CONTENT_BYTES_MAX: usize = 1 << 20;
 
-/// The first 16 bytes of a SHA-256.
+/// First 16 bytes of a SHA-256.
 pub type Hash16 = [u8; 16];
 
-/// The hash that tells a retry from a conflict: over the client's content, before any hook.
+/// Returns the hash that distinguishes a retry from a conflict: over the client's content, before any hook.
 pub fn body_hash(content: &[u8]) -> Hash16 {
     truncated(Sha256::digest(content).into())
 }
@@ -47,119 +47,119 @@ pub(crate) fn truncated(full: [u8; 32]) -> Hash16 {
 /// One entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Who appended it.
+    /// Node, connection and request that appended the record.
     pub origin: Origin,
-    /// The broker's receive time in ms since 1970: shown to people, never used to decide (flaws S16, S32).
+    /// Receive time of the broker, in ms since 1970: for display only, never used to decide (flaws S16, S32).
     pub received_at: u64,
-    /// What it says.
+    /// Payload of the record.
     pub body: Body,
-    /// How its steps are found again, where they are noted; never used to decide.
+    /// Trace context, if the steps of this message are recorded; never used to decide.
     pub trace: Option<TraceContext>,
 }
 
-/// Who appended a record, so that the owner can answer.
+/// Origin of a record, which the owner's answer goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The node.
+    /// Id of the node.
     pub node: NodeId,
-    /// Its boot.
+    /// Boot id of the node's run.
     pub boot: u64,
-    /// The conn there.
+    /// Id of the connection on that node.
     pub conn: u64,
-    /// The request, as the node numbers it.
+    /// Number of the request, assigned by the node.
     pub request: u64,
 }
 
-/// What a record says.
+/// Payload of a record, by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// Somebody says something.
+    /// A message.
     Message(Message),
-    /// A group or its membership changes.
+    /// A change of a group or its membership.
     Member(MemberChange),
-    /// A message is taken back.
+    /// A recall of a message.
     Recall(Recall),
-    /// Retention takes the beginning of a conversation away.
+    /// A removal of a conversation's oldest entries by retention.
     Prune(Prune),
-    /// The rules of the ledger change.
+    /// A change of the ledger's rules.
     Rules(RuleChange),
 }
 
-/// Where in its own order a device stands.
+/// Position of a message in the order of its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderOrder {
-    /// The conn epoch: rises with every connection of the device.
+    /// Epoch of the connection; rises with every connection of the device.
     pub epoch: u64,
-    /// The number in the chain of this epoch and conversation, from 0.
+    /// Number in the chain of this epoch and conversation, from 0.
     pub n: u64,
-    /// Whether `n` counts.
+    /// Whether the message is chained; otherwise `n` is ignored.
     pub chained: bool,
 }
 
-/// Somebody says something.
+/// Message to a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where; never a room.
+    /// Conversation, never a room.
     pub conversation: ConversationId,
-    /// Who.
+    /// Sending user.
     pub sender: UserId,
-    /// With which device.
+    /// Sending device.
     pub device: DeviceId,
-    /// The sender's name for it.
+    /// Id that the sender chose.
     pub msg_id: MsgId,
-    /// 0 for the first time; more when the id may have been sent before.
+    /// Attempt number: 0 at first, higher if the id may have been sent before.
     pub attempt: u32,
-    /// An encoded [`crate::content::Content`], as it goes out.
+    /// Encoded [`crate::content::Content`], as receivers get it.
     pub content: Bytes,
-    /// Where in its own order the device stands.
+    /// Position in the device's order.
     pub order: SenderOrder,
-    /// As the client set them.
+    /// Flags, as the client set them.
     pub flags: u32,
-    /// [`body_hash`] of what the client sent.
+    /// [`body_hash`] of the content that the client sent.
     pub body_hash: Hash16,
 }
 
-/// What happens to a group. In JSON, its name.
+/// Kind of a change of a group; in JSON, its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberAction {
-    /// The group begins, with these members; `by` becomes its owner.
+    /// Create the group with these members; `by` becomes its owner.
     Create,
-    /// Users come in.
+    /// Add users.
     Join,
-    /// Users go by their own will.
+    /// Remove users at their own request.
     Leave,
-    /// Users are removed.
+    /// Remove users at another's request.
     Kick,
-    /// Users get another role.
+    /// Give users another role.
     Role,
-    /// Settings change.
+    /// Change settings.
     Settings,
-    /// The group ends, for good: its id is not used again.
+    /// Delete the group permanently: its id is never used again.
     Delete,
-    /// Users may not talk any more.
+    /// Forbid users to send messages.
     Mute,
-    /// Users may talk again.
+    /// Allow muted users to send messages again.
     Unmute,
 }
 
-/// What a member may do; more to the right. In JSON, its name.
+/// Role of a member, in ascending order of rights; in JSON, its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Talks.
+    /// Sends messages.
     Member,
     /// Also adds, removes and mutes members, and changes settings.
     Admin,
-    /// Also acts on admins and owners, and ends the group.
+    /// Also acts on admins and owners, and deletes the group.
     Owner,
 }
 
 impl Role {
-    /// All of them, the least first.
+    /// All roles, in ascending order of rights.
     pub const ALL: [Self; 3] = [Self::Member, Self::Admin, Self::Owner];
 
-    /// The word for it, as clients and the admin API say it.
+    /// Returns the word that clients and the admin API use for the role.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -168,107 +168,109 @@ impl Role {
         }
     }
 
-    /// The role with that word.
+    /// Returns the role with this word, `None` if there is none.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.word() == word)
     }
 }
 
-/// A group or its membership changes.
+/// Change of a group or its membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberChange {
-    /// Always a group.
+    /// Conversation, always a group.
     pub conversation: ConversationId,
-    /// What happens.
+    /// Kind of the change.
     pub action: MemberAction,
-    /// To whom; at most [`USERS_MAX`], each once.
+    /// Affected users, at most [`USERS_MAX`], each once.
     pub users: Vec<UserId>,
-    /// The role they get.
+    /// New role of the users.
     pub role: Option<Role>,
-    /// Who did it; none for the admin API.
+    /// User who requested the change, `None` for the admin API.
     pub by: Option<UserId>,
-    /// Merged into the present ones; an empty value removes.
+    /// Settings to merge into the present ones; an empty value removes a setting.
     pub settings: BTreeMap<String, String>,
     /// Idempotency key, per (conversation, by).
     pub request_id: MsgId,
 }
 
-/// A message is taken back.
+/// Recall of a message for all users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recall {
-    /// Where.
+    /// Conversation of the message.
     pub conversation: ConversationId,
-    /// Which.
+    /// Seq of the message.
     pub seq: u64,
-    /// Who did it; none for the admin API.
+    /// User who recalls it, `None` for the admin API.
     pub by: Option<UserId>,
 }
 
-/// Retention takes the beginning of a conversation away.
+/// Removal of a conversation's oldest entries by retention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prune {
-    /// Where.
+    /// Conversation to prune.
     pub conversation: ConversationId,
-    /// Everything up to and including this is gone.
+    /// Last seq that is removed.
     pub up_to: u64,
 }
 
-/// The rules of the ledger, in force from the record on that carries them.
+/// Rules of the ledger, in force from the record that sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// The version of the function.
+    /// Version of the ledger function.
     pub ledger_version: u32,
-    /// `attempt = 0` is compared with the keys of this many last positions; 0 = all.
+    /// Number of last positions whose keys a message with `attempt = 0` is compared with; 0: all positions.
     pub dedup_window: u64,
-    /// Keys of records below this offset are forgotten. Never falls.
+    /// Offset below which the keys of records are dropped. Never falls.
     pub keys_from: u64,
 }
 
-/// What a `Rules` record asks for. None can undo another, in whichever order they come: the version and `keys_from` only rise.
+/// Change of the rules by a `Rules` record. The version and `keys_from` only rise, so no change undoes another in any
+/// order (ADR 13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleChange {
-    /// At least this version is in force from here on; 1 = as before.
+    /// Minimum version in force from this record on; 1: unchanged.
     pub ledger_version: u32,
-    /// As [`Rules::dedup_window`]; none = as before (under version 1: 0).
+    /// New [`Rules::dedup_window`]; `None` leaves it unchanged (under version 1: sets it to 0).
     pub dedup_window: Option<u64>,
-    /// As [`Rules::keys_from`]; 0 = as before.
+    /// New [`Rules::keys_from`]; 0: unchanged.
     pub keys_from: u64,
 }
 
 impl Default for RuleChange {
-    /// Changes nothing.
+    /// Returns a change without effect.
     fn default() -> Self {
         Self { ledger_version: 1, dedup_window: None, keys_from: 0 }
     }
 }
 
 impl Default for Rules {
-    /// What holds before the first `Rules` record.
+    /// Returns the rules in force before the first `Rules` record.
     fn default() -> Self {
         Self { ledger_version: 1, dedup_window: 0, keys_from: 0 }
     }
 }
 
-/// A place between two records of a partition: all records below `offset` are behind it.
+/// Position between two records of a partition; all records below `offset` are before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Position {
-    /// The offset of the next record (at the least: a log may have gaps).
+    /// Minimum offset of the next record; a log may have gaps.
     pub offset: u64,
-    /// The hash of the last record behind, zeros when there is none: tells when the log was replaced.
+    /// Hash of the last record before the position, zeros if there is none; reveals that the log was replaced.
     pub hash: Hash16,
 }
 
 impl Position {
-    /// Before everything.
+    /// Start of a log.
     pub const START: Self = Self { offset: 0, hash: [0; 16] };
 
-    /// The place right behind the record with these bytes.
+    /// Returns the position directly after the record with these bytes.
     pub fn behind(offset: u64, record: &[u8]) -> Self {
         Self { offset: offset.saturating_add(1), hash: body_hash(record) }
     }
 
-    /// Whether a log whose record at `self.offset - 1` reads `last` is still the one this position was taken in.
-    /// A new owner asks before it starts; no means `LOG_REPLACED`, never a reset.
+    /// Returns whether this position belongs to a log whose record at `self.offset - 1` has the bytes `last`.
+    ///
+    /// A new owner checks this before it starts; a mismatch means `LOG_REPLACED`, never a reset.
     pub fn matches(&self, last: Option<&[u8]>) -> bool {
         match last {
             Some(bytes) => self.offset > 0 && self.hash == body_hash(bytes),
@@ -285,12 +287,12 @@ impl fmt::Debug for Position {
 }
 
 impl Record {
-    /// The conversation that the record is about; none for `Rules`, which go to every partition.
+    /// Returns the conversation of the record, `None` for `Rules`, which go to every partition.
     pub fn conversation(&self) -> Option<&ConversationId> {
         self.body.conversation()
     }
 
-    /// The bytes for the log.
+    /// Encodes the record for the log.
     pub fn encode(&self) -> Bytes {
         let origin = pb::Origin {
             node: self.origin.node.to_string(),
@@ -310,7 +312,7 @@ impl Record {
 }
 
 impl Body {
-    /// The conversation that this is about; none for `Rules`.
+    /// Returns the conversation, `None` for `Rules`.
     pub fn conversation(&self) -> Option<&ConversationId> {
         match self {
             Self::Message(it) => Some(&it.conversation),
@@ -376,7 +378,7 @@ impl MemberChange {
         }
     }
 
-    /// Tells a repeated request from another one under the same id.
+    /// Returns the hash that distinguishes a repeated request from another one under the same id.
     pub fn body_hash(&self) -> Hash16 {
         // A BTreeMap encodes in key order and the rest is a list, so equal changes have equal bytes.
         body_hash(&self.to_pb().encode_to_vec())

@@ -1,6 +1,7 @@
-//! What groups and users may set, by name: typed, checked, and the same words everywhere (log, wire, admin API).
+//! Settings of groups and users: typed, validated, with the same words in the log, on the wire and in the admin API.
 //!
-//! A group's settings are ledger state and decide for everybody; a user's are wishes for the user's own view.
+//! A group's settings are ledger state and apply to all members; a user's settings affect only the user's own view
+//! (ADR 7).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,20 +16,20 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The word for it.
+            /// Returns the word for this value.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
 
-            /// The one with that word.
+            /// Returns the value with this word, `None` if there is none.
             pub fn from_word(word: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|it| it.word() == word)
             }
 
-            /// All words, for people.
+            /// Lists all words, for error texts.
             pub fn words() -> String {
                 Self::ALL.iter().map(|it| it.word()).collect::<Vec<_>>().join(", ")
             }
@@ -37,35 +38,35 @@ macro_rules! words {
 }
 
 words! {
-    /// How long messages are kept, or shown.
+    /// Retention time of messages: how long a group keeps them, or how long a user sees them.
     Retention {
-        /// Not longer than needed.
+        /// No longer than needed.
         None "none"
-        /// A day.
+        /// One day.
         OneDay "1d"
         /// Seven days.
         SevenDays "7d"
         /// Thirty days.
         ThirtyDays "30d"
-        /// As long as there is anything.
+        /// Without limit.
         #[default]
         Forever "forever"
     }
 }
 
 words! {
-    /// What a user who comes into a group sees of what was said before.
+    /// History that a new member of a group sees.
     History {
-        /// Nothing: the user's view begins with the join.
+        /// Nothing before the join.
         #[default]
         Join "join"
-        /// Everything that there is.
+        /// All messages that are still kept.
         All "all"
     }
 }
 
 words! {
-    /// Who may talk in a group.
+    /// Members who may post in a group.
     Post {
         /// Every member.
         #[default]
@@ -76,31 +77,31 @@ words! {
 }
 
 words! {
-    /// What counts as unread for a user.
+    /// Conversations that count unread messages for a user.
     Unread {
-        /// The messages of others, everywhere.
+        /// All conversations; only other users' messages count.
         #[default]
         All "all"
-        /// The messages of others in direct conversations; groups tell 0.
+        /// Direct conversations; groups report 0.
         Direct "direct"
-        /// Nothing: all conversations tell 0.
+        /// None; all conversations report 0.
         None "none"
     }
 }
 
 words! {
-    /// Whether a user's messages may be put into a search index.
+    /// Permission to put a user's messages into a search index.
     Search {
-        /// They may.
+        /// Allowed.
         #[default]
         On "on"
-        /// They may not.
+        /// Not allowed.
         Off "off"
     }
 }
 
 impl Retention {
-    /// The longest age; none for the two ends, which know no age.
+    /// Returns the maximum age of a message, `None` for [`Self::None`] and [`Self::Forever`].
     pub const fn age(self) -> Option<Duration> {
         const DAY: u64 = 24 * 60 * 60;
         match self {
@@ -112,37 +113,37 @@ impl Retention {
     }
 }
 
-/// The names of a group's settings.
+/// Names of the group settings that the broker interprets.
 pub const GROUP_SETTINGS: [&str; 3] = [HISTORY, RETENTION, POST];
 
 const HISTORY: &str = "history";
 const RETENTION: &str = "retention";
 const POST: &str = "post";
 
-/// The settings of a group that mean something to the broker, as its [head](crate::machine::ledger::Head) has them.
-/// Absent is the default.
+/// Group settings that the broker interprets, from the group's [head](crate::machine::ledger::Head). An absent setting
+/// has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupSettings {
-    /// What newcomers see; counts at the join.
+    /// History for new members; the value at the join applies.
     pub history: History,
-    /// How long messages are kept.
+    /// Retention time of messages.
     pub retention: Retention,
-    /// Who may talk.
+    /// Members who may post.
     pub post: Post,
 }
 
-/// A setting that has no such value, or is not known.
+/// Error for an invalid value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: one of {words}")]
 pub struct SettingError {
-    /// Its name.
+    /// Name of the setting.
     pub name: &'static str,
-    /// What it may be.
+    /// Valid values.
     pub words: String,
 }
 
 impl GroupSettings {
-    /// What the settings say; a value that [`Self::check`] would not let in counts as absent.
+    /// Reads the settings; a value that [`Self::check`] refuses counts as absent.
     pub fn of(settings: &BTreeMap<String, String>) -> Self {
         let word = |name: &str| settings.get(name).map_or("", String::as_str);
         Self {
@@ -152,19 +153,19 @@ impl GroupSettings {
         }
     }
 
-    /// Whether a change of settings has values that mean something; an empty one removes. Other names are not looked at.
+    /// Checks the values of a settings change. An empty value removes a setting; unknown names are not checked.
     ///
     /// # Errors
-    /// The first setting that has not.
+    /// The first setting with an invalid value.
     pub fn check(change: &BTreeMap<String, String>) -> Result<(), SettingError> {
         for (name, value) in change.iter().filter(|(_, value)| !value.is_empty()) {
-            let (name, known, words) = match name.as_str() {
+            let (name, valid, words) = match name.as_str() {
                 HISTORY => (HISTORY, History::from_word(value).is_some(), History::words()),
                 RETENTION => (RETENTION, Retention::from_word(value).is_some(), Retention::words()),
                 POST => (POST, Post::from_word(value).is_some(), Post::words()),
                 _ => continue,
             };
-            if !known {
+            if !valid {
                 return Err(SettingError { name, words });
             }
         }
@@ -172,39 +173,39 @@ impl GroupSettings {
     }
 }
 
-/// What a user wishes, on all devices. A part that was never said is none, or 0.
+/// Persisted preferences of a user, shared by all devices. A setting that was never set is `None` or 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserSettings {
-    /// How long to wait for a delivery ack, in ms.
+    /// Time to wait for the client's ack of a push, in ms.
     pub ack_timeout_ms: u32,
-    /// How often to send again.
+    /// Number of times a push is resent.
     pub ack_tries: u32,
-    /// The heartbeat, in ms.
+    /// Heartbeat interval, in ms.
     pub heartbeat_ms: u32,
-    /// What counts as unread.
+    /// Conversations that count unread messages.
     pub unread: Option<Unread>,
-    /// How long entries are shown to the user.
+    /// Retention time of entries in the user's view.
     pub retention: Option<Retention>,
-    /// Whether the user's messages may be searched.
+    /// Permission to index the user's messages for search.
     pub search: Option<Search>,
 }
 
-/// How a user looks at conversations.
+/// Settings that affect how a user sees conversations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Viewing {
-    /// What counts as unread.
+    /// Conversations that count unread messages.
     pub unread: Unread,
-    /// How long entries are shown.
+    /// Retention time of entries in the user's view.
     pub retention: Retention,
 }
 
 impl UserSettings {
-    /// What a Hello says.
+    /// Reads the settings of a Hello.
     ///
     /// # Errors
-    /// The first setting that has no such value.
-    pub fn of(said: &pb::Settings) -> Result<Self, SettingError> {
-        fn one<T>(
+    /// The first setting with an invalid value.
+    pub fn of(settings: &pb::Settings) -> Result<Self, SettingError> {
+        fn parse<T>(
             name: &'static str,
             word: &str,
             of: fn(&str) -> Option<T>,
@@ -216,16 +217,16 @@ impl UserSettings {
             }
         }
         Ok(Self {
-            ack_timeout_ms: said.ack_timeout_ms,
-            ack_tries: said.ack_tries,
-            heartbeat_ms: said.heartbeat_ms,
-            unread: one("unread", &said.unread, Unread::from_word, Unread::words)?,
-            retention: one(RETENTION, &said.retention, Retention::from_word, Retention::words)?,
-            search: one("search", &said.search, Search::from_word, Search::words)?,
+            ack_timeout_ms: settings.ack_timeout_ms,
+            ack_tries: settings.ack_tries,
+            heartbeat_ms: settings.heartbeat_ms,
+            unread: parse("unread", &settings.unread, Unread::from_word, Unread::words)?,
+            retention: parse(RETENTION, &settings.retention, Retention::from_word, Retention::words)?,
+            search: parse("search", &settings.search, Search::from_word, Search::words)?,
         })
     }
 
-    /// What is said now counts, the rest is as it was `before`.
+    /// Returns these settings, with those that are not set taken from `before`.
     #[must_use]
     pub fn over(self, before: Self) -> Self {
         let number = |now: u32, before: u32| if now == 0 { before } else { now };
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_means_what_it_says() {
+    fn words_round_trip_and_unknown_words_are_refused() {
         for it in Retention::ALL {
             assert_eq!(Retention::from_word(it.word()), Some(*it));
         }
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_defaults_and_takes_no_nonsense() {
+    fn group_settings_have_defaults_and_refuse_invalid_values() {
         assert_eq!(GroupSettings::of(&map(&[("title", "Tea")])), GroupSettings::default());
         let set = map(&[("history", "all"), ("retention", "1d"), ("post", "admins")]);
         let all = GroupSettings { history: History::All, retention: Retention::OneDay, post: Post::Admins };
@@ -271,21 +272,21 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_kept_one_by_one() {
-        let said = |unread: &str, retention: &str, heartbeat_ms| pb::Settings {
+    fn user_settings_are_merged_one_by_one() {
+        let settings = |unread: &str, retention: &str, heartbeat_ms| pb::Settings {
             unread: unread.to_owned(),
             retention: retention.to_owned(),
             heartbeat_ms,
             ..pb::Settings::default()
         };
-        let before = UserSettings::of(&said("none", "1d", 9_000)).unwrap();
-        let now = UserSettings::of(&said("", "forever", 0)).unwrap().over(before);
+        let before = UserSettings::of(&settings("none", "1d", 9_000)).unwrap();
+        let now = UserSettings::of(&settings("", "forever", 0)).unwrap().over(before);
         assert_eq!(
             (now.unread, now.retention, now.heartbeat_ms),
             (Some(Unread::None), Some(Retention::Forever), 9_000)
         );
         assert_eq!(UserSettings::default().over(now), now);
-        let error = UserSettings::of(&said("some", "", 0)).unwrap_err();
+        let error = UserSettings::of(&settings("some", "", 0)).unwrap_err();
         assert_eq!(error.to_string(), "unread: one of all, direct, none");
     }
 }

@@ -1,4 +1,4 @@
-//! Monotonic time as the machines see it: milliseconds since some start, always passed in.
+//! Monotonic time for the state machines, in milliseconds since a start; always passed as an argument.
 
 use std::{fmt, ops::Add, time::Duration};
 
@@ -7,20 +7,20 @@ use std::{fmt, ops::Add, time::Duration};
 pub struct Time(u64);
 
 impl Time {
-    /// The start of time.
+    /// Start of the node.
     pub const ZERO: Self = Self(0);
 
-    /// The point `ms` milliseconds after the start.
+    /// Creates the point `ms` milliseconds after the start.
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms)
     }
 
-    /// Milliseconds since the start.
+    /// Returns the milliseconds since the start.
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// Returns the time elapsed since `earlier`; zero if this is not later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
@@ -29,7 +29,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
 
-    /// Saturates; a part of a millisecond counts as a whole one, so that a deadline is never early.
+    /// Adds with saturation and rounds up to whole milliseconds, so that a deadline is never early.
     fn add(self, by: Duration) -> Self {
         let ms = u64::try_from(by.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(ms))

@@ -1,4 +1,4 @@
-//! The trace context of a message, in the form of the W3C (`traceparent`), by which its steps on all nodes are found.
+//! W3C trace context (`traceparent`) of a message, which links its steps on all nodes.
 
 use std::{fmt, str::FromStr};
 
@@ -7,13 +7,13 @@ use prost::{
     encoding::{WireType, decode_key, decode_varint},
 };
 
-/// The bytes of a context in a record.
+/// Size of a context in a record, in bytes.
 pub const TRACE_BYTES: usize = 24;
 
-/// The field of `Record` that holds it.
+/// Number of the `Record` field that holds the trace context.
 const RECORD_TRACE: u32 = 9;
 
-/// Names the trace of one message. Only messages whose steps are noted have one, so the sampled flag is always set.
+/// Trace of one message. Only messages whose steps are recorded have one, so the sampled flag is always set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TraceContext {
     id: [u8; 16],
@@ -21,17 +21,17 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// The trace of these random numbers; zeros, which the W3C forbids, become ones.
+    /// Creates a trace from random numbers. Zeros, which the W3C forbids, become ones.
     pub fn new(id: u128, span: u64) -> Self {
         Self { id: id.max(1).to_be_bytes(), span: span.max(1).to_be_bytes() }
     }
 
-    /// The trace.
+    /// Returns the trace id.
     pub fn id(&self) -> u128 {
         u128::from_be_bytes(self.id)
     }
 
-    /// As it stands in a record.
+    /// Encodes the context as in a record.
     pub fn to_bytes(self) -> [u8; TRACE_BYTES] {
         let mut bytes = [0; TRACE_BYTES];
         bytes[..16].copy_from_slice(&self.id);
@@ -39,14 +39,14 @@ impl TraceContext {
         bytes
     }
 
-    /// From a record; none where there is none that means something: a trace is never worth an error.
+    /// Decodes the context of a record, `None` if it is missing or invalid: a bad trace never fails a record.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (id, span) = bytes.split_first_chunk::<16>()?;
         let span = <[u8; 8]>::try_from(span).ok()?;
         (*id != [0; 16] && span != [0; 8]).then_some(Self { id: *id, span })
     }
 
-    /// That of an encoded record, without a look at anything else in it.
+    /// Finds the trace context in an encoded record without decoding the other fields.
     pub fn of_record(mut record: &[u8]) -> Option<Self> {
         while !record.is_empty() {
             let (tag, kind) = decode_key(&mut record).ok()?;
@@ -79,7 +79,7 @@ impl fmt::Debug for TraceContext {
     }
 }
 
-/// Not a `traceparent`.
+/// Error for text that is not a valid `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent")]
 pub struct TraceError;
@@ -111,7 +111,7 @@ mod tests {
     const TEXT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn a_context_is_read_as_it_is_written_and_nothing_else_is_one() {
+    fn context_round_trips_and_malformed_text_is_refused() {
         let context: TraceContext = TEXT.parse().unwrap();
         assert_eq!(context.to_string(), TEXT);
         assert_eq!(TraceContext::from_bytes(&context.to_bytes()), Some(context));

@@ -1,6 +1,6 @@
-//! WebSocket framing (RFC 6455): incremental, in place, and without a buffer of its own per connection.
+//! WebSocket framing (RFC 6455): incremental and in place, without a buffer per connection.
 //!
-//! The caller owns the bytes. It shows [`Decoder::next`] everything that is received and not consumed yet:
+//! The caller owns the bytes and passes everything received and not yet consumed to [`Decoder::next`]:
 //!
 //! ```
 //! use tidegate_protocol::ws::{Decoder, Event, Kind, Limits, Step};
@@ -17,13 +17,13 @@
 //! assert_eq!(&payload[..], b"hi");
 //! ```
 //!
-//! What is left to the caller, because only it knows about writing and time:
-//! - After [`Event::Close`], or a [`Violation`], nothing that follows counts: answer with [`encode_close_reply`] or
-//!   [`encode_close`], stop decoding, discard input.
-//! - A peer that pings and never reads must cost nothing: keep **one** unsent pong and let a newer replace it
-//!   (section 5.5.3 allows to answer only the latest ping).
-//! - Control frames and fragments are work without a message; [`Event::Part`] exists so that they can be counted.
-//! - A frame that was begun and a fragmented message that is open ([`Decoder::held`]) each need a deadline.
+//! Writing and time are left to the caller:
+//! - After [`Event::Close`] or a [`Violation`], ignore all further input: reply with [`encode_close_reply`] or
+//!   [`encode_close`], stop decoding and discard input.
+//! - A peer that pings and never reads must cost nothing: keep **one** unsent pong and replace it with a newer one
+//!   (section 5.5.3 allows answering only the latest ping).
+//! - Control frames and fragments are work without a message; count them ([`Event::Part`]).
+//! - An incomplete frame and an open fragmented message ([`Decoder::held`]) each need a deadline.
 
 mod decode;
 mod encode;
@@ -40,29 +40,29 @@ pub use encode::{
 pub use mask::mask;
 pub use violation::Violation;
 
-/// The longest header a client can send: two bytes, a 64-bit length and the masking key.
+/// Maximum header of a client frame, in bytes: two bytes, a 64-bit length and the masking key.
 ///
-/// So a caller never has to keep more than this plus [`Limits::message_bytes_max`] for a frame.
+/// A caller never keeps more than this plus [`Limits::message_bytes_max`] for a frame.
 pub const HEADER_MAX: usize = 14;
 
-/// The longest payload of a control frame.
+/// Maximum payload of a control frame, in bytes.
 pub const CONTROL_MAX: usize = 125;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// A further fragment of the message that is open.
+    /// Next fragment of the open message.
     Continuation = 0x0,
     /// UTF-8 text.
     Text = 0x1,
     /// Bytes.
     Binary = 0x2,
-    /// The end of the conversation.
+    /// End of the connection.
     Close = 0x8,
-    /// To be answered with a pong.
+    /// Ping, to be answered with a pong.
     Ping = 0x9,
-    /// An answer to a ping, or a sign of life.
+    /// Answer to a ping, or an unsolicited sign of life.
     Pong = 0xA,
 }
 
@@ -84,7 +84,7 @@ impl Opcode {
     }
 }
 
-/// What a message carries.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Text; its payload is valid UTF-8.
@@ -93,53 +93,53 @@ pub enum Kind {
     Binary,
 }
 
-/// What one message may cost.
+/// Limits of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest message, over all its fragments; so no frame is larger either. Claims are checked, not only bytes.
+    /// Maximum size of a message over all its fragments, in bytes. A frame is checked by its claimed length.
     pub message_bytes_max: usize,
-    /// The most frames one message may be cut into; without it, empty fragments are free forever.
+    /// Maximum number of frames of one message. Without this limit, empty fragments would be unlimited.
     pub fragments_max: u32,
 }
 
-/// What [`Decoder::next`] found at the start of the input.
+/// Result of [`Decoder::next`] at the start of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Nothing can be said before the input, from its same start, is this long. Nothing was changed in it.
+    /// The frame is incomplete. The input is unchanged.
     Need {
-        /// Bytes of input needed, counted from its start; at most [`HEADER_MAX`] and the message limit.
+        /// Required length of the input, from the same start; at most [`HEADER_MAX`] plus the message limit.
         at_least: usize,
     },
-    /// One frame was taken.
+    /// One frame was decoded.
     Frame {
-        /// Bytes to drop from the start of the input once the event is dealt with.
+        /// Bytes to drop from the start of the input after the event is processed.
         consumed: usize,
-        /// What the frame means.
+        /// Meaning of the frame.
         event: Event<'a>,
     },
 }
 
-/// What a frame means to the connection.
+/// Meaning of a frame for the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A whole message: borrowed from the input if it came in one frame, owned if it came in fragments.
+    /// A complete message: borrowed from the input if it was one frame, owned if it was fragmented.
     Message {
         /// Text or bytes.
         kind: Kind,
-        /// Unmasked.
+        /// Unmasked payload.
         payload: Cow<'a, [u8]>,
     },
-    /// A fragment of a message that is still open was kept.
+    /// A fragment was added to the open message, which is still incomplete.
     Part,
-    /// Answer with a pong of the same payload, at most [`CONTROL_MAX`] bytes.
+    /// A ping, to be answered with a pong of the same payload, at most [`CONTROL_MAX`] bytes.
     Ping(&'a [u8]),
-    /// An answer to a ping of ours.
+    /// An answer to our ping.
     Pong(&'a [u8]),
-    /// The peer closes; its code has been checked.
+    /// The peer closes the connection; the code is valid.
     Close {
-        /// The reason as a number, if one was given.
+        /// Close code, `None` if the frame has none.
         code: Option<u16>,
-        /// The reason in words, often empty.
+        /// Close reason, often empty.
         reason: &'a str,
     },
 }

@@ -1,4 +1,4 @@
-//! The admin API of events: what this node noted lately, and what comes next.
+//! Admin API of events: the recent events of this node, and a long poll for the next ones.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ use tidegate_protocol::Code;
 use super::{Api, Problem};
 use crate::events::Cursor;
 
-/// Events of one answer.
+/// Most events in one response.
 const EVENTS_MAX: usize = 500;
 
-/// How long an answer may wait for its first event, in ms.
+/// Longest time that a request may wait for its first event, in ms.
 const WAIT_MAX_MS: u64 = 25_000;
 
-/// From where on, and how patiently.
+/// Parameters of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    /// A cursor, or `end`; none = from the oldest event that is kept.
+pub(super) struct EventsQuery {
+    /// Cursor to start after, or `end`; `None` starts at the oldest event that is kept.
     after: Option<String>,
-    /// How long to wait for an event when there is none, in ms.
+    /// How long to wait if there is no event, in ms.
     #[serde(default)]
     wait_ms: u64,
 }
 
-/// Events from a cursor on.
+/// Returns the events after a cursor.
 pub(super) async fn follow(
     State(api): State<Api>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let bad = |why: String| Problem(Code::BadContent, why);
-    let Query(Asked { after, wait_ms }) = asked.map_err(|error| bad(error.body_text()))?;
+    let Query(EventsQuery { after, wait_ms }) = query.map_err(|error| bad(error.body_text()))?;
     if wait_ms > WAIT_MAX_MS {
         return Err(bad(format!("wait_ms: at most {WAIT_MAX_MS}")));
     }
@@ -46,7 +46,7 @@ pub(super) async fn follow(
         None => None,
         Some("end") => Some(events.ring().end()),
         Some(cursor) => Some(cursor.parse::<Cursor>().map_err(|()| {
-            bad("after: the `cursor` of an earlier answer, or `end` for what comes from now on".into())
+            bad("after: use the `cursor` of an earlier response, or `end` for events from now on".into())
         })?),
     };
     let page = events.ring().wait(from, EVENTS_MAX, Duration::from_millis(wait_ms)).await;
@@ -62,7 +62,7 @@ pub(super) async fn follow(
         body.extend(events.encode(event));
     }
     body.extend(b"]}");
-    let mut answer = Response::new(Body::from(body));
-    answer.headers_mut().insert(CONTENT_TYPE, axum::http::HeaderValue::from_static("application/json"));
-    Ok(answer)
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(CONTENT_TYPE, axum::http::HeaderValue::from_static("application/json"));
+    Ok(response)
 }

@@ -1,4 +1,4 @@
-//! The admin API of groups: each change is one record of the log, and the ledger alone says whether it may be.
+//! Admin API of groups: each change is one record of the log, and only the ledger decides whether it is allowed.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use tidegate_protocol::{
     settings::{GROUP_SETTINGS, GroupSettings},
 };
 
-use super::{Api, Problem, bad_body, now_ms, settle};
+use super::{Api, Problem, bad_body, into_seq, now_ms};
 use crate::ingest::admin::Admin;
 
 type Body<T> = Result<Json<T>, JsonRejection>;
@@ -39,9 +39,9 @@ pub(super) struct CreateGroup {
     request_id: Option<String>,
 }
 
-/// A change with fields of its own, who asks, and under which name: spelt out for each, because serde refuses no unknown
-/// field beside a flattened part.
-macro_rules! asked {
+/// Defines a request body with its own fields, the acting user and the request id. The common fields are not flattened,
+/// because serde does not refuse unknown fields next to a flattened part.
+macro_rules! group_request {
     ($(#[$about:meta])* $name:ident { $($(#[$how:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*
         #[derive(Deserialize)]
@@ -53,14 +53,14 @@ macro_rules! asked {
         }
 
         impl $name {
-            fn asked(&self) -> Asked<'_> {
-                Asked { by: self.by.as_deref(), request: self.request_id.as_deref() }
+            fn context(&self) -> RequestContext<'_> {
+                RequestContext { by: self.by.as_deref(), request: self.request_id.as_deref() }
             }
         }
     };
 }
 
-asked!(ChangeMembers {
+group_request!(ChangeMembers {
     #[serde(default)]
     add: Vec<String>,
     #[serde(default)]
@@ -73,39 +73,40 @@ asked!(ChangeMembers {
     unmute: Vec<String>,
 });
 
-asked!(ChangeRoles {
+group_request!(ChangeRoles {
     users: Vec<String>,
     role: String,
 });
 
-asked!(ChangeSettings {
+group_request!(ChangeSettings {
     settings: BTreeMap<String, String>,
 });
 
-asked!(
-    /// A DELETE has no body.
-    End {}
+group_request!(
+    /// Query of a DELETE, which has no body.
+    EndGroup {}
 );
 
-/// Who asks, and under which name.
-struct Asked<'a> {
+/// Acting user and request id of a change.
+struct RequestContext<'a> {
     by: Option<&'a str>,
     request: Option<&'a str>,
 }
 
 pub(super) async fn create(State(api): State<Api>, body: Body<CreateGroup>) -> Result<Response, Problem> {
     let Json(body) = body.map_err(bad_body)?;
-    let (seq, duplicate) = settle(api.admin.change(creation(&body)?, now_ms()).await)?;
+    let (seq, duplicate) = into_seq(api.admin.change(creation(&body)?, now_ms()).await)?;
     let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
         .into_response())
 }
 
-/// The owner creates the group, so it alone has that role; it is named among the users because they are told and indexed.
+/// Builds the change that creates a group. The owner is the acting user, so only that user gets the role; it is also
+/// listed first among the users, because these are notified and indexed.
 fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
     let owner = body.owner.as_deref().map(user).transpose()?;
-    let asked = Asked { by: None, request: body.request_id.as_deref() };
-    let mut change = change(&body.id, MemberAction::Create, &body.members, &asked)?;
+    let context = RequestContext { by: None, request: body.request_id.as_deref() };
+    let mut change = change(&body.id, MemberAction::Create, &body.members, &context)?;
     if let Some(owner) = &owner {
         change.users.retain(|user| user != owner);
         change.users.insert(0, owner.clone());
@@ -124,7 +125,7 @@ pub(super) async fn change_members(
     body: Body<ChangeMembers>,
 ) -> Result<Json<Value>, Problem> {
     let Json(body) = body.map_err(bad_body)?;
-    let asked = body.asked();
+    let context = body.context();
     let lists = [
         (MemberAction::Join, &body.add),
         (MemberAction::Kick, &body.remove),
@@ -136,18 +137,21 @@ pub(super) async fn change_members(
     if count == 0 {
         return Err(Problem(Code::BadContent, "name users in add, remove, leave, mute or unmute".into()));
     }
-    if count > 1 && asked.request.is_some() {
-        return Err(Problem(Code::BadContent, "with requestId, each list is a request of its own".into()));
+    if count > 1 && context.request.is_some() {
+        return Err(Problem(
+            Code::BadContent,
+            "with requestId, send each list as a request of its own".into(),
+        ));
     }
     let lists = lists.into_iter().filter(|(_, users)| !users.is_empty());
-    // All are looked at before the first is done.
+    // Validate all changes before the first is appended.
     let changes: Vec<MemberChange> =
-        lists.map(|(action, users)| change(&id, action, users, &asked)).collect::<Result<_, _>>()?;
+        lists.map(|(action, users)| change(&id, action, users, &context)).collect::<Result<_, _>>()?;
     let mut last = (0, false);
     for change in changes {
-        last = settle(api.admin.change(change, now_ms()).await)?;
+        last = into_seq(api.admin.change(change, now_ms()).await)?;
     }
-    Ok(told(&id, last))
+    Ok(seq_response(&id, last))
 }
 
 pub(super) async fn change_roles(
@@ -162,8 +166,8 @@ pub(super) async fn change_roles(
         return Err(Problem(Code::BadContent, "name users".into()));
     }
     let change =
-        MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &body.asked())? };
-    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+        MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &body.context())? };
+    Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn change_settings(
@@ -177,29 +181,26 @@ pub(super) async fn change_settings(
     }
     let change = MemberChange {
         settings: settings(&body.settings)?,
-        ..change(&id, MemberAction::Settings, &[], &body.asked())?
+        ..change(&id, MemberAction::Settings, &[], &body.context())?
     };
-    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+    Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn end(
     State(api): State<Api>,
     Path(id): Path<String>,
-    query: Result<Query<End>, QueryRejection>,
+    query: Result<Query<EndGroup>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query.map_err(|rejection| {
-        Problem(
-            Code::BadContent,
-            format!("only by and requestId may be asked for: {}", rejection.body_text()),
-        )
+        Problem(Code::BadContent, format!("only by and requestId are allowed: {}", rejection.body_text()))
     })?;
-    let change = change(&id, MemberAction::Delete, &[], &query.asked())?;
-    Ok(told(&id, settle(api.admin.change(change, now_ms()).await)?))
+    let change = change(&id, MemberAction::Delete, &[], &query.context())?;
+    Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
     let group = group(&id)?;
-    let unavailable = |error| Problem(Code::StoreUnavailable, format!("the store does not answer: {error}"));
+    let unavailable = |error| Problem(Code::StoreUnavailable, format!("store unavailable: {error}"));
     let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
     let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
         return Err(Problem(Code::NotFound, String::new()));
@@ -220,7 +221,7 @@ pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Resu
     })))
 }
 
-fn told(id: &str, (seq, duplicate): (u64, bool)) -> Json<Value> {
+fn seq_response(id: &str, (seq, duplicate): (u64, bool)) -> Json<Value> {
     Json(json!({"conversation": format!("g:{id}"), "seq": seq, "duplicate": duplicate}))
 }
 
@@ -228,7 +229,7 @@ fn change(
     id: &str,
     action: MemberAction,
     users: &[String],
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
 ) -> Result<MemberChange, Problem> {
     if users.len() > USERS_MAX {
         return Err(Problem(Code::TooManyMembers, String::new()));
@@ -237,26 +238,26 @@ fn change(
     let mut users: Vec<UserId> = users.iter().map(|id| user(id)).collect::<Result<_, _>>()?;
     users.sort_unstable();
     users.dedup();
-    let request = asked.request.map(MsgId::new).transpose().map_err(bad)?;
+    let request = context.request.map(MsgId::new).transpose().map_err(bad)?;
     Ok(MemberChange {
         conversation: group(id)?,
         action,
         users,
         role: None,
-        by: asked.by.map(user).transpose()?,
+        by: context.by.map(user).transpose()?,
         settings: BTreeMap::new(),
         request_id: request.unwrap_or_else(Admin::fresh_request_id),
     })
 }
 
-/// The settings as they go into the record, if the broker knows them all: a misspelt one would never take effect.
-fn settings(asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Problem> {
-    if let Some(name) = asked.keys().find(|name| !GROUP_SETTINGS.contains(&name.as_str())) {
+/// Checks settings for the record. Unknown ones are refused, because a misspelt setting would never take effect.
+fn settings(requested: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Problem> {
+    if let Some(name) = requested.keys().find(|name| !GROUP_SETTINGS.contains(&name.as_str())) {
         let known = GROUP_SETTINGS.join(", ");
-        return Err(Problem(Code::BadSetting, format!("{name:?} is no setting; there are {known}")));
+        return Err(Problem(Code::BadSetting, format!("{name:?} is no setting; use one of {known}")));
     }
-    GroupSettings::check(asked).map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
-    Ok(asked.clone())
+    GroupSettings::check(requested).map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
+    Ok(requested.clone())
 }
 
 fn group(id: &str) -> Result<ConversationId, Problem> {
@@ -275,7 +276,7 @@ mod tests {
     use tidegate_protocol::{
         id::NodeId,
         machine::ledger::{Ledger, Loaded, Need},
-        record::{Body as Said, Origin, Position, Record, Rules},
+        record::{Body as RecordBody, Origin, Position, Record, Rules},
     };
 
     use super::*;
@@ -284,15 +285,15 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Once, whoever was named beside an owner became an owner as well.
+    /// Regression: members named together with an owner once became owners as well.
     #[test]
-    fn the_owner_of_a_new_group_is_one_user() {
+    fn new_group_has_one_owner() {
         let text = r#"{"id":"g","members":["ann","bob"],"owner":"bob","requestId":"r"}"#;
         let Ok(change) = creation(&body(text)) else { panic!("a good request") };
         assert_eq!(change.request_id.as_str(), "r");
         let group = change.conversation.clone();
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 0, conn: 0, request: 0 };
-        let record = Record { origin, received_at: 0, body: Said::Member(change), trace: None };
+        let record = Record { origin, received_at: 0, body: RecordBody::Member(change), trace: None };
         let mut ledger = Ledger::resume(Position::START, Rules::default(), 0);
         let mut needs = BTreeSet::new();
         ledger.needs(&record, &mut needs);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_beside_as_many_members_as_fit_is_one_too_many() {
+    fn owner_counts_towards_the_member_limit_of_a_new_group() {
         let members: Vec<String> = (0..USERS_MAX).map(|n| format!("u{n}")).collect();
         let mut group = body(r#"{"id":"g"}"#);
         group.members = members;

@@ -1,4 +1,4 @@
-//! The port for probes and metrics: what an orchestrator asks from outside the loopback address, and nothing that changes the node.
+//! Port for probes and metrics, which an orchestrator may reach from outside; it offers nothing that changes the node.
 
 use axum::{Router, http::StatusCode, routing::get};
 use tokio::net::TcpListener;
@@ -9,7 +9,7 @@ use tidegate_protocol::Code;
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the runtime ends.
 ///
 /// # Errors
-/// Fails when the listener does.
+/// The listener fails.
 pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
     let not_here = || async { Problem(Code::NotFound, "not on this port; see docs/http.md".into()) };
     let router = Router::new()

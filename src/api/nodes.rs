@@ -1,4 +1,4 @@
-//! The admin API of the cluster: which nodes there are, and where a user is.
+//! Admin API of the cluster: the nodes with their state, the share of new clients, and the routes of a user.
 
 use axum::{
     Json,
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::UserId};
 
 use super::{Api, Problem, bad_body};
-use crate::routes::{Draining, Lease, NodeRow, NodeState, RoutesError, Standing, TopicLag};
+use crate::routes::{Draining, Lease, NodeRow, NodeState, PartitionLag, RoutesError, TopicLag};
 
-/// All nodes, as the routes list them now; as this node saw them last while those are away.
+/// Lists all nodes as of now; while the routes are unavailable, as this node last saw them.
 pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
     let ports = &api.ports;
     let (rows, stale) = match ports.routes.nodes().await {
@@ -42,7 +42,7 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "conns": info.conns,
         "capacity": info.capacity,
         "owns": info.owns,
-        "stands": info.stands.iter().map(standing).collect::<Vec<_>>(),
+        "stands": info.stands.iter().map(partition_lag).collect::<Vec<_>>(),
         "clients": info.client_addresses,
         "peer": info.peer_address,
         "rules": info.rules,
@@ -58,62 +58,62 @@ fn node(row: &NodeRow, answers: bool) -> Value {
     })
 }
 
-/// How far a node was in its own topic when it renewed its lease.
-fn node_topic(it: &TopicLag) -> Value {
+/// Renders the lag of a node in its own topic, as of its last lease renewal.
+fn node_topic(lag: &TopicLag) -> Value {
     json!({
-        "position": it.position,
-        "end": it.end,
-        "behindRecords": it.behind(),
-        "behindMs": it.behind_ms,
+        "position": lag.position,
+        "end": lag.end,
+        "behindRecords": lag.behind(),
+        "behindMs": lag.behind_ms,
     })
 }
 
-/// How far a drain was when the node renewed its lease.
-pub(super) fn draining(it: &Draining) -> Value {
+/// Renders the progress of a drain, as of the node's last lease renewal.
+pub(super) fn draining(drain: &Draining) -> Value {
     json!({
-        "phase": it.phase,
-        "from": it.from,
-        "left": it.left,
-        "unnoticed": it.unnoticed,
-        "rate": it.rate,
-        "forMs": it.for_ms,
+        "phase": drain.phase,
+        "from": drain.from,
+        "left": drain.left,
+        "unnoticed": drain.unnoticed,
+        "rate": drain.rate,
+        "forMs": drain.for_ms,
     })
 }
 
-/// How much of the newcomers a node is to get; what is left out stays.
+/// Change of a node's share of new clients; missing fields stay as they are.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Weighed {
+pub(super) struct WeightChange {
     weight: Option<u32>,
     share: Option<i16>,
 }
 
-/// Changes that for this node, until it starts again.
-pub(super) async fn weigh(
+/// Changes weight and share of this node, until it restarts.
+pub(super) async fn set_weight(
     State(api): State<Api>,
-    body: Result<Json<Weighed>, JsonRejection>,
+    body: Result<Json<WeightChange>, JsonRejection>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(wished) = body.map_err(bad_body)?;
-    let fine = wished.weight.is_none_or(|weight| weight <= 1_000_000)
-        && wished.share.is_none_or(|share| (-1..=100).contains(&share));
-    if !fine {
-        let what = "weight is at most 1000000; share is between 0 and 100 percent, or -1 for what no other version gets";
-        return Err(Problem(Code::BadContent, what.into()));
+    let Json(change) = body.map_err(bad_body)?;
+    let is_valid = change.weight.is_none_or(|weight| weight <= 1_000_000)
+        && change.share.is_none_or(|share| (-1..=100).contains(&share));
+    if !is_valid {
+        let message = "weight is at most 1000000; share is between 0 and 100 percent, or -1 for users that no other version claims";
+        return Err(Problem(Code::BadContent, message.into()));
     }
-    let (weight, share) = api.assigner.set(wished.weight, wished.share);
+    let (weight, share) = api.assigner.set(change.weight, change.share);
     api.ports.peers.look_again();
     Ok(Json(json!({"weight": weight, "share": share})))
 }
 
-/// How far the owner of a partition was when it renewed its lease.
-fn standing(it: &Standing) -> Value {
+/// Renders the lag of a partition, as of its owner's last lease renewal.
+fn partition_lag(lag: &PartitionLag) -> Value {
     json!({
-        "partition": it.partition,
-        "position": it.position,
-        "end": it.end,
-        "behindRecords": it.behind(),
-        "behindMs": it.behind_ms,
-        "behindBytes": it.behind_bytes,
+        "partition": lag.partition,
+        "position": lag.position,
+        "end": lag.end,
+        "behindRecords": lag.behind(),
+        "behindMs": lag.behind_ms,
+        "behindBytes": lag.behind_bytes,
     })
 }
 
@@ -125,23 +125,23 @@ fn lease(lease: Lease) -> &'static str {
     }
 }
 
-/// On which nodes a user's devices are.
+/// Lists the nodes that a user's devices are connected to.
 pub(super) async fn where_is(
     State(api): State<Api>,
     Path(user): Path<String>,
 ) -> Result<Json<Value>, Problem> {
     let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
-    let away = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
-    let rows = api.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(away)?;
-    let seen = api.ports.peers.seen();
+    let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
+    let rows = api.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(unavailable)?;
+    let peers = api.ports.peers.seen();
     let route = |(device, token): (tidegate_protocol::id::DeviceId, crate::routes::Token)| {
         json!({
             "device": device.as_str(),
             "node": token.at.node.as_str(),
             "boot": format!("{:x}", token.at.boot),
             "epoch": token.epoch,
-            // What a route is worth: a row of a run whose lease is over is swept.
-            "lease": seen.lease_of(&token.at).map_or("unknown", lease),
+            // Tells live routes from stale ones, which are swept once the lease of their run has expired.
+            "lease": peers.lease_of(&token.at).map_or("unknown", lease),
         })
     };
     let routes: Vec<Value> = rows.into_iter().flatten().map(route).collect();

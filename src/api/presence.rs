@@ -1,4 +1,4 @@
-//! The admin API of presence: who is connected now, by the routes of nodes whose lease runs.
+//! Admin API of presence: the connected devices of users, from the routes of nodes with a live lease.
 
 use std::collections::HashSet;
 
@@ -16,45 +16,45 @@ use tidegate_protocol::{
 use super::{Api, Problem, bad_body};
 use crate::routes::{Lease, NodeBoot, RoutesError, Token};
 
-/// Users that one request may ask for.
+/// Most users in one request.
 const USERS_MAX: usize = 1_000;
 
-/// Who is asked for.
+/// Body of a request for many users.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct PresenceQuery {
     users: Vec<String>,
 }
 
-/// One user.
+/// Returns the presence of one user.
 pub(super) async fn of_user(
     State(api): State<Api>,
     Path(user): Path<String>,
 ) -> Result<Json<Value>, Problem> {
-    let found = look_up(&api, std::slice::from_ref(&user)).await?;
+    let found = lookup(&api, std::slice::from_ref(&user)).await?;
     Ok(Json(found.into_iter().next().unwrap_or_default()))
 }
 
-/// Many users, in the order asked.
+/// Returns the presence of many users, in the order of the request.
 pub(super) async fn of_users(
     State(api): State<Api>,
-    body: Result<Json<Asked>, JsonRejection>,
+    body: Result<Json<PresenceQuery>, JsonRejection>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(Asked { users }) = body.map_err(bad_body)?;
+    let Json(PresenceQuery { users }) = body.map_err(bad_body)?;
     if users.len() > USERS_MAX {
-        return Err(Problem(Code::BadContent, format!("at most {USERS_MAX} users a request")));
+        return Err(Problem(Code::BadContent, format!("at most {USERS_MAX} users per request")));
     }
-    Ok(Json(json!({"users": look_up(&api, &users).await?})))
+    Ok(Json(json!({"users": lookup(&api, &users).await?})))
 }
 
-async fn look_up(api: &Api, users: &[String]) -> Result<Vec<Value>, Problem> {
+async fn lookup(api: &Api, users: &[String]) -> Result<Vec<Value>, Problem> {
     let ids: Result<Vec<UserId>, _> = users.iter().map(|user| UserId::new(user)).collect();
     let ids = ids.map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
-    let away = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
+    let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
     let routes = &api.ports.routes;
-    let rows = routes.lookup(&ids).await.map_err(away)?;
-    // Of now: a row that a node has left behind says nothing, one of a node that has just started does.
-    let nodes = routes.nodes().await.map_err(away)?;
+    let rows = routes.lookup(&ids).await.map_err(unavailable)?;
+    // Fetched now: routes left by a dead node must not count, and those of a new node must.
+    let nodes = routes.nodes().await.map_err(unavailable)?;
     let live = nodes.into_iter().filter(|row| row.lease == Lease::Live).map(|row| row.info.boot);
     let live: HashSet<NodeBoot> = live.collect();
     Ok(ids.iter().zip(rows).map(|(user, rows)| presence(user, rows, &live)).collect())
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_on_a_node_whose_lease_is_over_is_not_there() {
+    fn device_on_a_node_without_a_live_lease_is_offline() {
         let at = |node: &str, boot| NodeBoot { node: NodeId::new(node).unwrap(), boot };
         let row = |device: &str, at: NodeBoot| (DeviceId::new(device).unwrap(), Token { at, epoch: 1 });
         let (bob, live) = (UserId::new("bob").unwrap(), HashSet::from([at("n1", 7)]));
-        let said = presence(&bob, vec![row("phone", at("n1", 7)), row("desk", at("n2", 1))], &live);
+        let shown = presence(&bob, vec![row("phone", at("n1", 7)), row("desk", at("n2", 1))], &live);
         let phone = json!([{"device": "phone", "node": "n1"}]);
-        assert_eq!(said, json!({"user": "bob", "online": true, "devices": phone}));
-        let said = presence(&bob, vec![row("phone", at("n1", 6))], &live);
-        assert_eq!(said, json!({"user": "bob", "online": false, "devices": []}), "another run of it");
+        assert_eq!(shown, json!({"user": "bob", "online": true, "devices": phone}));
+        let shown = presence(&bob, vec![row("phone", at("n1", 6))], &live);
+        assert_eq!(shown, json!({"user": "bob", "online": false, "devices": []}), "another run of the node");
     }
 }

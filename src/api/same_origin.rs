@@ -1,8 +1,9 @@
-//! Refusal of requests that a web page of another origin had a browser send to the admin port.
+//! Same-origin check of the admin port: refuses requests that a web page of another origin made a browser send.
 //!
-//! The admin port trusts loopback, and a browser on the same machine connects to loopback for any page that it shows. A page can't set
-//! `Host`, `Origin` or `Sec-Fetch-Site`, and can't send JSON to another origin without a preflight, which no route answers. The check of
-//! `Host` also stops DNS rebinding, where a name of the page's own server resolves to 127.0.0.1 and makes this port same-origin with the page.
+//! The admin port trusts loopback, and a browser on the same machine connects to loopback for any page that it shows.
+//! A page can't set `Host`, `Origin` or `Sec-Fetch-Site`, and can't send JSON to another origin without a preflight,
+//! which no route answers. The check of `Host` also stops DNS rebinding, where a name of the page's own server
+//! resolves to 127.0.0.1 and makes this port same-origin with the page.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +22,7 @@ use super::refusal;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Why a request is refused, in the order in which it is checked.
+/// Reason for a refused request, in the order of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     /// The request names no host, several hosts, or a malformed one.
@@ -34,8 +35,9 @@ enum Refusal {
     NotJson,
 }
 
-/// Middleware that passes on the requests of programs and of pages that this port served itself, and refuses all others. `listen` is the
-/// address of the port.
+/// Passes on the requests of programs and of pages that this port served itself, and refuses all others.
+///
+/// `listen` is the address of the port.
 pub(super) async fn check(State(listen): State<IpAddr>, request: Request, next: Next) -> Response {
     match judge(listen, &request) {
         Ok(()) => next.run(request).await,
@@ -76,7 +78,7 @@ fn judge<B>(listen: IpAddr, request: &axum::http::Request<B>) -> Result<(), Refu
     Ok(())
 }
 
-/// Value of a header that may occur once; an error if it occurs more often or is not ASCII.
+/// Returns the value of a header that may occur once; an error if it occurs more often or is not ASCII.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, ()> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -86,13 +88,14 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
     }
 }
 
-/// Host in a request.
+/// Host that a request names.
 enum Named<'a> {
     Address(IpAddr),
     Name(&'a str),
 }
 
-/// Parses `host`, `host:port`, `[address]` or `[address]:port`. Any port is accepted, because a tunnel listens on another one.
+/// Parses `host`, `host:port`, `[address]` or `[address]:port`. Any port is accepted, because a tunnel listens on
+/// another one.
 fn name(authority: &str) -> Option<Named<'_>> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -117,7 +120,8 @@ fn name(authority: &str) -> Option<Named<'_>> {
     is_port.then_some(host)
 }
 
-/// Whether the host is loopback or the address of the port. `localhost.` and `x.localhost` are not: some resolvers ask DNS for them.
+/// Returns whether the host is loopback or the address of the port. `localhost.` and `x.localhost` are neither,
+/// because some resolvers look them up in DNS.
 fn is_this_port(named: &Named<'_>, listen: IpAddr) -> bool {
     match named {
         Named::Address(address) => {
@@ -127,13 +131,13 @@ fn is_this_port(named: &Named<'_>, listen: IpAddr) -> bool {
     }
 }
 
-/// Whether pages loaded from this host and port have that origin.
+/// Returns whether pages loaded from this host and port have that origin.
 fn is_origin_of(origin: &str, host: Option<&str>) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     scheme.eq_ignore_ascii_case("http") && host.is_some_and(|host| rest.eq_ignore_ascii_case(host))
 }
 
-/// Whether the content type is JSON. A page can send another type, or none, without a preflight.
+/// Returns whether the content type is JSON. A page can send another type, or none, without a preflight.
 fn is_json(headers: &HeaderMap) -> bool {
     only(headers, &CONTENT_TYPE).ok().flatten().is_some_and(|value| {
         let kind = value.split_once(';').map_or(value, |(kind, _)| kind);
@@ -147,7 +151,7 @@ impl Refusal {
             Self::BadHost => (
                 StatusCode::BAD_REQUEST,
                 Code::Malformed,
-                "the request needs exactly one Host header, and it has to be well formed",
+                "the request does not have exactly one well-formed Host header",
                 "Send `Host: localhost` or the address of the admin port.",
             ),
             Self::ForeignHost => (
@@ -181,7 +185,7 @@ mod tests {
 
     const JSON: (&str, &str) = ("content-type", "application/json");
 
-    /// Judges a request to a port at 127.0.0.5, an address of loopback that is not the usual one.
+    /// Judges a request to a port at 127.0.0.5, a loopback address other than the usual one.
     fn judged(method: &str, target: &str, headers: &[(&str, &str)]) -> Result<(), Refusal> {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in headers {
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_loopback_or_the_address_of_the_port() {
+    fn host_must_be_loopback_or_the_address_of_the_port() {
         for host in [
             "127.0.0.1",
             "127.0.0.1:7801",
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_name_one_host() {
+    fn request_must_name_one_host() {
         let (ours, foreign) = (("host", "127.0.0.1:7801"), ("host", "evil.example"));
         assert_eq!(get(&[]), Err(Refusal::BadHost));
         for twice in [[ours, ours], [ours, foreign], [foreign, ours]] {
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_of_http_1_0_need_no_host_and_changes_do() {
+    fn http_1_0_needs_a_host_for_changes_but_not_for_probes() {
         let of = |method: &str, headers: &[(&str, &str)]| {
             let mut request = Request::builder().method(method).uri("/readyz").version(Version::HTTP_10);
             for (name, value) in headers {
@@ -281,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_origins_are_refused_and_those_of_the_port_are_not() {
+    fn pages_of_other_origins_are_refused_own_pages_pass() {
         let page = |host: &str, origin: &str| {
             judged("POST", "/v1/drain", &[("host", host), ("origin", origin), JSON])
         };
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_say_which_site_sent_a_request() {
+    fn cross_site_requests_of_browsers_are_refused() {
         let from = |sites: &[&str]| {
             let sites = sites.iter().map(|site| ("sec-fetch-site", *site));
             get(&[("host", "localhost")].into_iter().chain(sites).collect::<Vec<_>>())
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_have_the_content_type_of_json() {
+    fn changes_must_have_the_content_type_json() {
         let ours = ("host", "localhost");
         for kind in ["application/json", "Application/JSON; charset=utf-8", "application/json ;x"] {
             assert_eq!(judged("POST", "/v1/drain", &[ours, ("content-type", kind)]), Ok(()), "{kind}");

@@ -1,6 +1,7 @@
-//! The admin API of traces: the steps of messages on all nodes, which the node that is asked collects from its peers.
+//! Admin API of traces: the steps of messages on all nodes, which the queried node collects from its peers.
 //!
-//! Only POST has nodes watch a message or user. A GET changes nothing: a web page can have a browser send one.
+//! Only POST makes nodes watch a message or user. A GET changes nothing, because a web page can make a browser send
+//! one.
 
 use std::collections::HashMap;
 
@@ -22,43 +23,43 @@ use tidegate_protocol::{
 use super::{Api, Problem, bad_body};
 use crate::{
     ports::Ports,
-    trace::{Event, FOUND_TRACES, Query as Wanted, WATCH_MS},
+    trace::{Event, FOUND_TRACES, Query as StepsQuery, WATCH_MS},
 };
 
-/// The most steps that an answer has, of all nodes: the newest.
+/// Most steps in a response, over all nodes; the newest are returned.
 const STEPS_MAX: usize = 10_000;
 
-/// What is asked for; one of them at the least.
+/// Parameters of a request; at least one is required.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct TraceQuery {
     msg: Option<String>,
     user: Option<String>,
-    /// Traces of 32 hex digits each, with commas between.
+    /// Trace ids of 32 hex digits each, separated by commas.
     trace: Option<String>,
 }
 
-/// The steps of those traces that nodes have recorded, by time.
+/// Returns the recorded steps of the requested traces, sorted by time.
 pub(super) async fn steps(
     State(api): State<Api>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    query: Result<Query<TraceQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
-    let Query(asked) = asked.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
-    collect(&api, asked, false).await
+    let Query(query) = query.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
+    collect(&api, query, false).await
 }
 
-/// The same, and all nodes watch the message or user from now on.
+/// Returns the steps as [`steps`] does, and makes all nodes watch the message or user from now on.
 pub(super) async fn watch(
     State(api): State<Api>,
-    asked: Result<Json<Asked>, JsonRejection>,
+    query: Result<Json<TraceQuery>, JsonRejection>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(asked) = asked.map_err(bad_body)?;
-    collect(&api, asked, true).await
+    let Json(query) = query.map_err(bad_body)?;
+    collect(&api, query, true).await
 }
 
 async fn collect(
     api: &Api,
-    Asked { msg, user, trace }: Asked,
+    TraceQuery { msg, user, trace }: TraceQuery,
     is_watched: bool,
 ) -> Result<Json<Value>, Problem> {
     let bad = |why: String| Problem(Code::BadContent, why);
@@ -73,56 +74,56 @@ async fn collect(
     }
     let traces = trace.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
     let traces: Result<Vec<u128>, _> = traces.map(|text| u128::from_str_radix(text, 16)).collect();
-    let traces = traces.map_err(|_| bad("trace: 32 hex digits each, with commas between".into()))?;
+    let traces = traces.map_err(|_| bad("trace: write ids of 32 hex digits, separated by commas".into()))?;
     if traces.len() > FOUND_TRACES {
         return Err(bad(format!("trace: at most {FOUND_TRACES} at once")));
     }
-    let wanted = Wanted { msg: msg.clone(), user: user.clone(), traces, is_passive: !is_watched };
-    let mut said = ask_all(&api.ports, &wanted).await;
+    let query = StepsQuery { msg: msg.clone(), user: user.clone(), traces, is_passive: !is_watched };
+    let mut collected = query_all(&api.ports, &query).await;
     if msg.is_some() || user.is_some() {
-        // What a node knows under another name: whole traces are wanted.
-        let traces = newest(&said.steps);
-        said = ask_all(&api.ports, &Wanted { traces, ..Wanted::default() }).await;
+        // Other steps of a trace may not name the message or the user: query again, by trace.
+        let traces = newest(&collected.steps);
+        collected = query_all(&api.ports, &StepsQuery { traces, ..StepsQuery::default() }).await;
     }
-    said.steps.sort_by_key(|(_, step)| step.time_us);
-    let steps = &said.steps[said.steps.len().saturating_sub(STEPS_MAX)..];
+    collected.steps.sort_by_key(|(_, step)| step.time_us);
+    let steps = &collected.steps[collected.steps.len().saturating_sub(STEPS_MAX)..];
     let steps: Result<Vec<Value>, _> = steps.iter().map(|(node, step)| with_node(node, step)).collect();
     Ok(Json(json!({
         "node": api.ports.me.node.as_str(),
         "watchedMs": if is_watched { WATCH_MS } else { 0 },
         "steps": steps.map_err(|error| Problem(Code::Internal, error.to_string()))?,
-        "silent": said.silent,
+        "silent": collected.silent,
     })))
 }
 
-/// What the nodes said.
-struct Said {
-    /// Each step with its node.
+/// Steps collected from all nodes.
+struct CollectedSteps {
+    /// Each step with the name of its node.
     steps: Vec<(String, Event)>,
-    /// Who did not answer, or is too old to.
+    /// Nodes that did not answer, or are too old to support the query.
     silent: Vec<String>,
 }
 
-/// Asks this node and, each within the time of a call, all its peers at once.
-async fn ask_all(ports: &Ports, wanted: &Wanted) -> Said {
-    let own = ports.trace.ask(wanted).into_iter().map(|step| (ports.me.node.to_string(), step));
-    let mut said = Said { steps: own.collect(), silent: Vec::new() };
+/// Queries this node and all its peers concurrently; a peer has the time of a link call to reply.
+async fn query_all(ports: &Ports, query: &StepsQuery) -> CollectedSteps {
+    let own = ports.trace.ask(query).into_iter().map(|step| (ports.me.node.to_string(), step));
+    let mut collected = CollectedSteps { steps: own.collect(), silent: Vec::new() };
     let others = ports.peers.others();
-    let asked = others.iter().map(|row| ports.link.traces(&row.info.boot, wanted.clone()));
-    for (row, answer) in others.iter().zip(join_all(asked).await) {
+    let calls = others.iter().map(|row| ports.link.traces(&row.info.boot, query.clone()));
+    for (row, reply) in others.iter().zip(join_all(calls).await) {
         let node = row.info.boot.node.to_string();
-        match answer {
-            Ok(steps) => said.steps.extend(steps.into_iter().map(|step| (node.clone(), step))),
+        match reply {
+            Ok(steps) => collected.steps.extend(steps.into_iter().map(|step| (node.clone(), step))),
             Err(error) => {
-                tracing::debug!(%error, node, "a peer told no steps");
-                said.silent.push(node);
+                tracing::debug!(%error, node, "peer returned no trace steps; they are missing in the response");
+                collected.silent.push(node);
             }
         }
     }
-    said
+    collected
 }
 
-/// The traces that these steps are of; of too many those that went on last.
+/// Returns the traces of these steps; if there are too many, those with the latest steps.
 fn newest(steps: &[(String, Event)]) -> Vec<u128> {
     let mut last: HashMap<u128, u64> = HashMap::new();
     for (_, step) in steps {

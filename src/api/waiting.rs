@@ -1,4 +1,4 @@
-//! What a node answers on its ports for probes while it waits for a service that it can't start without.
+//! Probe endpoints of a node whose start waits for an unavailable service.
 
 use axum::{Json, Router, extract::State, http::StatusCode, middleware::from_fn_with_state, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -8,25 +8,26 @@ use tokio::{net::TcpListener, sync::watch};
 
 use super::{Problem, same_origin};
 
-/// What it knows by then.
+/// State of a node that waits to start.
 #[derive(Clone)]
-pub struct Waiting {
-    /// What it waits for, in words. When this ends, so does the waiting.
-    pub what: watch::Receiver<String>,
-    /// For `/metrics`.
+pub struct StartupStatus {
+    /// Text that names the missing service. The sender is dropped when the wait ends.
+    pub reason: watch::Receiver<String>,
+    /// Renderer of `/metrics`.
     pub metrics: PrometheusHandle,
 }
 
-/// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until there is nobody who waits; connections that are open are told to go
-/// then, so that the next question comes to the node itself. The admin port refuses here what it refuses later.
+/// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the wait ends, then closes open connections
+/// gracefully, so that the next request reaches the started node. The admin port already refuses pages of other
+/// origins.
 ///
 /// # Errors
-/// Fails when the listener does.
-pub async fn serve(listener: TcpListener, waiting: Waiting, is_admin: bool) -> std::io::Result<()> {
+/// The listener fails.
+pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool) -> std::io::Result<()> {
     let listen = listener.local_addr()?.ip();
-    let mut what = waiting.what.clone();
-    let over = async move { while what.changed().await.is_ok() {} };
-    let later = || async {
+    let mut reason = status.reason.clone();
+    let wait_ended = async move { while reason.changed().await.is_ok() {} };
+    let not_started = || async {
         Problem(
             Code::Overloaded,
             "the node waits for a service that it can't start without; see /readyz".into(),
@@ -36,18 +37,18 @@ pub async fn serve(listener: TcpListener, waiting: Waiting, is_admin: bool) -> s
         .route("/livez", get(|| async { Json(json!({"state": Phase::Starting.name()})) }))
         .route("/healthz", get(readyz))
         .route("/readyz", get(readyz))
-        .route("/metrics", get(|State(waiting): State<Waiting>| async move { waiting.metrics.render() }))
-        .fallback(later)
-        .method_not_allowed_fallback(later)
-        .with_state(waiting);
+        .route("/metrics", get(|State(status): State<StartupStatus>| async move { status.metrics.render() }))
+        .fallback(not_started)
+        .method_not_allowed_fallback(not_started)
+        .with_state(status);
     if is_admin {
         router = router.layer(from_fn_with_state(listen, same_origin::check));
     }
-    axum::serve(listener, router).with_graceful_shutdown(over).await
+    axum::serve(listener, router).with_graceful_shutdown(wait_ended).await
 }
 
-async fn readyz(State(waiting): State<Waiting>) -> (StatusCode, Json<Value>) {
-    let what = waiting.what.borrow().clone();
-    let body = json!({"state": Phase::Starting.name(), "conns": 0, "waitsFor": what});
+async fn readyz(State(status): State<StartupStatus>) -> (StatusCode, Json<Value>) {
+    let reason = status.reason.borrow().clone();
+    let body = json!({"state": Phase::Starting.name(), "conns": 0, "waitsFor": reason});
     (StatusCode::SERVICE_UNAVAILABLE, Json(body))
 }

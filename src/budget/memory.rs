@@ -1,4 +1,4 @@
-//! What memory there is and how much of it is taken, as the kernel tells it: machine, cgroups v1 and v2, TCP sockets.
+//! Memory limit and use, as reported by the kernel: machine, cgroups v1 and v2, TCP sockets.
 
 use std::{
     fs,
@@ -6,35 +6,35 @@ use std::{
     sync::OnceLock,
 };
 
-/// From here on a limit of a cgroup means "none".
-const UNLIMITED: u64 = 1 << 60;
+/// A cgroup limit from this value on means "no limit".
+const UNLIMITED_BYTES: u64 = 1 << 60;
 
-/// The memory this process may use, in bytes: the configured budget, or the smallest of all cgroup limits that hold for
-/// it and the machine's memory.
+/// Returns the memory that this process may use, in bytes: `configured`, or if that is 0 the smallest of its cgroup
+/// limits and the machine's memory.
 pub fn memory_limit(configured: u64) -> u64 {
     if configured > 0 { configured } else { System::real().limit() }
 }
 
-/// Resident memory of this process, in bytes, plus the kernel's memory for TCP sockets: that of the process's cgroup
-/// where the kernel counts it (v2), else that of the network namespace.
+/// Returns the resident memory of this process in bytes, plus the kernel's memory for TCP sockets if `with_sockets`.
+/// Socket memory is that of the process's cgroup if the kernel counts it (v2), or else of the network namespace.
 pub fn memory_used(with_sockets: bool) -> u64 {
     let system = System::real();
     system.resident() + if with_sockets { system.sockets() } else { 0 }
 }
 
-/// The kernel's files below a root.
+/// Kernel files below a root directory.
 struct System {
     root: PathBuf,
 }
 
-/// A version of cgroups: where it is mounted, and how it calls a limit.
+/// Mount point of a cgroup version, and the name of its limit file.
 struct Hierarchy {
     mount: &'static str,
     limit: &'static str,
 }
 
-const V1: Hierarchy = Hierarchy { mount: "sys/fs/cgroup/memory", limit: "memory.limit_in_bytes" };
-const V2: Hierarchy = Hierarchy { mount: "sys/fs/cgroup", limit: "memory.max" };
+const CGROUP_V1: Hierarchy = Hierarchy { mount: "sys/fs/cgroup/memory", limit: "memory.limit_in_bytes" };
+const CGROUP_V2: Hierarchy = Hierarchy { mount: "sys/fs/cgroup", limit: "memory.max" };
 
 impl System {
     fn real() -> Self {
@@ -50,7 +50,7 @@ impl System {
         field(&self.read("proc/self/status"), "VmRSS:").unwrap_or(0) * 1024
     }
 
-    /// A limit of any cgroup above ours holds for us too.
+    /// Returns the smallest limit of the process's cgroups and of those above them.
     fn cgroup_limit(&self) -> Option<u64> {
         let limits = self.cgroups().into_iter().flat_map(|(hierarchy, folder)| {
             let mount = self.root.join(hierarchy.mount);
@@ -58,48 +58,48 @@ impl System {
                 folder.ancestors().take_while(|it| it.starts_with(&mount)).map(Path::to_owned).collect();
             up.into_iter().filter_map(move |folder| number(&folder.join(hierarchy.limit)))
         });
-        limits.filter(|limit| *limit < UNLIMITED).min()
+        limits.filter(|limit| *limit < UNLIMITED_BYTES).min()
     }
 
-    /// The folders of our own cgroups that have to do with memory. In a container the path may name a place outside
-    /// of what is mounted; the top of the mount is ours then, and is looked at anyway.
+    /// Returns the folders of the process's memory cgroups. In a container the path may lie outside the mount; its own
+    /// cgroup is then the top of the mount, which is read anyway.
     fn cgroups(&self) -> Vec<(Hierarchy, PathBuf)> {
-        let told = self.read("proc/self/cgroup");
+        let text = self.read("proc/self/cgroup");
         let of = |line: &str| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
             let hierarchy = match controllers {
-                "" => V2,
-                list if list.split(',').any(|name| name == "memory") => V1,
+                "" => CGROUP_V2,
+                list if list.split(',').any(|name| name == "memory") => CGROUP_V1,
                 _ => return None,
             };
             let names = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
             let folder = self.root.join(hierarchy.mount).join(names.collect::<PathBuf>());
             Some((hierarchy, folder))
         };
-        told.lines().filter_map(of).collect()
+        text.lines().filter_map(of).collect()
     }
 
     fn sockets(&self) -> u64 {
         self.cgroup_sockets().unwrap_or_else(|| {
-            let told = self.read("proc/net/sockstat");
-            let pages = told.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
+            let text = self.read("proc/net/sockstat");
+            let pages = text.lines().find_map(|line| line.strip_prefix("TCP:")).and_then(|line| {
                 line.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse::<u64>().ok()
             });
             pages.unwrap_or(0) * page_bytes()
         })
     }
 
-    /// Only cgroups below the root of all count their sockets, those that have a `memory.max`; a 0 may also mean that the
-    /// kernel was told not to count (`cgroup.memory=nosocket`).
+    /// Returns the socket memory of the process's cgroup, if it is counted. Only cgroups below the root count sockets
+    /// (they have a `memory.max`), and 0 may mean that the kernel must not count (`cgroup.memory=nosocket`).
     fn cgroup_sockets(&self) -> Option<u64> {
-        let (hierarchy, folder) = self.cgroups().into_iter().find(|(it, _)| it.mount == V2.mount)?;
+        let (hierarchy, folder) = self.cgroups().into_iter().find(|(it, _)| it.mount == CGROUP_V2.mount)?;
         let folder = if folder.is_dir() { folder } else { self.root.join(hierarchy.mount) };
         if !folder.join(hierarchy.limit).exists() {
             return None;
         }
-        let told = fs::read_to_string(folder.join("memory.stat")).ok()?;
-        field(&told, "sock ").filter(|bytes| *bytes > 0)
+        let text = fs::read_to_string(folder.join("memory.stat")).ok()?;
+        field(&text, "sock ").filter(|bytes| *bytes > 0)
     }
 
     fn read(&self, path: &str) -> String {
@@ -107,7 +107,7 @@ impl System {
     }
 }
 
-/// The kernel's page, in which it counts socket memory.
+/// Returns the kernel's page size, the unit of its socket memory.
 fn page_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {

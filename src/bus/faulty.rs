@@ -1,4 +1,4 @@
-//! `Bus` with planned faults. The streams of events it hands out are those of the bus inside.
+//! Fault-injecting wrapper of a `Bus`. Its event streams are those of the wrapped bus, without faults.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `Bus` over Apache Kafka: the log of a cluster (`docs/adr/0008-kafka.md` says how each promise is kept).
+//! `Bus` adapter for Apache Kafka, the log of a cluster. `docs/adr/0008-kafka.md` explains how each promise is kept.
 
 use std::{
     collections::HashMap,
@@ -14,12 +14,12 @@ use bytes::Bytes;
 use rdkafka::{config::FromClientConfigAndContext as _, consumer::Consumer as _, error::KafkaError};
 
 use self::{
-    append::{Appender, Lane, Target},
-    client::Cluster,
-    context::{Context, Reading},
-    feed_position::Place,
+    append::{AppendState, Appender, Target},
+    client::{BROKER_TIMEOUT, Cluster},
+    context::{Context, ReaderRole},
+    feed_position::FeedPosition,
     group::Member,
-    read::{ANSWER, Reader, no_partition},
+    read::{Reader, no_partition},
 };
 use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
 use crate::{
@@ -41,66 +41,66 @@ mod topics;
 pub use events::KafkaEvents;
 pub use topics::{TopicPlan, TopicState, compare_log, ensure_topics, topic_plans};
 
-/// Why the log on Kafka can't be used; the text names the cure.
+/// Reason why the log on Kafka can't be used; the text names the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct KafkaRefusal {
-    /// In words.
+    /// Reason and cure, as shown to operators.
     pub why: String,
-    /// No broker answered, or a topic is not there yet: the same may succeed later.
+    /// Whether a retry may succeed: no broker answered, or a topic does not exist yet.
     pub is_away: bool,
 }
 
 impl KafkaRefusal {
-    fn wrong(why: impl Into<String>) -> Self {
+    fn permanent(why: impl Into<String>) -> Self {
         Self { why: why.into(), is_away: false }
     }
 
-    fn away(why: impl Into<String>) -> Self {
+    fn unavailable(why: impl Into<String>) -> Self {
         Self { why: why.into(), is_away: true }
     }
 }
 
 impl From<KafkaError> for KafkaRefusal {
     fn from(error: KafkaError) -> Self {
-        // A setting that the library refuses stays refused.
+        // Retrying does not help when the library rejects a setting.
         let is_away = !matches!(error, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_));
         Self { why: format!("Kafka: {error}"), is_away }
     }
 }
 
-/// Topics that are not there are asked for again after this.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Least time between two queries for the existing node topics.
+const NODE_TOPICS_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The log of a cluster, and the topics of its nodes.
+/// Log of a cluster and topics of its nodes, on Kafka.
 pub struct KafkaBus {
     kafka: Kafka,
     metrics: Metrics,
     reader: Arc<Reader>,
     log: Arc<Appender>,
-    lanes: Vec<Arc<Lane>>,
+    log_append_states: Vec<Arc<AppendState>>,
     nodes: Arc<Appender>,
-    known: Mutex<Known>,
-    /// Asks for what is there; joins and reads nothing.
-    asking: Arc<read::Client>,
+    node_topics: Mutex<NodeTopics>,
+    /// Client for metadata queries; joins no group and reads nothing.
+    metadata_client: Arc<read::Client>,
     group: tokio::sync::Mutex<Option<Arc<Member>>>,
-    /// Where this node is in its own topic.
-    feed: Mutex<Arc<Place>>,
+    /// Position of this node in its own topic.
+    feed: Mutex<Arc<FeedPosition>>,
     closed: AtomicBool,
 }
 
-/// The node topics that are there.
+/// Node topics that exist, as of the last metadata query.
 #[derive(Default)]
-struct Known {
-    topics: HashMap<String, Arc<Lane>>,
-    asked: Option<Instant>,
+struct NodeTopics {
+    topics: HashMap<String, Arc<AppendState>>,
+    refreshed: Option<Instant>,
 }
 
 impl KafkaBus {
-    /// Opens the log of the settings; later than `answer_within` an append is [`AppendError::Unknown`].
+    /// Opens the configured log. An append not confirmed within `answer_within` is [`AppendError::Unknown`].
     ///
     /// # Errors
-    /// No broker answers, the topic is missing or has another number of partitions, the library refuses a setting.
+    /// No broker answers, the topic is missing or has another number of partitions, or the library rejects a setting.
     pub async fn connect(
         kafka: &Kafka,
         answer_within: Duration,
@@ -108,7 +108,7 @@ impl KafkaBus {
     ) -> Result<Self, KafkaRefusal> {
         let (settings, counted) = (kafka.clone(), metrics.clone());
         let opened = tokio::task::spawn_blocking(move || Self::open(settings, answer_within, &counted));
-        opened.await.map_err(|error| KafkaRefusal::wrong(format!("the log could not be opened: {error}")))?
+        opened.await.map_err(|error| KafkaRefusal::permanent(format!("failed to open the log: {error}")))?
     }
 
     fn open(kafka: Kafka, answer_within: Duration, metrics: &Metrics) -> Result<Self, KafkaRefusal> {
@@ -119,16 +119,17 @@ impl KafkaBus {
             let config = client::producer(&kafka, cluster)?;
             Ok(Arc::new(Appender::new(config, metrics, bounds, answer_within)?))
         };
-        let mut asking = client::common(&kafka, Cluster::Nodes)?;
-        asking.set("statistics.interval.ms", "0").remove("debug");
-        let asking = read::Client::from_config_and_context(&asking, Context::new(Reading, metrics))?;
+        let mut config = client::common(&kafka, Cluster::Nodes)?;
+        config.set("statistics.interval.ms", "0").remove("debug");
+        let context = Context::new(ReaderRole, metrics);
+        let metadata_client = read::Client::from_config_and_context(&config, context)?;
         Ok(Self {
             reader,
             log: appender(Cluster::Log)?,
-            lanes: (0..kafka.partitions).map(|_| Arc::default()).collect(),
+            log_append_states: (0..kafka.partitions).map(|_| Arc::default()).collect(),
             nodes: appender(Cluster::Nodes)?,
-            known: Mutex::default(),
-            asking: Arc::new(asking),
+            node_topics: Mutex::default(),
+            metadata_client: Arc::new(metadata_client),
             group: tokio::sync::Mutex::default(),
             feed: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -137,11 +138,11 @@ impl KafkaBus {
         })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn node_topics(&self) -> MutexGuard<'_, NodeTopics> {
+        self.node_topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn feed(&self) -> MutexGuard<'_, Arc<Place>> {
+    fn feed(&self) -> MutexGuard<'_, Arc<FeedPosition>> {
         self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -156,21 +157,23 @@ impl KafkaBus {
         }
     }
 
-    /// The lane of a node's topic; none when there is no such topic. A producer must not be asked: it would make it.
-    async fn lane_of(&self, topic: &str) -> Result<Option<Arc<Lane>>, AppendError> {
+    /// Returns the append state of a node's topic, or `None` if there is no such topic. Must not ask a producer, which
+    /// would create the topic.
+    async fn append_state_of(&self, topic: &str) -> Result<Option<Arc<AppendState>>, AppendError> {
         {
-            let known = self.known();
-            let lane = known.topics.get(topic).cloned();
-            if lane.is_some() || known.asked.is_some_and(|asked| asked.elapsed() < ASK_AGAIN) {
-                return Ok(lane);
+            let node_topics = self.node_topics();
+            let append_state = node_topics.topics.get(topic).cloned();
+            let is_fresh = |refreshed: Instant| refreshed.elapsed() < NODE_TOPICS_REFRESH_INTERVAL;
+            if append_state.is_some() || node_topics.refreshed.is_some_and(is_fresh) {
+                return Ok(append_state);
             }
         }
-        let asking = Arc::clone(&self.asking);
+        let client = Arc::clone(&self.metadata_client);
         let prefix = self.kafka.topic_of("");
         let names = tokio::task::spawn_blocking(move || -> Result<Vec<String>, KafkaRefusal> {
-            let metadata = asking.fetch_metadata(None, ANSWER)?;
-            // What it has to say meanwhile.
-            drop(asking.poll(Duration::from_millis(1)));
+            let metadata = client.fetch_metadata(None, BROKER_TIMEOUT)?;
+            // Serves the client's callbacks; nothing else polls it.
+            drop(client.poll(Duration::from_millis(1)));
             let names = metadata.topics().iter().filter(|topic| topic.error().is_none());
             Ok(names.map(|topic| topic.name().to_owned()).filter(|name| name.starts_with(&prefix)).collect())
         });
@@ -179,13 +182,13 @@ impl KafkaBus {
             Ok(Err(error)) => return Err(AppendError::Unavailable(error.to_string())),
             Err(error) => return Err(AppendError::Unavailable(error.to_string())),
         };
-        let mut known = self.known();
-        known.asked = Some(Instant::now());
-        known.topics.retain(|topic, _| names.contains(topic));
+        let mut node_topics = self.node_topics();
+        node_topics.refreshed = Some(Instant::now());
+        node_topics.topics.retain(|topic, _| names.contains(topic));
         for name in names {
-            known.topics.entry(name).or_default();
+            node_topics.topics.entry(name).or_default();
         }
-        Ok(known.topics.get(topic).cloned())
+        Ok(node_topics.topics.get(topic).cloned())
     }
 }
 
@@ -201,13 +204,14 @@ impl Bus for KafkaBus {
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
         self.check_open()?;
-        let Some(lane) = self.lanes.get(partition as usize) else {
-            return Err(AppendError::Rejected("there is no such partition".to_owned()));
+        let Some(append_state) = self.log_append_states.get(partition as usize) else {
+            return Err(AppendError::Rejected("no such partition".to_owned()));
         };
         if records.is_empty() {
-            return Err(AppendError::Rejected("an append has at least one record".to_owned()));
+            return Err(AppendError::Rejected("empty batch; append at least one record".to_owned()));
         }
-        let target = Target { topic: &self.kafka.topic, partition: partition as i32, key: None, lane };
+        let topic = &self.kafka.topic;
+        let target = Target { topic, partition: partition as i32, key: None, append_state };
         self.log.append(target, &records).await
     }
 
@@ -225,7 +229,7 @@ impl Bus for KafkaBus {
         self.reader.bounds(partition).await
     }
 
-    /// The retention of the topic alone decides: a store that was put back to an older state needs what is behind it.
+    /// Does nothing: the topic's retention alone decides, since a store restored to an older state needs older records.
     async fn trim(&self, partition: u32, _: u64) -> Result<(), ReadError> {
         if self.reader.has(partition) { Ok(()) } else { Err(no_partition()) }
     }
@@ -237,7 +241,7 @@ impl Bus for KafkaBus {
         }
         if let Some(former) = group.take() {
             former.end();
-            former.left().await;
+            former.wait_left().await;
         }
         let joined = client::member(&self.kafka).and_then(|config| {
             let within = Duration::from_millis(self.kafka.revoke_ms);
@@ -251,12 +255,13 @@ impl Bus for KafkaBus {
     async fn publish_node(&self, to: &NodeBoot, records: Vec<Bytes>) -> Result<(), AppendError> {
         self.check_open()?;
         let topic = self.kafka.topic_of(to.node.as_str());
-        // No topic: there is no such node any more.
-        let Some(lane) = self.lane_of(&topic).await? else { return Ok(()) };
+        // No topic means that the node no longer exists.
+        let Some(append_state) = self.append_state_of(&topic).await? else { return Ok(()) };
         if records.is_empty() {
             return Ok(());
         }
-        let target = Target { topic: &topic, partition: 0, key: Some(to.boot.to_be_bytes()), lane: &lane };
+        let key = Some(to.boot.to_be_bytes());
+        let target = Target { topic: &topic, partition: 0, key, append_state: &append_state };
         self.nodes.append(target, &records).await.map(drop)
     }
 
@@ -264,12 +269,13 @@ impl Bus for KafkaBus {
         if !self.is_open() {
             return Err(ReadError::Unavailable("the bus is closed".to_owned()));
         }
-        let place = Arc::<Place>::default();
-        std::mem::replace(&mut *self.feed(), Arc::clone(&place)).end();
+        let position = Arc::<FeedPosition>::default();
+        std::mem::replace(&mut *self.feed(), Arc::clone(&position)).end();
         let unavailable = |error: KafkaRefusal| ReadError::Unavailable(error.to_string());
         let config = client::reader(&self.kafka, Cluster::Nodes).map_err(unavailable)?;
         let (topic, boot, metrics) = (self.kafka.topic_of(me.node.as_str()), me.boot, self.metrics.clone());
-        let opened = tokio::task::spawn_blocking(move || feed::open(config, &topic, boot, &metrics, place));
+        let opened =
+            tokio::task::spawn_blocking(move || feed::open(config, &topic, boot, &metrics, position));
         match opened.await {
             Ok(Ok(feed)) => Ok(Box::new(feed)),
             Ok(Err(error)) => Err(unavailable(error)),
@@ -293,14 +299,14 @@ impl Bus for KafkaBus {
         });
         if let Some(member) = self.group.lock().await.take() {
             member.end();
-            // Else the group would miss this node for its session timeout before others get what it had.
-            if tokio::time::timeout(within, member.left()).await.is_err() {
-                tracing::warn!("the group of owners was not left in time");
+            // Otherwise the group reassigns this node's partitions only after its session timeout.
+            if tokio::time::timeout(within, member.wait_left()).await.is_err() {
+                tracing::warn!("leaving the owners group timed out; partitions move after kafka.session_ms");
             }
         }
         match flushed.await {
             Ok(true) => Ok(()),
-            _ => Err(AppendError::Unknown("Kafka did not confirm what was appended last".to_owned())),
+            _ => Err(AppendError::Unknown("Kafka did not confirm the last appends".to_owned())),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Bus` inside one process: nothing outlives it.
+//! `Bus` adapter in memory, for one node. Nothing survives the process.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,26 +24,26 @@ use crate::routes::NodeBoot;
 mod log;
 mod topic;
 
-/// The log of a node that keeps messages in memory only.
+/// Log and node topics in memory, for a single node.
 ///
-/// One node owns it: the first [`Bus::join`] is assigned every partition at once.
+/// One node owns all of it: the latest [`Bus::join`] is assigned every partition at once.
 pub struct LocalBus(Arc<Shared>);
 
-/// How much a [`LocalBus`] holds.
+/// Size and limits of a [`LocalBus`].
 #[derive(Clone, Copy, Debug)]
 pub struct LocalBusConfig {
-    /// How many partitions.
+    /// Number of partitions.
     pub partitions: u32,
-    /// Names this log; a fresh random number, since its records are gone with the process.
+    /// Incarnation of this log; a fresh random number, since its records are lost with the process.
     pub topic: TopicId,
-    /// The most records of a partition; appends beyond are refused until it is trimmed. From half of it on
-    /// [`BusState::refuses_all`] says so, so let half be more than ever is under way.
+    /// Limit on the records of a partition; appends above it are refused until it is trimmed. [`BusState::refuses_all`]
+    /// is set above half of it, so half must exceed the largest number of records in flight.
     pub max_records: usize,
-    /// The most bytes of a partition, in the same way.
+    /// Limit on the bytes of a partition, with the same effects.
     pub max_bytes: usize,
-    /// The most records that wait in a node topic; the oldest beyond are lost and a gap is told.
+    /// Limit on the records waiting in a node topic; above it the oldest are lost and a gap is reported.
     pub node_max_records: usize,
-    /// The most bytes, in the same way.
+    /// Limit on the bytes waiting in a node topic, with the same effect.
     pub node_max_bytes: usize,
 }
 
@@ -57,15 +57,15 @@ struct Shared {
 
 struct Partition {
     log: Mutex<Log>,
-    /// It is over half full.
-    crowded: AtomicBool,
+    /// Whether the log is over half full.
+    over_half_full: AtomicBool,
     changed: Notify,
 }
 
-/// Who owns what.
+/// Owners group of a single member.
 #[derive(Default)]
 struct Group {
-    /// Which call of `join` counts.
+    /// Number of `join` calls; the latest one is the member.
     joined: u64,
     events: VecDeque<OwnershipEvent>,
     leaving: bool,
@@ -84,18 +84,18 @@ struct LocalFeed {
 }
 
 impl LocalBus {
-    /// An empty log.
+    /// Creates an empty log.
     pub fn new(config: LocalBusConfig) -> Self {
         Self::resume(config, |_| (0, Vec::new()))
     }
 
-    /// A log that begins, in each partition, with records from an offset on.
-    pub(crate) fn resume(config: LocalBusConfig, kept: impl Fn(u32) -> (u64, Vec<Bytes>)) -> Self {
+    /// Creates a log whose partitions start with existing records, given with the offset of the first one.
+    pub(crate) fn resume(config: LocalBusConfig, existing: impl Fn(u32) -> (u64, Vec<Bytes>)) -> Self {
         let partition = |number| {
-            let (first, records) = kept(number);
+            let (first, records) = existing(number);
             let log =
                 Log::new(config.topic, config.max_records, config.max_bytes).starting_with(first, records);
-            Partition { log: Mutex::new(log), crowded: AtomicBool::new(false), changed: Notify::new() }
+            Partition { log: Mutex::new(log), over_half_full: AtomicBool::new(false), changed: Notify::new() }
         };
         Self(Arc::new(Shared {
             config,
@@ -108,15 +108,15 @@ impl LocalBus {
 }
 
 impl LocalBus {
-    /// What [`Bus::append`] does here, without a future around it.
+    /// Appends like [`Bus::append`], which never waits on this bus.
     pub(crate) fn append_now(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
         let Some(partition) = self.0.partition(partition) else {
-            return Err(AppendError::Rejected("there is no such partition".to_owned()));
+            return Err(AppendError::Rejected("no such partition".to_owned()));
         };
         let appended = {
             let mut log = partition.lock();
             let appended = log.append(records)?;
-            partition.crowded.store(log.is_crowded(), Ordering::Relaxed);
+            partition.over_half_full.store(log.is_over_half_full(), Ordering::Relaxed);
             appended
         };
         partition.changed.notify_waiters();
@@ -152,7 +152,7 @@ impl Partition {
 }
 
 fn no_partition() -> ReadError {
-    ReadError::Unavailable("there is no such partition".to_owned())
+    ReadError::Unavailable("no such partition".to_owned())
 }
 
 #[async_trait]
@@ -162,9 +162,10 @@ impl Bus for LocalBus {
     }
 
     fn state(&self) -> BusState {
-        // Before it is full: what is under way has room in the other half.
-        let crowded = self.0.partitions.iter().any(|partition| partition.crowded.load(Ordering::Relaxed));
-        BusState { durable: false, refuses_all: crowded }
+        // Refuses before the log is full, so that records in flight fit into the other half.
+        let refuses_all =
+            self.0.partitions.iter().any(|partition| partition.over_half_full.load(Ordering::Relaxed));
+        BusState { durable: false, refuses_all }
     }
 
     async fn append(&self, partition: u32, records: Vec<Bytes>) -> Result<Appended, AppendError> {
@@ -181,7 +182,7 @@ impl Bus for LocalBus {
         let partition = self.0.partition(partition).ok_or_else(no_partition)?;
         loop {
             let mut changed = pin!(partition.changed.notified());
-            // Before the look, so that no append falls between the look and the wait.
+            // Registers before reading, so that an append in between still wakes this task.
             changed.as_mut().enable();
             if let Some(batch) = partition.lock().read(from, max_records, max_bytes)? {
                 return Ok(batch);
@@ -198,7 +199,7 @@ impl Bus for LocalBus {
         let partition = self.0.partition(partition).ok_or_else(no_partition)?;
         let mut log = partition.lock();
         log.trim(archived);
-        partition.crowded.store(log.is_crowded(), Ordering::Relaxed);
+        partition.over_half_full.store(log.is_over_half_full(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -210,7 +211,7 @@ impl Bus for LocalBus {
             }
             let events = (0..self.0.config.partitions).map(OwnershipEvent::Assigned).collect();
             *group = Group { joined: group.joined + 1, events, leaving: false, closed: false };
-            // Reads of the partitions that the last one owned end here.
+            // Ends the reads of the previous member.
             self.0.disown_all();
             group.joined
         };
@@ -223,7 +224,7 @@ impl Bus for LocalBus {
             return Err(AppendError::Rejected("the bus is closed; connect to another node".to_owned()));
         }
         let topic = self.0.topics().get(to).cloned();
-        // Nobody listens: the node is gone, or its next run starts at the end anyway.
+        // No topic means that no feed is open; a feed opened later starts at the end anyway.
         topic.map_or(Ok(()), |topic| topic.publish(records))
     }
 
@@ -253,8 +254,8 @@ impl Bus for LocalBus {
 }
 
 impl LocalOwnership {
-    /// The next event, or none at the end; an error when there is nothing to say yet.
-    fn look(&self) -> Result<Option<OwnershipEvent>, ()> {
+    /// Returns the next event, `None` at the end, or an error if there is no event yet.
+    fn try_next(&self) -> Result<Option<OwnershipEvent>, ()> {
         let mut group = self.shared.group();
         if group.closed || group.joined != self.joined {
             return Ok(None);
@@ -278,7 +279,7 @@ impl Ownership for LocalOwnership {
         loop {
             let mut changed = pin!(self.shared.group_changed.notified());
             changed.as_mut().enable();
-            if let Ok(event) = self.look() {
+            if let Ok(event) = self.try_next() {
                 return event;
             }
             changed.await;
@@ -304,7 +305,7 @@ impl Ownership for LocalOwnership {
             return;
         }
         group.leaving = true;
-        // What was not told to be assigned need not be revoked.
+        // Assignments that were not delivered need no revocation.
         group.events.clear();
         for (number, partition) in (0..).zip(&self.shared.partitions) {
             if partition.lock().owned {

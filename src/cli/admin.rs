@@ -1,4 +1,4 @@
-//! Client of a node's admin port for commands, which block, and the options by which they find one.
+//! Blocking client of a node's admin port, and the command options that select the node.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,29 +11,30 @@ use super::{
     http::{Connection, RESPONSE_TIMEOUT, Response},
 };
 
+/// Cure for a command that finds no node.
 pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
 
-/// Which node is asked, and in what form it is printed.
+/// Options that select a node's admin port and the form of the output.
 #[derive(clap::Args, Debug)]
-pub struct Ask {
-    /// Admin address of a node; default: that of the node which runs on --data
+pub struct AdminArgs {
+    /// Admin address of a node; default: that of the node on --data
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
-    /// Print what the admin port answers, as JSON
+    /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     data: DataArg,
 }
 
-impl Ask {
-    /// The answer; none when it was printed already, as it is.
+impl AdminArgs {
+    /// Sends a GET and returns its body; `None` if the body was printed as JSON already.
     pub(super) fn get(&self, path: &str) -> Result<Option<Value>> {
-        let said = fine(self.request("GET", path)?)?;
-        Ok((!self.wants_json(&said)).then_some(said))
+        let body = accepted(self.request("GET", path)?)?;
+        Ok((!self.printed_json(&body)).then_some(body))
     }
 
-    /// Status and body of what the admin port answers.
+    /// Sends a request to the admin port and returns status and body of the response.
     pub(super) fn request(&self, method: &str, path: &str) -> Result<(u16, Value)> {
         let address = match self.admin {
             Some(address) => address,
@@ -42,15 +43,16 @@ impl Ask {
         request(Admin::connect(&address.to_string())?, address, method, path)
     }
 
-    /// Prints the answer as it is, when that is what was asked for.
-    pub(super) fn wants_json(&self, said: &Value) -> bool {
+    /// Prints the body as JSON if `--json` was given, and returns whether it was.
+    pub(super) fn printed_json(&self, body: &Value) -> bool {
         if self.json {
-            println!("{said}");
+            println!("{body}");
         }
         self.json
     }
 }
 
+/// Sends a request without a body and returns status and body of the response.
 pub(super) fn request(
     mut admin: Admin,
     address: SocketAddr,
@@ -58,24 +60,25 @@ pub(super) fn request(
     path: &str,
 ) -> Result<(u16, Value)> {
     let (status, body) = admin.request(method, path, "").with_context(|| format!("admin port {address}"))?;
-    let said = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
-    Ok((status, said))
+    let body = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
+    Ok((status, body))
 }
 
-/// The answer, unless it is a refusal.
-pub(super) fn fine((status, said): (u16, Value)) -> Result<Value> {
+/// Returns the body of a response, or an error if it is a refusal.
+pub(super) fn accepted((status, body): (u16, Value)) -> Result<Value> {
     if status != 200 {
-        bail!("{}: {} {}", text(&said["name"]), text(&said["message"]), text(&said["cure"]));
+        bail!("{}: {} {}", text(&body["name"]), text(&body["message"]), text(&body["cure"]));
     }
-    Ok(said)
+    Ok(body)
 }
 
+/// Renders a JSON value for a table, a string without quotes.
 pub(super) fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Blocking client of an admin port, or of another HTTP port of a node, over one connection. Must not be used inside a
-/// runtime: there, use [`Connection`].
+/// Blocking client of an admin port, or of another HTTP port of a node, over one connection. Inside a runtime, use
+/// [`Connection`] instead.
 pub struct Admin {
     connection: Connection,
     runtime: Runtime,
@@ -90,7 +93,7 @@ impl Admin {
         Self::open(address, RESPONSE_TIMEOUT)
     }
 
-    /// Connects to a node that may be gone or stalled: it has that long to accept, and to answer.
+    /// Connects to a node that may be gone or stalled; `timeout` limits the connect, and each response.
     ///
     /// # Errors
     /// The node does not accept in time.
@@ -104,7 +107,7 @@ impl Admin {
         Ok(Self { connection: connection.with_context(|| format!("admin port {address}"))?, runtime })
     }
 
-    /// Sends a request and returns its response, of whatever status.
+    /// Sends a request and returns its response, whatever its status.
     ///
     /// # Errors
     /// The connection ends, or there is no response in time.

@@ -1,4 +1,4 @@
-//! Asking the cluster where to connect, as clients do: `GET /v1/assign` on any client port.
+//! Client of `GET /v1/assign`, which any client port of the cluster serves: asks which nodes to connect to.
 
 use std::time::Duration;
 
@@ -8,74 +8,74 @@ use tokio::time::timeout;
 
 use super::http::Connection;
 
-/// How long one asked node may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for one node to reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where to connect, best first.
+/// Assignment of a client to nodes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Assigned {
-    /// The places.
-    pub addresses: Vec<Place>,
-    /// For how long the answer holds.
+    /// Nodes to connect to, best first.
+    pub addresses: Vec<Endpoint>,
+    /// How long the assignment is valid, in ms.
     pub ttl_ms: u64,
-    /// Whether it is what the node saw last, with Redis away.
+    /// Whether Redis is unavailable, so that the nodes are those last seen.
     pub stale: bool,
 }
 
-/// A place to connect to.
+/// Address of a node for clients.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-pub struct Place {
-    /// The node.
+pub struct Endpoint {
+    /// Name of the node.
     pub node: String,
-    /// As host:port, or with the transport asked for before it.
+    /// Address as host:port, or with the requested transport before it.
     pub address: String,
 }
 
 impl Assigned {
-    /// Asks the first of these that answers, each `http://host:port` or `host:port`.
+    /// Queries `urls`, each `http://host:port` or `host:port`, and returns the first answer.
     ///
     /// # Errors
     /// None answers, or the first that does refuses the token.
     pub async fn ask(urls: &[String], token: &str, query: &str) -> anyhow::Result<Self> {
-        let mut why = anyhow::anyhow!("nobody was named to ask");
+        let mut why = anyhow::anyhow!("no URL to query was given");
         for url in urls {
-            let asked = timeout(PATIENCE, ask_one(host_port(url)?, token, query)).await;
-            match asked.context("no answer in time").and_then(|said| said) {
-                Ok(Said::Fine(assigned)) => return Ok(assigned),
-                Ok(Said::Refused(status, body)) => bail!("{url}: {status}: {}", body.trim()),
-                Err(error) => why = error.context(format!("{url} can't be asked")),
+            let reply = timeout(REPLY_TIMEOUT, ask_one(host_port(url)?, token, query)).await;
+            match reply.context("no answer in time").and_then(|reply| reply) {
+                Ok(Reply::Assigned(assigned)) => return Ok(assigned),
+                Ok(Reply::Refused(status, body)) => bail!("{url}: {status}: {}", body.trim()),
+                Err(error) => why = error.context(format!("{url} can't be queried")),
             }
         }
         Err(why)
     }
 }
 
-enum Said {
-    Fine(Assigned),
+enum Reply {
+    Assigned(Assigned),
     Refused(u16, String),
 }
 
-async fn ask_one(address: &str, token: &str, query: &str) -> anyhow::Result<Said> {
-    let mut connection = Connection::open(address, PATIENCE).await?;
+async fn ask_one(address: &str, token: &str, query: &str) -> anyhow::Result<Reply> {
+    let mut connection = Connection::open(address, REPLY_TIMEOUT).await?;
     let (status, body) = connection.get_as(&format!("/v1/assign{query}"), token).await?;
     match status {
-        200 => Ok(Said::Fine(serde_json::from_str(&body)?)),
-        status => Ok(Said::Refused(status, body)),
+        200 => Ok(Reply::Assigned(serde_json::from_str(&body)?)),
+        status => Ok(Reply::Refused(status, body)),
     }
 }
 
-/// What is connected to of `http://h:1`, `ws://h:1/x`, `tcp://h:1` or `h:1`.
+/// Returns host and port of `http://h:1`, `ws://h:1/x`, `tcp://h:1` or `h:1`.
 ///
 /// # Errors
-/// It needs TLS, which this client does not speak.
+/// The URL needs TLS, which this client does not support.
 pub fn host_port(url: &str) -> anyhow::Result<&str> {
-    let place = match url.split_once("://") {
-        Some(("http" | "ws" | "tcp", place)) => place,
-        Some((scheme, _)) => bail!("{url}: {scheme} is not spoken here; http, ws and tcp are"),
+    let rest = match url.split_once("://") {
+        Some(("http" | "ws" | "tcp", rest)) => rest,
+        Some((scheme, _)) => bail!("{url}: {scheme} is not supported; use http, ws or tcp"),
         None => url,
     };
-    Ok(place.split('/').next().unwrap_or(place))
+    Ok(rest.split('/').next().unwrap_or(rest))
 }
 
 #[cfg(test)]
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_names_a_host_and_a_port() {
+    fn host_port_is_taken_from_every_supported_url() {
         for url in ["http://h:1", "http://h:1/", "ws://h:1/v1/ws", "tcp://h:1", "h:1"] {
-            assert_eq!(host_port(url).expect("spoken here"), "h:1", "{url}");
+            assert_eq!(host_port(url).expect("a supported scheme"), "h:1", "{url}");
         }
         assert!(host_port("wss://h:1").expect_err("TLS").to_string().contains("wss"));
     }

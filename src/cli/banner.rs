@@ -1,4 +1,4 @@
-//! Parts of what `serve` and `up` print when they have started: development tokens, and commands to paste into a shell.
+//! Parts of the greeting of `serve` and `up`: development tokens, and commands to paste into a shell.
 
 use std::{borrow::Cow, env, io::IsTerminal as _, time::Duration};
 
@@ -7,12 +7,12 @@ use crate::auth;
 /// Lifetime of printed tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
 
-/// The program as it was called, for a shell.
+/// Returns the program as it was called, quoted for a shell.
 pub(super) fn program() -> String {
     quoted(&env::args().next().unwrap_or_else(|| "tidegate".into())).into_owned()
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell, if it needs quotes.
 pub(super) fn quoted(word: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@%+,".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {
@@ -21,8 +21,9 @@ pub(super) fn quoted(word: &str) -> Cow<'_, str> {
     Cow::Owned(format!("'{}'", word.replace('\'', r"'\''")))
 }
 
-/// Prints tokens for alice and bob to a terminal, and elsewhere the command that makes one: what is not a terminal may be a log, which
-/// others read. `key` is the node's own; none if operators gave it one, because its tokens are worth more than a first try.
+/// Prints tokens for alice and bob to a terminal, and elsewhere the command that creates one, because a log may have
+/// other readers. `key` is the node's own key; `None` if operators supplied one, whose tokens are too valuable to
+/// print.
 pub(super) fn tokens(key: Option<&[u8]>, command: &str) {
     println!();
     match key.filter(|_| std::io::stdout().is_terminal()) {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_quoted_where_a_shell_would_split_or_expand_them() {
+    fn words_that_a_shell_would_split_or_expand_are_quoted() {
         for plain in ["target/release/tidegate", "./tidegate", "/srv/n1", "a=b:c@d%e+f,g_h-i"] {
             assert_eq!(quoted(plain), plain);
         }

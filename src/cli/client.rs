@@ -1,4 +1,4 @@
-//! A small client for the command line: WebSocket with JSON, logged in as a user of this data directory.
+//! Client of the command line: a WebSocket with JSON, logged in with a token that the data directory's key signs.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use futures_util::{SinkExt, StreamExt};
 use tidegate_protocol::{
     codec::{self, Decoded, Framing},
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::net::TcpStream;
 use tokio_tungstenite::{
@@ -20,20 +20,20 @@ use super::{
 };
 use crate::auth;
 
-/// How long the broker may take to answer.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Time for the broker to send the next frame.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who talks to which node.
+/// Options that select the user and the node.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LoginArgs {
-    /// The user to log in as
+    /// User to log in as
     #[arg(long)]
     pub user: String,
-    /// Where the node is, if not on this data directory
+    /// Address of the node, if it does not run on the data directory
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) server: Option<String>,
-    /// Ask there which node to log in at, as http://host:port of any client port; may be repeated: the first that answers is
-    /// asked
+    /// Client port, as http://host:port, that is asked which node to log in to; may be repeated, the first that
+    /// answers is used
     #[arg(long, value_name = "URL", conflicts_with = "server")]
     pub(super) assign: Vec<String>,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub struct LoginArgs {
 }
 
 impl LoginArgs {
-    /// The user, where the node is if not on the data directory, who may be asked for one, and that directory.
+    /// Builds the options of a command that has more of its own.
     pub(super) fn new(
         user: String,
         server: Option<String>,
@@ -51,7 +51,7 @@ impl LoginArgs {
         Self { user, server, assign, data }
     }
 
-    /// Signed with the key of the data directory.
+    /// Signs a token with the key of the data directory.
     fn token(&self) -> anyhow::Result<String> {
         let data = &self.data.data;
         let key = find::key(data).with_context(|| {
@@ -61,18 +61,18 @@ impl LoginArgs {
     }
 }
 
-/// A logged-in connection.
+/// Connection that is logged in.
 pub struct Client {
     socket: WebSocketStream<TcpStream>,
-    /// What the broker said at login.
+    /// Reply of the broker to the login.
     pub welcome: pb::Welcome,
 }
 
 impl Client {
-    /// Logs in at the node that runs on the data directory, or at the server if one is given.
+    /// Logs in to the node on the data directory, to the server if one is given, or to an assigned node.
     ///
     /// # Errors
-    /// Says what to do when no node is there, and what the broker refused.
+    /// No node is reachable, or the broker refuses the login; the text names the cure.
     pub async fn login(args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
         if args.assign.is_empty() {
             let server = match &args.server {
@@ -83,24 +83,25 @@ impl Client {
         }
         let assigned = Assigned::ask(&args.assign, &args.token()?, "?transport=ws").await?;
         if assigned.stale {
-            eprintln!("Redis is away: the nodes are those that were seen last");
+            eprintln!("Redis unavailable; the nodes are those that were last seen");
         }
-        let named = assigned.addresses.iter().map(|place| place.address.as_str());
-        // Nodes behind one address name none: the one that is known is meant. Where no node takes anybody, it says so.
+        let named = assigned.addresses.iter().map(|endpoint| endpoint.address.as_str());
+        // Nodes behind one shared address announce none, so use the known one. If no node accepts clients, the login
+        // fails.
         let known = args.assign.iter().map(String::as_str).filter(|_| assigned.addresses.is_empty());
         Self::login_first(named.chain(known), args, device).await
     }
 
-    /// Logs in at the first of these, each host:port or a URL of it, that takes the user.
+    /// Logs in to the first of `addresses`, each a host:port or URL, that accepts the user.
     ///
     /// # Errors
-    /// Why the last of them did not.
+    /// No address accepts the user; the error is that of the last one.
     pub async fn login_first<'a>(
         addresses: impl Iterator<Item = &'a str>,
         args: &LoginArgs,
         device: &str,
     ) -> anyhow::Result<Self> {
-        let mut why = anyhow::anyhow!("no node takes newcomers now");
+        let mut why = anyhow::anyhow!("no node accepts new clients; try again later");
         for address in addresses {
             match Self::login_at(address, args, device).await {
                 Ok(client) => return Ok(client),
@@ -120,46 +121,46 @@ impl Client {
         headers.insert("Sec-WebSocket-Protocol", HeaderValue::from_static("tidegate.v1.json"));
         let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await?;
         let hello = pb::Hello { version: 1, token, device: device.to_owned(), ..Default::default() };
-        ask(&mut socket, 1, Ask::Hello(hello)).await?;
-        match listen(&mut socket).await?.body {
-            Some(Say::Welcome(welcome)) => Ok(Self { socket, welcome }),
-            other => bail!("the login was refused: {}", explain(other)),
+        send(&mut socket, 1, ClientBody::Hello(hello)).await?;
+        match next_in_time(&mut socket).await?.body {
+            Some(ServerBody::Welcome(welcome)) => Ok(Self { socket, welcome }),
+            other => bail!("login refused: {}", explain(other)),
         }
     }
 
     /// Sends a frame.
     ///
     /// # Errors
-    /// Fails when the connection is lost.
-    pub async fn ask(&mut self, id: u64, body: Ask) -> anyhow::Result<()> {
-        ask(&mut self.socket, id, body).await
+    /// The connection is lost.
+    pub async fn send(&mut self, id: u64, body: ClientBody) -> anyhow::Result<()> {
+        send(&mut self.socket, id, body).await
     }
 
-    /// The next frame; waits as long as it takes.
+    /// Waits without a time limit for the next frame, and returns it.
     ///
     /// # Errors
-    /// Fails when the connection ends.
+    /// The connection ends.
     pub async fn next(&mut self) -> anyhow::Result<pb::ServerFrame> {
         next(&mut self.socket).await
     }
 
-    /// The next frame within the deadline.
+    /// Returns the next frame, if it arrives in time.
     ///
     /// # Errors
-    /// Fails when the connection ends or nothing comes.
-    pub async fn answer(&mut self) -> anyhow::Result<pb::ServerFrame> {
-        listen(&mut self.socket).await
+    /// The connection ends, or no frame arrives in time.
+    pub async fn next_in_time(&mut self) -> anyhow::Result<pb::ServerFrame> {
+        next_in_time(&mut self.socket).await
     }
 }
 
-async fn ask(socket: &mut WebSocketStream<TcpStream>, id: u64, body: Ask) -> anyhow::Result<()> {
+async fn send(socket: &mut WebSocketStream<TcpStream>, id: u64, body: ClientBody) -> anyhow::Result<()> {
     let mut out = Vec::new();
     codec::encode_client(&pb::ClientFrame { id, body: Some(body) }, Framing::Json, &mut out);
     Ok(socket.send(Message::text(String::from_utf8(out)?)).await?)
 }
 
-async fn listen(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
-    tokio::time::timeout(DEADLINE, next(socket)).await.context("the broker did not answer in time")?
+async fn next_in_time(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
+    tokio::time::timeout(REPLY_TIMEOUT, next(socket)).await.context("the broker did not answer in time")?
 }
 
 async fn next(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
@@ -176,11 +177,11 @@ async fn next(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::Ser
     }
 }
 
-/// A refusal in words, with its cure.
-pub fn explain(body: Option<Say>) -> String {
+/// Renders a refusal with its code and its cure.
+pub fn explain(body: Option<ServerBody>) -> String {
     let (code, name, text) = match body {
-        Some(Say::Error(error)) => (error.code, error.name, error.message),
-        Some(Say::Close(close)) => (close.code, close.name, close.reason),
+        Some(ServerBody::Error(error)) => (error.code, error.name, error.message),
+        Some(ServerBody::Close(close)) => (close.code, close.name, close.reason),
         other => return format!("an unexpected answer: {other:?}"),
     };
     let known = u16::try_from(code).ok().and_then(tidegate_protocol::Code::from_number);

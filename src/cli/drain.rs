@@ -1,55 +1,55 @@
-//! `tidegate drain`: has a node leave, says how far that is, or calls it off.
+//! `tidegate drain`: begins or aborts the drain of a node, or shows its progress.
 
 use anyhow::bail;
 use serde_json::Value;
 
-use super::admin::{Ask, text};
+use super::admin::{AdminArgs, text};
 
 /// Arguments of `tidegate drain`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Only say how far it is
+    /// Only show the progress
     #[arg(long)]
     status: bool,
-    /// Call it off: the node stays, and so do the clients that are still there
+    /// Abort the drain; clients still connected stay
     #[arg(long, conflicts_with = "status")]
     abort: bool,
     #[command(flatten)]
-    ask: Ask,
+    admin: AdminArgs,
 }
 
-/// Begins, calls off or shows the drain of one node.
+/// Begins, aborts or shows the drain of one node.
 ///
 /// # Errors
-/// No node answers, or there is nothing to call off.
+/// No node answers, or there is no drain that can be aborted.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let asked = if args.abort { Some("DELETE") } else { (!args.status).then_some("POST") };
-    if let Some(method) = asked {
-        let (status, said) = args.ask.request(method, "/v1/drain")?;
+    let change = if args.abort { Some("DELETE") } else { (!args.status).then_some("POST") };
+    if let Some(method) = change {
+        let (status, body) = args.admin.request(method, "/v1/drain")?;
         if !(200..300).contains(&status) {
             bail!(
-                "the node is {}: there is no drain that can be called off; one that a signal began, or that closes everybody, goes on",
-                text(&said["state"])
+                "the node is {}: no drain to abort; one that a signal began, or that closes all clients already, can't be aborted",
+                text(&body["state"])
             );
         }
     }
-    let (_, said) = args.ask.request("GET", "/readyz?verbose")?;
-    if !args.ask.wants_json(&said) {
-        println!("{}", line(&said));
+    let (_, body) = args.admin.request("GET", "/readyz?verbose")?;
+    if !args.admin.printed_json(&body) {
+        println!("{}", line(&body));
     }
     Ok(())
 }
 
-/// One line of how it is.
-fn line(said: &Value) -> String {
-    let head = format!("{} is {}, {} clients", text(&said["node"]), text(&said["state"]), said["conns"]);
-    match progress(&said["drain"]) {
+/// Summarises the state of a node in one line.
+fn line(body: &Value) -> String {
+    let head = format!("{} is {}, {} clients", text(&body["node"]), text(&body["state"]), body["conns"]);
+    match progress(&body["drain"]) {
         Some(progress) => format!("{head}; {progress}"),
         None => head,
     }
 }
 
-/// How far a drain is, in a few words; none when there is none.
+/// Summarises the progress of a drain; `None` if there is no drain.
 pub(super) fn progress(drain: &Value) -> Option<String> {
     let number = |key: &str| drain[key].as_u64();
     let (from, left) = (number("from")?, number("left")?);
@@ -71,11 +71,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_is_told_in_one_line() {
-        let mut said = json!({"node": "n1", "state": "ready", "conns": 7, "drain": null});
-        assert_eq!(line(&said), "n1 is ready, 7 clients");
-        said["state"] = json!("draining");
-        said["drain"] = json!({"phase": "draining", "from": 5_000, "left": 1_250, "unnoticed": 0, "rate": 500, "forMs": 9_250});
-        assert_eq!(line(&said), "n1 is draining, 7 clients; draining 75 % of 5000 gone, 500 a second, 9.2 s");
+    fn drain_is_summarised_in_one_line() {
+        let mut body = json!({"node": "n1", "state": "ready", "conns": 7, "drain": null});
+        assert_eq!(line(&body), "n1 is ready, 7 clients");
+        body["state"] = json!("draining");
+        body["drain"] = json!({"phase": "draining", "from": 5_000, "left": 1_250, "unnoticed": 0, "rate": 500, "forMs": 9_250});
+        assert_eq!(line(&body), "n1 is draining, 7 clients; draining 75 % of 5000 gone, 500 a second, 9.2 s");
     }
 }

@@ -1,4 +1,4 @@
-//! Which node a command means by `--data`: the one that runs there, or the first that answers of those below it.
+//! Lookup of the node that `--data` names: the one that runs there, or the first below it that answers.
 
 use std::{
     fs, io,
@@ -14,39 +14,40 @@ use crate::{
     node::{Addresses, NODE_FILE},
 };
 
-/// How long a node of this machine may take to be connected to.
-pub(super) const CONNECT: Duration = Duration::from_secs(1);
+/// Time for a node of this machine to accept a connection.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where the node on this data directory is. `tidegate up` keeps those of its nodes below one directory: of them it is the
-/// first one that answers.
+/// Returns the addresses of the node on this data directory. `tidegate up` keeps its nodes below one directory; of them
+/// it is the first one that answers.
 ///
 /// # Errors
-/// Says how to name a node when none is found.
+/// No node is found; the text says how to name one.
 pub(super) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
-    if let Some(said) = said(data)? {
-        return Ok(said);
+    if let Some(addresses) = read_addresses(data)? {
+        return Ok(addresses);
     }
-    for folder in below(data) {
-        if let Some(said) = said(&folder)?
-            && TcpStream::connect_timeout(&said.client, CONNECT).is_ok()
+    for folder in subdirectories(data) {
+        if let Some(addresses) = read_addresses(&folder)?
+            && TcpStream::connect_timeout(&addresses.client, CONNECT_TIMEOUT).is_ok()
         {
-            return Ok(said);
+            return Ok(addresses);
         }
     }
     anyhow::bail!("no node runs on {}: start one with `tidegate`, or {other_way}", data.display())
 }
 
-/// Where all nodes are that run on this data directory, or below it: of them those that answer.
+/// Returns the addresses of the node on this data directory, or of all nodes below it that answer.
 ///
 /// # Errors
-/// Says how to name nodes when none is found.
+/// No node is found; the text says how to name one.
 pub(super) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresses>> {
-    if let Some(said) = said(data)? {
-        return Ok(vec![said]);
+    if let Some(addresses) = read_addresses(data)? {
+        return Ok(vec![addresses]);
     }
+    let answers = |node: &Addresses| TcpStream::connect_timeout(&node.admin, CONNECT_TIMEOUT).is_ok();
     let mut found = Vec::new();
-    for folder in below(data) {
-        found.extend(said(&folder)?.filter(|said| TcpStream::connect_timeout(&said.admin, CONNECT).is_ok()));
+    for folder in subdirectories(data) {
+        found.extend(read_addresses(&folder)?.filter(answers));
     }
     match found.is_empty() {
         true => {
@@ -56,34 +57,34 @@ pub(super) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresse
     }
 }
 
-/// The directories below it that this account can read, by name.
-fn below(data: &Path) -> Vec<PathBuf> {
-    let mut below: Vec<PathBuf> =
+/// Lists the subdirectories that this account can read, sorted by name.
+fn subdirectories(data: &Path) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> =
         fs::read_dir(data).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
-    below.retain(|path| fs::read_dir(path).is_ok());
-    below.sort();
-    below
+    folders.retain(|path| fs::read_dir(path).is_ok());
+    folders.sort();
+    folders
 }
 
-/// The key that the node on this data directory takes tokens by.
+/// Returns the key with which the node on this data directory verifies tokens.
 ///
 /// # Errors
-/// There is none, or it can't be read.
+/// There is no key, or it can't be read.
 pub(super) fn key(data: &Path) -> io::Result<Vec<u8>> {
-    match said(data).ok().flatten().and_then(|said| said.key_file) {
+    match read_addresses(data).ok().flatten().and_then(|node| node.key_file) {
         Some(file) => auth::read_key(&file),
         None => auth::load_key(data),
     }
 }
 
-/// What the node that runs there, or was killed there, wrote.
-fn said(data: &Path) -> anyhow::Result<Option<Addresses>> {
+/// Reads the addresses that a node wrote into its data directory; they remain if the node was killed.
+fn read_addresses(data: &Path) -> anyhow::Result<Option<Addresses>> {
     let file = data.join(NODE_FILE);
     match fs::read(&file) {
         Ok(text) => serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display())),
-        // A data directory is closed to all accounts but the node's.
+        // Only the node's own account has access to its data directory.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(error).with_context(|| {
-            format!("{} can't be read: run this as the account that the node runs as", file.display())
+            format!("{} can't be read: run this command as the account of the node", file.display())
         }),
         Err(_) => Ok(None),
     }
@@ -97,29 +98,33 @@ mod tests {
 
     fn write(folder: &Path, client: SocketAddr, key_file: Option<PathBuf>) {
         fs::create_dir_all(folder).unwrap();
-        let said = Addresses { client, admin: client, monitor: None, pid: 1, key_file };
-        fs::write(folder.join(NODE_FILE), serde_json::to_vec(&said).unwrap()).unwrap();
+        let addresses = Addresses { client, admin: client, monitor: None, pid: 1, key_file };
+        fs::write(folder.join(NODE_FILE), serde_json::to_vec(&addresses).unwrap()).unwrap();
     }
 
     #[test]
-    fn a_directory_of_nodes_means_the_first_that_answers_and_the_key_they_share() {
-        let place = std::env::temp_dir().join(format!("tidegate-find-{}", std::process::id()));
-        let (one, two) = (place.join("n1"), place.join("n2"));
-        fs::create_dir_all(&place).unwrap();
-        let shared = place.join("token.key");
-        let made = auth::create_key(&shared).unwrap();
+    fn parent_directory_means_first_live_node_and_shared_key() {
+        let root = std::env::temp_dir().join(format!("tidegate-find-{}", std::process::id()));
+        let (one, two) = (root.join("n1"), root.join("n2"));
+        fs::create_dir_all(&root).unwrap();
+        let shared = root.join("token.key");
+        let key_bytes = auth::create_key(&shared).unwrap();
         let other_way = "name it with --server";
-        let none = node(&place, other_way).unwrap_err().to_string();
+        let none = node(&root, other_way).unwrap_err().to_string();
         assert!(none.contains(other_way), "{none}");
 
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        write(&one, gone, Some(shared.clone()));
-        write(&two, door.local_addr().unwrap(), Some(shared));
-        assert_eq!(node(&place, other_way).unwrap().client, door.local_addr().unwrap());
-        assert_eq!(node(&one, other_way).unwrap().client, gone, "who is named is meant");
-        assert_eq!((key(&place).unwrap(), key(&one).unwrap()), (made.clone(), made));
-        assert!(key(&place.join("n3")).is_err());
-        fs::remove_dir_all(place).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dead_address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        write(&one, dead_address, Some(shared.clone()));
+        write(&two, listener.local_addr().unwrap(), Some(shared));
+        assert_eq!(node(&root, other_way).unwrap().client, listener.local_addr().unwrap());
+        assert_eq!(
+            node(&one, other_way).unwrap().client,
+            dead_address,
+            "a directory of one node means that node"
+        );
+        assert_eq!((key(&root).unwrap(), key(&one).unwrap()), (key_bytes.clone(), key_bytes));
+        assert!(key(&root.join("n3")).is_err());
+        fs::remove_dir_all(root).unwrap();
     }
 }

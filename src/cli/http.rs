@@ -1,7 +1,7 @@
 //! HTTP client for the ports of a node: admin, probes, and `GET /v1/assign` on a client port.
 //!
-//! HTTP/1.1 without TLS, by hyper's low-level connection: the client has no pool, no proxy and no redirects, and the crates
-//! are those of the server side.
+//! HTTP/1.1 without TLS, on hyper's low-level connection: the client needs no pool, proxy or redirects, and adds no
+//! crates to those of the server side.
 
 use std::time::Duration;
 
@@ -16,30 +16,29 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
 
-/// How long a node may take to accept, and to answer, unless the caller knows better; longer than a node waits for an
-/// event (`tail --events`).
+/// Default time for a node to accept, and to answer; longer than a node waits for an event (`tail --events`).
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest body of a response; a longer one is an error.
+/// Largest body of a response; a larger one is an error.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Status and body of a response.
 pub type Response = (u16, String);
 
-/// One connection to a port of a node, kept for several requests.
+/// Connection to a port of a node, reused for several requests.
 pub struct Connection {
     host: String,
     timeout: Duration,
     sender: SendRequest<Full<Bytes>>,
-    /// Reads and writes while a request waits.
+    /// Task that reads and writes while a request waits.
     driver: JoinHandle<()>,
 }
 
 impl Connection {
-    /// Connects to `host`, a host and port. The node has `timeout` to accept, and then for each response.
+    /// Connects to `host`, a host and port. `timeout` limits the connect, and each response.
     ///
     /// # Errors
-    /// Nobody accepts in time.
+    /// The node does not accept in time.
     pub async fn open(host: &str, timeout: Duration) -> Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(host).await?;
@@ -47,13 +46,13 @@ impl Connection {
             anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
         };
         let (sender, connection) = within(timeout, connect).await?;
-        // An error shows in the request that waits for its response.
+        // The request that waits for a response gets the error.
         let driver = tokio::spawn(async move { connection.await.unwrap_or_default() });
         Ok(Self { host: host.to_owned(), timeout, sender, driver })
     }
 
-    /// Sends a request and returns its response, of whatever status. The body of a request is JSON, and says so even
-    /// where it is empty: a node refuses changes that do not.
+    /// Sends a request and returns its response, whatever its status. The content type is JSON even without a body,
+    /// because a node refuses other changes.
     ///
     /// # Errors
     /// The connection ends, or there is no response in time.
@@ -61,7 +60,7 @@ impl Connection {
         self.send(method, path, None, body).await
     }
 
-    /// Sends a GET with a bearer token and returns its response, of whatever status.
+    /// Sends a GET with a bearer token and returns its response, whatever its status.
     ///
     /// # Errors
     /// The connection ends, or there is no response in time.
@@ -114,7 +113,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Accepts one connection and gives these responses, one for each request; the requests as they came.
+    /// Accepts one connection, sends one response per request, and returns the requests in lower case.
     async fn server(responses: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_connection_carries_several_requests() {
+    async fn connection_is_reused_for_several_requests() {
         let (host, task) = server(&[
             "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
             "HTTP/1.1 409 C\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_does_not_answer_is_an_error_in_time() {
+    async fn silent_node_is_an_error_after_the_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let limit = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! `tidegate nodes`, `owners` and `where`: what a node knows of the cluster, as tables, from its admin port.
+//! `tidegate nodes`, `owners` and `where`: tables of nodes, partition owners and routes, from the admin port of a node.
 
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
@@ -8,7 +8,7 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{Admin, Ask, OTHER_WAY, fine, request, text},
+    admin::{Admin, AdminArgs, OTHER_WAY, accepted, request, text},
     drain, find,
 };
 
@@ -17,67 +17,67 @@ mod watch;
 /// Arguments of `tidegate where`.
 #[derive(clap::Args, Debug)]
 pub struct WhereArgs {
-    /// The user
+    /// User to look up
     user: String,
     #[command(flatten)]
-    ask: Ask,
+    admin: AdminArgs,
 }
 
 /// Arguments of `tidegate nodes`.
 #[derive(clap::Args, Debug)]
 pub struct NodesArgs {
-    /// Go on, and print the table anew each second, until interrupted; a node that leaves is followed until it is back
+    /// Reprint the table every second until interrupted; follows a draining node until it is back
     #[arg(long)]
     watch: bool,
-    /// End after so many tables
+    /// Stop after this many tables
     #[arg(long, requires = "watch", value_name = "TABLES")]
     count: Option<u64>,
-    /// Admin address of a node, again for others: they are asked where one does not answer; default: those of the nodes which
-    /// run on --data
+    /// Admin address of a node; may be repeated, the first that answers is used; default: those of the nodes on --data
     #[arg(long, value_name = "ADDRESS")]
     admin: Vec<SocketAddr>,
-    /// Print what the admin port answers, as JSON
+    /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     data: DataArg,
 }
 
-/// A node may be gone, or stand still, while others answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for a node to reply before the next is queried: it may be gone or stalled while others answer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Prints the nodes, once or again and again.
+/// Prints the nodes, once or repeatedly.
 ///
 /// # Errors
-/// No node answers; while watching only when none did at first.
+/// No node answers; while watching, only if none did at first.
 pub fn nodes(args: &NodesArgs) -> anyhow::Result<()> {
     if args.watch {
         return watch::watch(args);
     }
-    let (_, said) = args.ask(None)?;
+    let (_, list) = args.fetch(None)?;
     if args.json {
-        println!("{said}");
+        println!("{list}");
         return Ok(());
     }
-    print!("{}", table(&node_rows(&said)));
-    warn(&said);
+    print!("{}", table(&node_rows(&list)));
+    warn_if_stale(&list);
     Ok(())
 }
 
 impl NodesArgs {
-    /// What the first node says that answers, and which that is; `first` is asked before the others.
-    fn ask(&self, first: Option<SocketAddr>) -> anyhow::Result<(SocketAddr, Value)> {
+    /// Returns the node list of the first node that answers, with its address; queries `first` before the others.
+    fn fetch(&self, first: Option<SocketAddr>) -> anyhow::Result<(SocketAddr, Value)> {
         let mut addresses = self.admin.clone();
         if addresses.is_empty() {
             let found = find::nodes(&self.data.data, OTHER_WAY)?;
-            addresses.extend(found.iter().map(|it| it.admin));
+            addresses.extend(found.iter().map(|node| node.admin));
         }
-        addresses.sort_by_key(|it| Some(*it) != first);
+        addresses.sort_by_key(|address| Some(*address) != first);
         let mut why = None;
         for address in addresses {
-            let asked = Admin::connect_within(address, PATIENCE);
-            match asked.and_then(|admin| request(admin, address, "GET", "/v1/nodes")).and_then(fine) {
-                Ok(said) => return Ok((address, said)),
+            let admin = Admin::connect_within(address, REPLY_TIMEOUT);
+            let reply = admin.and_then(|admin| request(admin, address, "GET", "/v1/nodes"));
+            match reply.and_then(accepted) {
+                Ok(list) => return Ok((address, list)),
                 Err(error) => why = why.or(Some(error)),
             }
         }
@@ -88,9 +88,9 @@ impl NodesArgs {
 const NODE_COLUMNS: [&str; 11] =
     ["NODE", "STATE", "LEASE", "CONNS", "CAPACITY", "OWNS", "LAG", "VERSION", "DRAIN", "CLIENTS", "PEER"];
 
-fn node_rows(said: &Value) -> Vec<[String; 11]> {
+fn node_rows(reply: &Value) -> Vec<[String; 11]> {
     let mut rows = vec![NODE_COLUMNS.map(String::from)];
-    for node in list(said, "nodes") {
+    for node in array(reply, "nodes") {
         rows.push([
             text(&node["node"]),
             text(&node["state"]),
@@ -101,14 +101,14 @@ fn node_rows(said: &Value) -> Vec<[String; 11]> {
             lag(&node["nodeTopic"]).unwrap_or_default(),
             text(&node["version"]),
             drain::progress(&node["drain"]).unwrap_or_default(),
-            list(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
+            array(node, "clients").iter().map(text).collect::<Vec<_>>().join(" "),
             text(&node["peer"]),
         ]);
     }
     rows
 }
 
-/// How far a node is behind in its own topic: records, and the age of the oldest where one waits.
+/// Formats the lag of a node in its own topic: records, and the age of the oldest if any wait.
 fn lag(topic: &Value) -> Option<String> {
     let (records, ms) = (topic["behindRecords"].as_u64()?, topic["behindMs"].as_u64().unwrap_or(0));
     let age = if ms > 0 { format!(" {}", seconds(ms)) } else { String::new() };
@@ -119,44 +119,44 @@ fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1_000, ms % 1_000 / 100)
 }
 
-/// Prints who owns each partition.
+/// Prints the owner of each partition.
 ///
 /// # Errors
 /// No node answers.
-pub fn owners(ask: &Ask) -> anyhow::Result<()> {
-    let Some(said) = ask.get("/v1/nodes")? else { return Ok(()) };
-    print!("{}", table(&owner_rows(&said)));
-    warn(&said);
+pub fn owners(args: &AdminArgs) -> anyhow::Result<()> {
+    let Some(list) = args.get("/v1/nodes")? else { return Ok(()) };
+    print!("{}", table(&owner_rows(&list)));
+    warn_if_stale(&list);
     Ok(())
 }
 
-/// A partition a line: who owns it, and how far its archive is behind its log.
-fn owner_rows(said: &Value) -> Vec<[String; 9]> {
+/// Builds one row per partition: its owner, and the lag of its archive.
+fn owner_rows(reply: &Value) -> Vec<[String; 9]> {
     let head = ["PARTITION", "OWNER", "STATE", "LEASE", "POSITION", "END", "BEHIND", "SECONDS", "SENDS"];
     let mut rows = vec![head.map(String::from)];
-    let refused = numbers(&said["archiveBehind"]);
-    for partition in 0..said["partitions"].as_u64().unwrap_or(0) {
+    let refused = numbers(&reply["archiveBehind"]);
+    for partition in 0..reply["partitions"].as_u64().unwrap_or(0) {
         let owners: Vec<&Value> =
-            list(said, "nodes").iter().filter(|node| numbers(&node["owns"]).contains(&partition)).collect();
+            array(reply, "nodes").iter().filter(|node| numbers(&node["owns"]).contains(&partition)).collect();
         let each = |key: &str| owners.iter().map(|node| text(&node[key])).collect::<Vec<_>>().join(" ");
-        let stands: Vec<&Value> = owners
+        let lags: Vec<&Value> = owners
             .iter()
-            .flat_map(|node| list(node, "stands"))
-            .filter(|it| it["partition"].as_u64() == Some(partition))
+            .flat_map(|node| array(node, "stands"))
+            .filter(|lag| lag["partition"].as_u64() == Some(partition))
             .collect();
-        let stand = |key: &str| stands.iter().map(|it| text(&it[key])).collect::<Vec<_>>().join(" ");
-        let seconds = stands.iter().filter_map(|it| it["behindMs"].as_u64());
+        let lag = |key: &str| lags.iter().map(|lag| text(&lag[key])).collect::<Vec<_>>().join(" ");
+        let seconds = lags.iter().filter_map(|lag| lag["behindMs"].as_u64());
         let seconds =
             seconds.map(|ms| format!("{}.{}", ms / 1_000, ms % 1_000 / 100)).collect::<Vec<_>>().join(" ");
-        let sends = if refused.contains(&partition) { "ARCHIVE_BEHIND" } else { "taken" };
+        let sends = if refused.contains(&partition) { "ARCHIVE_BEHIND" } else { "accepted" };
         rows.push([
             partition.to_string(),
             each("node"),
             each("state"),
             each("lease"),
-            stand("position"),
-            stand("end"),
-            stand("behindRecords"),
+            lag("position"),
+            lag("end"),
+            lag("behindRecords"),
             seconds,
             sends.to_owned(),
         ]);
@@ -164,14 +164,14 @@ fn owner_rows(said: &Value) -> Vec<[String; 9]> {
     rows
 }
 
-/// Prints where a user is.
+/// Prints the nodes that a user's devices are connected to.
 ///
 /// # Errors
-/// No node answers, the name is no id, or the routes are away.
+/// No node answers, the name is no id, or the routes are unavailable.
 pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
     check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
-    let Some(said) = args.ask.get(&format!("/v1/users/{}/routes", args.user))? else { return Ok(()) };
-    let routes = list(&said, "routes");
+    let Some(reply) = args.admin.get(&format!("/v1/users/{}/routes", args.user))? else { return Ok(()) };
+    let routes = array(&reply, "routes");
     if routes.is_empty() {
         println!("{} is not connected", args.user);
         return Ok(());
@@ -182,15 +182,15 @@ pub fn where_is(args: &WhereArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-const STALE: &str = "the routes are away: this is what the node saw last\n";
+const STALE_WARNING: &str = "routes unavailable; the list is as the node last saw it\n";
 
-fn warn(said: &Value) {
-    if said["stale"] == true {
-        eprint!("{STALE}");
+fn warn_if_stale(reply: &Value) {
+    if reply["stale"] == true {
+        eprint!("{STALE_WARNING}");
     }
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+fn array<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -198,7 +198,7 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-/// Columns as wide as their widest cell; an empty cell is a dash.
+/// Renders columns as wide as their widest cell; an empty cell becomes a dash.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let shown = |cell: &String| if cell.is_empty() { "-".to_owned() } else { cell.clone() };
     let width = |column: usize| rows.iter().map(|row| shown(&row[column]).chars().count()).max().unwrap_or(0);
@@ -223,14 +223,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_aligned_and_an_empty_one_is_a_dash() {
+    fn table_aligns_cells_and_shows_empty_ones_as_dashes() {
         let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
         let rows = rows.map(|row| row.map(String::from));
         assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");
     }
 
     #[test]
-    fn a_node_that_leaves_is_listed_with_how_far_it_is() {
+    fn draining_node_is_listed_with_its_progress() {
         let drain =
             json!({"phase": "draining", "from": 200, "left": 50, "unnoticed": 0, "rate": 50, "forMs": 3_000});
         let node = |drain: Value, topic: Value| {
@@ -249,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_listed_with_how_far_they_are_behind() {
-        let stand = json!({"partition": 1, "position": 7, "end": 9, "behindRecords": 2, "behindMs": 12_340, "behindBytes": 5});
-        let node = json!({"node": "n2", "state": "ready", "lease": "live", "owns": [1], "stands": [stand]});
-        let said = json!({"nodes": [node], "partitions": 2, "archiveBehind": [0], "stale": false});
-        let rows = owner_rows(&said);
+    fn owners_are_listed_with_their_lag() {
+        let lag = json!({"partition": 1, "position": 7, "end": 9, "behindRecords": 2, "behindMs": 12_340, "behindBytes": 5});
+        let node = json!({"node": "n2", "state": "ready", "lease": "live", "owns": [1], "stands": [lag]});
+        let reply = json!({"nodes": [node], "partitions": 2, "archiveBehind": [0], "stale": false});
+        let rows = owner_rows(&reply);
         assert_eq!(rows[1], ["0", "", "", "", "", "", "", "", "ARCHIVE_BEHIND"]);
-        assert_eq!(rows[2], ["1", "n2", "ready", "live", "7", "9", "2", "12.3", "taken"]);
+        assert_eq!(rows[2], ["1", "n2", "ready", "live", "7", "9", "2", "12.3", "accepted"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `tidegate drain-plan` and `tidegate config check`: what a configuration means, before a node runs with it.
+//! `tidegate drain-plan` and `tidegate config check`: evaluate a configuration before a node runs with it.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,9 +7,9 @@ use tidegate_protocol::machine::drain::{self, Plan};
 
 use crate::{budget::Admission, config::Config, node::LAST_STEPS};
 
-/// Where the configuration comes from, as for `serve`.
+/// Options that name the sources of the configuration, as for `serve`.
 #[derive(clap::Args, Debug)]
-pub struct From {
+pub struct ConfigSource {
     /// Configuration file (TOML)
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     config: Option<PathBuf>,
@@ -21,11 +21,11 @@ pub struct From {
 /// Arguments of `tidegate drain-plan`.
 #[derive(clap::Args, Debug)]
 pub struct PlanArgs {
-    /// Clients that are connected when the drain begins
+    /// Number of clients connected when the drain begins
     #[arg(short, long, value_name = "COUNT", default_value_t = 10_000)]
     conns: usize,
     #[command(flatten)]
-    from: From,
+    source: ConfigSource,
 }
 
 /// Arguments of `tidegate config`.
@@ -37,7 +37,7 @@ pub struct ConfigArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum ConfigCommand {
-    /// Say all that is wrong with a configuration, and whether a drain of a full node fits into its time
+    /// List all problems of a configuration, and check that a drain of a full node fits into the grace period
     Check(CheckArgs),
 }
 
@@ -45,23 +45,23 @@ enum ConfigCommand {
 #[derive(clap::Args, Debug)]
 struct CheckArgs {
     #[command(flatten)]
-    from: From,
-    /// Seconds between SIGTERM and SIGKILL: terminationGracePeriodSeconds of a pod, TimeoutStopSec of a unit
+    source: ConfigSource,
+    /// Seconds between SIGTERM and SIGKILL, such as terminationGracePeriodSeconds of a pod or TimeoutStopSec of a unit
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
 }
 
-/// Prints the numbers of a drain.
+/// Prints the plan of a drain.
 ///
 /// # Errors
-/// Says what is wrong with the configuration.
+/// The configuration is invalid.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
-    let config = args.from.load()?;
+    let config = args.source.load()?;
     let settings = config.drain_settings();
     let plan = drain::plan(args.conns, &settings);
     println!("drain of {} clients", plan.conns);
     println!(
-        "  cordoned   {:>7.1} s   accepting, /readyz 503, load balancers look elsewhere",
+        "  cordoned   {:>7.1} s   accepting, /readyz 503, load balancers stop choosing it",
         seconds(settings.lb_delay)
     );
     println!(
@@ -69,34 +69,37 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
         seconds(plan.window),
         plan.rate
     );
-    println!("  a slot     {:>7.1} s   to come over before the connection closes", seconds(plan.handover));
-    println!("  flush      {:>7.1} s   at most, when nobody is left", seconds(settings.flush));
+    println!(
+        "  a slot     {:>7.1} s   to reconnect elsewhere before the connection closes",
+        seconds(plan.handover)
+    );
+    println!("  flush      {:>7.1} s   at most, after the last client", seconds(settings.flush));
     println!("  deadline   {:>7.1} s   drain.deadline_ms", seconds(settings.deadline));
     println!(
-        "  needed     {:>7.1} s   of drain.deadline_ms, at most, for all of it at this pace",
+        "  needed     {:>7.1} s   of drain.deadline_ms, at most, for the whole drain at this pace",
         seconds(plan.deadline)
     );
     println!(
         "  grace      {:>7} s   to grant before SIGKILL (terminationGracePeriodSeconds)",
         grace(&plan, settings.deadline)
     );
-    if let Some(why) = short(&plan, settings.deadline) {
+    if let Some(why) = deadline_problem(&plan, settings.deadline) {
         println!("  {why}");
     }
     Ok(())
 }
 
-/// Says whether the configuration is sound.
+/// Checks the configuration, and that a drain of a full node fits.
 ///
 /// # Errors
-/// All problems, each with its key.
+/// The configuration has problems; the error lists all of them, each with its key.
 pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
     let ConfigCommand::Check(args) = &args.command;
-    let config = args.from.load()?;
+    let config = args.source.load()?;
     let conns = Admission::new(config.limits.conns_max, 0).conns_max();
     let settings = config.drain_settings();
     let plan = drain::plan(conns, &settings);
-    let mut problems: Vec<String> = short(&plan, settings.deadline).into_iter().collect();
+    let mut problems: Vec<String> = deadline_problem(&plan, settings.deadline).into_iter().collect();
     let needed = grace(&plan, settings.deadline);
     if let Some(given) = args.grace.filter(|given| *given < needed) {
         problems.push(format!(
@@ -104,48 +107,48 @@ pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
              limits.conns_max or drain.deadline_ms"
         ));
     }
-    problems.extend(too_short(&config));
+    problems.extend(grace_problem(&config));
     if !problems.is_empty() {
-        bail!("the configuration can be read, but the drain does not fit:\n  {}", problems.join("\n  "));
+        bail!("the configuration is valid, but the drain does not fit:\n  {}", problems.join("\n  "));
     }
-    println!("the configuration is sound; a drain of {conns} clients takes at most {needed} s");
+    println!("the configuration is valid; a drain of {conns} clients takes at most {needed} s");
     Ok(())
 }
 
-impl From {
+impl ConfigSource {
     fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(self.config.as_deref(), &self.set)?)
     }
 }
 
-/// Why the grace that the configuration names is too short for a full node, with the cure.
-pub(super) fn too_short(config: &Config) -> Option<String> {
+/// Returns why `drain.grace_ms` is too short to drain a full node, with the cure; `None` if it is not.
+pub(super) fn grace_problem(config: &Config) -> Option<String> {
     let given = config.drain.grace_ms;
     let conns = Admission::new(config.limits.conns_max, 0).conns_max();
     let settings = config.drain_settings();
     let needed = grace(&drain::plan(conns, &settings), settings.deadline);
     (given > 0 && given < needed * 1_000).then(|| {
         format!(
-            "drain.grace_ms {given}: a drain of {conns} clients (limits.conns_max) may take {needed} s, and the process is killed \
-             before; grant that much (terminationGracePeriodSeconds), or lower limits.conns_max or drain.deadline_ms"
+            "drain.grace_ms {given}: a drain of {conns} clients (limits.conns_max) may take {needed} s, but the process is killed \
+             earlier; grant that much (terminationGracePeriodSeconds), or lower limits.conns_max or drain.deadline_ms"
         )
     })
 }
 
-/// Why the deadline is too short for so many, with the cure.
-fn short(plan: &Plan, deadline: Duration) -> Option<String> {
+/// Returns why the deadline is too short for the plan, with the cure; `None` if it is not.
+fn deadline_problem(plan: &Plan, deadline: Duration) -> Option<String> {
     let needed = plan.deadline.as_millis();
     (plan.deadline > deadline).then(|| {
         format!(
             "drain.deadline_ms {}: {} clients need {needed} at drain.max_rate; raise it, or drain.max_rate, or lower \
-             limits.conns_max; else they are closed faster than that, and the last ones may be cut",
+             limits.conns_max; otherwise clients are closed faster, and the last ones may be cut",
             deadline.as_millis(),
             plan.conns
         )
     })
 }
 
-/// Seconds to grant: for the plan, and never less than the deadline, when nobody is left, and what the node does then.
+/// Returns the seconds to grant: enough for the plan, and at least for the deadline and the shutdown after it.
 fn grace(plan: &Plan, deadline: Duration) -> u64 {
     let whole = plan.grace.max(deadline + LAST_STEPS);
     whole.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! `tidegate serve`: starts a node, says where it is and what to do next, and stops it on a signal.
+//! `tidegate serve`: starts a node, prints its addresses and first steps, and drains it on a signal.
 
 use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode};
 
@@ -24,30 +24,30 @@ pub struct Args {
     /// Data directory (node.data)
     #[arg(long, value_name = "DIR", env = "TIDEGATE_DATA")]
     data: Option<PathBuf>,
-    /// Client address (listen.client); port 0 = any free one
+    /// Client address (listen.client); port 0 selects a free one
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Admin address (listen.admin), loopback only
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
-    /// Threads that hold connections (node.shards); 0 = one per core
+    /// Threads that hold connections (node.shards); 0 for one per core
     #[arg(long)]
     shards: Option<usize>,
     /// Any configuration key, as section.key=value; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Leave as on a signal when the process with this id ends, which started this one; for `tidegate up`
+    /// Drain as on a signal when the process with this id, which started this one, ends; for `tidegate up`
     #[arg(long, value_name = "PID", hide = true)]
     leave_with: Option<u32>,
 }
 
-/// Serves until a drain is done, which SIGTERM, SIGINT or the admin API asks for.
+/// Serves until a drain completes, which SIGTERM, SIGINT or the admin API requests.
 ///
 /// # Errors
-/// Says what is wrong with the configuration or in the way of starting.
+/// The configuration is invalid, the node can't start, or a part of it breaks.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     private::close_new_files();
-    // From the first moment on: the first process of a container does not end by a signal that nobody listens to, and would be killed later.
+    // First of all: the first process of a container ignores signals without a handler, and would be killed later.
     let waits = watch::Sender::new(false);
     let signals = Signals::listen(waits.subscribe())?;
     args.leave_with.map_or(Ok(()), leave_with)?;
@@ -61,44 +61,45 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let config = Config::load(args.config.as_deref(), &sets)?;
-    if let Some(why) = super::plan::too_short(&config) {
+    if let Some(why) = super::plan::grace_problem(&config) {
         tracing::warn!("{why}");
     }
     raise_open_files();
-    if let Some(why) = too_many(&config) {
+    if let Some(why) = too_few_files(&config) {
         tracing::warn!("{why}");
     }
     let node = Node::start(&config, &waits)?;
-    signals.lead_to(&node);
+    signals.drain_on_signal(&node);
     greet(&node, &config);
     let outcome = match node.wait() {
         Ok(outcome) => outcome,
         Err(why) => anyhow::bail!(why),
     };
     match outcome {
-        Outcome::Drained => eprintln!("stopped: every client heard everything"),
+        Outcome::Drained => eprintln!("stopped: every client got everything"),
         Outcome::Cut(conns) => eprintln!("stopped: the deadline cut {conns} connections (drain.deadline_ms)"),
-        Outcome::Fast(conns) => eprintln!("stopped in a hurry: {conns} connections were cut"),
+        Outcome::Fast(conns) => eprintln!("stopped early by a second signal: {conns} connections were cut"),
     }
     Ok(ExitCode::from(outcome.exit_code()))
 }
 
-/// Has the kernel send SIGTERM once the process that started this one has ended, however that comes about.
+/// Makes the kernel send SIGTERM once the process that started this one has ended, for any reason.
 fn leave_with(starter: u32) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("the signal for the end of the starter")?;
     let parent = getppid().and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
-    // It may have ended before it was watched.
+    // The starter may have ended before the kernel watched it.
     ensure!(parent == Some(starter), "process {starter}, which started this one, has ended");
     Ok(())
 }
 
-/// Why a node will not hold as many as it is told, with the cure.
-fn too_many(config: &Config) -> Option<String> {
-    let (told, holds) = (config.limits.conns_max, Admission::new(config.limits.conns_max, 0).conns_max());
-    (holds < told).then(|| {
+/// Returns why the limit of open files is too low for `limits.conns_max`, with the cure; `None` if it is not.
+fn too_few_files(config: &Config) -> Option<String> {
+    let wanted = config.limits.conns_max;
+    let possible = Admission::new(wanted, 0).conns_max();
+    (possible < wanted).then(|| {
         format!(
-            "limits.conns_max {told}: this process may have files open for {holds} clients; raise its limit of open files (ulimit -Hn, \
-             LimitNOFILE), or lower limits.conns_max, by which others plan"
+            "limits.conns_max {wanted}: the limit of open files allows {possible} clients; raise it (ulimit -Hn, LimitNOFILE), \
+             or lower limits.conns_max, which capacity plans rely on"
         )
     })
 }
@@ -112,7 +113,7 @@ fn greet(node: &Node, config: &Config) {
     println!("  data     {data}");
     if !node.durable {
         println!();
-        println!("  MESSAGES LIVE IN MEMORY ONLY: a restart forgets them (node.store = memory).");
+        println!("  MESSAGES ARE IN MEMORY ONLY: a restart loses them (node.store = memory).");
     }
     let data = match config.node.data.to_str() {
         Some("tidegate-data") | None => String::new(),

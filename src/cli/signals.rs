@@ -1,4 +1,4 @@
-//! Signals of a process that serves: heard from its first moment on, and led to the drain of its node.
+//! Signals of a serving process: handled from its start, and passed to the drain of its node.
 
 use std::{process, sync::Arc, thread, time::Duration};
 
@@ -10,17 +10,18 @@ use tokio::{
 
 use crate::{drain::Drainer, node::Node};
 
-/// How long a node that is told to end while it starts may take to come that far that it can leave in order.
+/// After a signal during the start, the time for the node to finish starting, so that it can drain.
 const START_MAX: Duration = Duration::from_secs(10);
 
-/// What is heard, and whose it is once there is a node.
+/// Signal handler of the process, with the drainer of the node once it has started.
 pub(super) struct Signals {
     drainer: watch::Sender<Option<Arc<Drainer>>>,
 }
 
 impl Signals {
-    /// Hears SIGTERM and SIGINT from now on. The first process of a container does not end by a signal that nobody listens to: a pod
-    /// that was deleted while its node started would serve until it is killed. While the start `waits`, a signal ends it at once.
+    /// Handles SIGTERM and SIGINT from now on. The first process of a container ignores signals without a handler, so
+    /// a pod deleted while its node starts would serve until it is killed. While the start `waits`, a signal ends it
+    /// at once.
     pub(super) fn listen(mut waits: watch::Receiver<bool>) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (mut term, mut int) = {
@@ -29,18 +30,19 @@ impl Signals {
         };
         let drainer = watch::Sender::<Option<Arc<Drainer>>>::new(None);
         let mut started = drainer.subscribe();
-        let heed = async move {
+        let handle = async move {
             let mut next = async || {
                 tokio::select! {
                     _ = term.recv() => {}
                     _ = int.recv() => {}
                 }
             };
-            for hint in ["stopping: clients are told to come back; a second signal hurries", "stopping now"] {
+            for hint in ["stopping: clients are asked to reconnect; a second signal hurries", "stopping now"]
+            {
                 next().await;
                 eprintln!("{hint}");
                 let node = tokio::select! {
-                    // A node that serves is never ended without its drain.
+                    // A serving node must not end without its drain.
                     biased;
                     node = timeout(START_MAX, started.wait_for(Option::is_some)) => node.ok().and_then(Result::ok),
                     () = next() => None,
@@ -48,22 +50,22 @@ impl Signals {
                 };
                 match node.as_deref() {
                     Some(Some(drainer)) => drainer.signal(),
-                    // It has no clients, and nothing that it did not finish.
+                    // The node has no clients and no pending work.
                     _ => {
                         eprintln!("stopped before the node had started");
                         process::exit(0);
                     }
                 }
             }
-            // Further ones change nothing, and end nothing.
+            // Keeps the handlers, so that further signals are ignored.
             std::future::pending::<()>().await;
         };
-        thread::Builder::new().name("tidegate-signals".into()).spawn(move || runtime.block_on(heed))?;
+        thread::Builder::new().name("tidegate-signals".into()).spawn(move || runtime.block_on(handle))?;
         Ok(Self { drainer })
     }
 
-    /// The first signal begins the drain of that node, the second one speeds it up.
-    pub(super) fn lead_to(&self, node: &Node) {
+    /// Passes signals to `node`: the first begins its drain, the second speeds it up.
+    pub(super) fn drain_on_signal(&self, node: &Node) {
         self.drainer.send_replace(Some(Arc::clone(node.drainer())));
     }
 }

@@ -1,4 +1,4 @@
-//! `tidegate store`: looks at the store of a node that does not run, and moves it as JSON lines.
+//! `tidegate store`: checks, counts, exports and imports the store of a stopped node, as JSON lines.
 
 use std::{
     fs::File,
@@ -26,8 +26,8 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  tidegate store check                                is everything there, and true?
-  tidegate store stats --json                         how much is in it
+  tidegate store check                                verify every row
+  tidegate store stats --json                         count what is stored
   tidegate store export --output old.jsonl            everything, as JSON lines
   tidegate store import old.jsonl --data new          into a data directory without a store
   tidegate store import old.jsonl --profile cluster --config node.toml
@@ -42,11 +42,11 @@ enum Command {
         #[command(flatten)]
         data: super::DataArg,
     },
-    /// Count what is in it, and the bytes on the disk
+    /// Count what is stored, and the bytes on the disk
     Stats {
         #[command(flatten)]
         data: super::DataArg,
-        /// One JSON object instead of a table
+        /// Print one JSON object instead of a table
         #[arg(long)]
         json: bool,
     },
@@ -54,25 +54,26 @@ enum Command {
     Export {
         #[command(flatten)]
         data: super::DataArg,
-        /// Where to; a file that is there is not overwritten
+        /// File to write; an existing one is not overwritten; - is standard output
         #[arg(long, short, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
-    /// Fill a data directory that has no store from an export, or the empty services of a cluster: all of it, or nothing
+    /// Import an export into a data directory without a store, or into the empty services of a cluster: all of it, or
+    /// nothing
     Import(Import),
 }
 
 #[derive(clap::Args, Debug)]
 struct Import {
-    /// The export; - is standard input
+    /// Export to read; - is standard input
     #[arg(value_name = "FILE")]
     input: PathBuf,
     #[command(flatten)]
     data: super::DataArg,
-    /// Only say whether it would work
+    /// Only check whether the import would work
     #[arg(long)]
     dry_run: bool,
-    /// What to fill: the data directory, or the Kafka and Postgres of a configuration
+    /// Target: the data directory, or the Kafka and Postgres of a configuration
     #[arg(long, value_enum, default_value_t = Profile::Single)]
     profile: Profile,
     /// With --profile cluster: configuration file (TOML) of a node of that cluster
@@ -89,10 +90,10 @@ enum Profile {
     Cluster,
 }
 
-/// Does it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// When the store can't be opened (a node runs, there is none, it is damaged), has faults, or an export is wrong.
+/// The store can't be opened (a node runs, there is none, it is damaged) or has faults, or an export is invalid.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     private::close_new_files();
     match &args.command {
@@ -103,7 +104,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Where a node keeps its store.
+/// Returns the path of a node's store.
 fn store_of(data: &Path) -> PathBuf {
     data.join("store")
 }
@@ -119,15 +120,15 @@ fn check(path: &Path) -> anyhow::Result<()> {
     });
     if found.faults > 0 {
         anyhow::bail!(
-            "{} has {} faults in {} rows: put it back from a backup; the disk may be failing",
+            "{} has {} faults in {} rows: restore it from a backup; the disk may be failing",
             path.display(),
             found.faults,
             found.looked_at
         );
     }
-    writeln!(out, "{} is sound: {} rows of all kinds looked at", path.display(), found.looked_at)?;
+    writeln!(out, "{} is sound: {} rows of all kinds checked", path.display(), found.looked_at)?;
     if found.keys_alone > 0 {
-        writeln!(out, "{} dedup keys outlive their messages, which retention took", found.keys_alone)?;
+        writeln!(out, "{} dedup keys outlive their messages, which retention removed", found.keys_alone)?;
     }
     Ok(())
 }
@@ -168,11 +169,11 @@ fn table(stats: &Stats, out: &mut dyn Write) -> io::Result<()> {
     for (name, count) in counts {
         writeln!(out, "{name:<16} {count:>16}")?;
     }
-    for it in &stats.partitions {
+    for part in &stats.partitions {
         writeln!(
             out,
             "partition {}: archived to {}, {} log records, {} waiting, keys from {}",
-            it.number, it.position, it.log_records, it.log_waiting, it.keys_from
+            part.number, part.position, part.log_records, part.log_waiting, part.keys_from
         )?;
     }
     Ok(())
@@ -183,10 +184,9 @@ fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
     let to: Box<dyn Write> = if output == Path::new("-") {
         Box::new(io::stdout().lock())
     } else {
-        let file = private::options()
-            .create_new(true)
-            .open(output)
-            .with_context(|| format!("{} can't be made; name a file that is not there", output.display()))?;
+        let file = private::options().create_new(true).open(output).with_context(|| {
+            format!("{} can't be created; name a file that does not exist", output.display())
+        })?;
         if !private::is_closed(&file)? {
             std::fs::remove_file(output).ok();
             anyhow::bail!(
@@ -198,12 +198,12 @@ fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
     };
     let mut to = BufWriter::new(to);
     let lines = store.export(&mut to)?;
-    to.flush().with_context(|| format!("{} could not be written", output.display()))?;
+    to.flush().with_context(|| format!("{} can't be written", output.display()))?;
     eprintln!("exported {lines} lines");
     Ok(())
 }
 
-/// A file that is on the disk once it is flushed.
+/// File that is synced to the disk by a flush.
 struct SyncOnFlush(File);
 
 impl Write for SyncOnFlush {

@@ -1,4 +1,4 @@
-//! `tidegate token`: a development token on standard output.
+//! `tidegate token`: prints a development token.
 
 use std::{io, time::Duration};
 
@@ -11,22 +11,22 @@ use crate::{auth, private};
 /// Arguments of `tidegate token`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The user that the token names
+    /// User that the token names
     user: String,
     /// Bind the token to this device
     #[arg(long)]
     device: Option<String>,
-    /// How long it is good for, in seconds
+    /// Lifetime of the token, in seconds
     #[arg(long, default_value_t = 86_400, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=315_360_000))]
     ttl: u64,
     #[command(flatten)]
     data: super::DataArg,
 }
 
-/// Prints the token.
+/// Prints a token, and creates the key at first use.
 ///
 /// # Errors
-/// Fails on a name that is no id, and when the key can't be read or made.
+/// A name is no id, or the key can't be read or created.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     private::close_new_files();
     check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;

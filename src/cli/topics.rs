@@ -1,4 +1,4 @@
-//! `tidegate topics`: the topics of a cluster, made on purpose.
+//! `tidegate topics`: creates and checks the Kafka topics of a cluster, which nothing else creates.
 
 use std::path::PathBuf;
 
@@ -15,12 +15,13 @@ use crate::{
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(clap::Subcommand, Debug)]
-enum What {
-    /// Make the topics that are missing, as the section kafka says; fail on those that promise less, and say how to mend them
+enum Command {
+    /// Create the missing topics as the section kafka configures them; fail on existing ones that promise less, with
+    /// the cure
     Ensure(Ensure),
 }
 
@@ -29,7 +30,8 @@ struct Ensure {
     /// Configuration file (TOML)
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// A node whose topic is made as well; may be repeated. Those of node.ids, which nodes lease, are made without being named
+    /// Node whose topic is created too; may be repeated. Topics for the ids of node.ids, which nodes lease, are
+    /// always created
     #[arg(long = "node", value_name = "ID")]
     nodes: Vec<String>,
     /// Any configuration key, as section.key=value; may be repeated
@@ -37,12 +39,12 @@ struct Ensure {
     set: Vec<String>,
 }
 
-/// Makes the topics.
+/// Creates the missing topics and checks the others.
 ///
 /// # Errors
-/// A wrong configuration, brokers that don't answer, and topics that are there and promise less.
+/// The configuration is invalid, brokers don't answer, or existing topics promise less.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let What::Ensure(args) = &args.what;
+    let Command::Ensure(args) = &args.command;
     for node in &args.nodes {
         check_id(node).with_context(|| format!("node {node:?}"))?;
     }
@@ -51,15 +53,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     runtime.block_on(ensure(&config, &args.nodes))
 }
 
-/// Makes the topics of the log, of these nodes and of all ids that nodes may lease, and prints a line for each.
+/// Creates the topics of the log, of these nodes and of all ids that nodes may lease, and prints a line for each.
 ///
 /// # Errors
-/// There is no Kafka, its brokers don't answer, or topics are there and promise less.
+/// No Kafka is configured, its brokers don't answer, or existing topics promise less.
 pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<()> {
     if config.kafka.brokers.is_empty() {
-        bail!("there is no Kafka to make topics on: set node.profile=cluster and kafka.brokers");
+        bail!("no Kafka is configured: set node.profile=cluster and kafka.brokers");
     }
-    // Who will have which id is not known before.
+    // Any node may lease any of the ids.
     let leased = node::leased_ids(config)?;
     let nodes: Vec<String> = nodes.iter().cloned().chain(leased.iter().map(ToString::to_string)).collect();
     let plans = topic_plans(&config.kafka, &nodes);
@@ -68,9 +70,9 @@ pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<
     for ((name, state), plan) in states.iter().zip(&plans) {
         match state {
             TopicState::Made => {
-                println!("{name}  made: partitions {}, replication {}", plan.partitions, plan.replication)
+                println!("{name}  created: partitions {}, replication {}", plan.partitions, plan.replication)
             }
-            TopicState::There => println!("{name}  is there, with all that the settings ask for"),
+            TopicState::There => println!("{name}  exists, with all that the settings ask for"),
             TopicState::Differs(how) => {
                 differ += 1;
                 eprintln!("{how}");
@@ -78,7 +80,10 @@ pub(super) async fn ensure(config: &Config, nodes: &[String]) -> anyhow::Result<
         }
     }
     if differ > 0 {
-        bail!("{differ} of {} topics are not as the settings say; nothing was changed on them", plans.len());
+        bail!(
+            "{differ} of {} topics differ from the settings and were not changed; see above how",
+            plans.len()
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `tidegate trace`: the steps of messages on all nodes, as the node that is asked has collected them, in the order of time.
+//! `tidegate trace`: the steps of messages on all nodes, collected by the queried node and sorted by time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,13 +16,13 @@ use super::{DataArg, admin::Admin, find};
 #[derive(clap::Args, Debug)]
 #[command(after_help = NOTES)]
 pub struct Args {
-    /// The id of a message, or a user
+    /// Id of a message, or name of a user
     #[arg(value_name = "MSG|USER")]
     name: String,
-    /// Admin address of a node, which asks the others; default: that of a node on --data. May be given several times
+    /// Admin address of a node, which queries the others; may be repeated; default: that of a node on --data
     #[arg(long, value_name = "ADDRESS")]
     admin: Vec<SocketAddr>,
-    /// Print the steps as JSON, one a line
+    /// Print the steps as JSON, one per line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -30,11 +30,11 @@ pub struct Args {
 }
 
 const NOTES: &str = "\
-A node notes the steps of a few messages a second (trace.per_second), and for ten minutes those of every message and user
-that was asked for: ask once, have it sent, ask again. The node that is asked collects from the others; times are by the
-clock of each node.";
+A node records the steps of a few messages per second (trace.per_second), and for ten minutes those of every message and
+user that was queried: query once, send the message, query again. The queried node collects the steps of the others; times
+are by the clock of each node.";
 
-/// Prints the steps.
+/// Prints the steps of a message or of a user's messages.
 ///
 /// # Errors
 /// No node answers, or the name is no id.
@@ -44,18 +44,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for address in addresses(args)? {
         match Admin::connect(&address.to_string()) {
             Ok(admin) => nodes.push(admin),
-            // One that has just died is no reason not to hear the others.
+            // The other nodes may still answer.
             Err(error) => eprintln!("{error:#}"),
         }
     }
     if nodes.is_empty() {
         bail!("no node answers");
     }
-    // Several nodes tell of the same steps.
-    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+    // Each queried node collects from all others, so the same step may be returned several times.
+    let (mut known, mut found) = (BTreeSet::new(), Vec::new());
     for node in &mut nodes {
         let all = steps(node, &args.name)?;
-        found.extend(all.into_iter().filter(|it| seen.insert(format!("{it:?}"))));
+        found.extend(all.into_iter().filter(|step| known.insert(format!("{step:?}"))));
     }
     if args.json {
         for (_, step) in found {
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     } else if found.is_empty() {
         println!(
-            "nothing is known of {0}; what is sent from now on is, for ten minutes: `tidegate trace {0}` again",
+            "no steps recorded for {0}; from now on they are, for ten minutes: run `tidegate trace {0}` again",
             args.name
         );
     } else {
@@ -80,18 +80,18 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(vec![find::node(&args.data.data, other_way)?.admin])
 }
 
-/// The steps that a node has collected of a message or user, which nodes watch from now on; each with the name of its node.
+/// Returns the steps that a node collected, each with the name of its node; all nodes watch `name` from now on.
 fn steps(node: &mut Admin, name: &str) -> anyhow::Result<Vec<(String, Value)>> {
     let (status, body) =
         node.request("POST", "/v1/trace", &json!({"msg": name, "user": name}).to_string())?;
-    let said: Value = serde_json::from_str(&body).context("this is no admin port")?;
+    let reply: Value = serde_json::from_str(&body).context("this is no admin port")?;
     if status != 200 {
-        bail!("{}: {} {}", text(&said, "name"), text(&said, "message"), text(&said, "cure"));
+        bail!("{}: {} {}", text(&reply, "name"), text(&reply, "message"), text(&reply, "cure"));
     }
-    for silent in said["silent"].as_array().into_iter().flatten() {
-        eprintln!("{} did not answer: what it knows is missing", silent.as_str().unwrap_or_default());
+    for silent in reply["silent"].as_array().into_iter().flatten() {
+        eprintln!("{} did not answer; its steps are missing", silent.as_str().unwrap_or_default());
     }
-    let steps = said["steps"].as_array().cloned().unwrap_or_default();
+    let steps = reply["steps"].as_array().cloned().unwrap_or_default();
     Ok(steps.into_iter().map(|step| (text(&step, "node").to_owned(), step)).collect())
 }
 
@@ -103,7 +103,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_default()
 }
 
-/// Each trace with its steps, the one that began first on top.
+/// Renders each trace with its steps; the trace that began first is on top.
 fn timelines(found: Vec<(String, Value)>) -> String {
     let mut traces: BTreeMap<String, Vec<(String, Value)>> = BTreeMap::new();
     for (node, step) in found {
@@ -123,8 +123,8 @@ fn timelines(found: Vec<(String, Value)>) -> String {
 
 fn timeline(trace: &str, steps: &[(String, Value)], out: &mut String) {
     let of = |key: &str| {
-        let known = steps.iter().map(|(_, step)| text(step, key)).find(|text| !text.is_empty());
-        known.unwrap_or("?").to_owned()
+        let found = steps.iter().map(|(_, step)| text(step, key)).find(|text| !text.is_empty());
+        found.unwrap_or("?").to_owned()
     };
     let seq = steps.iter().map(|(_, step)| number(step, "seq")).max().unwrap_or_default();
     let begin = steps.first().map_or(0, |(_, step)| number(step, "timeUs"));
@@ -149,7 +149,7 @@ fn timeline(trace: &str, steps: &[(String, Value)], out: &mut String) {
     }
 }
 
-/// The time of day, in UTC.
+/// Formats the time of day, in UTC.
 fn clock(time_us: u64) -> String {
     let (seconds, micros) = (time_us / 1_000_000, time_us % 1_000_000);
     let (hours, minutes) = (seconds / 3_600 % 24, seconds / 60 % 60);
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_steps_of_all_nodes_are_one_timeline_a_message_in_the_order_of_time() {
+    fn steps_of_all_nodes_form_one_timeline_per_message() {
         let step = |node: &str, trace: &str, time: u64, step: &str, more: Value| {
             let mut all = json!({"trace": trace, "timeUs": 3_723_000_000_u64 + time, "step": step});
             all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -1,8 +1,8 @@
-//! `tidegate up`: a cluster of nodes on this machine against running services, for people to try.
+//! `tidegate up`: a local cluster of nodes against running services, for evaluation.
 //!
-//! Each node is a process of this same binary, with ports and a data directory of its own; all of them share a token key and
-//! the secret of the link. SIGINT and SIGTERM go on to them, and this process ends when they have; when it ends before, they
-//! leave as well.
+//! Each node is a process of this same binary, with ports and a data directory of its own; all share a token key and
+//! the secret of the link. SIGINT and SIGTERM are passed on to the nodes, and this process ends after them. If it
+//! ends first, the nodes drain as well.
 
 use std::{
     env,
@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     banner,
-    find::{self, CONNECT},
+    find::{self, CONNECT_TIMEOUT},
     topics,
 };
 use crate::{
@@ -34,31 +34,31 @@ use crate::{
     private,
 };
 
-/// Nodes that one machine is made to hold at most.
+/// Most nodes that one machine is expected to hold.
 const NODES_MAX: u16 = 16;
-/// How long a node may take to start.
+/// Time for a node to start.
 const START_MAX: Duration = Duration::from_secs(60);
-/// How often starting nodes are looked at.
-const LOOK: Duration = Duration::from_millis(50);
-/// The token key of the nodes, below the data directory.
+/// Interval at which starting nodes are polled.
+const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// File of the token key that the nodes share, below the data directory.
 const KEY_FILE: &str = "token.key";
-/// Where `cargo xtask services up` writes down what runs, below the folder of builds.
-const SERVICES: &str = "services/services.json";
+/// File in which `cargo xtask services up` lists the running services, below the build directory.
+const SERVICES_FILE: &str = "services/services.json";
 
 /// Arguments of `tidegate up`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
     nodes: u16,
-    /// Configuration file (TOML) that says where Kafka, Redis and Postgres are; default: what `cargo xtask services up`
-    /// started
+    /// Configuration file (TOML) with the addresses of Kafka, Redis and Postgres; default: the services that
+    /// `cargo xtask services up` started
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// Directory below which each node gets its own
+    /// Directory that holds one data directory per node
     #[arg(long, value_name = "DIR", default_value = "tidegate-cluster")]
     data: PathBuf,
-    /// Client port of the first node; the others follow. 0 = any free ports
+    /// Client port of the first node; the others follow; 0 selects free ports
     #[arg(long, value_name = "PORT", default_value_t = 7800)]
     port: u16,
     /// Any configuration key of all nodes, as section.key=value; may be repeated
@@ -66,40 +66,40 @@ pub struct Args {
     set: Vec<String>,
 }
 
-/// A node that was started.
-struct Member {
+/// Node that was started as a child process.
+struct NodeProcess {
     name: String,
     data: PathBuf,
     child: Child,
-    ended: Option<Ended>,
+    exit: Option<Exit>,
 }
 
-/// How a node ended.
+/// Exit of a node process.
 #[derive(Clone, Copy)]
-struct Ended {
+struct Exit {
     code: i32,
-    /// Whether it was told to.
-    told: bool,
+    /// Whether the node was signalled to stop.
+    was_signalled: bool,
 }
 
-/// Starts the nodes, and runs until they have ended.
+/// Starts the nodes, and runs until all have ended.
 ///
 /// # Errors
-/// The services are not there, a node does not start, or one ends by itself.
+/// The services are unavailable, a node does not start, or a signal arrives before all have started.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     private::close_new_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let names: Vec<String> = (1..=args.nodes).map(|nth| format!("n{nth}")).collect();
-        // Before anything is made or changed: there may be a cluster that runs here.
-        names.iter().try_for_each(|name| nobody_runs(name, &args.data.join(name)))?;
-        let _alone = alone(&args.data)?;
+        // Before any change on the disk: another cluster may run here.
+        names.iter().try_for_each(|name| check_not_running(name, &args.data.join(name)))?;
+        let _lock = lock(&args.data)?;
         let ports = (0..args.nodes).map(|nth| ports(args.port, nth)).collect::<anyhow::Result<Vec<_>>>()?;
         let shared = shared(args)?;
         let config = Config::load(args.config.as_deref(), &shared)?;
         tokio::select! {
-            made = topics::ensure(&config, &names) => made?,
+            ensured = topics::ensure(&config, &names) => ensured?,
             _ = term.recv() => bail!("stopped before a node was started"),
             _ = int.recv() => bail!("stopped before a node was started"),
         }
@@ -112,33 +112,36 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         match ready {
             Ok(addresses) => greet(args, &config.auth.key_file, &members, &addresses)?,
             Err(error) => {
-                tell_all(&members);
+                terminate_all(&members);
                 wait_all(&mut members, true).await;
                 return Err(error);
             }
         }
-        let mut told = false;
+        let mut was_signalled = false;
         loop {
-            // The nodes are in process groups of their own, so that Ctrl-C in a terminal is told once, from here.
+            // Nodes have process groups of their own, so that Ctrl-C in a terminal reaches them only once, from here.
             tokio::select! {
                 _ = term.recv() => {}
                 _ = int.recv() => {}
-                () = wait_all(&mut members, told) => return Ok(outcome(&members)),
+                () = wait_all(&mut members, was_signalled) => return Ok(outcome(&members)),
             }
-            eprintln!("{}", if told { "stopping now" } else { "stopping all nodes; again to hurry" });
-            tell_all(&members);
-            told = true;
+            eprintln!(
+                "{}",
+                if was_signalled { "stopping now" } else { "stopping all nodes; again to hurry" }
+            );
+            terminate_all(&members);
+            was_signalled = true;
         }
     })
 }
 
-/// What all nodes are told; makes what they share below the data directory.
+/// Creates the files that all nodes share, below the data directory, and returns the settings that they share.
 fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
     let folder = args.data.canonicalize()?;
     let key = |name: &str| -> anyhow::Result<PathBuf> {
         let file = folder.join(name);
         if !file.exists() {
-            auth::create_key(&file).with_context(|| format!("{} can't be made", file.display()))?;
+            auth::create_key(&file).with_context(|| format!("{} can't be created", file.display()))?;
         }
         Ok(file)
     };
@@ -153,41 +156,42 @@ fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
     Ok(sets)
 }
 
-/// Where the services of a checkout are; the environment may say it instead.
+/// Returns the settings of the services that a checkout runs; none if the environment names them.
 fn services() -> anyhow::Result<Vec<String>> {
     if env::var_os("TIDEGATE__KAFKA__BROKERS").is_some() {
         return Ok(Vec::new());
     }
-    // Where builds go, services are.
+    // The list of services is below the build directory.
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let list = target.join(SERVICES);
+    let list = target.join(SERVICES_FILE);
     let text = fs::read(&list).with_context(|| {
         format!(
-            "no services: name them with --config FILE, or run `cargo xtask services up` ({})",
+            "no services found: name them with --config FILE, or run `cargo xtask services up` ({})",
             list.display()
         )
     })?;
     settings_of(&serde_json::from_slice(&text)?)
 }
 
-/// The settings that services.json stands for.
-fn settings_of(said: &Value) -> anyhow::Result<Vec<String>> {
+/// Returns the settings for the services listed in services.json.
+fn settings_of(services: &Value) -> anyhow::Result<Vec<String>> {
     let entry = |service: &str, key: &str| {
-        let missing = || format!("{SERVICES} does not name {service}: run `cargo xtask services up` again");
-        said[service][key].as_str().with_context(missing)
+        let missing =
+            || format!("{SERVICES_FILE} does not name {service}: run `cargo xtask services up` again");
+        services[service][key].as_str().with_context(missing)
     };
     Ok(vec![
         format!("kafka.brokers=[{}]", entry("kafka", "address")?),
-        // Of one broker.
+        // There is one broker.
         "kafka.replication=1".to_owned(),
         format!("redis.urls=[{}]", entry("redis7", "url")?),
         format!("postgres.url={}", entry("postgres", "url")?),
     ])
 }
 
-/// Two that start at once would take each other's directories; held as long as the cluster runs.
-fn alone(data: &Path) -> anyhow::Result<File> {
-    // Closed before anything is opened in it: another account could have put a link there.
+/// Locks the data directory while the cluster runs, so that two that start at once do not share it.
+fn lock(data: &Path) -> anyhow::Result<File> {
+    // Close the directory before any file in it is opened: another account could have planted a link.
     let was_open = private::enter(data)
         .with_context(|| format!("the data directory {} can't be used", data.display()))?;
     if was_open {
@@ -205,11 +209,11 @@ fn alone(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Fails while a node of that name runs on that directory.
-fn nobody_runs(name: &str, data: &Path) -> anyhow::Result<()> {
+/// Fails if a node of that name runs on that directory.
+fn check_not_running(name: &str, data: &Path) -> anyhow::Result<()> {
     let Ok(Addresses { admin, pid, .. }) = find::node(data, "") else { return Ok(()) };
-    // A node that was killed leaves its word, and the port may be somebody else's by now.
-    if is_alive(pid) && TcpStream::connect_timeout(&admin, CONNECT).is_ok() {
+    // A killed node leaves its file, and another program may use its pid or its port by now.
+    if is_alive(pid) && TcpStream::connect_timeout(&admin, CONNECT_TIMEOUT).is_ok() {
         bail!("{name} runs already (pid {pid}): stop it, or choose another directory with --data");
     }
     Ok(())
@@ -224,13 +228,13 @@ fn start<'a>(
     args: &Args,
     shared: &[String],
     nodes: impl Iterator<Item = (&'a String, [u16; 3])>,
-) -> anyhow::Result<Vec<Member>> {
+) -> anyhow::Result<Vec<NodeProcess>> {
     let program = env::current_exe().context("the program has no name")?;
-    let mut members: Vec<Member> = Vec::new();
+    let mut members: Vec<NodeProcess> = Vec::new();
     for (name, [client, admin, link]) in nodes {
         let data = args.data.join(name);
         private::create_dir_all(&data)?;
-        // What a node that was killed left is not this one's word.
+        // A killed node left its file, which would look like the addresses of the new one.
         fs::remove_file(data.join(NODE_FILE)).ok();
         let log = fs::File::create(data.join("log"))?;
         let mut command = Command::new(&program);
@@ -246,20 +250,20 @@ fn start<'a>(
         ]) {
             command.args(["--set", &set]);
         }
-        // Standard output has the node's greeting, with tokens.
+        // Standard output would put the node's greeting, with tokens, into the log.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).kill_on_drop(true);
         let child = command.spawn().with_context(|| format!("{} can't be run", program.display()))?;
-        members.push(Member { name: name.clone(), data, child, ended: None });
+        members.push(NodeProcess { name: name.clone(), data, child, exit: None });
     }
     Ok(members)
 }
 
-/// The ports of the nth node: for clients, for administration, for its peers.
+/// Returns the client, admin and link port of the nth node, all free.
 fn ports(first: u16, nth: u16) -> anyhow::Result<[u16; 3]> {
     if first == 0 {
         return Ok([0; 3]);
     }
-    // Like those of a node on its own: 7800, 7801, 7802; then 7810 and so on.
+    // As for a single node, 7800, 7801 and 7802; then 7810 and so on.
     let last = nth.checked_mul(10).and_then(|step| first.checked_add(step)?.checked_add(2));
     let last = last.context("--port is too high")?;
     let ports = [last - 2, last - 1, last];
@@ -270,13 +274,13 @@ fn ports(first: u16, nth: u16) -> anyhow::Result<[u16; 3]> {
     Ok(ports)
 }
 
-async fn all_ready(members: &mut [Member]) -> anyhow::Result<Vec<Addresses>> {
+async fn all_ready(members: &mut [NodeProcess]) -> anyhow::Result<Vec<Addresses>> {
     let until = Instant::now() + START_MAX;
     let mut addresses = Vec::new();
     for member in members {
         addresses.push(loop {
-            if let Ok(said) = fs::read(member.data.join(NODE_FILE)) {
-                break serde_json::from_slice(&said)?;
+            if let Ok(text) = fs::read(member.data.join(NODE_FILE)) {
+                break serde_json::from_slice(&text)?;
             }
             let log = member.log();
             if let Some(status) = member.child.try_wait()? {
@@ -290,7 +294,7 @@ async fn all_ready(members: &mut [Member]) -> anyhow::Result<Vec<Addresses>> {
                     last_lines(&log)
                 );
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(START_POLL_INTERVAL).await;
         });
     }
     Ok(addresses)
@@ -302,47 +306,51 @@ fn last_lines(log: &Path) -> String {
     lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
-fn tell_all(members: &[Member]) {
+fn terminate_all(members: &[NodeProcess]) {
     for member in members {
         let pid = member.child.id().and_then(|pid| i32::try_from(pid).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
-            // Gone already, else.
+            // Fails only if the node has ended.
             kill_process(pid, Signal::TERM).ok();
         }
     }
 }
 
-/// Until all have ended. One that ends by itself leaves the others running, as in a cluster.
-async fn wait_all(members: &mut [Member], told: bool) {
-    join_all(members.iter_mut().map(|member| member.wait(told))).await;
+/// Waits until all have ended. A node that ends on its own leaves the others running, as in a cluster.
+async fn wait_all(members: &mut [NodeProcess], was_signalled: bool) {
+    join_all(members.iter_mut().map(|member| member.wait(was_signalled))).await;
 }
 
-/// The first bad exit code of those that were told to stop; when nobody was, of all.
-fn outcome(members: &[Member]) -> ExitCode {
-    let ended = || members.iter().filter_map(|member| member.ended);
-    let any_told = ended().any(|end| end.told);
-    let code = ended().filter(|end| end.told == any_told).map(|end| end.code).find(|code| *code != 0);
+/// Returns the first bad exit code of the nodes that were signalled to stop; of all nodes if none was.
+fn outcome(members: &[NodeProcess]) -> ExitCode {
+    let exits = || members.iter().filter_map(|member| member.exit);
+    let any_signalled = exits().any(|exit| exit.was_signalled);
+    let relevant = exits().filter(|exit| exit.was_signalled == any_signalled);
+    let code = relevant.map(|exit| exit.code).find(|code| *code != 0);
     ExitCode::from(u8::try_from(code.unwrap_or(0)).unwrap_or(1))
 }
 
-impl Member {
-    /// Says so once it has ended.
-    async fn wait(&mut self, told: bool) {
-        if self.ended.is_some() {
+impl NodeProcess {
+    /// Waits until the node has ended, and reports it.
+    async fn wait(&mut self, was_signalled: bool) {
+        if self.exit.is_some() {
             return;
         }
         let how = self.child.wait().await;
         let name = &self.name;
         match &how {
-            Ok(status) if told => eprintln!("{name} ended ({status})"),
+            Ok(status) if was_signalled => eprintln!("{name} ended ({status})"),
             Ok(status) => {
-                eprintln!("{name} ended ({status}), the others go on; its log: {}", self.log().display())
+                eprintln!(
+                    "{name} ended ({status}), the others keep running; its log: {}",
+                    self.log().display()
+                )
             }
             Err(error) => eprintln!("{name} can't be waited for: {error}"),
         }
         let code = how.ok().and_then(|status| status.code()).unwrap_or(1);
-        self.ended = Some(Ended { code, told });
-        // Nobody is sent to it any more.
+        self.exit = Some(Exit { code, was_signalled });
+        // Commands must not connect to it.
         fs::remove_file(self.data.join(NODE_FILE)).ok();
     }
 
@@ -351,7 +359,7 @@ impl Member {
     }
 }
 
-fn greet(args: &Args, key: &Path, members: &[Member], addresses: &[Addresses]) -> anyhow::Result<()> {
+fn greet(args: &Args, key: &Path, members: &[NodeProcess], addresses: &[Addresses]) -> anyhow::Result<()> {
     let program = banner::program();
     println!();
     println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());
@@ -376,7 +384,7 @@ fn greet(args: &Args, key: &Path, members: &[Member], addresses: &[Addresses]) -
     println!("    {program} owners --data {all}");
     if members.len() > 1 {
         println!(
-            "    kill -9 {}     ends {} as a crash does; bob goes elsewhere, others take over",
+            "    kill -9 {}     crashes {}; bob reconnects elsewhere, others take over",
             at.pid, first.name
         );
     }
@@ -392,13 +400,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_services_json_says_is_a_sound_configuration() {
-        let said = json!({
+    fn services_json_becomes_a_valid_configuration() {
+        let services = json!({
             "kafka": {"address": "127.0.0.1:9092"},
             "redis7": {"url": "redis://127.0.0.1:6379"},
             "postgres": {"url": "postgres://tidegate@127.0.0.1:5432/tidegate"},
         });
-        let mut sets = settings_of(&said).unwrap();
+        let mut sets = settings_of(&services).unwrap();
         sets.push("node.profile=cluster".into());
         let config = Config::load(None, &sets).unwrap();
         assert_eq!(config.kafka.brokers, ["127.0.0.1:9092"]);
@@ -409,20 +417,20 @@ mod tests {
     }
 
     #[test]
-    fn each_node_has_ports_of_its_own() {
+    fn every_node_has_its_own_ports() {
         assert_eq!(ports(0, 2).unwrap(), [0; 3]);
         assert!(ports(65_530, 1).is_err());
     }
 
     #[test]
-    fn one_cluster_a_directory() {
+    fn data_directory_holds_one_cluster_at_a_time() {
         let data = env::temp_dir().join(format!("tidegate-up-{}", std::process::id()));
-        let first = alone(&data).unwrap();
-        let refused = format!("{:#}", alone(&data).unwrap_err());
+        let first = lock(&data).unwrap();
+        let refused = format!("{:#}", lock(&data).unwrap_err());
         assert!(refused.contains("--data"), "{refused}");
-        // What is left of one that has ended is in nobody's way.
+        // The lock file of a cluster that has ended blocks nothing.
         first.unlock().unwrap();
-        alone(&data).unwrap().unlock().unwrap();
+        lock(&data).unwrap().unlock().unwrap();
         fs::remove_dir_all(data).unwrap();
     }
 }

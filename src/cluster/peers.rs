@@ -1,35 +1,39 @@
-//! Which nodes there are, as this one saw them last: the copy that callers of the routes compare with.
+//! Peers: the node list as this node last fetched it, which callers of the routes compare with.
 
 use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
-use super::{Lags, barrier::Rounds};
-use crate::routes::{Lease, NodeBoot, NodeRow, Standing};
+use super::Lags;
+use crate::{
+    cluster::barrier_calls::BarrierCalls,
+    routes::{Lease, NodeBoot, NodeRow, PartitionLag},
+};
 
-/// The nodes by the last look, kept by the node's lease (`member`). Reading never waits, also while the routes are away: the
-/// last known list stays.
+/// Node list, refreshed by the node's lease. Reading never waits: while the routes are unavailable, the last list
+/// stays.
 #[derive(Debug)]
 pub struct Peers {
-    seen: watch::Sender<Seen>,
-    bell: Notify,
+    snapshot: watch::Sender<PeerSnapshot>,
+    refresh: Notify,
     lags: Lags,
-    pub(crate) rounds: Rounds,
+    pub(crate) barrier_calls: BarrierCalls,
 }
 
-/// One look at the nodes.
+/// Snapshot of the node list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// All rows of the last look that succeeded, this node's own among them.
+pub struct PeerSnapshot {
+    /// All rows of the last successful fetch, this node's included.
     pub rows: Arc<[NodeRow]>,
-    /// The live runs of other nodes. One that a loss of the routes took off the list stays until it had time to renew.
+    /// Live runs of other nodes. A run that a loss of routes removed from the list stays until it has had time to
+    /// renew.
     pub others: Arc<[NodeRow]>,
-    /// Whether the routes did not answer since.
+    /// Whether the routes have failed to answer since that fetch.
     pub stale: bool,
-    /// Whether a look-up in the routes may name too few: they are away, or were lost and not all nodes have had the time to
-    /// put theirs back. Who must reach everybody asks the peers too until then (DESIGN 7).
+    /// Whether a lookup in the routes may be incomplete: they are unavailable, or lost data that not all nodes have had
+    /// time to re-assert. Until then a message that must reach all its nodes is sent to the peers too.
     pub doubtful: bool,
-    /// How often the routes lost something, or may have: what was put there before is to be put there again.
+    /// Number of times that the routes lost data, or may have; what was written there before must be written again.
     pub losses: u64,
 }
 
@@ -40,92 +44,98 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// Nobody was seen yet; `lags` is told of each look.
+    /// Creates an empty list; `lags` is updated with each fetch.
     pub fn new(lags: Lags) -> Self {
-        Self { seen: watch::Sender::default(), bell: Notify::new(), lags, rounds: Rounds::default() }
+        Self {
+            snapshot: watch::Sender::default(),
+            refresh: Notify::new(),
+            lags,
+            barrier_calls: BarrierCalls::default(),
+        }
     }
 
-    /// Which partitions take no messages, by what their owners said last.
+    /// Returns the archive lags, and with them the partitions that are refused.
     pub fn lags(&self) -> &Lags {
         &self.lags
     }
 
-    /// The last look.
-    pub fn seen(&self) -> Seen {
-        self.seen.borrow().clone()
+    /// Returns the last snapshot.
+    pub fn seen(&self) -> PeerSnapshot {
+        self.snapshot.borrow().clone()
     }
 
-    /// The live runs of other nodes, as of the last look.
+    /// Returns the live runs of other nodes, as of the last snapshot.
     pub fn others(&self) -> Arc<[NodeRow]> {
-        Arc::clone(&self.seen.borrow().others)
+        Arc::clone(&self.snapshot.borrow().others)
     }
 
-    /// The same without what they say of themselves.
+    /// Returns the same runs, without their announcements.
     pub fn runs(&self) -> Vec<NodeBoot> {
-        self.seen.borrow().others.iter().map(|row| row.info.boot.clone()).collect()
+        self.snapshot.borrow().others.iter().map(|row| row.info.boot.clone()).collect()
     }
 
-    /// Whether a look-up in the routes may name too few: then ask [`Self::others`] too.
+    /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
     pub fn doubtful(&self) -> bool {
-        self.seen.borrow().doubtful
+        self.snapshot.borrow().doubtful
     }
 
-    /// Whether all nodes see that run, as far as is known here: its lease lives, and nothing was lost lately.
+    /// Returns whether all nodes see that run: its lease is live, and the routes lost nothing recently.
     pub fn sees(&self, run: &NodeBoot) -> bool {
-        let seen = self.seen.borrow();
-        !seen.stale && !seen.doubtful && seen.lease_of(run) == Some(Lease::Live)
+        let snapshot = self.snapshot.borrow();
+        !snapshot.stale && !snapshot.doubtful && snapshot.lease_of(run) == Some(Lease::Live)
     }
 
-    /// Whether that run is a live other node, as of the last look.
+    /// Returns whether that run is a live run of another node, as of the last snapshot.
     pub fn is_live(&self, run: &NodeBoot) -> bool {
-        self.seen.borrow().others.iter().any(|row| row.info.boot == *run)
+        self.snapshot.borrow().others.iter().any(|row| row.info.boot == *run)
     }
 
-    /// The other nodes that say that they own the partition: one, or none while it moves, or two when the old owner has not
-    /// heard yet. Who gets "not the owner" from all of them calls [`Self::look_again`] and waits for [`Self::changes`].
+    /// Returns the other nodes that announce the partition: one, none while it moves, or two until an evicted owner
+    /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::look_again`] and waits for
+    /// [`Self::changes`].
     pub fn owners_of(&self, partition: u32) -> Vec<NodeBoot> {
-        let seen = self.seen.borrow();
-        let owners = seen.others.iter().filter(|row| row.info.owns.contains(&partition));
+        let snapshot = self.snapshot.borrow();
+        let owners = snapshot.others.iter().filter(|row| row.info.owns.contains(&partition));
         owners.map(|row| row.info.boot.clone()).collect()
     }
 
-    /// Told of every look from here on.
-    pub fn changes(&self) -> watch::Receiver<Seen> {
-        self.seen.subscribe()
+    /// Subscribes to changes of the snapshot.
+    pub fn changes(&self) -> watch::Receiver<PeerSnapshot> {
+        self.snapshot.subscribe()
     }
 
-    /// Asks for a look soon, not only at the next renewal.
+    /// Requests a refresh soon, before the next lease renewal.
     pub fn look_again(&self) {
-        self.bell.notify_one();
+        self.refresh.notify_one();
     }
 
-    /// Waits until somebody asks for a look; for the keeper.
-    pub async fn asked(&self) {
-        self.bell.notified().await;
+    /// Waits for a requested refresh; for the lease.
+    pub async fn refresh_requested(&self) {
+        self.refresh.notified().await;
     }
 
-    /// A new look; for the keeper. Says whether it differs from the one before.
-    pub fn set(&self, now: Seen) -> bool {
-        self.seen.send_if_modified(|seen| {
-            let differs = *seen != now;
-            *seen = now;
+    /// Replaces the snapshot, and returns whether it changed; for the lease.
+    pub fn set(&self, now: PeerSnapshot) -> bool {
+        self.snapshot.send_if_modified(|snapshot| {
+            let differs = *snapshot != now;
+            *snapshot = now;
             differs
         })
     }
 }
 
-impl Seen {
-    /// The addresses of the others, for the link.
+impl PeerSnapshot {
+    /// Returns the addresses of the other nodes, for the link.
     pub fn addresses(&self) -> Vec<(NodeBoot, String)> {
         self.others.iter().map(|row| (row.info.boot.clone(), row.info.peer_address.clone())).collect()
     }
 
-    /// How far the owners on other nodes are.
-    pub fn standings(&self) -> impl Iterator<Item = Standing> {
+    /// Returns the archive lags that owners on other nodes announce.
+    pub fn standings(&self) -> impl Iterator<Item = PartitionLag> {
         self.others.iter().flat_map(|row| row.info.stands.iter().copied())
     }
 
-    /// Whether that run's lease lives.
+    /// Returns the state of that run's lease; `None` if the run is not listed.
     pub fn lease_of(&self, run: &NodeBoot) -> Option<Lease> {
         self.rows.iter().find(|row| row.info.boot == *run).map(|row| row.lease)
     }

@@ -1,4 +1,5 @@
-//! What the owners of this node have told anybody and not archived yet: readers of the store wait until it is (ADR 16).
+//! Unarchived offsets: what this node's owners have published but not archived. Readers of the store wait for it (ADR
+//! 16).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,14 +15,14 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::link::{Level, Settled, Told, UpTo};
+use crate::link::{ArchiveStatus, ArchivedUpTo, PartitionOffset, PublishedMark};
 
-/// For so long it is remembered what an owner told that did not archive it: longer than others need to take over.
-const OWED: Duration = Duration::from_secs(60);
+/// How long the unarchived offset of an ended owner is remembered: longer than its successor needs to take over.
+const ENDED_OWNER_RETENTION: Duration = Duration::from_secs(60);
 
-/// How far owners are ahead of their archives; cheap to ask where nobody is.
+/// Offsets that owners have published but not archived. Cheap to query when there are none.
 #[derive(Debug, Default)]
-pub struct Ahead {
+pub struct Unarchived {
     owners: Mutex<Owners>,
     moved: Notify,
     is_allowed: AtomicBool,
@@ -29,66 +30,66 @@ pub struct Ahead {
 
 #[derive(Debug, Default)]
 struct Owners {
-    /// By a number that no two of them share.
-    ahead: BTreeMap<u64, Place>,
+    /// Offsets of each owner, by a number that is unique in this run.
+    marks: BTreeMap<u64, OwnerOffsets>,
     last: u64,
-    /// By partition: what was told here and not archived here, and since when nobody here could.
-    owed: BTreeMap<u32, (u64, Instant)>,
+    /// By partition: the highest offset that an ended owner published but did not archive, and when the last one ended.
+    ended: BTreeMap<u32, (u64, Instant)>,
 }
 
-/// Of one owner: everything below these offsets.
+/// Offsets of one owner; each covers everything below it.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct OwnerOffsets {
     partition: u32,
-    told: u64,
+    published: u64,
     archived: u64,
-    /// The end of the log when it took over: no owner before it can have told more.
-    level: u64,
+    /// End of the log at the take-over: no earlier owner can have published more.
+    caught_up_at: u64,
 }
 
-/// One owner's part of it; what it told and did not archive is for its successor to tell again, once this is gone.
+/// Entry of one owner. Dropping it leaves the unarchived records to the successor, which publishes them again.
 #[derive(Debug)]
-pub struct Teller {
-    all: Arc<Ahead>,
+pub struct UnarchivedMark {
+    all: Arc<Unarchived>,
     number: u64,
 }
 
-impl Ahead {
-    /// From here on owners may be ahead of their archives, here and on other nodes.
+impl Unarchived {
+    /// Lets owners publish before they archive, on this node and on others.
     pub fn allow(&self) {
         self.is_allowed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether owners may be.
+    /// Returns whether owners may publish before they archive.
     pub fn is_allowed(&self) -> bool {
         self.is_allowed.load(Ordering::Relaxed)
     }
 
-    /// An owner begins, having told nothing: its partition is archived up to there, and the log ends there.
-    pub fn begin(self: &Arc<Self>, partition: u32, archived: u64, end: u64) -> Teller {
+    /// Adds an owner that has published nothing: the partition is archived up to `archived`, and the log ends at `end`.
+    pub fn begin(self: &Arc<Self>, partition: u32, archived: u64, end: u64) -> UnarchivedMark {
         let mut owners = self.owners();
         owners.last += 1;
         let number = owners.last;
-        owners.ahead.insert(number, Place { partition, told: 0, archived, level: end });
-        Teller { all: Arc::clone(self), number }
+        owners.marks.insert(number, OwnerOffsets { partition, published: 0, archived, caught_up_at: end });
+        UnarchivedMark { all: Arc::clone(self), number }
     }
 
-    /// What was told and is not archived now, in one partition or in all.
-    pub fn told(&self, partition: Option<u32>) -> Vec<Told> {
+    /// Returns what is published but not archived now, in one partition or in all.
+    pub fn published(&self, partition: Option<u32>) -> Vec<PublishedMark> {
         let owners = self.owners();
-        let is_asked = |it: &Place| partition.is_none_or(|partition| it.partition == partition);
-        let ahead = owners.ahead.iter().filter(|(_, it)| it.told > it.archived && is_asked(it));
-        ahead.map(|(number, place)| Told { owner: *number, to: place.told }).collect()
+        let is_queried = |it: &OwnerOffsets| partition.is_none_or(|partition| it.partition == partition);
+        let unarchived = owners.marks.iter().filter(|(_, it)| it.published > it.archived && is_queried(it));
+        unarchived.map(|(number, offsets)| PublishedMark { owner: *number, to: offsets.published }).collect()
     }
 
-    /// Waits until all of that is archived, or told by an owner that is no more. Ready at once for nothing.
-    pub async fn settled(&self, told: &[Told]) {
-        for Told { owner, to } in told {
+    /// Waits until all marks are archived or their owners have ended; returns at once if there are none.
+    pub async fn wait_archived(&self, marks: &[PublishedMark]) {
+        for PublishedMark { owner, to } in marks {
             loop {
                 let mut moved = std::pin::pin!(self.moved.notified());
-                // Before the look, so that nothing is missed between the two.
+                // Enabled before the check, so that no change in between is missed.
                 moved.as_mut().enable();
-                if self.owners().ahead.get(owner).is_none_or(|place| place.archived >= *to) {
+                if self.owners().marks.get(owner).is_none_or(|offsets| offsets.archived >= *to) {
                     break;
                 }
                 moved.await;
@@ -96,28 +97,33 @@ impl Ahead {
         }
     }
 
-    /// How far the owners here are who have archived what any owner before them can have told by their take-over; and what
-    /// those told lately who are no more, which one may have done after it was put out.
-    pub fn level(&self) -> Level {
+    /// Returns the archived offsets of local owners that have archived all that a predecessor can have published. Also
+    /// returns the unarchived offsets of recently ended owners, some published after eviction.
+    pub fn archived_up_to(&self) -> ArchivedUpTo {
         let mut owners = self.owners();
-        owners.owed.retain(|_, (_, since)| since.elapsed() < OWED);
-        let up_to = |partition: &u32, offset| UpTo { partition: *partition, offset };
-        let is_behind = |it: &&Place| it.archived < it.level;
-        // One that was lost and waits for what became of its archive may be here beside its successor.
-        let behind: BTreeSet<u32> = owners.ahead.values().filter(is_behind).map(|it| it.partition).collect();
-        let level = owners.ahead.values().filter(|it| !behind.contains(&it.partition));
-        Level {
-            archived: level.map(|it| up_to(&it.partition, it.archived)).collect(),
-            owed: owners.owed.iter().map(|(partition, (told, _))| up_to(partition, *told)).collect(),
+        owners.ended.retain(|_, (_, since)| since.elapsed() < ENDED_OWNER_RETENTION);
+        let up_to = |partition: &u32, offset| PartitionOffset { partition: *partition, offset };
+        let is_behind = |it: &&OwnerOffsets| it.archived < it.caught_up_at;
+        // An evicted owner that waits for the outcome of its transaction may coexist with its successor.
+        let behind: BTreeSet<u32> = owners.marks.values().filter(is_behind).map(|it| it.partition).collect();
+        let caught_up = owners.marks.values().filter(|it| !behind.contains(&it.partition));
+        ArchivedUpTo {
+            archived: caught_up.map(|it| up_to(&it.partition, it.archived)).collect(),
+            owed: owners
+                .ended
+                .iter()
+                .map(|(partition, (published, _))| up_to(partition, *published))
+                .collect(),
         }
     }
 
-    /// What a peer hears that asks for what was told: that, or by now, when it is empty; within that time.
-    pub async fn answer(&self, told: Vec<Told>, within: Duration) -> Settled {
-        let told = if told.is_empty() { self.told(None) } else { told };
-        match time::timeout(within, self.settled(&told)).await {
-            Ok(()) => Settled::Level(self.level()),
-            Err(_) => Settled::NotYet(told),
+    /// Replies to a peer that waits for these marks, or for everything published by now if there are none; waits at
+    /// most `within`.
+    pub async fn answer(&self, marks: Vec<PublishedMark>, within: Duration) -> ArchiveStatus {
+        let marks = if marks.is_empty() { self.published(None) } else { marks };
+        match time::timeout(within, self.wait_archived(&marks)).await {
+            Ok(()) => ArchiveStatus::ArchivedUpTo(self.archived_up_to()),
+            Err(_) => ArchiveStatus::NotYet(marks),
         }
     }
 
@@ -126,29 +132,29 @@ impl Ahead {
     }
 }
 
-impl Teller {
-    /// Everything below `to` is about to be told; to be said before it is looked up whom it is for.
+impl UnarchivedMark {
+    /// Notes that everything below `to` is about to be published. Call it before the recipients are looked up.
     pub fn tells(&self, to: u64) {
-        if let Some(place) = self.all.owners().ahead.get_mut(&self.number) {
-            place.told = to;
+        if let Some(offsets) = self.all.owners().marks.get_mut(&self.number) {
+            offsets.published = to;
         }
     }
 
-    /// Everything below `to` is archived.
+    /// Notes that everything below `to` is archived.
     pub fn archived(&self, to: u64) {
-        if let Some(place) = self.all.owners().ahead.get_mut(&self.number) {
-            place.archived = to;
+        if let Some(offsets) = self.all.owners().marks.get_mut(&self.number) {
+            offsets.archived = to;
         }
         self.all.moved.notify_waiters();
     }
 }
 
-impl Drop for Teller {
+impl Drop for UnarchivedMark {
     fn drop(&mut self) {
         let mut owners = self.all.owners();
-        if let Some(place) = owners.ahead.remove(&self.number).filter(|it| it.told > it.archived) {
-            let owed = owners.owed.entry(place.partition).or_insert((0, Instant::now()));
-            *owed = (owed.0.max(place.told), Instant::now());
+        if let Some(offsets) = owners.marks.remove(&self.number).filter(|it| it.published > it.archived) {
+            let ended = owners.ended.entry(offsets.partition).or_insert((0, Instant::now()));
+            *ended = (ended.0.max(offsets.published), Instant::now());
         }
         drop(owners);
         self.all.moved.notify_waiters();
@@ -162,74 +168,81 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_asks_waits_for_what_was_told_before_and_for_nothing_after() {
-        let ahead = Arc::new(Ahead::default());
-        assert!(ahead.told(None).is_empty(), "nobody is there");
-        let (one, other) = (ahead.begin(1, 7, 7), ahead.begin(2, 0, 0));
-        assert!(ahead.told(None).is_empty(), "nothing was told");
+    async fn waiter_waits_only_for_what_was_published_before() {
+        let unarchived = Arc::new(Unarchived::default());
+        assert!(unarchived.published(None).is_empty(), "there is no owner");
+        let (one, other) = (unarchived.begin(1, 7, 7), unarchived.begin(2, 0, 0));
+        assert!(unarchived.published(None).is_empty(), "nothing is published");
         one.tells(10);
         other.tells(5);
-        assert_eq!(ahead.told(Some(2)), [Told { owner: 2, to: 5 }]);
-        let told = ahead.told(None);
-        let mut asked = std::pin::pin!(ahead.settled(&told));
-        assert!(asked.as_mut().now_or_never().is_none());
+        assert_eq!(unarchived.published(Some(2)), [PublishedMark { owner: 2, to: 5 }]);
+        let told = unarchived.published(None);
+        let mut waiter = std::pin::pin!(unarchived.wait_archived(&told));
+        assert!(waiter.as_mut().now_or_never().is_none());
         one.tells(20);
         one.archived(9);
         other.archived(5);
-        assert!(asked.as_mut().now_or_never().is_none());
+        assert!(waiter.as_mut().now_or_never().is_none());
         one.archived(10);
-        assert!(asked.now_or_never().is_some(), "what came later is not waited for");
-        assert!(ahead.settled(&ahead.told(None)).now_or_never().is_none());
+        assert!(waiter.now_or_never().is_some(), "later records are not waited for");
+        assert!(unarchived.wait_archived(&unarchived.published(None)).now_or_never().is_none());
         one.archived(20);
-        assert!(ahead.told(None).is_empty());
+        assert!(unarchived.published(None).is_empty());
     }
 
-    fn archived(level: &Level) -> Vec<(u32, u64)> {
-        level.archived.iter().map(|it| (it.partition, it.offset)).collect()
+    fn archived(up_to: &ArchivedUpTo) -> Vec<(u32, u64)> {
+        up_to.archived.iter().map(|it| (it.partition, it.offset)).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_an_owner_that_is_no_more_nor_for_its_successor_here() {
-        let ahead = Arc::new(Ahead::default());
-        let owner = ahead.begin(1, 0, 0);
+    async fn ended_owner_and_its_successor_delay_no_waiter() {
+        let unarchived = Arc::new(Unarchived::default());
+        let owner = unarchived.begin(1, 0, 0);
         owner.tells(10);
-        let told = ahead.told(None);
-        let mut asked = std::pin::pin!(ahead.settled(&told));
-        assert!(asked.as_mut().now_or_never().is_none());
+        let told = unarchived.published(None);
+        let mut waiter = std::pin::pin!(unarchived.wait_archived(&told));
+        assert!(waiter.as_mut().now_or_never().is_none());
         drop(owner);
-        let successor = ahead.begin(1, 0, 4);
+        let successor = unarchived.begin(1, 0, 4);
         successor.tells(3);
-        assert!(asked.now_or_never().is_some());
-        let answer = |told| ahead.answer(told, Duration::from_millis(400));
-        let owed = vec![UpTo { partition: 1, offset: 10 }];
-        let level = |offset| vec![UpTo { partition: 1, offset }];
+        assert!(waiter.now_or_never().is_some());
+        let answer = |told| unarchived.answer(told, Duration::from_millis(400));
+        let owed = vec![PartitionOffset { partition: 1, offset: 10 }];
+        let level = |offset| vec![PartitionOffset { partition: 1, offset }];
         assert_eq!(
             answer(told.clone()).await,
-            Settled::Level(Level { archived: vec![], owed: owed.clone() })
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], owed: owed.clone() })
         );
-        let now = vec![Told { owner: 2, to: 3 }];
-        assert_eq!(answer(Vec::new()).await, Settled::NotYet(now.clone()));
+        let now = vec![PublishedMark { owner: 2, to: 3 }];
+        assert_eq!(answer(Vec::new()).await, ArchiveStatus::NotYet(now.clone()));
         successor.tells(8);
         successor.archived(4);
-        let said = answer(now).await;
-        assert_eq!(said, Settled::Level(Level { archived: level(4), owed }), "not of what came since");
-        time::advance(OWED).await;
-        assert_eq!(ahead.level(), Level { archived: level(4), owed: vec![] });
+        let status = answer(now).await;
+        assert_eq!(
+            status,
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: level(4), owed }),
+            "later records are not included"
+        );
+        time::advance(ENDED_OWNER_RETENTION).await;
+        assert_eq!(unarchived.archived_up_to(), ArchivedUpTo { archived: level(4), owed: vec![] });
     }
 
     #[test]
-    fn an_owner_is_level_when_it_has_archived_the_log_as_it_was_when_it_took_over() {
-        let ahead = Arc::new(Ahead::default());
-        let (behind, idle) = (ahead.begin(3, 5, 9), ahead.begin(1, 4, 4));
-        assert_eq!(archived(&ahead.level()), [(1, 4)]);
+    fn owner_catches_up_by_archiving_the_log_end_at_take_over() {
+        let unarchived = Arc::new(Unarchived::default());
+        let (behind, idle) = (unarchived.begin(3, 5, 9), unarchived.begin(1, 4, 4));
+        assert_eq!(archived(&unarchived.archived_up_to()), [(1, 4)]);
         behind.archived(8);
-        assert_eq!(archived(&ahead.level()), [(1, 4)]);
+        assert_eq!(archived(&unarchived.archived_up_to()), [(1, 4)]);
         behind.archived(9);
-        assert_eq!(archived(&ahead.level()), [(3, 9), (1, 4)]);
-        let again = ahead.begin(3, 9, 12);
-        assert_eq!(archived(&ahead.level()), [(1, 4)], "both are of it for a moment");
+        assert_eq!(archived(&unarchived.archived_up_to()), [(3, 9), (1, 4)]);
+        let again = unarchived.begin(3, 9, 12);
+        assert_eq!(archived(&unarchived.archived_up_to()), [(1, 4)], "two owners exist for a moment");
         again.archived(12);
         drop((behind, idle));
-        assert_eq!(ahead.level(), Level { archived: vec![UpTo { partition: 3, offset: 12 }], owed: vec![] });
+        assert_eq!(
+            unarchived.archived_up_to(),
+            ArchivedUpTo { archived: vec![PartitionOffset { partition: 3, offset: 12 }], owed: vec![] }
+        );
     }
 }

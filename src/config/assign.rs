@@ -1,31 +1,30 @@
-//! The section `[assign]`: what a node says of itself to those who are sent to a node.
+//! Section `[assign]`: how clients are assigned to this node.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::routes::About;
-
-/// What `GET /v1/assign` and the alternates of a drain tell clients of this node, and how much of them it gets.
+/// How `GET /v1/assign` and the alternates of a drain present this node, and its share of new clients.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Assign {
-    /// Where clients reach this node, best first: host:port for everything that the client port speaks, or with tcp://,
-    /// tls://, ws:// or wss:// before it for that alone; empty = listen.client, unless that is
-    /// all addresses of the machine: then clients are named none, and go on to the address that they know.
+    /// Addresses at which clients reach this node, best first. Each is host:port for all client protocols, or starts
+    /// with tcp://, tls://, ws:// or wss:// for one of them. Empty: listen.client, unless that is a wildcard address;
+    /// then none is announced, and clients keep to the address that they know.
     pub addresses: Vec<String>,
-    /// How much of the newcomers it gets beside others with the same headroom; 0 = none while others have room.
+    /// Weight for new clients among nodes with equal headroom. 0: receives none while another node has capacity.
     pub weight: u32,
-    /// The version by which shares are given; empty = that of the program.
+    /// Version by which shares are assigned. Empty: the version of the program.
     pub version: String,
-    /// The users that are sent to this version, in percent, always the same ones; -1 = those whom no other version gets.
+    /// Percentage of users sent to this version, stable per user. -1: the users that no other version claims.
     pub share: i16,
-    /// Where the node is: clients that name the same zone are sent here first.
+    /// Zone of the node; clients that name the same zone are sent here first.
     pub zone: String,
-    /// Further marks as key=value, for people.
+    /// Additional labels as key=value, for display only.
     pub labels: Vec<String>,
-    /// How long clients may use an answer, in ms.
+    /// How long clients may use an assignment, in ms.
     pub ttl_ms: u64,
-    /// Newcomers a second that this node takes from nodes that leave; they close no more than the others take together.
+    /// Clients per second accepted from draining nodes. A draining node closes no faster than its peers accept in
+    /// total.
     pub accepts: u32,
 }
 
@@ -45,25 +44,10 @@ impl Default for Assign {
 }
 
 impl Assign {
-    /// What the node says of itself.
-    pub fn about(&self) -> About {
-        let version = if self.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &self.version };
-        About {
-            weight: self.weight,
-            version: version.to_owned(),
-            share: u8::try_from(self.share).ok(),
-            zone: self.zone.clone(),
-            labels: self.labels.clone(),
-            accepts: self.accepts,
-            drain: None,
-            node_topic: None,
-        }
-    }
-
     pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
         need(
             self.addresses.iter().all(|address| is_address(address)),
-            "assign.addresses: each host:port, alone or behind tcp://, tls://, ws:// or wss://",
+            "assign.addresses: write each as host:port, alone or after tcp://, tls://, ws:// or wss://",
         );
         need(self.weight <= 1_000_000, "assign.weight: at most 1000000");
         need((-1..=100).contains(&self.share), "assign.share: between 0 and 100 percent, or -1");
@@ -83,13 +67,15 @@ impl Assign {
 }
 
 fn is_address(text: &str) -> bool {
-    let place = match text.split_once("://") {
-        Some(("tcp" | "tls" | "ws" | "wss", place)) => place,
+    let rest = match text.split_once("://") {
+        Some(("tcp" | "tls" | "ws" | "wss", rest)) => rest,
         Some(_) => return false,
         None => text,
     };
-    let host_port = place.split('/').next().unwrap_or_default();
-    let fine =
+    let host_port = rest.split('/').next().unwrap_or_default();
+    let is_valid =
         |(host, port): (&str, &str)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0);
-    text.len() <= 256 && !text.contains(char::is_whitespace) && host_port.rsplit_once(':').is_some_and(fine)
+    text.len() <= 256
+        && !text.contains(char::is_whitespace)
+        && host_port.rsplit_once(':').is_some_and(is_valid)
 }

@@ -1,16 +1,16 @@
-//! The section `[auth]`: whose tokens are taken.
+//! Section `[auth]`: verification of client tokens.
 
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whose tokens are taken.
+/// Verification of client tokens.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Auth {
-    /// File with the key that tokens are signed with, 64 hex digits, closed to others (mode 600), the same on all nodes of a
-    /// cluster: `openssl rand -hex 32` makes one. Empty = `token.key` in node.data, made at the first start; only for
+    /// File with the key that tokens are signed with: 64 hex digits, mode 600, the same on all nodes of a cluster.
+    /// Create it with `openssl rand -hex 32`. Empty: `token.key` in node.data, created at the first start; only for
     /// node.profile = `single`.
     pub key_file: PathBuf,
 }

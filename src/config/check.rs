@@ -1,4 +1,4 @@
-//! What no configuration may say, each with the cure; all problems are told at once.
+//! Validation of a configuration: collects all problems, each with its cure.
 
 use std::net::SocketAddr;
 
@@ -18,11 +18,11 @@ impl Config {
         );
         need(
             self.node.ids <= 1_000 && (self.node.ids == 0 || self.node.id.len() <= 60),
-            "node.ids: at most 1000, and node.id at most 60 characters then",
+            "node.ids: at most 1000, and with it node.id at most 60 characters",
         );
         need(
             self.node.ids == 0 || self.node.profile == "cluster",
-            "node.ids: ids are leased in node.profile = `cluster`; alone, a node has the name node.id",
+            "node.ids: only with node.profile = `cluster`; remove it, a single node is named by node.id",
         );
         self.check_profile(&mut need);
         self.kafka.check(timing.reply_ms, &mut need);
@@ -68,7 +68,7 @@ impl Config {
         );
         need(
             cfg!(debug_assertions) || (self.fault.panic_on_msg_id.is_empty() && self.fault.rules_max == 0),
-            "fault.panic_on_msg_id, fault.rules_max: for tests; this is a release build",
+            "fault.panic_on_msg_id, fault.rules_max: not available in a release build; remove them",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
@@ -78,7 +78,7 @@ impl Config {
 }
 
 impl Config {
-    /// Two profiles, and nothing between them.
+    /// Checks the settings that depend on the profile; mixtures of the two profiles are refused.
     fn check_profile(&self, need: &mut impl FnMut(bool, &str)) {
         let (node, kafka) = (&self.node, &self.kafka);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
@@ -86,16 +86,16 @@ impl Config {
         match node.profile.as_str() {
             "single" => need(
                 !brokers,
-                "kafka.brokers: without effect in node.profile = `single`; set node.profile = `cluster`, or take them away",
+                "kafka.brokers: ignored with node.profile = `single`; set node.profile = `cluster`, or remove them",
             ),
             "cluster" => {
                 need(
                     !kafka.brokers.is_empty(),
-                    "node.profile: `cluster` keeps its log on Kafka and needs kafka.brokers; a node on its own is `single`",
+                    "node.profile: `cluster` needs kafka.brokers for its log; set them, or set node.profile = `single`",
                 );
                 need(
                     node.store == "embedded",
-                    "node.store: `memory` is for node.profile = `single`; leave it away in `cluster`",
+                    "node.store: `memory` needs node.profile = `single`; remove it with `cluster`",
                 );
                 need(
                     self.limits.content_bytes_max + 2_048 <= kafka.record_bytes_max,
@@ -109,20 +109,22 @@ impl Config {
 }
 
 impl Config {
-    /// What is acked before it is archived is on several copies of the log, and peers can say in time that it is not archived.
+    /// Checks that acks before the archive are safe: records have several copies, and peers have time to report what
+    /// they have not archived.
     fn check_answer(&self, need: &mut impl FnMut(bool, &str)) {
-        if let Some(why) = self.log.one_copy(self.kafka.replication).filter(|_| !self.log.allow_one_copy) {
-            need(false, &format!("{why}; where messages may be lost, log.allow_one_copy=true"));
+        let problem = self.log.low_replication(self.kafka.replication);
+        if let Some(why) = problem.filter(|_| !self.log.allow_one_copy) {
+            need(false, &format!("{why}; if messages may be lost, set log.allow_one_copy=true"));
         }
         need(
             self.link.timeout_ms >= 500 || self.log.answers_first().is_none(),
-            "link.timeout_ms: at least 500 with log.answer = `decided`, or peers that are slow count as dead",
+            "link.timeout_ms: at least 500 with log.answer = `decided`, or slow peers count as dead",
         );
     }
 }
 
 impl Listen {
-    /// Where probes and metrics are; none unless it is set.
+    /// Returns the address of the port for probes and metrics; `None` if it is not set.
     pub fn monitor_address(&self) -> Option<SocketAddr> {
         self.monitor.parse().ok()
     }
@@ -130,8 +132,8 @@ impl Listen {
     fn check(&self, need: &mut impl FnMut(bool, &str)) {
         need(
             self.allow_public || self.client.ip().is_loopback(),
-            "listen.client: not a loopback address; with development tokens and without TLS that needs \
-             listen.allow_public=true",
+            "listen.client: not a loopback address, but tokens are for development and nothing is encrypted; set \
+             listen.allow_public=true to accept that",
         );
         need(
             self.admin.ip().is_loopback(),
@@ -143,13 +145,13 @@ impl Listen {
     fn check_monitor(&self, need: &mut impl FnMut(bool, &str)) {
         need(
             self.monitor.is_empty() || self.monitor_address().is_some(),
-            "listen.monitor: write address:port, such as 0.0.0.0:7803; empty = none",
+            "listen.monitor: write address:port, such as 0.0.0.0:7803, or leave it empty for none",
         );
     }
 }
 
 impl Fault {
-    /// The planned panic, if it is that part's.
+    /// Returns the message id that causes a panic in `part`; empty if the fault is not set or for another part.
     pub fn panic_on_msg_id_in(&self, part: &str) -> String {
         let planned = if self.panic_in.is_empty() { "connection" } else { &self.panic_in };
         if planned == part { self.panic_on_msg_id.clone() } else { String::new() }
@@ -169,7 +171,7 @@ impl Limits {
         );
         need(
             limits.content_bytes_max + 1_024 <= limits.intake_bytes_max,
-            "limits.intake_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message is BUSY for ever",
+            "limits.intake_bytes_max: at least 1024 more than limits.content_bytes_max, or a large message always gets BUSY",
         );
         need(
             limits.content_bytes_max + 1_024 <= limits.window_bytes_max,

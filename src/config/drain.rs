@@ -1,4 +1,4 @@
-//! The section `[drain]`: how a node leaves.
+//! Section `[drain]`: the planned stop of a node.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use tidegate_protocol::machine::drain::Settings;
 
 use super::Config;
 
-/// How long load balancers are given to look elsewhere.
-const LB_DELAY: Duration = Duration::from_millis(5_000);
+/// Default time for load balancers to stop choosing the node, in a drain.
+const LB_DELAY_DEFAULT: Duration = Duration::from_millis(5_000);
 
-/// How a node leaves: what happens between a signal and the end of the process.
+/// Drain of a node, from the signal to the end of the process.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Drain {
-    /// How long the node goes on accepting with `/readyz` at 503, until load balancers look elsewhere; 0 = 5 s, or
-    /// none when `listen.client` is a loopback address.
+    /// How long the node keeps accepting while `/readyz` answers 503, until load balancers stop choosing it. 0: 5 s,
+    /// or no delay if `listen.client` is a loopback address.
     pub lb_delay_ms: u64,
-    /// Clients move, and are closed, spread over this time; less when they are few: it need not be slower than 50 a
-    /// second.
+    /// Time over which clients are moved and closed; shorter with few clients, because the pace need not drop below
+    /// 50 per second.
     pub spread_ms: u64,
-    /// Clients closed a second, at most; less when the other nodes accept less (assign.accepts). The spread stretches for it, up to
-    /// the deadline.
+    /// Most clients closed per second; fewer if the other nodes accept fewer (assign.accepts). The spread then
+    /// stretches, up to the deadline.
     pub max_rate: u32,
-    /// For finishing what is under way when the clients are gone.
+    /// Time to finish pending work after the last client has left.
     pub flush_ms: u64,
-    /// The whole drain; clients that are left then are cut, and the exit code is 3.
+    /// Time for the whole drain; clients that remain are cut, and the exit code is 3.
     pub deadline_ms: u64,
-    /// What is granted between the signal and the kill, as `terminationGracePeriodSeconds` of a pod; 0 = not known. Too short for
-    /// a drain of a full node: `tidegate config check` fails, and the node says so when it starts.
+    /// Time between the signal and the kill, such as `terminationGracePeriodSeconds` of a pod. 0: unknown. If it is
+    /// too short to drain a full node, `tidegate config check` fails and the node logs a warning when it starts.
     pub grace_ms: u64,
 }
 
@@ -47,13 +47,13 @@ impl Default for Drain {
 }
 
 impl Config {
-    /// The drain as its machine takes it: with nobody but this machine to connect, no load balancer is waited for.
+    /// Returns the settings of the drain machine. A loopback listener gets no delay, because it has no load balancer.
     pub fn drain_settings(&self) -> Settings {
         let ms = Duration::from_millis;
         let drain = &self.drain;
         let lb_delay = match drain.lb_delay_ms {
             0 if self.listen.client.ip().is_loopback() => Duration::ZERO,
-            0 => LB_DELAY,
+            0 => LB_DELAY_DEFAULT,
             given => ms(given),
         };
         Settings {

@@ -1,67 +1,69 @@
-//! The section `[kafka]`: where the log of a cluster is, how its topics are made, how its clients prove who they are.
+//! Section `[kafka]`: brokers, topics and authentication for the log of a cluster, node topics and events.
 
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The log of profile `cluster`; `tidegate topics ensure` makes the topics that it names.
+/// Kafka, for profile `cluster`; `tidegate topics ensure` creates the topics named here.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Kafka {
-    /// Brokers to begin with, as host:port; needed by, and only by, node.profile = `cluster`.
+    /// Bootstrap brokers as host:port; required with node.profile = `cluster`, and only there.
     pub brokers: Vec<String>,
     /// Topic of the log.
     pub topic: String,
-    /// Partitions of the log. A log can't be repartitioned: choose it once, for the largest cluster it will serve.
+    /// Partitions of the log. A log can't be repartitioned; choose the number once, for the largest cluster it will
+    /// serve.
     pub partitions: u32,
     /// Copies of each partition; with 3, two must confirm an append.
     pub replication: u32,
     /// How long the log keeps a record.
     pub retention_ms: u64,
-    /// How much of each partition the log keeps; 0 = no bound but time.
+    /// Bytes of each partition that the log keeps. 0: limited by time only.
     pub retention_bytes: u64,
-    /// Largest record, in bytes; the topic is made to take it.
+    /// Largest record, in bytes; the topic is created to accept it.
     pub record_bytes_max: usize,
-    /// Consumer group by which the nodes share the partitions; nothing else may use it.
+    /// Consumer group in which the nodes share the partitions; nothing else may use it.
     pub group: String,
-    /// A node that the group has not heard of for this long loses its partitions.
+    /// Session timeout of the group; a node that is silent for this long loses its partitions.
     pub session_ms: u64,
-    /// An owner that is asked for a partition has this long to archive and answer before it is taken away.
+    /// Time for an owner to archive and reply after its partition is revoked.
     pub revoke_ms: u64,
-    /// How long an append is tried; more than timing.reply_ms, at which its client hears UNKNOWN.
+    /// How long an append is retried; more than timing.reply_ms, after which the client gets UNKNOWN.
     pub delivery_ms: u64,
-    /// Appended bytes that wait for Kafka; above it sends are refused BUS_UNAVAILABLE.
+    /// Appended bytes that wait for Kafka; above it sends are refused with BUS_UNAVAILABLE.
     pub append_bytes_max: usize,
-    /// Bytes read ahead of the ledger, for each owned partition.
+    /// Bytes read ahead of the ledger, per owned partition.
     pub read_ahead_bytes: usize,
-    /// Brokers of the node topics, where that is another cluster; empty = those of the log.
+    /// Brokers of the node topics, if they are on another cluster. Empty: the brokers of the log.
     pub node_brokers: Vec<String>,
-    /// Node topics are named by this, a dot and the node's id.
+    /// Prefix of the node topics; a dot and the node's id follow.
     pub node_topic: String,
     /// How long a node topic keeps a record.
     pub node_retention_ms: u64,
-    /// Topic of the events; empty = events go to no topic.
+    /// Topic of the events. Empty: events are not sent to Kafka.
     pub event_topic: String,
-    /// Partitions of that topic; the events of a user are in one.
+    /// Partitions of the event topic; the events of a user are in one of them.
     pub event_partitions: u32,
-    /// How long that topic keeps an event.
+    /// How long the event topic keeps an event.
     pub event_retention_ms: u64,
-    /// `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
+    /// Security protocol: `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
     pub security: String,
-    /// `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`; with security = `sasl_…`.
+    /// SASL mechanism, with security = `sasl_…`: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`.
     pub sasl_mechanism: String,
-    /// The name for SASL.
+    /// User name for SASL.
     pub sasl_username: String,
-    /// File that holds the password for SASL and nothing else.
+    /// File that holds the SASL password and nothing else.
     pub sasl_password_file: PathBuf,
-    /// Certificates to trust, as PEM; empty = those of the system.
+    /// Trusted certificates, as PEM. Empty: those of the system.
     pub ca_file: PathBuf,
-    /// Certificate of this node, as PEM; empty = none.
+    /// Certificate of this node, as PEM. Empty: none.
     pub cert_file: PathBuf,
     /// Private key of that certificate, as PEM.
     pub key_file: PathBuf,
-    /// More properties of the client library, as name=value; those that carry a promise of the log are refused.
+    /// Additional properties of the client library, as name=value. Properties on which a promise of the log depends
+    /// are rejected.
     pub properties: Vec<String>,
 }
 
@@ -99,9 +101,9 @@ impl Default for Kafka {
     }
 }
 
-/// What `kafka.properties` may say: sockets, timeouts of connecting, compression, names. Everything else is either a
-/// setting of its own or a promise of the log (acks, idempotence, order, offsets, groups).
-const PROPERTIES: &[&str] = &[
+/// Names that `kafka.properties` may set: sockets, connection timeouts, compression, names. All others either are
+/// settings of their own or carry a promise of the log (acks, idempotence, order, offsets, groups).
+const PROPERTIES_ALLOWED: &[&str] = &[
     "broker.address.family",
     "client.dns.lookup",
     "client.id",
@@ -130,32 +132,32 @@ const PROPERTIES: &[&str] = &[
 ];
 
 impl Kafka {
-    /// The topic of a node.
+    /// Returns the name of a node's topic.
     pub fn topic_of(&self, node: &str) -> String {
         format!("{}.{node}", self.node_topic)
     }
 
-    /// `properties` as pairs; what is not a pair is left out (`check` names it).
+    /// Returns `properties` as pairs, without malformed ones, which `check` reports.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.properties.iter().filter_map(|property| property.split_once('='));
         pairs.map(|(name, value)| (name.trim(), value.trim()))
     }
 
-    /// Problems of the section by itself.
+    /// Checks this section; `reply_ms` is `timing.reply_ms`.
     pub(super) fn check(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
         self.check_sizes(reply_ms, need);
         self.check_security(need);
-        let name = |text: &str| {
-            let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-            !text.is_empty() && text.len() <= 180 && text.chars().all(fine)
+        let is_name = |text: &str| {
+            let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            !text.is_empty() && text.len() <= 180 && text.chars().all(is_allowed)
         };
         need(
-            name(&self.topic) && name(&self.node_topic) && name(&self.group),
-            "kafka.topic, kafka.node_topic, kafka.group: 1 to 180 letters, digits, dots, lines and dashes",
+            is_name(&self.topic) && is_name(&self.node_topic) && is_name(&self.group),
+            "kafka.topic, kafka.node_topic, kafka.group: 1 to 180 letters, digits, dots, underscores and dashes",
         );
         need(
-            self.event_topic.is_empty() || (name(&self.event_topic) && self.event_topic != self.topic),
-            "kafka.event_topic: 1 to 180 letters, digits, dots, lines and dashes, and not the topic of the log; or empty",
+            self.event_topic.is_empty() || (is_name(&self.event_topic) && self.event_topic != self.topic),
+            "kafka.event_topic: 1 to 180 letters, digits, dots, underscores and dashes, and not the topic of the log; or leave it empty",
         );
         let address = |broker: &String| {
             broker
@@ -164,17 +166,17 @@ impl Kafka {
         };
         need(
             self.brokers.iter().chain(&self.node_brokers).all(address),
-            "kafka.brokers, kafka.node_brokers: each as host:port",
+            "kafka.brokers, kafka.node_brokers: write each as host:port",
         );
         for property in &self.properties {
             match property.split_once('=') {
-                Some((name, _)) if PROPERTIES.contains(&name.trim()) => {}
+                Some((name, _)) if PROPERTIES_ALLOWED.contains(&name.trim()) => {}
                 Some((name, _)) => need(
                     false,
                     &format!(
-                        "kafka.properties: `{}` can't be set here; possible are {}",
+                        "kafka.properties: `{}` can't be set here; remove it, or use one of {}",
                         name.trim(),
-                        PROPERTIES.join(", ")
+                        PROPERTIES_ALLOWED.join(", ")
                     ),
                 ),
                 None => need(false, &format!("kafka.properties: `{property}`: write name=value")),
@@ -244,16 +246,17 @@ impl Kafka {
         );
         need(
             sasl || (self.sasl_mechanism.is_empty() && !named),
-            "kafka.sasl_…: without effect unless kafka.security = `sasl_plaintext` or `sasl_ssl`",
+            "kafka.sasl_…: ignored unless kafka.security = `sasl_plaintext` or `sasl_ssl`; set that, or remove them",
         );
         let given = |path: &PathBuf| *path != PathBuf::new();
         need(
             tls || ![&self.ca_file, &self.cert_file, &self.key_file].into_iter().any(given),
-            "kafka.ca_file, kafka.cert_file, kafka.key_file: without effect unless kafka.security = `ssl` or `sasl_ssl`",
+            "kafka.ca_file, kafka.cert_file, kafka.key_file: ignored unless kafka.security = `ssl` or `sasl_ssl`; set that, or \
+             remove them",
         );
         need(
             given(&self.cert_file) == given(&self.key_file),
-            "kafka.cert_file, kafka.key_file: one needs the other",
+            "kafka.cert_file, kafka.key_file: one needs the other; set both or none",
         );
     }
 }
@@ -268,18 +271,18 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_has_brokers_and_a_single_node_has_none() {
+    fn cluster_needs_brokers_and_single_refuses_them() {
         let cluster = ["node.profile=cluster", "kafka.brokers=[k1:9092, k2:9092]"];
         assert_eq!(problem(&cluster), "");
         assert!(problem(&cluster[..1]).contains("needs kafka.brokers"));
-        assert!(problem(&cluster[1..]).contains("kafka.brokers: without effect"));
+        assert!(problem(&cluster[1..]).contains("kafka.brokers: ignored"));
         assert!(problem(&[cluster[0], cluster[1], "node.store=memory"]).contains("node.store"));
         assert!(problem(&["node.profile=both"]).contains("`single` or `cluster`"));
         assert!(problem(&[cluster[0], "kafka.brokers=[k1]"]).contains("host:port"));
     }
 
     #[test]
-    fn what_a_client_may_say_fits_into_a_record_a_record_into_an_append_and_a_reply_into_a_delivery() {
+    fn content_fits_a_record_and_replies_precede_deliveries() {
         let with =
             |more: &[&str]| problem(&[&["node.profile=cluster", "kafka.brokers=[k1:9092]"], more].concat());
         assert_eq!(with(&["kafka.record_bytes_max=98304", "kafka.append_bytes_max=2097152"]), "");
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_that_carry_a_promise_can_not_be_set() {
+    fn properties_that_carry_a_promise_are_refused() {
         let set = |property: &str| {
             let properties = format!("kafka.properties=[{property}]");
             problem(&["node.profile=cluster", "kafka.brokers=[k1:9092]", &properties])
@@ -309,17 +312,15 @@ mod tests {
     }
 
     #[test]
-    fn security_is_whole_or_refused() {
+    fn incomplete_security_settings_are_refused() {
         let cluster = ["node.profile=cluster", "kafka.brokers=[k1:9092]"];
         let with = |more: &[&str]| problem(&[&cluster[..], more].concat());
         let plain =
             ["kafka.security=sasl_plaintext", "kafka.sasl_mechanism=PLAIN", "kafka.sasl_username=tidegate"];
         assert!(with(&plain).contains("kafka.sasl_password_file"));
         assert_eq!(with(&[&plain[..], &["kafka.sasl_password_file=secret"]].concat()), "");
-        assert!(
-            with(&["kafka.sasl_username=me", "kafka.sasl_password_file=secret"]).contains("without effect")
-        );
-        assert!(with(&["kafka.ca_file=ca.pem"]).contains("without effect"));
+        assert!(with(&["kafka.sasl_username=me", "kafka.sasl_password_file=secret"]).contains("ignored"));
+        assert!(with(&["kafka.ca_file=ca.pem"]).contains("ignored"));
         assert!(with(&["kafka.security=tls"]).contains("kafka.security"));
         let tls = with(&["kafka.security=ssl", "kafka.ca_file=ca.pem"]);
         assert_eq!(tls.contains("--features kafka-tls"), !cfg!(feature = "kafka-tls"), "{tls}");

@@ -1,4 +1,4 @@
-//! The section `[link]`: how nodes reach each other, and how they know each other.
+//! Section `[link]`: how nodes connect to each other, and how they authenticate.
 
 use std::{
     net::{Ipv6Addr, SocketAddr},
@@ -8,27 +8,28 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Between nodes, for profile `cluster`: answers, pushes and questions over gRPC.
+/// Link between nodes, for profile `cluster`: replies, pushes and queries over gRPC.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Link {
-    /// Where this node takes its peers; not a loopback address only with a secret or certificates.
+    /// Address on which this node accepts peers; other than loopback only with a secret or certificates.
     pub listen: SocketAddr,
-    /// Where peers reach it, as host:port; empty = listen.
+    /// Address at which peers reach this node, as host:port. Empty: the listen address.
     pub advertise: String,
-    /// File with the secret that all nodes share and prove to each other, at least 16 bytes; empty = none. It does not
-    /// encrypt: on a network that others can read or change, use certificates.
+    /// File with the secret that all nodes share and prove to each other, at least 16 bytes. Empty: none. The secret
+    /// does not encrypt; use certificates on a network that others can read or change.
     pub secret_file: PathBuf,
-    /// This node's certificate (PEM), for the host that it advertises; encrypts, and is asked of peers too. Empty = none.
+    /// Certificate of this node (PEM), valid for the advertised host. Encrypts the link, and peers must present
+    /// certificates too. Empty: none.
     pub tls_cert: PathBuf,
-    /// The certificate's key (PEM).
+    /// Private key of the certificate (PEM).
     pub tls_key: PathBuf,
-    /// The authority that signed the certificates of all nodes (PEM).
+    /// Authority that signed the certificates of all nodes (PEM).
     pub tls_ca: PathBuf,
-    /// Bytes that may wait for one peer, once for pushes and answers, once for questions and once for what may be lost
-    /// (live rooms, signals, marks); above it they are not delivered.
+    /// Bytes queued per peer: once for pushes and replies, once for queries, and once for best-effort messages (live
+    /// rooms, signals, marks). More are not delivered.
     pub queue_bytes: usize,
-    /// From a call to a peer to its reply; later it counts as not delivered.
+    /// Time from a call to a peer to its reply; after it the call counts as not delivered.
     pub timeout_ms: u64,
 }
 
@@ -48,7 +49,8 @@ impl Default for Link {
 }
 
 impl Link {
-    /// The address to tell peers; an IPv6 address in brackets: what Kubernetes says of a pod has none.
+    /// Returns the address announced to peers. Puts an IPv6 address in brackets, which Kubernetes leaves out of a
+    /// pod's address.
     pub fn advertised(&self) -> String {
         match self.advertise.rsplit_once(':') {
             Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{port}"),
@@ -63,16 +65,16 @@ impl Link {
         let tls = [&self.tls_cert, &self.tls_key, &self.tls_ca].map(given);
         need(
             tls.iter().all(|it| *it == tls[0]),
-            "link: tls_cert, tls_key and tls_ca go together; set all three, or none",
+            "link: tls_cert, tls_key and tls_ca go together; set all three or none",
         );
         need(
             self.listen.ip().is_loopback() || tls[2] || given(&self.secret_file),
-            "link.listen: not a loopback address; anybody could pose as a node: set link.secret_file, or \
+            "link.listen: not a loopback address, so any program could pose as a node; set link.secret_file, or \
              link.tls_cert, link.tls_key and link.tls_ca",
         );
         need(
             !self.advertise.is_empty() || !self.listen.ip().is_unspecified(),
-            "link.advertise: needed, since link.listen names no address that peers could use",
+            "link.advertise: link.listen is a wildcard address, which peers can't use; set host:port here",
         );
         need(
             self.advertise.is_empty() || is_host_and_port(&self.advertised()),
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_address_needs_a_secret_or_certificates() {
+    fn public_address_needs_a_secret_or_certificates() {
         assert!(problems(|_| {}).is_empty());
         let public = |link: &mut Link| link.listen = ([192, 0, 2, 1], 7802).into();
         let refused = problems(public);
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_must_be_told_an_address() {
+    fn wildcard_listener_needs_an_advertised_address() {
         let any = |link: &mut Link| {
             link.listen = ([0, 0, 0, 0], 7802).into();
             link.secret_file = "secret".into();
@@ -145,10 +147,10 @@ mod tests {
             let found = problems(|link| (any(link), link.advertise = address.to_owned()).1);
             assert_eq!(found.is_empty(), sound, "{address}: {found:?}");
         }
-        let told = |text: &str| Link { advertise: text.to_owned(), ..Link::default() }.advertised();
-        assert_eq!(told("fd00::1:7802"), "[fd00::1]:7802");
-        for as_it_is in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802"] {
-            assert_eq!(told(as_it_is), as_it_is);
+        let advertised = |text: &str| Link { advertise: text.to_owned(), ..Link::default() }.advertised();
+        assert_eq!(advertised("fd00::1:7802"), "[fd00::1]:7802");
+        for unchanged in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802"] {
+            assert_eq!(advertised(unchanged), unchanged);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The section `[log]`: by which rules the log is read.
+//! Section `[log]`: version of the ledger's rules, and when messages are acked.
 
 use std::time::Duration;
 
@@ -6,66 +6,70 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 
-/// By which version of the ledger's rules the log is read; see "A new version" in `docs/cluster.md`.
+/// Version of the ledger's rules, and when messages are acked; see "A new version" in `docs/cluster.md`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Log {
-    /// Up to which version the rules may be switched: `newest` = to whatever all live nodes know, or a number. The lowest of
-    /// all live nodes counts, so one node holds back all. There is no way back: an older tidegate can't own what was switched.
+    /// Newest version that the rules may be switched to: `newest`, which is the newest that all live nodes know, or a
+    /// number. The lowest value among all live nodes applies, so one node can hold back the others. A switch is
+    /// final: an older tidegate can't own a switched partition.
     pub rules: String,
-    /// For so long all live nodes must have agreed, in ms; longer than a node needs to notice one that has just started.
+    /// How long all live nodes must have agreed, in ms. Must exceed the time to discover a new node.
     pub rules_settle_ms: u64,
-    /// When a message of the profile `cluster` is acked and delivered: `archived` = when Postgres has it; `decided` = as soon as its
-    /// place is known and Kafka has it, the archive follows. The same on all nodes. `decided` is quicker and for trying out: ADR 16
-    /// says what a reader may see late for some seconds after a crash. It needs kafka.replication 3 or more.
+    /// When a message of profile `cluster` is acked and delivered. `archived`: once Postgres has it. `decided`: once
+    /// Kafka has it and its seq is known; the archive follows. Must be the same on all nodes. `decided` is faster,
+    /// but experimental: ADR 16 lists what a reader may see late for some seconds after a crash. It needs
+    /// kafka.replication 3 or more.
     pub answer: String,
-    /// With `decided`: for so long after it took a partition over, in ms, an owner archives first; longer than other nodes need
-    /// to hear of a new owner.
+    /// With `decided`: how long an owner still archives first after a take-over, in ms. Must exceed the time in which
+    /// other nodes discover a new owner.
     pub archive_first_ms: u64,
-    /// With `decided`: on fewer copies too. What a broker loses then was acked: only for a cluster that may lose messages.
+    /// With `decided`: allows fewer than three copies. A broker that is lost then takes acked messages with it; only
+    /// for a cluster that may lose messages.
     pub allow_one_copy: bool,
 }
 
 impl Default for Log {
     fn default() -> Self {
         Self {
-            rules: NEWEST.into(),
+            rules: RULES_NEWEST.into(),
             rules_settle_ms: 60_000,
-            answer: ARCHIVED.into(),
+            answer: ANSWER_ARCHIVED.into(),
             archive_first_ms: 10_000,
             allow_one_copy: false,
         }
     }
 }
 
-const NEWEST: &str = "newest";
-const DECIDED: &str = "decided";
-const ARCHIVED: &str = "archived";
+const RULES_NEWEST: &str = "newest";
+const ANSWER_DECIDED: &str = "decided";
+const ANSWER_ARCHIVED: &str = "archived";
 
 impl Log {
-    /// The version that is wanted at most; none = it is no version that is known here.
+    /// Returns the newest version to switch to; `None` if the setting names no version that this build knows.
     pub fn wanted(&self) -> Option<u32> {
         match self.rules.as_str() {
-            NEWEST => Some(LEDGER_NEWEST),
+            RULES_NEWEST => Some(LEDGER_NEWEST),
             number => number.parse().ok().filter(|version| (1..=LEDGER_NEWEST).contains(version)),
         }
     }
 
-    /// See `rules_settle_ms`.
+    /// Returns how long all live nodes must have agreed on a version.
     pub fn settle(&self) -> Duration {
         Duration::from_millis(self.rules_settle_ms)
     }
 
-    /// See `answer` and `archive_first_ms`; none = never before the archive.
+    /// Returns how long a new owner archives first; `None` if owners always archive before they answer.
     pub fn answers_first(&self) -> Option<Duration> {
-        (self.answer == DECIDED).then(|| Duration::from_millis(self.archive_first_ms))
+        (self.answer == ANSWER_DECIDED).then(|| Duration::from_millis(self.archive_first_ms))
     }
 
-    /// What is wrong with answering first on a log with so many copies of each record, though it may be wished; none = nothing.
-    pub fn one_copy(&self, replication: u32) -> Option<&'static str> {
+    /// Returns why `replication` is too low to ack before the archive; `None` if it is not, or if acks wait for the
+    /// archive.
+    pub fn low_replication(&self, replication: u32) -> Option<&'static str> {
         (self.answers_first().is_some() && replication < 3).then_some(
-            "log.answer: `decided` acks what Kafka has, and with kafka.replication below 3 that may be one copy, so what a broker \
-             loses was acked; set kafka.replication = 3 or more, or log.answer = `archived`",
+            "log.answer: with `decided` and kafka.replication below 3, Kafka may have one copy of an acked message, and a lost \
+             broker loses it; set kafka.replication = 3 or more, or log.answer = `archived`",
         )
     }
 
@@ -78,7 +82,10 @@ impl Log {
             (5_000..=86_400_000).contains(&self.rules_settle_ms),
             "log.rules_settle_ms: between 5 s and a day",
         );
-        need([DECIDED, ARCHIVED].contains(&self.answer.as_str()), "log.answer: `decided` or `archived`");
+        need(
+            [ANSWER_DECIDED, ANSWER_ARCHIVED].contains(&self.answer.as_str()),
+            "log.answer: `decided` or `archived`",
+        );
         need(self.archive_first_ms <= 86_400_000, "log.archive_first_ms: at most a day");
     }
 }
@@ -88,7 +95,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn rules_are_the_newest_or_a_version_that_is_known() {
+    fn rules_accept_newest_or_a_known_version() {
         let wanted = |set: &str| Config::load(None, &[format!("log.rules={set}")]).map(|it| it.log.wanted());
         assert_eq!(Config::default().log.wanted(), Some(3));
         assert_eq!(wanted("newest").unwrap(), Some(3));
@@ -100,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_first_has_two_copies_of_what_was_acked_or_says_that_it_may_be_lost() {
+    fn answer_decided_needs_three_copies_or_allow_one_copy() {
         let problem = |more: &[&str]| {
             let sets = ["node.profile=cluster", "kafka.brokers=[k1:9092]", "log.answer=decided"];
             let sets: Vec<String> = sets.iter().chain(more).map(|set| (*set).to_owned()).collect();
@@ -117,7 +124,7 @@ mod tests {
             assert_eq!(
                 problem(&[copies, "node.profile=single", "kafka.brokers=[]"]),
                 "",
-                "there it has no effect"
+                "`log.answer` has no effect on a single node"
             );
             assert_eq!(problem(&[copies, "log.allow_one_copy=true"]), "");
         }

@@ -1,4 +1,4 @@
-//! How Postgres is reached.
+//! Section `[postgres]`: connections to Postgres.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,22 +9,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Postgres {
-    /// Address, `postgres://user@host:port/database`; several hosts with commas between: the one that takes writes is used.
-    /// With `?application_name=…` at its end, by which the server tells a node's sessions from others; otherwise it is `tidegate`.
+    /// Address, `postgres://user@host:port/database`. Of several hosts, separated by commas, the one that accepts
+    /// writes is used. Append `?application_name=…` to tell this node's sessions apart on the server; the default is
+    /// `tidegate`.
     pub url: String,
-    /// File that holds the password; empty = none.
+    /// File that holds the password. Empty: none.
     pub password_file: PathBuf,
-    /// Encrypts and checks the server's certificate.
+    /// Whether to encrypt, and to check the server's certificate.
     pub tls: bool,
-    /// PEM file of the authority that signed it; empty = those of the system.
+    /// PEM file of the authority that signed the server's certificate. Empty: the authorities of the system.
     pub tls_ca_file: PathBuf,
-    /// Connections that this node opens at most: half of them for what is archived, half for what clients ask.
+    /// Most connections that this node opens: half of them for the archive, half for client queries.
     pub pool_max: usize,
-    /// For a connection: to get a free one, and to open a new one.
+    /// Time to get a free connection, and to open a new one.
     pub connect_ms: u64,
-    /// For one statement: the server ends it then.
+    /// Time for one statement; after it the server cancels the statement.
     pub statement_ms: u64,
-    /// A node that stops within a transaction is cut off by the server after this long; a new owner waits for it.
+    /// Time after which the server ends a transaction whose node has stalled; a new owner waits for that.
     pub stalled_ms: u64,
 }
 
@@ -44,32 +45,32 @@ impl Default for Postgres {
 }
 
 impl Postgres {
-    /// For getting a connection.
+    /// Returns the time to get a connection.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)
     }
 
-    /// For a statement, at the server.
+    /// Returns the statement timeout, which the server enforces.
     pub fn statement(&self) -> Duration {
         Duration::from_millis(self.statement_ms)
     }
 
-    /// For a lock: longer than somebody who stopped may hold it.
+    /// Returns the lock timeout in ms, which exceeds the time that a stalled node can hold a lock.
     pub fn lock_ms(&self) -> u64 {
         self.stalled_ms.saturating_mul(2)
     }
 
     pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
         let address = self.url.strip_prefix("postgres://").or_else(|| self.url.strip_prefix("postgresql://"));
-        need(address.is_some(), "postgres.url: as postgres://user@host:port/database");
+        need(address.is_some(), "postgres.url: write postgres://user@host:port/database");
         let login = address.and_then(|rest| rest.rsplit_once('@')).map_or("", |(login, _)| login);
         need(
             !login.contains(':') && !self.url.contains("password="),
-            "postgres.url: no password in the address; put it into the file that postgres.password_file names",
+            "postgres.url: the address has a password; put it into the file that postgres.password_file names",
         );
         need(
             !self.url.contains("sslmode="),
-            "postgres.url: no sslmode in the address; TLS is postgres.tls=true",
+            "postgres.url: sslmode is not supported; remove it, and for TLS set postgres.tls=true",
         );
         need(
             self.tls || self.tls_ca_file.as_os_str().is_empty(),

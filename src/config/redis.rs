@@ -1,31 +1,32 @@
-//! How Redis is reached.
+//! Section `[redis]`: connections to Redis.
 
 use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Redis, for profile `cluster`: who is where, and what may be lost.
+/// Redis, for profile `cluster`: routes, and state that may be lost.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Redis {
-    /// Addresses, `redis://host:port` (standalone: and `/database`); of the sentinels or of some cluster nodes if `mode` says so.
+    /// Addresses as `redis://host:port`, with an optional `/database` if standalone; with other modes those of the
+    /// sentinels or of some cluster nodes.
     pub urls: Vec<String>,
     /// `standalone`: one server; `sentinel`: the master that the sentinels at `urls` name; `cluster`: Redis Cluster.
     pub mode: String,
-    /// With `sentinel`: the name of the master.
+    /// Name of the master, with mode `sentinel`.
     pub sentinel_master: String,
-    /// Encrypts and checks the server's certificate.
+    /// Whether to encrypt, and to check the server's certificate.
     pub tls: bool,
-    /// PEM file of the authority that signed it; empty = those of the system.
+    /// PEM file of the authority that signed the server's certificate. Empty: the authorities of the system.
     pub tls_ca_file: PathBuf,
-    /// User of Redis; empty = the default one.
+    /// Redis user. Empty: the default user.
     pub username: String,
-    /// File that holds the password of Redis; empty = none. Sentinels are asked without one.
+    /// File that holds the Redis password. Empty: none. Sentinels are queried without a password.
     pub password_file: PathBuf,
-    /// From a call to its answer; later the node goes on without. At most 200.
+    /// Time from a call to its reply; after it the node continues without Redis. At most 200.
     pub timeout_ms: u64,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     pub prefix: String,
 }
 
@@ -46,7 +47,7 @@ impl Default for Redis {
 }
 
 impl Redis {
-    /// The deadline of a call.
+    /// Returns the timeout of a call.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
@@ -56,22 +57,22 @@ impl Redis {
             matches!(self.mode.as_str(), "standalone" | "sentinel" | "cluster"),
             "redis.mode: `standalone`, `sentinel` or `cluster`",
         );
-        need(!self.urls.is_empty(), "redis.urls: at least one address, as redis://127.0.0.1:6379");
+        need(!self.urls.is_empty(), "redis.urls: set at least one address, such as redis://127.0.0.1:6379");
         need(
             self.urls.iter().all(|url| url.starts_with("redis://") && url.len() > "redis://".len()),
-            "redis.urls: each as redis://host:port; TLS is redis.tls=true",
+            "redis.urls: write each as redis://host:port; for TLS set redis.tls=true",
         );
         need(
             !self.urls.iter().any(|url| url.contains('@')),
-            "redis.urls: no password in an address; put it into the file that redis.password_file names",
+            "redis.urls: an address has a password; put it into the file that redis.password_file names",
         );
         need(
             self.mode != "standalone" || self.urls.len() <= 1,
-            "redis.urls: one address with redis.mode=standalone; several are for sentinel and cluster",
+            "redis.urls: name one address only, or set redis.mode to sentinel or cluster",
         );
         need(
             self.mode != "sentinel" || !self.sentinel_master.is_empty(),
-            "redis.sentinel_master: the name under which the sentinels know the master",
+            "redis.sentinel_master: set the name under which the sentinels monitor the master",
         );
         need(self.tls || self.tls_ca_file.as_os_str().is_empty(), "redis.tls_ca_file: needs redis.tls=true");
         need((10..=200).contains(&self.timeout_ms), "redis.timeout_ms: between 10 and 200 ms");

@@ -1,15 +1,15 @@
-//! How many messages have their steps noted.
+//! Section `[trace]`: how many messages are traced, and how many of their steps are kept.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Steps of messages, for `tidegate trace`.
+/// Tracing of messages, for `tidegate trace`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Trace {
-    /// New messages a second whose steps are noted, besides those that somebody asked for.
+    /// New messages traced per second, in addition to watched ones.
     pub per_second: u32,
-    /// Steps kept in memory, about 400 bytes each; the oldest go. 0 = nothing is traced.
+    /// Steps kept in memory, about 400 bytes each; the oldest are evicted. 0: tracing is off.
     pub events_max: usize,
 }
 
@@ -20,7 +20,7 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// New messages a second.
+    /// Returns the number of new messages traced per second; 0 if no steps are kept.
     pub fn per_second(&self) -> u32 {
         if self.events_max == 0 { 0 } else { self.per_second }
     }

@@ -1,54 +1,62 @@
-//! Hide: deletes entries for one user, on all devices; nobody else notices (DESIGN 6.6).
+//! Hide: hides single entries for one user, on all devices, without effect for other users (SPEC 7).
 //!
-//! What is hidden is remembered seq by seq, so its number is bounded; clearing up to a seq makes room.
+//! Hidden entries are stored seq by seq, so their number is limited; a clear up to a seq forgets those below it.
 
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as FrameBody},
     record::Body,
 };
 
 use super::{
-    history::{Refusal, away},
-    read_position::{self, Above},
+    read_position::{self, BeyondHead},
+    refusal::store_unavailable,
 };
-use crate::store::{Direction, Hidden, PageQuery, Personal, Store};
+use crate::{
+    mail::Refusal,
+    store::{Direction, Hidden, PageQuery, Personal, Store},
+};
 
-/// The most entries of one conversation that a user may hide one by one. Two devices that ask at the same moment may
-/// go over it by one request.
+/// Most entries of one conversation that a user may hide. Two concurrent requests
+/// may exceed it by one request's entries.
 pub const HIDDEN_MAX: usize = 500;
 
-/// About the most bytes of rows read at a time.
-const STEP_BYTES: usize = 1 << 20;
+/// Approximate limit on the bytes of rows read at a time.
+const HIDE_PAGE_BYTES: usize = 1 << 20;
 
-/// Hides those of `seqs` (ascending) that the user can see; gives them.
+/// Hides those of `seqs` (ascending) that the user can see, and returns them.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or a seq lies above what is known;
-/// `TOO_MANY_HIDDEN` when there is no room for all of them: then none is hidden.
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet,
+/// or may have unstored messages up to the highest seq; `TOO_MANY_HIDDEN` if they exceed
+/// [`HIDDEN_MAX`], in which case none is hidden.
 pub async fn hide(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seqs: &[u64],
-    above: Above,
+    above: BeyondHead,
 ) -> Result<Vec<u64>, Refusal> {
-    let view = read_position::look(store, user, conversation).await?;
+    let view = read_position::current_view(store, user, conversation).await?;
     above.check(&view, seqs.iter().copied().max().unwrap_or_default())?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
-    let kept = view.level().hidden.iter().filter(|it| it.seq > forget).count();
-    if kept + wanted.len() > HIDDEN_MAX {
+    let hidden_before = view.user_state().hidden.iter().filter(|it| it.seq > forget).count();
+    if hidden_before + wanted.len() > HIDDEN_MAX {
         return Err((Code::TooManyHidden, ""));
     }
     let mut hidden = Vec::with_capacity(wanted.len());
     while let Some(first) = wanted.first().copied() {
         let run = wanted.iter().zip(first..).take_while(|(seq, next)| *seq == next).count();
-        let query =
-            PageQuery { cursor: first - 1, direction: Direction::Forward, limit: run, max_bytes: STEP_BYTES };
-        let rows = store.page(conversation, query).await.map_err(away)?.rows;
-        // Without rows, or with later ones only, retention was here just now.
+        let query = PageQuery {
+            cursor: first - 1,
+            direction: Direction::Forward,
+            limit: run,
+            max_bytes: HIDE_PAGE_BYTES,
+        };
+        let rows = store.page(conversation, query).await.map_err(store_unavailable)?.rows;
+        // Without rows, or with later ones only, retention has just removed them.
         let up_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
         for row in rows.iter().filter(|row| wanted.contains(&row.row.seq)) {
             let of_other = matches!(&row.row.body, Body::Message(message) if message.sender != *user);
@@ -56,16 +64,16 @@ pub async fn hide(
         }
         wanted.retain(|seq| *seq > up_to);
     }
-    let told: Vec<u64> = hidden.iter().map(|it| it.seq).collect();
-    if !told.is_empty() {
+    let hidden_seqs: Vec<u64> = hidden.iter().map(|it| it.seq).collect();
+    if !hidden_seqs.is_empty() {
         let change = Personal::Hidden { seqs: hidden, forget };
-        store.save_marks(&[(user.clone(), conversation.clone(), change)]).await.map_err(away)?;
+        store.save_marks(&[(user.clone(), conversation.clone(), change)]).await.map_err(store_unavailable)?;
     }
-    Ok(told)
+    Ok(hidden_seqs)
 }
 
-/// What the user's other devices hear of it.
-pub fn hidden(conversation: &ConversationId, seqs: Vec<u64>) -> (u64, Said) {
+/// Returns the last seq and the frame for the user's other devices.
+pub fn hidden(conversation: &ConversationId, seqs: Vec<u64>) -> (u64, FrameBody) {
     let last = seqs.last().copied().unwrap_or_default();
-    (last, Said::Hidden(pb::Hidden { conversation: conversation.to_string(), seqs }))
+    (last, FrameBody::Hidden(pb::Hidden { conversation: conversation.to_string(), seqs }))
 }

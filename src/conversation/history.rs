@@ -1,7 +1,7 @@
-//! Pull: a page of a conversation's history, cut to what the user may see (DESIGN 6.7).
+//! Pull: a page of a conversation's history, limited to what the user may see (SPEC 7).
 //!
-//! Pages go by exclusive seq cursors, so that messages of one millisecond and arrivals in between neither repeat nor
-//! skip (flaw S17). Whatever is not a message is named, so a page without messages has a reason, always.
+//! Pages use exclusive seq cursors, so that messages of one millisecond and concurrent arrivals are neither repeated
+//! nor skipped (flaw S17). A page names recalled and expired seqs, so a page without messages always states the reason.
 
 use prost::Message as _;
 use tidegate_protocol::{
@@ -14,30 +14,24 @@ use tidegate_protocol::{
 
 use super::{
     reader::Reader,
+    refusal::store_unavailable,
     seek,
     unread::{Span, View},
 };
 use crate::{
-    delivery::local::{event_push, recall_push},
-    store::{Direction, PageQuery, Store, StoreError, StoredRow},
+    delivery::push::{event_push, recall_push},
+    mail::Refusal,
+    store::{Direction, PageQuery, Store, StoredRow},
 };
 
-/// About the most bytes of content in one page; one message comes however large.
+/// Approximate limit on the bytes of content in one page; the first message is returned whatever its size.
 const PAGE_BYTES: usize = 48 * 1024;
 
-/// Why a query is refused: the code, and words for the client.
-pub type Refusal = (Code, &'static str);
-
-/// What a client is told when the store fails; the cause is for the operator.
-pub(crate) fn away(error: StoreError) -> Refusal {
-    tracing::warn!(%error, "a query could not be answered");
-    (Code::StoreUnavailable, "")
-}
-
-/// Reads the page that `reader` asks for.
+/// Reads the page that `reader` requests.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in, or asks beyond the leaving; `NOT_YET` for what lies beyond the last seq.
+/// `NOT_A_MEMBER` if the user never was a member, or pulls beyond the end of the
+/// membership; `NOT_YET` beyond the last seq.
 pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
     let view = view(store, reader, pull).await?;
     let since = match pull.which {
@@ -72,17 +66,17 @@ pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb:
 }
 
 async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
-    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(away)?;
+    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(store_unavailable)?;
     let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
         return Err(if direct {
-            (Code::NotYet, "nothing was said here yet")
+            (Code::NotYet, "the conversation has no messages yet")
         } else {
             (Code::NotAMember, "")
         });
     };
-    let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    let view = reader.view(store, &pull.conversation, &summary.head, &standing).await?;
+    let member_view = summary.standing.ok_or((Code::NotAMember, ""))?;
+    let view = reader.view(store, &pull.conversation, &summary.head, &member_view).await?;
     let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
         Which::Before(_) | Which::Since(_) => false,
@@ -92,16 +86,16 @@ async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, R
     if is_beyond { Err(beyond(&view)) } else { Ok(view) }
 }
 
-/// What is said to who asks for what lies beyond the last seq.
+/// Returns the refusal of a pull beyond the last seq.
 fn beyond(view: &View) -> Refusal {
     if view.is_in {
-        (Code::NotYet, "there is nothing beyond what you have")
+        (Code::NotYet, "there is nothing after your position yet")
     } else {
-        (Code::NotAMember, "you have everything up to when you left, or the group ended")
+        (Code::NotAMember, "your membership or the group has ended, and you have everything up to then")
     }
 }
 
-/// A page in the making.
+/// Builder of one page.
 struct Paging<'a> {
     store: &'a dyn Store,
     pull: &'a Pull,
@@ -110,7 +104,7 @@ struct Paging<'a> {
 }
 
 impl Paging<'_> {
-    /// At most one range of the user's, and the gap that lies before it.
+    /// Adds entries after `cursor` from at most one of the user's ranges, and the gap before it.
     async fn after(
         &mut self,
         view: &View,
@@ -118,7 +112,7 @@ impl Paging<'_> {
         limit: usize,
         max_bytes: usize,
     ) -> Result<(), Refusal> {
-        let from = cursor.max(view.gone_to());
+        let from = cursor.max(view.removed_to());
         let Some(span) = view.spans.iter().find(|span| span.last > from) else {
             self.expired(cursor + 1, view.max());
             return Ok(());
@@ -127,7 +121,7 @@ impl Paging<'_> {
         let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
         let mut next = cursor + 1;
         for row in rows.iter().filter(|row| row.row.seq <= span.last) {
-            // Before the first: not the user's, or taken by retention, perhaps just now.
+            // Seqs before the first row are outside the user's ranges, or removed by retention, perhaps just now.
             self.expired(next, row.row.seq - 1);
             self.row(view, row);
             next = row.row.seq + 1;
@@ -138,7 +132,8 @@ impl Paging<'_> {
         Ok(())
     }
 
-    /// At most one range of the user's, and the gap that lies behind it; with the lowest, what lies before it, too.
+    /// Adds entries before `cursor` from at most one of the user's ranges, and the gap after it. With the lowest
+    /// range it also adds the gap before it.
     async fn before(
         &mut self,
         view: &View,
@@ -147,7 +142,7 @@ impl Paging<'_> {
         max_bytes: usize,
     ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
-        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.gone_to();
+        let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.removed_to();
         let Some(span) = view.spans.iter().rev().find(is_there) else {
             self.expired(1, end);
             return Ok(());
@@ -155,7 +150,7 @@ impl Paging<'_> {
         let last = span.last.min(end);
         let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
         let mut next = end;
-        let first = span.first.max(view.gone_to() + 1);
+        let first = span.first.max(view.removed_to() + 1);
         for row in rows.iter().filter(|row| row.row.seq >= first) {
             self.expired(row.row.seq + 1, next);
             self.row(view, row);
@@ -167,28 +162,30 @@ impl Paging<'_> {
         Ok(())
     }
 
-    /// What precedes, turned round, and what follows: together they name every seq from the first to the last.
+    /// Adds the entries before `seq`, reversed, and those from `seq` on, so that every seq in between is named.
     async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
         self.before(view, seq, self.pull.limit, PAGE_BYTES / 2).await?;
         self.page.messages.reverse();
         self.page.recalled.reverse();
         self.page.expired.reverse();
-        let is_there = view.sees(seq) && seq > view.gone_to();
+        let is_there = view.sees(seq) && seq > view.removed_to();
         self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
     }
 
-    /// Runs of neighbours are read at once. What no longer fits is not named: the client asks for it again.
+    /// Adds single seqs, reading runs of consecutive ones at once. Seqs that no longer fit are not
+    /// named, so the client requests them again.
     async fn seqs(&mut self, view: &View, seqs: &[u64]) -> Result<(), Refusal> {
         let wanted: Vec<u64> = seqs.iter().copied().filter(|seq| *seq <= view.max()).collect();
         for run in wanted.chunk_by(|a, b| a + 1 == *b) {
-            let room = self.pull.limit.saturating_sub(self.page.messages.len() + self.page.recalled.len());
-            if room == 0 || (self.bytes >= PAGE_BYTES && !self.page.messages.is_empty()) {
+            let capacity =
+                self.pull.limit.saturating_sub(self.page.messages.len() + self.page.recalled.len());
+            if capacity == 0 || (self.bytes >= PAGE_BYTES && !self.page.messages.is_empty()) {
                 return Ok(());
             }
             let max_bytes = PAGE_BYTES.saturating_sub(self.bytes).max(1);
-            let asked = run.len().min(room);
-            let rows = self.read(run[0] - 1, Direction::Forward, asked, max_bytes).await?;
-            // Rows have no holes, so what is missing below the first was taken by retention.
+            let count = run.len().min(capacity);
+            let rows = self.read(run[0] - 1, Direction::Forward, count, max_bytes).await?;
+            // Rows have no holes, so seqs missing below the first row were removed by retention.
             let kept_from = rows.first().map_or(u64::MAX, |row| row.row.seq);
             let read_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
             for seq in run.iter().copied().filter(|seq| *seq <= read_to) {
@@ -213,7 +210,7 @@ impl Paging<'_> {
         max_bytes: usize,
     ) -> Result<Vec<StoredRow>, Refusal> {
         let query = PageQuery { cursor, direction, limit, max_bytes };
-        Ok(self.store.page(&self.pull.conversation, query).await.map_err(away)?.rows)
+        Ok(self.store.page(&self.pull.conversation, query).await.map_err(store_unavailable)?.rows)
     }
 
     fn row(&mut self, view: &View, row: &StoredRow) {
@@ -231,7 +228,7 @@ impl Paging<'_> {
         }
     }
 
-    /// Names a range that the user can't have; neighbours become one.
+    /// Names a range of seqs that the user can't get, merged with an adjacent range.
     fn expired(&mut self, first: u64, last: u64) {
         if first > last {
             return;
@@ -244,7 +241,7 @@ impl Paging<'_> {
     }
 }
 
-/// The row as it was pushed; none for a recalled message.
+/// Returns the row as it was pushed; `None` for a recalled message.
 pub(crate) fn push_of(row: &StoredRow) -> Option<pb::Push> {
     match &row.row.body {
         Body::Message(message) if row.recalled.is_none() => Some(message_push(row, message)),
@@ -261,7 +258,7 @@ fn message_push(row: &StoredRow, message: &Message) -> pb::Push {
         sender: message.sender.to_string(),
         msg_id: message.msg_id.to_string(),
         time: row.row.time,
-        // It was decoded when it came; what can't be decoded now is left out, as in a push.
+        // The content was valid when it was sent; if it can't be decoded now, it is left out, as in a push.
         content: Content::decode(message.content.clone()).ok(),
         event: None,
         recall: None,

@@ -1,77 +1,78 @@
-//! Read: moves a user's mark forward, and tells the user's other devices (DESIGN 6.6, 6.8).
+//! Read marks: advances a user's read mark, and notifies the user's other devices (SPEC 7).
 
 use std::sync::Arc;
 
 use tidegate_protocol::{
     codec::PushFrame,
     id::{ConversationId, UserId},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as FrameBody},
 };
 
 use super::{
-    history::{Refusal, away},
-    read_position::{self, Above},
+    read_position::{self, BeyondHead},
+    refusal::store_unavailable,
 };
 use crate::{
-    delivery::best_effort::Beside,
+    delivery::best_effort::BestEffortSender,
     directory::Directory,
-    mail::{Audience, ConnKey, Delivery, Item, Mail, ShardHandles},
+    mail::{Audience, ConnKey, Delivery, Item, Mail, Refusal, ShardHandles},
     store::{Mark, Personal, Store},
 };
 
-/// Marks everything up to `seq` as read, as far as there is something and the user may see it. Gives the new mark if
-/// it moved.
+/// Advances the read mark to `seq`, or to the last seq that the user may see. Returns the new mark if it moved.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or `seq` lies above what is known.
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
+/// unstored messages up to `seq`.
 pub async fn read(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seq: u64,
-    above: Above,
+    above: BeyondHead,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark = read_position::reach(store, user, conversation, (seq, above), |view| view.mark().seq).await?;
+    let mark =
+        read_position::advance(store, user, conversation, (seq, above), |view| view.mark().seq).await?;
     let Some(mark) = mark else {
-        // Whoever moved it may not be confirmed yet.
-        store.save_marks(&[]).await.map_err(away)?;
+        // An earlier change of this mark may not be durable yet; wait until it is.
+        store.save_marks(&[]).await.map_err(store_unavailable)?;
         return Ok(None);
     };
     let change = (user.clone(), conversation.clone(), Personal::Read(mark));
-    store.save_marks(&[change]).await.map_err(away)?;
+    store.save_marks(&[change]).await.map_err(store_unavailable)?;
     Ok(Some(mark))
 }
 
-/// What the user's other devices hear of a read mark.
-pub fn receipt(user: &UserId, conversation: &ConversationId, mark: Mark) -> (u64, Said) {
+/// Returns the seq and the receipt frame for the user's other devices.
+pub fn receipt(user: &UserId, conversation: &ConversationId, mark: Mark) -> (u64, FrameBody) {
     let receipt =
         pb::Receipt { conversation: conversation.to_string(), user: user.to_string(), seq: mark.seq };
-    (mark.seq, Said::Receipt(receipt))
+    (mark.seq, FrameBody::Receipt(receipt))
 }
 
-/// How the user's devices are told, here and on other nodes.
+/// Notifier of a user's devices, on this node and on others.
 pub struct Devices {
-    /// Which shards have the user.
+    /// Directory of the shards that have the user.
     pub directory: Arc<Directory>,
-    /// All shards.
+    /// Handles of all shards.
     pub shards: ShardHandles,
-    /// The way to other nodes; none = there are none.
-    pub beside: Option<Arc<Beside>>,
+    /// Sender to other nodes; `None` on a single node.
+    pub best_effort: Option<Arc<BestEffortSender>>,
 }
 
 impl Devices {
-    /// Tells the user's connections other than `actor` what changed, up to a seq. One that misses it learns it at its next
-    /// Sync, as does one whose shard has no room for mail, or whose node did not hear of it.
-    pub fn tell(
+    /// Sends a change to the user's connections other than `actor`. Best effort: a connection that misses it, because
+    /// of a full mailbox or a lost message to its node, learns of it at its next `sync`.
+    pub fn notify(
         &self,
         user: &UserId,
         conversation: &ConversationId,
-        (seq, said): (u64, Said),
+        (seq, body): (u64, FrameBody),
         actor: ConnKey,
     ) {
-        let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(said) });
-        if let Some(beside) = &self.beside {
-            beside.mark(conversation, user, seq, &frame);
+        let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(body) });
+        if let Some(best_effort) = &self.best_effort {
+            best_effort.mark(conversation, user, seq, &frame);
         }
         let delivery = Delivery {
             conversation: conversation.clone(),

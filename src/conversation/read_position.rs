@@ -1,4 +1,4 @@
-//! Point: a place in a conversation with the counts that make unread a subtraction, for Read and Clear.
+//! Read positions: a seq with the message counts that make unread a subtraction, for read marks and clears.
 
 use tidegate_protocol::{
     Code,
@@ -6,29 +6,33 @@ use tidegate_protocol::{
     record::Body,
 };
 
-use super::{
-    history::{Refusal, away},
-    unread::View,
+use super::{refusal::store_unavailable, unread::View};
+use crate::{
+    mail::Refusal,
+    store::{Direction, Mark, PageQuery, Store, StoredRow},
 };
-use crate::store::{Direction, Mark, PageQuery, Store, StoredRow};
 
-/// Rows looked at in a turn while own messages are counted.
-const STEP: usize = 64;
-const STEP_BYTES: usize = 1 << 20;
+/// Rows read at a time while counting a user's own messages.
+const COUNT_PAGE_ROWS: usize = 64;
 
-/// What lies above the last seq that the store has.
+/// Approximate limit on the bytes of these rows.
+const COUNT_PAGE_BYTES: usize = 1 << 20;
+
+/// Knowledge of what lies above the last seq in the store (ADR 16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Above {
-    /// Nothing.
+pub enum BeyondHead {
+    /// There is nothing.
     Nothing,
-    /// Perhaps something that the user was told: it is refused, for what was done up to the last seq is not what was asked.
+    /// There may be entries that were pushed to the user. A seq there is refused, since a change up to the last stored
+    /// seq would not be the requested one.
     Unknown,
 }
 
-impl Above {
-    /// Refuses what lies above what the store has, as long as it may not have all.
+impl BeyondHead {
+    /// Refuses a seq above the last stored one, while the store may lack entries.
     pub(crate) fn check(self, view: &View, seq: u64) -> Result<(), Refusal> {
-        // Who was put out was told nothing since, and the store had that first (ADR 16).
+        // A removed member got no push after its removal, and the removal was
+        // archived before it was published (ADR 16).
         match self {
             Self::Unknown if view.is_in && seq > view.max() => Err(NOT_STORED),
             _ => Ok(()),
@@ -36,82 +40,83 @@ impl Above {
     }
 }
 
-/// What is said to who names a seq that the store may get yet.
+/// Refusal of a seq that may not be stored yet.
 pub(crate) const NOT_STORED: Refusal =
-    (Code::NotYet, "this may not be stored yet: nothing was changed, ask again");
+    (Code::NotYet, "this may not be stored yet, and nothing was changed; retry");
 
-/// The place at `seq`, as far as there is something and the user may see it; none where the user is there already, as
-/// `reached` says.
+/// Returns the position at `seq`, limited to the seqs that the user may see; `None` unless it is above `current`.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet, or `seq` lies above what is known.
-pub(crate) async fn reach(
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
+/// unstored messages up to `seq`.
+pub(crate) async fn advance(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    (seq, above): (u64, Above),
-    reached: impl Fn(&View) -> u64,
+    (seq, above): (u64, BeyondHead),
+    current: impl Fn(&View) -> u64,
 ) -> Result<Option<Mark>, Refusal> {
     loop {
-        let view = look(store, user, conversation).await?;
+        let view = current_view(store, user, conversation).await?;
         above.check(&view, seq)?;
-        // Below what retention took nothing can be counted.
+        // Rows that retention has removed can't be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
-        if seq <= reached(&view) {
+        if seq <= current(&view) {
             return Ok(None);
         }
-        match at(store, user, conversation, &view, seq).await {
-            // It looks seldom: the next look comes in between.
-            Err(Stop::Pruned) => {}
-            Err(Stop::Refused(refusal)) => return Err(refusal),
+        match count_at(store, user, conversation, &view, seq).await {
+            // Retention runs rarely, so the retry succeeds.
+            Err(CountError::Pruned) => {}
+            Err(CountError::Refused(refusal)) => return Err(refusal),
             Ok(mark) => return Ok(Some(mark)),
         }
     }
 }
 
-/// Why nothing was counted.
-enum Stop {
+/// Reason why a position could not be counted.
+enum CountError {
     Refused(Refusal),
-    /// Retention took rows since the look: what is missing would be counted wrong, and for good, as marks only rise.
+    /// Retention removed rows after the view was read. The count would be wrong permanently, since marks only rise.
     Pruned,
 }
 
-/// How the user sees the conversation now.
+/// Reads the user's current view of the conversation.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` for who was never in; `NOT_YET` where nothing was said yet.
-pub(crate) async fn look(
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet.
+pub(crate) async fn current_view(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
 ) -> Result<View, Refusal> {
-    let summary = store.summary(conversation, Some(user)).await.map_err(away)?;
+    let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let direct = conversation.is_direct_of(user);
     let Some(summary) = summary else {
         return Err(if direct {
-            (Code::NotYet, "nothing was said here yet")
+            (Code::NotYet, "the conversation has no messages yet")
         } else {
             (Code::NotAMember, "")
         });
     };
-    let standing = summary.standing.ok_or((Code::NotAMember, ""))?;
-    Ok(View::new(conversation, &summary.head, &standing))
+    let member_view = summary.standing.ok_or((Code::NotAMember, ""))?;
+    Ok(View::new(conversation, &summary.head, &member_view))
 }
 
-/// The place at `seq`, which retention had not passed at the look and which there is.
-async fn at(
+/// Counts the position at `seq`, which must exist in the view, above the rows that retention has removed.
+async fn count_at(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     view: &View,
     seq: u64,
-) -> Result<Mark, Stop> {
+) -> Result<Mark, CountError> {
     let counting = Counting { store, user, conversation, view };
     let messages = counting.messages(seq).await?;
     let own = counting.own(seq).await?;
     Ok(Mark { seq, messages, own })
 }
 
+/// Counts of messages in one conversation, for one user.
 struct Counting<'a> {
     store: &'a dyn Store,
     user: &'a UserId,
@@ -120,25 +125,27 @@ struct Counting<'a> {
 }
 
 impl Counting<'_> {
-    /// How many messages the conversation has up to `seq`.
-    async fn messages(&self, seq: u64) -> Result<u64, Stop> {
-        // What came after a former member's last seq is not theirs to count; and retention may have taken the next rows.
+    /// Returns the number of messages up to `seq`.
+    async fn messages(&self, seq: u64) -> Result<u64, CountError> {
+        // Rows after a former member's last seq must not count, and retention may have removed them.
         if seq >= self.view.max() {
             return Ok(self.view.messages());
         }
         let rows = self.rows(seq, Direction::Forward, 1).await?;
-        // The ordinal of the next row, less itself.
+        // The next row's ordinal includes that row if it is a message.
         Ok(rows.first().map_or(self.view.messages(), |row| row.row.ordinal - u64::from(is_message(row))))
     }
 
-    /// How many of them are the user's own: found at the next own message to either side, or at a place that is known
-    /// already. So marks that follow each other look at no row twice, and most look at none.
-    async fn own(&self, seq: u64) -> Result<u64, Stop> {
-        let (level, sent) = (self.view.level(), self.view.sent());
-        let known = [Mark::default(), level.mark, level.cleared];
-        let below = known.iter().filter(|it| it.seq <= seq).max_by_key(|it| it.seq);
+    /// Returns the number of the user's own messages up to `seq`.
+    ///
+    /// It is read from the nearest own message on either side, or derived from a known position. So successive marks
+    /// read no row twice, and most marks read none.
+    async fn own(&self, seq: u64) -> Result<u64, CountError> {
+        let (state, sent) = (self.view.user_state(), self.view.sent());
+        let positions = [Mark::default(), state.mark, state.cleared];
+        let below = positions.iter().filter(|it| it.seq <= seq).max_by_key(|it| it.seq);
         let mark = below.copied().unwrap_or_default();
-        let above = known.iter().filter(|it| it.seq > seq).map(|it| it.own).min().unwrap_or(sent);
+        let above = positions.iter().filter(|it| it.seq > seq).map(|it| it.own).min().unwrap_or(sent);
         if mark.own == above || mark.seq == seq {
             return Ok(mark.own);
         }
@@ -147,11 +154,11 @@ impl Counting<'_> {
         }
         let (mut up, mut down) = (seq, seq + 1);
         loop {
-            let above = self.rows(up, Direction::Forward, STEP).await?;
+            let above = self.rows(up, Direction::Forward, COUNT_PAGE_ROWS).await?;
             if let Some(own) = above.iter().find_map(|row| self.own_of(row)) {
                 return Ok(own - 1);
             }
-            let below = self.rows(down, Direction::Backward, STEP).await?;
+            let below = self.rows(down, Direction::Backward, COUNT_PAGE_ROWS).await?;
             let unread = below.iter().take_while(|row| row.row.seq > mark.seq);
             if let Some(own) = unread.clone().find_map(|row| self.own_of(row)) {
                 return Ok(own);
@@ -160,7 +167,8 @@ impl Counting<'_> {
                 Some(row) => up = row.row.seq,
                 None => return Ok(sent),
             }
-            // All rows down to the mark were looked at. With retention in between, the search goes on above.
+            // Without an own message down to the mark, the mark's count holds. If retention removed rows in between, only
+            // the search upwards continues.
             match below.last() {
                 Some(row) if unread.count() == below.len() => down = row.row.seq,
                 Some(_) => return Ok(mark.own),
@@ -170,15 +178,20 @@ impl Counting<'_> {
         }
     }
 
-    async fn rows(&self, cursor: u64, direction: Direction, limit: usize) -> Result<Vec<StoredRow>, Stop> {
-        let query = PageQuery { cursor, direction, limit, max_bytes: STEP_BYTES };
+    async fn rows(
+        &self,
+        cursor: u64,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<StoredRow>, CountError> {
+        let query = PageQuery { cursor, direction, limit, max_bytes: COUNT_PAGE_BYTES };
         let page = self.store.page(self.conversation, query).await;
-        let page = page.map_err(|error| Stop::Refused(away(error)))?;
+        let page = page.map_err(|error| CountError::Refused(store_unavailable(error)))?;
         let pruned_to = page.head.map_or(0, |head| head.pruned_to);
-        if pruned_to > self.view.pruned_to { Err(Stop::Pruned) } else { Ok(page.rows) }
+        if pruned_to > self.view.pruned_to { Err(CountError::Pruned) } else { Ok(page.rows) }
     }
 
-    /// The user's count of own messages, if the row is one.
+    /// Returns the user's count of own messages, if the row is one of them.
     fn own_of(&self, row: &StoredRow) -> Option<u64> {
         match &row.row.body {
             Body::Message(message) if message.sender == *self.user => Some(row.row.own),

@@ -1,6 +1,6 @@
-//! Who looks at conversations: a user, and what this user wishes to see of them (SPEC 3).
+//! Reader: a user with the settings that limit what the user sees of conversations (SPEC 3).
 //!
-//! A wish narrows the user's own view when it is read; it deletes nothing, and nobody else notices.
+//! A setting narrows the user's own view on each read. It deletes nothing and has no effect for other users (ADR 7).
 
 use std::time::Duration;
 
@@ -10,41 +10,41 @@ use tidegate_protocol::{
     settings::{Retention, Unread, Viewing},
 };
 
-use super::{
-    history::{Refusal, away},
-    unread::View,
+use super::{refusal::store_unavailable, unread::View};
+use crate::{
+    mail::Refusal,
+    store::{Direction, MemberView, PageQuery, Store},
 };
-use crate::store::{Direction, PageQuery, Standing, Store};
 
-/// A user who asks.
+/// User who reads conversations.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// Who.
+    /// Id of the user.
     pub user: UserId,
-    /// How the user looks at conversations.
+    /// Settings of the user for viewing conversations.
     pub viewing: Viewing,
-    /// The wall clock, in ms since 1970: the age of entries is counted from here.
+    /// Wall clock in ms since 1970, from which the age of entries is counted.
     pub now_ms: u64,
 }
 
 impl Reader {
-    /// A user who wishes nothing.
+    /// Creates a reader with default settings.
     pub fn new(user: UserId) -> Self {
         Self { user, viewing: Viewing::default(), now_ms: 0 }
     }
 
-    /// The conversation as this user sees it now.
+    /// Returns the conversation as this user sees it now.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// `STORE_UNAVAILABLE` if the store can't be read.
     pub async fn view(
         &self,
         store: &dyn Store,
         conversation: &ConversationId,
         head: &Head,
-        standing: &Standing,
+        member_view: &MemberView,
     ) -> Result<View, Refusal> {
-        let mut view = View::new(conversation, head, standing);
+        let mut view = View::new(conversation, head, member_view);
         let hidden_to = match (self.viewing.retention, self.viewing.retention.age()) {
             (Retention::None, _) => view.mark().seq,
             (_, Some(age)) => older(store, conversation, &view, self.limit(age)).await?,
@@ -54,7 +54,7 @@ impl Reader {
         Ok(view)
     }
 
-    /// Unread messages as the user wishes to count them.
+    /// Returns the number of unread messages, according to the user's `unread` setting.
     pub fn unread(&self, conversation: &ConversationId, view: &View) -> u64 {
         let direct = matches!(conversation.kind(), ConversationKind::Direct(..));
         match self.viewing.unread {
@@ -64,14 +64,15 @@ impl Reader {
         }
     }
 
-    /// Entries of an earlier time are too old.
+    /// Returns the time before which entries are too old to be shown.
     fn limit(&self, age: Duration) -> u64 {
         self.now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
     }
 }
 
-/// The highest seq, among those that the user can pull, that came before `limit`; 0 if there is none. Found by halving,
-/// so where the clock went back between two entries it may be that of either side.
+/// Returns the highest seq that the user can pull and that was received before `limit`; 0 if there is none.
+///
+/// The binary search may end on either side of a point where the clock went back.
 async fn older(
     store: &dyn Store,
     conversation: &ConversationId,
@@ -79,18 +80,18 @@ async fn older(
     limit: u64,
 ) -> Result<u64, Refusal> {
     let (mut old, mut young) = (view.min().saturating_sub(1), view.max().saturating_add(1));
-    // Most often nothing is too old: the first look decides.
-    let mut look = old + 1;
+    // Usually nothing is too old, so the first read decides.
+    let mut middle = old + 1;
     while old + 1 < young {
-        let query = PageQuery { cursor: look - 1, direction: Direction::Forward, limit: 1, max_bytes: 1 };
-        let page = store.page(conversation, query).await.map_err(away)?;
+        let query = PageQuery { cursor: middle - 1, direction: Direction::Forward, limit: 1, max_bytes: 1 };
+        let page = store.page(conversation, query).await.map_err(store_unavailable)?;
         match page.rows.first() {
-            // What retention took meanwhile is older than everything.
-            Some(row) if row.row.time < limit => old = row.row.seq.max(look),
-            Some(_) => young = look,
+            // Rows that retention removed meanwhile count as older than any other.
+            Some(row) if row.row.time < limit => old = row.row.seq.max(middle),
+            Some(_) => young = middle,
             None => break,
         }
-        look = old + (young - old) / 2;
+        middle = old + (young - old) / 2;
     }
     Ok(old)
 }

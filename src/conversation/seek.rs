@@ -1,29 +1,34 @@
-//! Seek: the first seq whose time is not before a given one.
+//! Seek: finds the first seq whose time is not before a given time.
 //!
-//! Seqs decide the order, times are for people: shards stamp their messages before the log puts them in order, so times
-//! may fall a little from one seq to the next. A search that took them for sorted would skip messages (flaw S17).
+//! Seqs decide the order, times are for display. Shards stamp messages before the log orders them, so times may
+//! decrease slightly from one seq to the next. A search that relies on sorted times would skip messages (flaw S17).
 
 use tidegate_protocol::id::ConversationId;
 
-use super::{
-    history::{Refusal, away},
-    unread::View,
+use super::{refusal::store_unavailable, unread::View};
+use crate::{
+    mail::Refusal,
+    store::{Direction, PageQuery, Store, StoredRow},
 };
-use crate::store::{Direction, PageQuery, Store, StoredRow};
 
-/// How far a time may lie before that of a lower seq, in ms; it is some milliseconds unless a clock is set back.
-const SLACK_MS: u64 = 2_000;
+/// Largest expected decrease of time from a lower seq to a higher one; usually
+/// milliseconds, unless a clock is set back.
+const TIME_SLACK_MS: u64 = 2_000;
 
-/// Rows looked at in a turn, about the most bytes of them, and the most turns: a page that begins early skips nothing.
-const STEP: usize = 256;
-const STEP_BYTES: usize = 1 << 20;
-const TURNS_MAX: usize = 64;
+/// Rows read per step of the scan.
+const SCAN_PAGE_ROWS: usize = 256;
 
-/// The first seq that the user may see and whose time is not before `time`, ms since 1970; above [`View::max`] when
-/// there is none.
+/// Approximate limit on the bytes of these rows.
+const SCAN_PAGE_BYTES: usize = 1 << 20;
+
+/// Most steps of the scan; after them the result may be too low, which skips nothing.
+const SCAN_PAGES_MAX: usize = 64;
+
+/// Returns the first seq that the user may see with a time of `time` (ms since 1970) or later;
+/// above [`View::max`] if there is none.
 ///
 /// # Errors
-/// When the store can't be read.
+/// `STORE_UNAVAILABLE` if the store can't be read.
 pub(crate) async fn since(
     store: &dyn Store,
     conversation: &ConversationId,
@@ -31,11 +36,13 @@ pub(crate) async fn since(
     time: u64,
 ) -> Result<u64, Refusal> {
     let read = async |after: u64, limit: usize| -> Result<Vec<StoredRow>, Refusal> {
-        let query = PageQuery { cursor: after, direction: Direction::Forward, limit, max_bytes: STEP_BYTES };
-        Ok(store.page(conversation, query).await.map_err(away)?.rows)
+        let query =
+            PageQuery { cursor: after, direction: Direction::Forward, limit, max_bytes: SCAN_PAGE_BYTES };
+        Ok(store.page(conversation, query).await.map_err(store_unavailable)?.rows)
     };
-    // All before the place that this finds are older than `time`, whatever is disordered within the slack.
-    let early = time.saturating_sub(SLACK_MS);
+    // The binary search uses an earlier time, so that entries out of order within the slack do not matter: all before
+    // its result are older than `time`.
+    let early = time.saturating_sub(TIME_SLACK_MS);
     let (mut low, mut high) = (view.min(), view.max().saturating_add(1));
     while low < high {
         let middle = low + (high - low) / 2;
@@ -44,8 +51,8 @@ pub(crate) async fn since(
             _ => high = middle,
         }
     }
-    for _ in 0..TURNS_MAX {
-        let rows = read(low - 1, STEP).await?;
+    for _ in 0..SCAN_PAGES_MAX {
+        let rows = read(low - 1, SCAN_PAGE_ROWS).await?;
         if let Some(found) = rows.iter().find(|found| found.row.time >= time) {
             return Ok(found.row.seq);
         }

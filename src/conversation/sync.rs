@@ -1,7 +1,7 @@
-//! Sync: where all conversations of a user stand; and which of them are not where an idle client believes (DESIGN 6.4).
+//! Sync: the states of a user's conversations, and the positions that differ from those of an idle client (SPEC 7).
 //!
-//! What the store says is at least as new as everything that was acked or pushed before: who asks has passed the barrier
-//! (ADR 16). A client is indexed before its Welcome. So a message is in what Sync reads, or is pushed, or both: never none.
+//! The caller passes the read barrier first, so the store has everything that was acked or pushed before (ADR 16). A
+//! client is indexed before its Welcome. So each message is read by `sync`, pushed, or both, but never missed.
 
 use std::collections::HashMap;
 
@@ -13,49 +13,51 @@ use tidegate_protocol::{
     record::Body,
 };
 
-use super::{
-    history::{Refusal, away, push_of},
-    reader::Reader,
-    unread::View,
+use super::{history::push_of, reader::Reader, refusal::store_unavailable, unread::View};
+use crate::{
+    mail::Refusal,
+    store::{Direction, Membership, PageQuery, Store, StoredRow},
 };
-use crate::store::{Direction, Membership, PageQuery, Store, StoredRow};
 
-/// Conversations told at a time, and about the most bytes of them.
+/// Most conversation states returned at a time.
 const STATES_MAX: usize = 128;
-const STATES_BYTES: usize = 32 * 1024;
 
-/// The largest content that comes along as the last message of a conversation.
-const LAST_BYTES: usize = 4 * 1024;
+/// Approximate limit on the bytes of these states.
+const STATES_BYTES_MAX: usize = 32 * 1024;
 
-/// Rows looked at for a last message that can be shown.
-const LAST_ROWS: usize = 4;
+/// Largest last entry that is included in a conversation's state.
+const LAST_ENTRY_BYTES_MAX: usize = 4 * 1024;
 
-/// Memberships read at a time for a Ping.
-const PAGE: usize = 256;
+/// Rows searched for a last entry that can be shown.
+const LAST_ENTRY_ROWS: usize = 4;
 
-/// What a client said it has.
+/// Memberships read at a time for a `ping` with positions.
+const MEMBERSHIPS_PAGE_ROWS: usize = 256;
+
+/// Positions that a client declared, by conversation.
 pub type Positions = HashMap<ConversationId, u64>;
 
-/// Some of a user's conversations.
+/// Part of a user's conversation states.
 #[derive(Debug, PartialEq)]
 pub struct States {
-    /// Where they stand, in the order of their keys.
+    /// States, in the order of the conversation keys.
     pub states: Vec<pb::ConversationState>,
-    /// The last one, if there may be more.
+    /// Conversation to continue after, if there may be more.
     pub next: Option<ConversationId>,
 }
 
-/// The conversations above `after`; one that is where `positions` say comes without its last message.
+/// Reads the states of the conversations after `after`, without the last entry of
+/// those that are up to date in `positions`.
 ///
 /// # Errors
-/// When the store can't be read.
+/// `STORE_UNAVAILABLE` if the store can't be read.
 pub async fn states(
     store: &dyn Store,
     reader: &Reader,
     positions: &Positions,
     after: Option<&ConversationId>,
 ) -> Result<States, Refusal> {
-    let page = store.memberships(&reader.user, after, STATES_MAX).await.map_err(away)?;
+    let page = store.memberships(&reader.user, after, STATES_MAX).await.map_err(store_unavailable)?;
     let whole = page.len() < STATES_MAX;
     let (mut states, mut bytes, mut next) = (Vec::with_capacity(page.len()), 0, None);
     let count = page.len();
@@ -63,7 +65,7 @@ pub async fn states(
         let state = state(store, reader, positions, &membership).await?;
         bytes += state.encoded_len();
         states.push(state);
-        if bytes >= STATES_BYTES || n + 1 == count {
+        if bytes >= STATES_BYTES_MAX || n + 1 == count {
             let last = whole && n + 1 == count;
             next = (!last).then_some(membership.conversation);
             break;
@@ -78,8 +80,8 @@ async fn state(
     positions: &Positions,
     membership: &Membership,
 ) -> Result<pb::ConversationState, Refusal> {
-    let (conversation, standing) = (&membership.conversation, &membership.standing);
-    let view = reader.view(store, conversation, &membership.head, standing).await?;
+    let (conversation, member_view) = (&membership.conversation, &membership.standing);
+    let view = reader.view(store, conversation, &membership.head, member_view).await?;
     let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
     let last = if has_all { None } else { last(store, &membership.conversation, &view).await? };
     Ok(pb::ConversationState {
@@ -89,35 +91,43 @@ async fn state(
         read_seq: view.mark().seq,
         unread: reader.unread(conversation, &view),
         last,
-        cleared_seq: view.level().cleared.seq,
-        hidden: view.level().hidden.iter().map(|it| it.seq).collect(),
+        cleared_seq: view.user_state().cleared.seq,
+        hidden: view.user_state().hidden.iter().map(|it| it.seq).collect(),
     })
 }
 
-/// The newest row that can be shown; none when it is far up, or too large to come unasked.
+/// Returns the newest entry that can be shown; `None` if it is not among the last rows, or too large.
 async fn last(
     store: &dyn Store,
     conversation: &ConversationId,
     view: &View,
 ) -> Result<Option<pb::Push>, Refusal> {
-    // Below what is hidden at the end, there may be something to show.
-    let shown = view.level().hidden.iter().rev().fold(view.max(), |end, it| end - u64::from(it.seq == end));
-    if shown <= view.gone_to() {
+    // Skip hidden entries at the end.
+    let shown =
+        view.user_state().hidden.iter().rev().fold(view.max(), |end, it| end - u64::from(it.seq == end));
+    if shown <= view.removed_to() {
         return Ok(None);
     }
     let cursor = shown.saturating_add(1);
-    let query = PageQuery { cursor, direction: Direction::Backward, limit: LAST_ROWS, max_bytes: LAST_BYTES };
-    let page = store.page(conversation, query).await.map_err(away)?;
+    let query = PageQuery {
+        cursor,
+        direction: Direction::Backward,
+        limit: LAST_ENTRY_ROWS,
+        max_bytes: LAST_ENTRY_BYTES_MAX,
+    };
+    let page = store.page(conversation, query).await.map_err(store_unavailable)?;
     let is_shown = |row: &&StoredRow| view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
     let last = page.rows.iter().filter(is_shown).find_map(push_of);
-    Ok(last.filter(|push| push.encoded_len() <= LAST_BYTES))
+    Ok(last.filter(|push| push.encoded_len() <= LAST_ENTRY_BYTES_MAX))
 }
 
-/// The conversations whose last seq is above what the client has, or that it did not name; at most as many as a
-/// client can name. Those that it named come first: else the others, the same ones each time, could fill every answer.
+/// Returns the positions of conversations that are ahead of the client's, or that it did not name.
+///
+/// At most [`POSITIONS_MAX`] are returned, the named ones first: otherwise the same
+/// unnamed ones could fill every answer.
 ///
 /// # Errors
-/// When the store can't be read.
+/// `STORE_UNAVAILABLE` if the store can't be read.
 pub async fn changed(
     store: &dyn Store,
     user: &UserId,
@@ -126,8 +136,11 @@ pub async fn changed(
     let (mut changed, mut unnamed, mut after) = (Vec::new(), Vec::new(), None);
     let mut left = positions.len();
     loop {
-        let page = store.memberships(user, after.as_ref(), PAGE).await.map_err(away)?;
-        let whole = page.len() < PAGE;
+        let page = store
+            .memberships(user, after.as_ref(), MEMBERSHIPS_PAGE_ROWS)
+            .await
+            .map_err(store_unavailable)?;
+        let whole = page.len() < MEMBERSHIPS_PAGE_ROWS;
         after = page.last().map(|it| it.conversation.clone());
         for it in page {
             let seq = View::new(&it.conversation, &it.head, &it.standing).max();

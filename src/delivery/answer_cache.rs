@@ -1,6 +1,7 @@
-//! What the owners of this node have said lately, for origins that ask again because the answer did not come (DESIGN 6.1).
+//! Answer cache: recent outcomes of this node's owners, for origins that query again because a reply was lost.
 //!
-//! A word is kept for as long as a client waits. What an earlier owner said, the store still knows by the dedup key.
+//! An outcome is kept for as long as a client waits for its reply (SPEC, section 4). The store has those of earlier
+//! owners, by dedup key.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -17,171 +18,171 @@ use tidegate_protocol::{
 use tokio::time::Instant;
 
 use crate::{
-    link::{Ask, AskKey, Word},
+    link::{AnswerStatus, Ask, AskKey},
     ports::Ports,
     routes::NodeBoot,
     store::Fence,
 };
 
-/// How long a word is kept: longer than a client waits (5 s).
-const KEPT: Duration = Duration::from_secs(6);
+/// Retention of an outcome: longer than a client waits for its reply (5 s).
+const ANSWER_RETENTION: Duration = Duration::from_secs(6);
 
-/// Words kept of one partition; of more, the oldest go first.
-const WORDS_MAX: usize = 1 << 15;
+/// Outcomes kept per partition; beyond that, the oldest are dropped.
+const ANSWERS_MAX: usize = 1 << 15;
 
-/// The words of all owners of a node.
+/// Recent outcomes of all owners of a node.
 #[derive(Default)]
-pub struct Answered {
-    partitions: Mutex<HashMap<u32, Words>>,
+pub struct AnswerCache {
+    partitions: Mutex<HashMap<u32, PartitionAnswers>>,
     hasher: RandomState,
 }
 
-/// A record by its origin: which run of which node (as a hash), conn, request.
-type Name = (u64, u64, u64);
+/// Origin of a record: hash of the node's run, connection, request.
+type OriginKey = (u64, u64, u64);
 
-/// What the owner of one partition has said.
-struct Words {
+/// Recent outcomes of the owner of one partition.
+struct PartitionAnswers {
     fence: Fence,
-    /// All records below were told.
+    /// Offset below which every record is published.
     next: u64,
-    said: HashMap<Name, Outcome, RandomState>,
-    order: VecDeque<(Instant, Name)>,
+    outcomes: HashMap<OriginKey, Outcome, RandomState>,
+    order: VecDeque<(Instant, OriginKey)>,
 }
 
-impl Answered {
+impl AnswerCache {
     fn begin(&self, partition: u32, fence: Fence, next: u64) {
-        let words = Words { fence, next, said: HashMap::default(), order: VecDeque::new() };
-        self.partitions().insert(partition, words);
+        let answers = PartitionAnswers { fence, next, outcomes: HashMap::default(), order: VecDeque::new() };
+        self.partitions().insert(partition, answers);
     }
 
     fn end(&self, partition: u32, fence: Fence) {
         let mut partitions = self.partitions();
-        if partitions.get(&partition).is_some_and(|words| words.fence == fence) {
+        if partitions.get(&partition).is_some_and(|answers| answers.fence == fence) {
             partitions.remove(&partition);
         }
     }
 
-    fn said(&self, (partition, fence): (u32, Fence), decided: &[(Record, Outcome)], next: u64) {
+    fn record(&self, (partition, fence): (u32, Fence), decided: &[(Record, Outcome)], next: u64) {
         let now = Instant::now();
         let mut partitions = self.partitions();
-        // Its successor here may have begun.
-        let Some(words) = partitions.get_mut(&partition).filter(|it| it.fence == fence) else { return };
-        words.next = next;
+        // A successor on this node may have replaced the entry.
+        let Some(answers) = partitions.get_mut(&partition).filter(|it| it.fence == fence) else { return };
+        answers.next = next;
         for (record, outcome) in decided {
             let Origin { node, boot, conn, request } = &record.origin;
-            let name = (self.hasher.hash_one((node, boot)), *conn, *request);
-            words.said.insert(name, *outcome);
-            words.order.push_back((now, name));
+            let key = (self.hasher.hash_one((node, boot)), *conn, *request);
+            answers.outcomes.insert(key, *outcome);
+            answers.order.push_back((now, key));
         }
-        words.forget(now);
+        answers.forget(now);
     }
 
-    /// What is known of each of these from memory, and under which fence of their partition; none = not the owner.
-    fn recall(&self, from: &NodeBoot, asks: &[Ask]) -> Vec<(Word, Option<Fence>)> {
+    /// Looks each query up in memory, with the fence of its partition; `None` if no local owner has the partition.
+    fn lookup(&self, from: &NodeBoot, asks: &[Ask]) -> Vec<(AnswerStatus, Option<Fence>)> {
         let run = self.hasher.hash_one((&from.node, &from.boot));
         let partitions = self.partitions();
-        let word = |ask: &Ask| {
-            let Some(words) = partitions.get(&ask.partition) else { return (Word::NotOwner, None) };
-            let word = match words.said.get(&(run, ask.conn, ask.request)) {
-                Some(outcome) => Word::Said(*outcome),
-                None if ask.offset >= words.next => Word::NotYet,
-                None => Word::Forgotten,
+        let status = |ask: &Ask| {
+            let Some(answers) = partitions.get(&ask.partition) else { return (AnswerStatus::NotOwner, None) };
+            let status = match answers.outcomes.get(&(run, ask.conn, ask.request)) {
+                Some(outcome) => AnswerStatus::Said(*outcome),
+                None if ask.offset >= answers.next => AnswerStatus::NotYet,
+                None => AnswerStatus::Forgotten,
             };
-            (word, Some(words.fence))
+            (status, Some(answers.fence))
         };
-        asks.iter().map(word).collect()
+        asks.iter().map(status).collect()
     }
 
-    fn partitions(&self) -> MutexGuard<'_, HashMap<u32, Words>> {
+    fn partitions(&self) -> MutexGuard<'_, HashMap<u32, PartitionAnswers>> {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Words {
+impl PartitionAnswers {
     fn forget(&mut self, now: Instant) {
-        while let Some((_, name)) =
-            self.order.pop_front_if(|(since, _)| now.saturating_duration_since(*since) >= KEPT)
+        while let Some((_, key)) =
+            self.order.pop_front_if(|(since, _)| now.saturating_duration_since(*since) >= ANSWER_RETENTION)
         {
-            self.said.remove(&name);
+            self.outcomes.remove(&key);
         }
-        while self.order.len() > WORDS_MAX
-            && let Some((_, name)) = self.order.pop_front()
+        while self.order.len() > ANSWERS_MAX
+            && let Some((_, key)) = self.order.pop_front()
         {
-            self.said.remove(&name);
+            self.outcomes.remove(&key);
         }
         if self.order.is_empty() {
-            (self.said, self.order) = (HashMap::default(), VecDeque::new());
+            (self.outcomes, self.order) = (HashMap::default(), VecDeque::new());
         }
     }
 }
 
-/// What one owner tells, for as long as it owns.
-pub(crate) struct Voice {
-    answered: Arc<Answered>,
+/// Writer of one owner's outcomes, for as long as it owns the partition.
+pub(crate) struct AnswerLog {
+    cache: Arc<AnswerCache>,
     partition: u32,
     fence: Fence,
 }
 
-impl Voice {
-    /// Of an owner that begins at `next`.
-    pub(crate) fn begin(answered: &Arc<Answered>, partition: u32, fence: Fence, next: u64) -> Self {
-        answered.begin(partition, fence, next);
-        Self { answered: Arc::clone(answered), partition, fence }
+impl AnswerLog {
+    /// Starts the log of an owner that begins at `next`.
+    pub(crate) fn begin(cache: &Arc<AnswerCache>, partition: u32, fence: Fence, next: u64) -> Self {
+        cache.begin(partition, fence, next);
+        Self { cache: Arc::clone(cache), partition, fence }
     }
 
-    /// It told these, and with them everything below `next`.
+    /// Records outcomes that were published; every record below `next` is published too.
     pub(crate) fn said(&self, decided: &[(Record, Outcome)], next: u64) {
-        self.answered.said((self.partition, self.fence), decided, next);
+        self.cache.record((self.partition, self.fence), decided, next);
     }
 }
 
-impl Drop for Voice {
+impl Drop for AnswerLog {
     fn drop(&mut self) {
-        self.answered.end(self.partition, self.fence);
+        self.cache.end(self.partition, self.fence);
     }
 }
 
-/// One word for each ask of that run of a node, in order. What memory does not know is looked up in the store, once for
-/// each partition and under its fence: an answer of a store that is another's already would be no answer.
+/// Replies to each query of that node's run, in order. Outcomes that memory lacks are read from the store, once per
+/// partition and under its fence: a store that belongs to another owner by now gives no valid answer.
 pub(crate) async fn words(
-    answered: &Arc<Answered>,
+    cache: &Arc<AnswerCache>,
     ports: &Ports,
     from: &NodeBoot,
     asks: &[Ask],
-) -> Vec<Word> {
-    let mut words: Vec<(Word, Option<Fence>)> = answered.recall(from, asks);
-    // In order, so that a simulation runs the same way each time.
-    let mut lost: BTreeMap<(u32, Fence), Vec<(usize, AskKey)>> = BTreeMap::new();
-    for (place, ((word, fence), ask)) in words.iter().zip(asks).enumerate() {
-        if let (Word::Forgotten, Some(fence), Some(key)) = (word, fence, ask.key) {
-            lost.entry((ask.partition, *fence)).or_default().push((place, key));
+) -> Vec<AnswerStatus> {
+    let mut answers: Vec<(AnswerStatus, Option<Fence>)> = cache.lookup(from, asks);
+    // Ordered, so that a simulation seed reproduces a run.
+    let mut forgotten: BTreeMap<(u32, Fence), Vec<(usize, AskKey)>> = BTreeMap::new();
+    for (index, ((status, fence), ask)) in answers.iter().zip(asks).enumerate() {
+        if let (AnswerStatus::Forgotten, Some(fence), Some(key)) = (status, fence, ask.key) {
+            forgotten.entry((ask.partition, *fence)).or_default().push((index, key));
         }
     }
-    for ((partition, fence), keys) in lost {
+    for ((partition, fence), keys) in forgotten {
         let needs: Vec<Need> = keys.iter().map(|(_, key)| Need::Key(key.hash)).collect();
         let found = match ports.store.load(partition, fence, &needs).await {
             Ok(found) => found.rows,
             Err(error) => {
-                tracing::debug!(%error, partition, "what was answered before can't be looked up now");
-                keys.iter().for_each(|(place, _)| words[*place].0 = Word::NotYet);
+                tracing::debug!(%error, partition, "lookup of earlier outcomes failed; the origin queries again");
+                keys.iter().for_each(|(index, _)| answers[*index].0 = AnswerStatus::NotYet);
                 continue;
             }
         };
-        for ((place, key), row) in keys.into_iter().zip(found) {
+        for ((index, key), row) in keys.into_iter().zip(found) {
             if let Loaded::Key(_, Some(row)) = row
-                && let Some(outcome) = as_again(&row, &key)
+                && let Some(outcome) = retry_outcome(&row, &key)
             {
-                words[place].0 = Word::Said(outcome);
+                answers[index].0 = AnswerStatus::Said(outcome);
             }
         }
     }
-    words.into_iter().map(|(word, _)| word).collect()
+    answers.into_iter().map(|(status, _)| status).collect()
 }
 
-/// What the ledger says to a retry of what the key is of; that is told, for nobody knows any more which of them was the
-/// first. None: the key is of another content, so what was said is not written down.
-fn as_again(key: &Key, asked: &AskKey) -> Option<Outcome> {
-    (key.body_hash == asked.body_hash).then_some(match key.refused {
+/// Returns the outcome that the ledger gives a retry with this key; which attempt was first is no longer known. `None`
+/// if the key belongs to other content: its first outcome is not stored.
+fn retry_outcome(key: &Key, query: &AskKey) -> Option<Outcome> {
+    (key.body_hash == query.body_hash).then_some(match key.refused {
         Some(code) => Outcome::RefusedBefore { code },
         None => Outcome::Duplicate { seq: key.seq, time: key.time },
     })

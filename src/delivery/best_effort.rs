@@ -1,8 +1,8 @@
-//! What is told to other nodes beside the log: signals, and what a user's devices hear of marks. Best effort, never waited
-//! for.
+//! Best-effort messages to other nodes, outside the log: signals, and marker updates for a user's devices. Never
+//! awaited.
 //!
-//! Users are found by their routes, many in one look; while the routes can't be read all peers are told, as they are of
-//! signals to groups: a node that has nobody of the group drops them.
+//! The nodes of users are found by their routes, with one lookup for many messages. While the routes are unavailable,
+//! messages go to all peers, as signals to groups always do; a node without members drops them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,58 +17,58 @@ use tidegate_protocol::{
 use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::{
-    link::{Stray, StrayLanes},
+    link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
     ports::Ports,
     routes::NodeBoot,
 };
 
-/// Words that may wait for the routes; further ones are dropped.
-const WORDS_MAX: usize = 4_096;
+/// Messages that may wait for the lookup; further ones are dropped.
+const QUEUE_ITEMS_MAX: usize = 4_096;
 
-/// Words looked up in one turn.
-const TURN_MAX: usize = 512;
+/// Messages looked up together.
+const LOOKUP_ITEMS_MAX: usize = 512;
 
-/// Users looked up in one call.
-const USERS_MAX: usize = 1_000;
+/// Users in one call to the routes.
+const LOOKUP_USERS_MAX: usize = 1_000;
 
-/// The way of signals and marks to other nodes.
-pub struct Beside {
-    words: mpsc::Sender<Word>,
+/// Sender of signals and marker updates to other nodes.
+pub struct BestEffortSender {
+    items: mpsc::Sender<QueuedItem>,
     metrics: Metrics,
 }
 
-/// Something to tell.
-struct Word {
-    stray: Stray,
-    /// Whose nodes; none = all of them.
-    of: Option<Vec<UserId>>,
+/// Queued message, before the nodes are looked up.
+struct QueuedItem {
+    message: BestEffortMessage,
+    /// Users whose nodes get it; `None` means all peers.
+    of_users: Option<Vec<UserId>>,
 }
 
-struct Teller {
+struct BestEffortTask {
     ports: Arc<Ports>,
-    lanes: Arc<StrayLanes>,
+    queues: Arc<BestEffortQueues>,
 }
 
-impl Beside {
-    /// Begins, on that runtime.
+impl BestEffortSender {
+    /// Starts the background task on `runtime`.
     pub fn start(
         runtime: &Handle,
         ports: &Arc<Ports>,
-        lanes: Arc<StrayLanes>,
+        queues: Arc<BestEffortQueues>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        let (words, waiting) = mpsc::channel(WORDS_MAX);
-        runtime.spawn(Teller { ports: Arc::clone(ports), lanes }.run(waiting));
-        Arc::new(Self { words, metrics })
+        let (items, queue) = mpsc::channel(QUEUE_ITEMS_MAX);
+        runtime.spawn(BestEffortTask { ports: Arc::clone(ports), queues }.run(queue));
+        Arc::new(Self { items, metrics })
     }
 
-    /// A signal to a direct conversation, for the nodes of its two users.
+    /// Sends a signal of a direct conversation to the nodes of its two users.
     pub fn signal_to_users(&self, conversation: &ConversationId, users: &[UserId], frame: &PushFrame) {
         self.signal(conversation, users.to_vec(), Some(users.to_vec()), frame);
     }
 
-    /// A signal to a group, for these members of it.
+    /// Sends a signal of a group to all peers, for these members.
     pub fn signal_to_group(
         &self,
         conversation: &ConversationId,
@@ -82,80 +82,82 @@ impl Beside {
         &self,
         conversation: &ConversationId,
         users: Vec<UserId>,
-        of: Option<Vec<UserId>>,
+        of_users: Option<Vec<UserId>>,
         frame: &PushFrame,
     ) {
         let (conversation, frame) = (conversation.clone(), Bytes::copy_from_slice(frame.proto()));
-        let word = Word { stray: Stray::Signal { conversation, users, frame }, of };
-        if self.words.try_send(word).is_err() {
+        let item = QueuedItem { message: BestEffortMessage::Signal { conversation, users, frame }, of_users };
+        if self.items.try_send(item).is_err() {
             self.metrics.signals_dropped.increment(1);
         }
     }
 
-    /// What a user's devices are to hear of a change of what the user keeps.
+    /// Sends a marker update to the user's devices on other nodes.
     pub fn mark(&self, conversation: &ConversationId, user: &UserId, seq: u64, frame: &PushFrame) {
         let frame = Bytes::copy_from_slice(frame.proto());
-        let stray = Stray::Mark { conversation: conversation.clone(), user: user.clone(), seq, frame };
-        if self.words.try_send(Word { stray, of: Some(vec![user.clone()]) }).is_err() {
+        let message =
+            BestEffortMessage::Mark { conversation: conversation.clone(), user: user.clone(), seq, frame };
+        if self.items.try_send(QueuedItem { message, of_users: Some(vec![user.clone()]) }).is_err() {
             self.metrics.peer_marks_lost.increment(1);
         }
     }
 }
 
-impl Teller {
-    async fn run(self, mut waiting: mpsc::Receiver<Word>) {
-        let mut turn = Vec::with_capacity(TURN_MAX);
-        let mut looks = self.ports.peers.changes();
+impl BestEffortTask {
+    async fn run(self, mut queue: mpsc::Receiver<QueuedItem>) {
+        let mut batch = Vec::with_capacity(LOOKUP_ITEMS_MAX);
+        let mut peer_changes = self.ports.peers.changes();
         loop {
             tokio::select! {
-                Ok(()) = looks.changed() => {
-                    self.lanes.forget_ended(|run| self.ports.peers.is_live(run));
+                Ok(()) = peer_changes.changed() => {
+                    self.queues.forget_ended(|run| self.ports.peers.is_live(run));
                     continue;
                 }
-                words = waiting.recv_many(&mut turn, TURN_MAX) => if words == 0 { return },
+                count = queue.recv_many(&mut batch, LOOKUP_ITEMS_MAX) => if count == 0 { return },
             }
             let peers = self.ports.peers.others();
-            // Nobody is there to be looked for.
+            // Without peers no lookup is needed.
             if peers.is_empty() {
-                turn.clear();
+                batch.clear();
                 continue;
             }
             let all: Vec<NodeBoot> = peers.iter().map(|row| row.info.boot.clone()).collect();
-            let homes = self.homes(&turn).await;
-            for word in turn.drain(..) {
-                match (&word.of, &homes) {
-                    (Some(users), Some(homes)) => {
+            let nodes_by_user = self.nodes_by_user(&batch).await;
+            for item in batch.drain(..) {
+                match (&item.of_users, &nodes_by_user) {
+                    (Some(users), Some(nodes_by_user)) => {
                         let to: BTreeSet<&NodeBoot> =
-                            users.iter().filter_map(|user| homes.get(user)).flatten().collect();
-                        to.into_iter().for_each(|node| self.lanes.send(node, word.stray.clone()));
+                            users.iter().filter_map(|user| nodes_by_user.get(user)).flatten().collect();
+                        to.into_iter().for_each(|node| self.queues.send(node, item.message.clone()));
                     }
-                    _ => all.iter().for_each(|node| self.lanes.send(node, word.stray.clone())),
+                    _ => all.iter().for_each(|node| self.queues.send(node, item.message.clone())),
                 }
             }
         }
     }
 
-    /// The other nodes on which users of the turn are; none while nobody knows all of them.
-    async fn homes(&self, turn: &[Word]) -> Option<HashMap<UserId, Vec<NodeBoot>>> {
+    /// Looks up the other nodes of a batch's users; `None` if the routes may be incomplete.
+    async fn nodes_by_user(&self, batch: &[QueuedItem]) -> Option<HashMap<UserId, Vec<NodeBoot>>> {
         if self.ports.peers.doubtful() {
             return None;
         }
-        let users: BTreeSet<&UserId> = turn.iter().filter_map(|word| word.of.as_ref()).flatten().collect();
+        let users: BTreeSet<&UserId> =
+            batch.iter().filter_map(|item| item.of_users.as_ref()).flatten().collect();
         let users: Vec<UserId> = users.into_iter().cloned().collect();
-        let mut homes = HashMap::with_capacity(users.len());
-        for page in users.chunks(USERS_MAX) {
+        let mut nodes_by_user = HashMap::with_capacity(users.len());
+        for page in users.chunks(LOOKUP_USERS_MAX) {
             let rows = match self.ports.routes.lookup(page).await {
                 Ok(rows) => rows,
                 Err(error) => {
-                    tracing::debug!(%error, "signals and marks go to all peers");
+                    tracing::debug!(%error, "routes unavailable; sending signals and marks to all peers");
                     return None;
                 }
             };
             for (user, devices) in page.iter().zip(rows) {
                 let elsewhere = devices.into_iter().map(|(_, token)| token.at);
-                homes.insert(user.clone(), elsewhere.filter(|at| *at != self.ports.me).collect());
+                nodes_by_user.insert(user.clone(), elsewhere.filter(|at| *at != self.ports.me).collect());
             }
         }
-        Some(homes)
+        Some(nodes_by_user)
     }
 }

@@ -1,8 +1,8 @@
-//! One lane to each peer: answers and pushes go out in order, many in one call, and a slow peer delays nobody else.
+//! Peer queues: one per peer sends replies and pushes in order, many in one call; a slow peer delays no other.
 //!
-//! What waits for a peer is bounded in bytes. Full, pushes and answers for it are dropped and counted: a client that
-//! waits for an answer hears *unknown* and retries by its id, a client that misses a push sees the hole, or learns it from
-//! its next heartbeat. Nothing here decides anything, so nothing here can be wrong for long (DESIGN 6.4; flaws S1, S2).
+//! A queue is bounded in bytes. When it is full, further pushes and replies are dropped and counted: a client without
+//! its reply gets *unknown* and retries by its id; a client without a push sees the hole, or learns of it by its next
+//! heartbeat. Nothing is decided here, so no loss has a lasting effect (flaws S1, S2).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,149 +23,155 @@ use crate::{
     routes::{NodeBoot, Route, Token},
 };
 
-/// Parcels that may wait for one peer, and bytes in them.
-const PARCELS_MAX: usize = 4_096;
-const BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Batches that may wait for one peer.
+const QUEUE_BATCHES_MAX: usize = 4_096;
 
-/// Items of one kind in one call, at most.
-const CALL_MAX: usize = 4_096;
+/// Bytes that may wait for one peer.
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Bytes in one call, about; a push for many conns may be more alone.
+/// Items of one kind in one call.
+const CALL_ITEMS_MAX: usize = 4_096;
+
+/// Approximate bytes of one call; a single push for many connections may exceed it.
 const CALL_BYTES: usize = 1024 * 1024;
 
-/// Between two tries of what a peer did not take.
-const AGAIN: Duration = Duration::from_millis(300);
+/// Delay before resending a batch that a peer did not accept.
+const PEER_RETRY_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Tries of a batch of answers: together less than the client's own deadline for its reply (5 s, DESIGN 6.2).
+/// Attempts to send a batch of replies: in total shorter than the client's deadline (5 s; SPEC, section 4).
 const ANSWER_TRIES: usize = 10;
 
-/// Tries of a batch of pushes.
+/// Attempts to send a batch of pushes.
 const PUSH_TRIES: usize = 3;
 
-/// A lane without traffic for so long ends; the next parcel opens it again.
-const IDLE: Duration = Duration::from_secs(60);
+/// Time without traffic after which a queue ends; the next batch opens it again.
+const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Looks for conns that were not there, at once; beyond, their rows stay for others to find.
-const LOOKS_MAX: usize = 64;
+/// Concurrent rechecks of missing connections. Beyond that, their routes stay until another push finds them.
+const RECHECKS_MAX: usize = 64;
 
-/// After this a conn whose route stands is in the indexes of its node, or was never completed.
+/// Longest time from a connection's route to its entry in the indexes of its node; later, its login has failed.
 const LOGIN_MAX: Duration = Duration::from_secs(10);
 
-/// What one call weighs beside its bytes.
+/// Bytes charged for an item in addition to its payload.
 const ITEM_BYTES: usize = 128;
 
-/// Something for a peer.
-enum Parcel {
+/// Batch of one kind for a peer.
+enum PeerBatch {
     Answers(Vec<Answer>),
     Pushes(Vec<Delivery>),
 }
 
-/// The lanes of a node to its peers.
-pub struct Couriers {
+/// One bounded send queue per peer.
+pub struct PeerQueues {
     ports: Arc<Ports>,
     metrics: Metrics,
-    lanes: Mutex<HashMap<NodeBoot, Sender>>,
-    looks: Arc<Semaphore>,
+    queues: Mutex<HashMap<NodeBoot, QueueSender>>,
+    rechecks: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
-struct Sender {
-    parcels: mpsc::Sender<Parcel>,
-    waiting: Arc<AtomicUsize>,
+struct QueueSender {
+    batches: mpsc::Sender<PeerBatch>,
+    queued_bytes: Arc<AtomicUsize>,
 }
 
-/// The far end of a lane, in its task.
-struct Lane {
+/// Receiving end of a queue, in its task.
+struct PeerQueue {
     to: NodeBoot,
-    parcels: mpsc::Receiver<Parcel>,
-    waiting: Arc<AtomicUsize>,
-    couriers: Arc<Couriers>,
+    batches: mpsc::Receiver<PeerBatch>,
+    queued_bytes: Arc<AtomicUsize>,
+    queues: Arc<PeerQueues>,
 }
 
-impl Couriers {
-    /// No lanes yet: each begins with its first parcel.
+impl PeerQueues {
+    /// Creates the set without queues: each starts with its first batch.
     pub fn new(ports: &Arc<Ports>, metrics: Metrics) -> Arc<Self> {
-        let looks = Arc::new(Semaphore::new(LOOKS_MAX));
-        Arc::new(Self { ports: Arc::clone(ports), metrics, lanes: Mutex::default(), looks })
+        let rechecks = Arc::new(Semaphore::new(RECHECKS_MAX));
+        Arc::new(Self { ports: Arc::clone(ports), metrics, queues: Mutex::default(), rechecks })
     }
 
-    /// Hands answers over; the order of calls for one peer is kept. In a runtime only.
+    /// Queues replies; calls for one peer keep their order. Must run in a runtime.
     pub fn answers(self: &Arc<Self>, to: &NodeBoot, answers: Vec<Answer>) {
         if !answers.is_empty() {
-            self.send(to, Parcel::Answers(answers));
+            self.send(to, PeerBatch::Answers(answers));
         }
     }
 
-    /// Hands pushes over, behind everything handed over before. In a runtime only.
+    /// Queues pushes after everything queued before. Must run in a runtime.
     pub fn pushes(self: &Arc<Self>, to: &NodeBoot, pushes: Vec<Delivery>) {
-        let (mut parcel, mut weight) = (Vec::new(), 0);
+        let (mut batch, mut weight) = (Vec::new(), 0);
         for push in pushes {
             let one = weight_of(&push);
-            if weight + one > CALL_BYTES && !parcel.is_empty() {
-                self.send(to, Parcel::Pushes(std::mem::take(&mut parcel)));
+            if weight + one > CALL_BYTES && !batch.is_empty() {
+                self.send(to, PeerBatch::Pushes(std::mem::take(&mut batch)));
                 weight = 0;
             }
             weight += one;
-            parcel.push(push);
+            batch.push(push);
         }
-        if !parcel.is_empty() {
-            self.send(to, Parcel::Pushes(parcel));
+        if !batch.is_empty() {
+            self.send(to, PeerBatch::Pushes(batch));
         }
     }
 
-    fn send(self: &Arc<Self>, to: &NodeBoot, mut parcel: Parcel) {
-        let weight = parcel.weight();
-        // A lane that just ended for want of traffic is closed: the next one is open.
+    fn send(self: &Arc<Self>, to: &NodeBoot, mut batch: PeerBatch) {
+        let weight = batch.weight();
+        // The queue may just have ended for lack of traffic: the second attempt opens another.
         for _ in 0..2 {
-            let lane = self.lane(to);
-            let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
-            let failed = match before == 0 || before + weight <= BYTES_MAX {
-                true => lane.parcels.try_send(parcel),
-                false => Err(mpsc::error::TrySendError::Full(parcel)),
+            let queue = self.queue(to);
+            let before = queue.queued_bytes.fetch_add(weight, Ordering::Relaxed);
+            let failed = match before == 0 || before + weight <= QUEUE_BYTES_MAX {
+                true => queue.batches.try_send(batch),
+                false => Err(mpsc::error::TrySendError::Full(batch)),
             };
             let Err(failed) = failed else { return };
-            lane.waiting.fetch_sub(weight, Ordering::Relaxed);
+            queue.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
             match failed {
-                mpsc::error::TrySendError::Closed(back) => parcel = back,
+                mpsc::error::TrySendError::Closed(back) => batch = back,
                 mpsc::error::TrySendError::Full(back) => {
-                    return self.lost(to, &back, "too much waits for it");
+                    return self.drop_batch(to, &back, "queue full");
                 }
             }
         }
-        self.lost(to, &parcel, "its lane ended");
+        self.drop_batch(to, &batch, "queue closed");
     }
 
-    fn lane(self: &Arc<Self>, to: &NodeBoot) -> Sender {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lane) = lanes.get(to).filter(|lane| !lane.parcels.is_closed()) {
-            return lane.clone();
+    fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueSender {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
+            return queue.clone();
         }
-        // Of runs that are over nothing else would take the ended lanes away.
-        lanes.retain(|_, lane| !lane.parcels.is_closed());
-        let (sender, parcels) = mpsc::channel(PARCELS_MAX);
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let lane =
-            Lane { to: to.clone(), parcels, waiting: Arc::clone(&waiting), couriers: Arc::clone(self) };
-        tokio::spawn(lane.run());
-        let sender = Sender { parcels: sender, waiting };
-        lanes.insert(to.clone(), sender.clone());
+        // Queues of ended runs are removed nowhere else.
+        queues.retain(|_, queue| !queue.batches.is_closed());
+        let (sender, batches) = mpsc::channel(QUEUE_BATCHES_MAX);
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let queue = PeerQueue {
+            to: to.clone(),
+            batches,
+            queued_bytes: Arc::clone(&queued_bytes),
+            queues: Arc::clone(self),
+        };
+        tokio::spawn(queue.run());
+        let sender = QueueSender { batches: sender, queued_bytes };
+        queues.insert(to.clone(), sender.clone());
         sender
     }
 
-    fn lost(&self, to: &NodeBoot, parcel: &Parcel, why: &str) {
-        let items = match parcel {
-            Parcel::Answers(answers) => answers.len(),
-            Parcel::Pushes(pushes) => pushes.iter().map(|push| push.to.len()).sum(),
+    fn drop_batch(&self, to: &NodeBoot, batch: &PeerBatch, reason: &str) {
+        let items = match batch {
+            PeerBatch::Answers(answers) => answers.len(),
+            PeerBatch::Pushes(pushes) => pushes.iter().map(|push| push.to.len()).sum(),
         };
-        match parcel {
-            Parcel::Answers(_) => self.metrics.peer_answers_lost.increment(items as u64),
-            Parcel::Pushes(_) => self.metrics.peer_pushes_lost.increment(items as u64),
+        match batch {
+            PeerBatch::Answers(_) => self.metrics.peer_answers_lost.increment(items as u64),
+            PeerBatch::Pushes(_) => self.metrics.peer_pushes_lost.increment(items as u64),
         }
-        tracing::debug!(peer = %to, items, why, "a peer was not told");
+        tracing::debug!(peer = %to, items, reason, "batch to peer dropped");
     }
 }
 
-impl Parcel {
+impl PeerBatch {
     fn weight(&self) -> usize {
         match self {
             Self::Answers(answers) => answers.len() * ITEM_BYTES,
@@ -180,9 +186,9 @@ impl Parcel {
         }
     }
 
-    /// Takes the other in behind, if it is of the same kind and both fit one call.
-    fn join(&mut self, other: Self) -> Result<(), Self> {
-        if self.len() + other.len() > CALL_MAX || self.weight() + other.weight() > CALL_BYTES {
+    /// Appends the other batch, if it is of the same kind and both fit one call.
+    fn merge(&mut self, other: Self) -> Result<(), Self> {
+        if self.len() + other.len() > CALL_ITEMS_MAX || self.weight() + other.weight() > CALL_BYTES {
             return Err(other);
         }
         match (self, other) {
@@ -194,63 +200,63 @@ impl Parcel {
     }
 }
 
-impl Lane {
+impl PeerQueue {
     async fn run(mut self) {
         let mut next = None;
         loop {
             let first = match next.take() {
-                Some(parcel) => parcel,
-                None => match time::timeout(IDLE, self.parcels.recv()).await {
-                    Ok(Some(parcel)) => parcel,
+                Some(batch) => batch,
+                None => match time::timeout(QUEUE_IDLE_TIMEOUT, self.batches.recv()).await {
+                    Ok(Some(batch)) => batch,
                     Ok(None) => return,
                     Err(_) => {
-                        // Nothing comes in from here on; what came in meanwhile is taken out.
-                        self.parcels.close();
-                        match self.parcels.try_recv() {
-                            Ok(parcel) => parcel,
+                        // Close first, then take what was queued in the meantime.
+                        self.batches.close();
+                        match self.batches.try_recv() {
+                            Ok(batch) => batch,
                             Err(_) => return,
                         }
                     }
                 },
             };
-            let (parcel, rest) = self.gather(first);
+            let (batch, rest) = self.merge_queued(first);
             next = rest;
-            let weight = parcel.weight();
-            self.carry(parcel).await;
-            self.waiting.fetch_sub(weight, Ordering::Relaxed);
+            let weight = batch.weight();
+            self.send_batch(batch).await;
+            self.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
         }
     }
 
-    fn gather(&mut self, mut parcel: Parcel) -> (Parcel, Option<Parcel>) {
-        while let Ok(more) = self.parcels.try_recv() {
-            if let Err(other) = parcel.join(more) {
-                return (parcel, Some(other));
+    fn merge_queued(&mut self, mut batch: PeerBatch) -> (PeerBatch, Option<PeerBatch>) {
+        while let Ok(more) = self.batches.try_recv() {
+            if let Err(other) = batch.merge(more) {
+                return (batch, Some(other));
             }
         }
-        (parcel, None)
+        (batch, None)
     }
 
-    async fn carry(&self, parcel: Parcel) {
-        match &parcel {
-            Parcel::Answers(answers) => {
-                let call = || self.couriers.ports.link.answers(&self.to, answers.clone());
-                if let Err(error) = self.tried(ANSWER_TRIES, call).await {
-                    self.couriers.lost(&self.to, &parcel, &error.to_string());
+    async fn send_batch(&self, batch: PeerBatch) {
+        match &batch {
+            PeerBatch::Answers(answers) => {
+                let call = || self.queues.ports.link.answers(&self.to, answers.clone());
+                if let Err(error) = self.retry(ANSWER_TRIES, call).await {
+                    self.queues.drop_batch(&self.to, &batch, &error.to_string());
                 }
             }
-            Parcel::Pushes(pushes) => {
-                let call = || self.couriers.ports.link.deliver(&self.to, pushes.clone());
-                match self.tried(PUSH_TRIES, call).await {
-                    Ok(landings) => self.look_again(pushes, landings),
-                    Err(error) => self.couriers.lost(&self.to, &parcel, &error.to_string()),
+            PeerBatch::Pushes(pushes) => {
+                let call = || self.queues.ports.link.deliver(&self.to, pushes.clone());
+                match self.retry(PUSH_TRIES, call).await {
+                    Ok(landings) => self.remove_stale_routes(pushes, landings),
+                    Err(error) => self.queues.drop_batch(&self.to, &batch, &error.to_string()),
                 }
             }
         }
     }
 
-    /// Calls until the peer takes it, so often at most. A peer that is not there at all is not asked again; one that this
-    /// node has not heard of yet is looked for.
-    async fn tried<T, F>(&self, tries: usize, mut call: impl FnMut() -> F) -> Result<T, LinkError>
+    /// Calls up to `tries` times. Fails at once if that run of the peer has ended; requests a peer refresh if the peer
+    /// is not discovered.
+    async fn retry<T, F>(&self, tries: usize, mut call: impl FnMut() -> F) -> Result<T, LinkError>
     where
         F: Future<Output = Result<T, LinkError>>,
     {
@@ -261,21 +267,21 @@ impl Lane {
                 Err(LinkError::NotHere) => return Err(LinkError::NotHere),
                 Err(error) if left == 0 => return Err(error),
                 Err(_) => {
-                    let peers = &self.couriers.ports.peers;
+                    let peers = &self.queues.ports.peers;
                     if !peers.is_live(&self.to) {
                         peers.look_again();
                     }
-                    time::sleep(AGAIN).await;
+                    time::sleep(PEER_RETRY_INTERVAL).await;
                 }
                 Ok(done) => return Ok(done),
             }
         }
     }
 
-    /// Who was not there may be about to be: its conn registers its route first and is indexed then, at the latest when
-    /// its handshake is over, and reads from the store what this push was about. So nothing is pushed again; one that
-    /// still is not there then has left its route behind, which is removed by its whole token.
-    fn look_again(&self, pushes: &[Delivery], landings: Vec<Vec<Landing>>) {
+    /// Rechecks missing targets after [`LOGIN_MAX`]. A connection registers its route before it is indexed and reads
+    /// this push from the store, so nothing is resent. A target still missing has left a stale route, which is removed
+    /// by its full token.
+    fn remove_stale_routes(&self, pushes: &[Delivery], landings: Vec<Vec<Landing>>) {
         let missing: BTreeSet<Target> = pushes
             .iter()
             .zip(landings)
@@ -286,28 +292,28 @@ impl Lane {
         if missing.is_empty() {
             return;
         }
-        let Ok(permit) = Arc::clone(&self.couriers.looks).try_acquire_owned() else { return };
-        let (couriers, to) = (Arc::clone(&self.couriers), self.to.clone());
+        let Ok(permit) = Arc::clone(&self.queues.rechecks).try_acquire_owned() else { return };
+        let (queues, to) = (Arc::clone(&self.queues), self.to.clone());
         tokio::spawn(async move {
             time::sleep(LOGIN_MAX).await;
             let to_all = missing.iter().cloned().collect();
-            let look = Delivery {
+            let recheck = Delivery {
                 push: Bytes::new(),
                 to: to_all,
                 tracked: false,
                 sent_by: None,
                 traceparent: String::new(),
             };
-            // Nobody knows: the rows stay for the next push to find.
-            let Ok(landings) = couriers.ports.link.deliver(&to, vec![look]).await else { return };
-            let gone: Vec<Route> = missing
+            // Peer unavailable: the routes stay until another push finds them.
+            let Ok(landings) = queues.ports.link.deliver(&to, vec![recheck]).await else { return };
+            let stale: Vec<Route> = missing
                 .into_iter()
                 .zip(landings.into_iter().flatten())
                 .filter(|(_, landing)| *landing == Landing::NotHere)
-                .filter_map(|(target, _)| row(target, &to))
+                .filter_map(|(target, _)| route_of(target, &to))
                 .collect();
-            if let Err(error) = couriers.ports.routes.remove(&gone).await {
-                tracing::debug!(%error, "rows of conns that are gone were not removed");
+            if let Err(error) = queues.ports.routes.remove(&stale).await {
+                tracing::debug!(%error, "failed to remove stale routes");
             }
             drop(permit);
         });
@@ -322,7 +328,7 @@ fn is_conn(target: &Target) -> bool {
     matches!(target, Target::Conn(_))
 }
 
-fn row(target: Target, at: &NodeBoot) -> Option<Route> {
+fn route_of(target: Target, at: &NodeBoot) -> Option<Route> {
     match target {
         Target::Conn(Session { user, device, epoch }) => {
             Some(Route { user, device, token: Token { at: at.clone(), epoch } })

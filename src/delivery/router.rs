@@ -1,8 +1,8 @@
-//! Reaching users on other nodes: looks up where they are, in one turn for many pushes, and hands the pushes to the lanes.
+//! Router: finds the nodes of users with one lookup for many pushes, and passes the pushes to the peer queues.
 //!
-//! The owner gives here what it has archived; the routes are read after that, and a login reads the store after its route
-//! stands, so one of the two sees the other (DESIGN 6.4). Nothing here is on the way to an ack. While the routes can't be
-//! read, all peers are asked.
+//! An owner passes on what it has archived, and the routes are read after that. A login reads the store after its route
+//! is registered, so one of the two sees the other. Nothing here is on the path of an ack. While the routes can't be
+//! read, pushes go to all peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,105 +16,106 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::{local::traceparent, peer_queue::Couriers};
+use super::peer_queue::PeerQueues;
 use crate::{
     link::{Answer, Delivery, SentBy, Session, Target},
     ports::Ports,
     routes::NodeBoot,
+    trace::traceparent,
 };
 
-/// Batches that may wait for the routes; full, the owner waits.
-const BATCHES_MAX: usize = 64;
+/// Batches that may wait for the lookup; beyond that, the owner waits.
+const QUEUE_BATCHES_MAX: usize = 64;
 
-/// Pushes looked up in one turn, at most.
-const TURN_MAX: usize = 4_096;
+/// Approximate number of pushes looked up together.
+const LOOKUP_PUSHES_MAX: usize = 4_096;
 
-/// Users looked up in one call.
-const USERS_MAX: usize = 1_000;
+/// Users in one call to the routes.
+const LOOKUP_USERS_MAX: usize = 1_000;
 
-/// One push for users wherever they are.
+/// Push for users on other nodes.
 #[derive(Clone, Debug)]
-pub struct Parting {
-    /// An encoded `Push`.
+pub struct RemotePush {
+    /// Encoded `Push`.
     pub push: Bytes,
-    /// For whom.
+    /// Recipients.
     pub users: Arc<[UserId]>,
-    /// Whether it is sent again until acked.
+    /// Whether it is resent until acked.
     pub tracked: bool,
-    /// The session that sent it and knows already.
+    /// Session that sent the message and gets no push.
     pub except: Option<(UserId, DeviceId, u64)>,
-    /// Its conn: it may have a newer epoch since, or be asked for anywhere.
+    /// Connection that sent the message: its epoch may have changed since, and a broadcast names no sessions.
     pub sent_by: Option<SentBy>,
-    /// How its steps are found again, where they are noted.
+    /// Trace context, if the message is traced.
     pub trace: Option<TraceContext>,
 }
 
-/// A way to the users of other nodes, for one stream of pushes; dropped, what was given is still carried.
-pub struct Reach {
-    couriers: Arc<Couriers>,
-    turns: mpsc::Sender<Vec<Parting>>,
+/// Routes one ordered stream of pushes to users on other nodes. Queued pushes are still sent after it is dropped.
+pub struct Router {
+    peer_queues: Arc<PeerQueues>,
+    batches: mpsc::Sender<Vec<RemotePush>>,
 }
 
-impl Reach {
-    /// Begins a stream. In a runtime only.
-    pub fn start(ports: &Arc<Ports>, couriers: Arc<Couriers>) -> Self {
-        let (turns, waiting) = mpsc::channel(BATCHES_MAX);
-        let finder = Finder { ports: Arc::clone(ports), couriers: Arc::clone(&couriers) };
-        tokio::spawn(finder.run(waiting));
-        Self { couriers, turns }
+impl Router {
+    /// Starts the stream. Must run in a runtime.
+    pub fn start(ports: &Arc<Ports>, peer_queues: Arc<PeerQueues>) -> Self {
+        let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
+        let task = RouterTask { ports: Arc::clone(ports), peer_queues: Arc::clone(&peer_queues) };
+        tokio::spawn(task.run(queue));
+        Self { peer_queues, batches }
     }
 
-    /// Hands answers to the node that waits for them.
+    /// Queues answers for the node that waits for them.
     pub fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) {
-        self.couriers.answers(to, answers);
+        self.peer_queues.answers(to, answers);
     }
 
-    /// Hands pushes over, in order; waits while too many are waiting for the routes.
-    pub async fn pushes(&self, pushes: Vec<Parting>) {
+    /// Queues pushes, in order; waits while the queue is full.
+    pub async fn pushes(&self, pushes: Vec<RemotePush>) {
         if !pushes.is_empty() {
-            // The finder ends only with its senders, or with the runtime.
-            self.turns.send(pushes).await.ok();
+            // The task ends only with its senders, or with the runtime.
+            self.batches.send(pushes).await.ok();
         }
     }
 }
 
-struct Finder {
+struct RouterTask {
     ports: Arc<Ports>,
-    couriers: Arc<Couriers>,
+    peer_queues: Arc<PeerQueues>,
 }
 
-/// Where users are: the sessions of each on other nodes.
-type Places = HashMap<UserId, Vec<(NodeBoot, Session)>>;
+/// Sessions of each user on other nodes.
+type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
 
-impl Finder {
-    async fn run(self, mut waiting: mpsc::Receiver<Vec<Parting>>) {
-        while let Some(mut turn) = waiting.recv().await {
-            while turn.len() < TURN_MAX
-                && let Ok(more) = waiting.try_recv()
+impl RouterTask {
+    async fn run(self, mut queue: mpsc::Receiver<Vec<RemotePush>>) {
+        while let Some(mut batch) = queue.recv().await {
+            while batch.len() < LOOKUP_PUSHES_MAX
+                && let Ok(more) = queue.try_recv()
             {
-                turn.extend(more);
+                batch.extend(more);
             }
-            // Routes that may name too few are as good as none.
-            let places = if self.ports.peers.doubtful() { None } else { self.find(&turn).await };
-            let found = match places {
-                Some(places) => apart(&turn, &places),
-                None => self.to_all(&turn),
+            // A lookup that may be incomplete is as good as none.
+            let by_user = if self.ports.peers.doubtful() { None } else { self.lookup(&batch).await };
+            let found = match by_user {
+                Some(by_user) => split_by_node(&batch, &by_user),
+                None => self.broadcast(&batch),
             };
             for (to, pushes) in found {
-                self.couriers.pushes(&to, pushes);
+                self.peer_queues.pushes(&to, pushes);
             }
         }
     }
 
-    async fn find(&self, turn: &[Parting]) -> Option<Places> {
-        let users: BTreeSet<&UserId> = turn.iter().flat_map(|push| push.users.iter()).collect();
+    async fn lookup(&self, batch: &[RemotePush]) -> Option<UserSessions> {
+        let users: BTreeSet<&UserId> = batch.iter().flat_map(|push| push.users.iter()).collect();
         let users: Vec<UserId> = users.into_iter().cloned().collect();
-        let mut places = Places::new();
-        for page in users.chunks(USERS_MAX) {
+        let mut by_user = UserSessions::new();
+        for page in users.chunks(LOOKUP_USERS_MAX) {
             let rows = match self.ports.routes.lookup(page).await {
                 Ok(rows) => rows,
                 Err(error) => {
-                    tracing::debug!(%error, "the routes can't be read: all peers are asked");
+                    tracing::debug!(%error, "routes unavailable; pushing to all peers");
                     return None;
                 }
             };
@@ -126,16 +127,16 @@ impl Finder {
                     })
                     .collect();
                 if !sessions.is_empty() {
-                    places.insert(user.clone(), sessions);
+                    by_user.insert(user.clone(), sessions);
                 }
             }
         }
-        Some(places)
+        Some(by_user)
     }
 
-    fn to_all(&self, turn: &[Parting]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
+    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
         let others = self.ports.peers.others();
-        let everywhere: Vec<Delivery> = turn
+        let everywhere: Vec<Delivery> = batch
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
             .collect();
@@ -143,12 +144,12 @@ impl Finder {
     }
 }
 
-/// The pushes of each node, in the order of the turn.
-fn apart(turn: &[Parting], places: &Places) -> BTreeMap<NodeBoot, Vec<Delivery>> {
+/// Groups the pushes by node, in the order of the batch.
+fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeBoot, Vec<Delivery>> {
     let mut by_node: BTreeMap<NodeBoot, Vec<Delivery>> = BTreeMap::new();
-    for push in turn {
+    for push in batch {
         let mut targets: BTreeMap<&NodeBoot, Vec<Target>> = BTreeMap::new();
-        for (at, session) in push.users.iter().filter_map(|user| places.get(user)).flatten() {
+        for (at, session) in push.users.iter().filter_map(|user| by_user.get(user)).flatten() {
             let sent_it = push.except.as_ref().is_some_and(|(user, device, epoch)| {
                 *user == session.user && *device == session.device && *epoch == session.epoch
             });
@@ -163,7 +164,7 @@ fn apart(turn: &[Parting], places: &Places) -> BTreeMap<NodeBoot, Vec<Delivery>>
     by_node
 }
 
-fn delivery(push: &Parting, to: Vec<Target>) -> Delivery {
+fn delivery(push: &RemotePush, to: Vec<Target>) -> Delivery {
     Delivery {
         push: push.push.clone(),
         to,

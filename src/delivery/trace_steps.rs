@@ -1,4 +1,4 @@
-//! The steps of traced messages that an owner sees, and those that peers tell of.
+//! Trace steps: records where traced messages are, as their owner sees them and as peers report them.
 
 use tidegate_protocol::{
     machine::ledger::Outcome,
@@ -9,17 +9,22 @@ use tidegate_protocol::{
 
 use crate::trace::{Facts, Step, Tracer};
 
-/// Where the traced ones of a batch are now; the others cost a look each.
+/// Records a step of each traced record of a batch; a record without a trace costs one check.
 pub(crate) fn note(tracer: &Tracer, decided: &[(Record, Outcome)], step: Step, partition: u32) {
     for (record, outcome) in decided {
         if let Some(trace) = &record.trace {
             let facts = facts(record, *outcome);
-            tracer.note(trace, step, facts, format_args!("partition {partition}: {}", in_a_word(*outcome)));
+            tracer.note(
+                trace,
+                step,
+                facts,
+                format_args!("partition {partition}: {}", outcome_text(*outcome)),
+            );
         }
     }
 }
 
-/// The answer to a traced record is on its way to the node that appended it.
+/// Records that the answer to a traced record is on its way to the node that appended it.
 pub(crate) fn note_answer(tracer: &Tracer, record: &Record, outcome: Outcome) {
     if let Some(trace) = &record.trace {
         let facts = facts(record, outcome);
@@ -27,23 +32,23 @@ pub(crate) fn note_answer(tracer: &Tracer, record: &Record, outcome: Outcome) {
     }
 }
 
-/// The answer of the owner to a traced record of this node is here.
-pub(crate) fn note_answer_of_peer(tracer: &Tracer, traceparent: &str, outcome: Outcome) {
+/// Records that the owner's answer to a traced record of this node has arrived.
+pub(crate) fn note_peer_answer(tracer: &Tracer, traceparent: &str, outcome: Outcome) {
     if !traceparent.is_empty()
         && let Ok(trace) = traceparent.parse()
     {
         let facts = Facts { seq: seq_of(outcome), ..Facts::default() };
-        tracer.note(&trace, Step::Answered, facts, format_args!("by a peer: {}", in_a_word(outcome)));
+        tracer.note(&trace, Step::Answered, facts, format_args!("by a peer: {}", outcome_text(outcome)));
     }
 }
 
-/// The trace of a push of a peer; none for most.
-pub(crate) fn of_peer(traceparent: &str) -> Option<TraceContext> {
+/// Parses the trace of a peer's push; `None` for most pushes.
+pub(crate) fn parse_trace(traceparent: &str) -> Option<TraceContext> {
     if traceparent.is_empty() { None } else { traceparent.parse().ok() }
 }
 
-/// A traced push of a peer is for somebody here.
-pub(crate) fn note_push_of_peer(tracer: &Tracer, trace: &TraceContext, push: &pb::Push, targets: usize) {
+/// Records that a peer's push of a traced message has arrived.
+pub(crate) fn note_peer_push(tracer: &Tracer, trace: &TraceContext, push: &pb::Push, targets: usize) {
     let facts = Facts {
         msg: &push.msg_id,
         conversation: &push.conversation,
@@ -75,12 +80,12 @@ fn seq_of(outcome: Outcome) -> u64 {
     }
 }
 
-fn in_a_word(outcome: Outcome) -> &'static str {
+fn outcome_text(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Accepted { .. } => "accepted",
         Outcome::Duplicate { .. } => "accepted before",
         Outcome::Refused { code } | Outcome::RefusedBefore { code } => code.name(),
-        Outcome::Void { .. } => "void: a newer connection of the device has spoken",
+        Outcome::Void { .. } => "void: a newer connection of the device has sent messages",
         Outcome::Noted => "noted",
     }
 }

@@ -1,4 +1,4 @@
-//! What a delta writes, as one batch.
+//! Staging of a ledger delta as one write batch.
 
 use std::collections::HashMap;
 
@@ -8,40 +8,44 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Database, Trouble,
+    Database, DatabaseError,
     batch::WriteBatch,
     codec::{self, Pair},
 };
 use crate::store::StoreError;
 
-/// Entries that [`Known`] may hold before it starts anew.
-const KNOWN_MAX: usize = 200_000;
+/// Entries above which the [`WriteCache`] is cleared.
+const CACHE_ENTRIES_MAX: usize = 200_000;
 
-/// What the writer knows of the database without looking: it wrote it.
+/// Writer's cache of heads and memberships, valid because only the writer changes them.
 #[derive(Default)]
-pub(super) struct Known {
-    /// The last seq and the count of members; none = there is no head.
+pub(super) struct WriteCache {
+    /// Last seq and member count of each conversation; `None` if it has no head.
     heads: HashMap<ConversationId, Option<(u64, u64)>>,
-    /// Whether the user is in; none = never was.
+    /// Whether each user is a member; `None` if the user never was.
     members: HashMap<(ConversationId, UserId), Option<bool>>,
 }
 
-impl Known {
-    /// Forgets everything: what was staged did not come to the disk, or nobody knows.
+impl WriteCache {
+    /// Clears the cache, after a write that did not reach the disk or may not have.
     pub(super) fn clear(&mut self) {
         self.heads.clear();
         self.members.clear();
     }
 
-    fn head(&mut self, id: &ConversationId, database: &Database) -> Result<Option<(u64, u64)>, Trouble> {
-        if let Some(known) = self.heads.get(id) {
-            return Ok(*known);
+    fn head(
+        &mut self,
+        id: &ConversationId,
+        database: &Database,
+    ) -> Result<Option<(u64, u64)>, DatabaseError> {
+        if let Some(cached) = self.heads.get(id) {
+            return Ok(*cached);
         }
-        let value = database.state.get(codec::head_key(id)).map_err(Trouble::from)?;
-        let known = value.map(|value| codec::head(&value)).transpose()?;
-        let known = known.map(|(head, members)| (head.last_seq, members));
-        self.heads.insert(id.clone(), known);
-        Ok(known)
+        let value = database.state.get(codec::head_key(id)).map_err(DatabaseError::from)?;
+        let loaded = value.map(|value| codec::head(&value)).transpose()?;
+        let loaded = loaded.map(|(head, members)| (head.last_seq, members));
+        self.heads.insert(id.clone(), loaded);
+        Ok(loaded)
     }
 
     fn member(
@@ -49,50 +53,50 @@ impl Known {
         id: &ConversationId,
         user: &UserId,
         database: &Database,
-    ) -> Result<Option<bool>, Trouble> {
+    ) -> Result<Option<bool>, DatabaseError> {
         let name = (id.clone(), user.clone());
-        if let Some(known) = self.members.get(&name) {
-            return Ok(*known);
+        if let Some(cached) = self.members.get(&name) {
+            return Ok(*cached);
         }
         let value = database
             .state
             .get(codec::pair(Pair::Member, id.as_str(), user.as_str()))
-            .map_err(Trouble::from)?;
-        let known = value.map(|value| codec::member(&value)).transpose()?.map(|member| member.is_in());
-        self.members.insert(name, known);
-        Ok(known)
+            .map_err(DatabaseError::from)?;
+        let loaded = value.map(|value| codec::member(&value)).transpose()?.map(|member| member.is_in());
+        self.members.insert(name, loaded);
+        Ok(loaded)
     }
 }
 
-/// Puts the delta's rows into the batch; everything but the position.
+/// Adds the delta to the batch, except its position.
 pub(super) fn stage(
     database: &Database,
-    known: &mut Known,
+    cache: &mut WriteCache,
     partition: u32,
     delta: &Delta,
     batch: &mut WriteBatch,
 ) -> Result<(), StoreError> {
-    if known.heads.len() + known.members.len() > KNOWN_MAX {
-        known.clear();
+    if cache.heads.len() + cache.members.len() > CACHE_ENTRIES_MAX {
+        cache.clear();
     }
-    refuse_conflicts(database, known, delta)?;
+    refuse_conflicts(database, cache, delta)?;
     history(database, delta, batch)?;
     let mut counts = HashMap::new();
     for (id, user, member) in &delta.members {
-        put_member(database, known, (id, user, member), &mut counts, batch)?;
+        put_member(database, cache, (id, user, member), &mut counts, batch)?;
     }
     for (id, user, stay) in &delta.stays {
         batch.insert(&database.state, codec::stay_key(id, user, stay), codec::put_stay(stay));
     }
     for (id, head) in &delta.heads {
-        let members = count(database, known, id, counts.remove(id))?;
-        put_head(database, known, (id, head, members), batch);
+        let members = count(database, cache, id, counts.remove(id))?;
+        put_head(database, cache, (id, head, members), batch);
     }
     for (id, change) in counts {
-        let value = database.state.get(codec::head_key(&id)).map_err(Trouble::from)?;
+        let value = database.state.get(codec::head_key(&id)).map_err(DatabaseError::from)?;
         if let Some((head, _)) = value.map(|value| codec::head(&value)).transpose()? {
-            let members = count(database, known, &id, Some(change))?;
-            put_head(database, known, (&id, &head, members), batch);
+            let members = count(database, cache, &id, Some(change))?;
+            put_head(database, cache, (&id, &head, members), batch);
         }
     }
     for (id, user, device, row) in &delta.devices {
@@ -105,14 +109,14 @@ pub(super) fn stage(
     Ok(())
 }
 
-/// Rows have the seqs 1, 2, 3, …: one at or below the last that was written is there, or was.
-fn refuse_conflicts(database: &Database, known: &mut Known, delta: &Delta) -> Result<(), StoreError> {
+/// Refuses rows that exist or existed: seqs are consecutive, so any seq up to the last written one.
+fn refuse_conflicts(database: &Database, cache: &mut WriteCache, delta: &Delta) -> Result<(), StoreError> {
     let mut ends: HashMap<&ConversationId, u64> = HashMap::new();
     for row in &delta.rows {
         let Some(id) = row.body.conversation() else { continue };
         let end = match ends.get(id) {
             Some(end) => *end,
-            None => known.head(id, database)?.map_or(0, |(last_seq, _)| last_seq),
+            None => cache.head(id, database)?.map_or(0, |(last_seq, _)| last_seq),
         };
         if row.seq <= end {
             return Err(StoreError::Conflict(id.clone(), row.seq));
@@ -122,7 +126,7 @@ fn refuse_conflicts(database: &Database, known: &mut Known, delta: &Delta) -> Re
     Ok(())
 }
 
-fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result<(), Trouble> {
+fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result<(), DatabaseError> {
     let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
     let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
     let mut recalled: HashMap<_, _> =
@@ -144,7 +148,7 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
         }
     }
     for (id, up_to) in &delta.pruned {
-        // What went before is not looked through again: the database walks over the traces of removed rows one by one.
+        // Start above the rows pruned before: a scan visits the tombstones of removed rows one by one.
         let stored = database.state.get(codec::head_key(id))?.map(|value| codec::head(&value)).transpose()?;
         let first = stored.map_or(0, |(head, _)| head.pruned_to) + 1;
         if first > *up_to {
@@ -159,12 +163,12 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
 
 fn put_member(
     database: &Database,
-    known: &mut Known,
+    cache: &mut WriteCache,
     (id, user, member): (&ConversationId, &UserId, &Member),
     counts: &mut HashMap<ConversationId, i64>,
     batch: &mut WriteBatch,
-) -> Result<(), Trouble> {
-    let before = known.member(id, user, database)?;
+) -> Result<(), DatabaseError> {
+    let before = cache.member(id, user, database)?;
     if before.is_none() {
         batch.insert(&database.state, codec::pair(Pair::OfUser, user.as_str(), id.as_str()), []);
     }
@@ -172,7 +176,7 @@ fn put_member(
     if change != 0 {
         *counts.entry(id.clone()).or_default() += change;
     }
-    known.members.insert((id.clone(), user.clone()), Some(member.is_in()));
+    cache.members.insert((id.clone(), user.clone()), Some(member.is_in()));
     batch.insert(
         &database.state,
         codec::pair(Pair::Member, id.as_str(), user.as_str()),
@@ -183,20 +187,20 @@ fn put_member(
 
 fn count(
     database: &Database,
-    known: &mut Known,
+    cache: &mut WriteCache,
     id: &ConversationId,
     change: Option<i64>,
-) -> Result<u64, Trouble> {
-    let before = known.head(id, database)?.map_or(0, |(_, members)| members);
+) -> Result<u64, DatabaseError> {
+    let before = cache.head(id, database)?.map_or(0, |(_, members)| members);
     Ok(before.saturating_add_signed(change.unwrap_or(0)))
 }
 
 fn put_head(
     database: &Database,
-    known: &mut Known,
+    cache: &mut WriteCache,
     (id, head, members): (&ConversationId, &Head, u64),
     batch: &mut WriteBatch,
 ) {
-    known.heads.insert(id.clone(), Some((head.last_seq, members)));
+    cache.heads.insert(id.clone(), Some((head.last_seq, members)));
     batch.insert(&database.state, codec::head_key(id), codec::put_head(head, members));
 }

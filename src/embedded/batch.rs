@@ -1,37 +1,38 @@
-//! What goes to the database at once, with a note on what is not synced before it.
+//! Write batch, with a note of how many bytes before it in the journal are not synced.
 //!
-//! Marks, wishes and swept keys are written without a sync; the next sync takes them along, and confirms them. A power cut before that may
-//! keep any part of what was not synced, a later part without an earlier one too. So a batch that was begun on
-//! top of such bytes notes how many they are, for the start's check ([`super::journal`]) to tell what was lost with the
-//! power from what the disk damaged later. The note is the removal of a key that never is: it stays in the journal.
+//! Marks, user settings and swept keys are written without a sync, and confirmed by the next one. A power cut before it
+//! may keep a later part of the unsynced bytes without an earlier one. So a batch that follows unsynced bytes notes
+//! their number, and the check at the start ([`super::journal`]) can tell a loss by the power cut from later damage of
+//! the disk. The note is the removal of a key that never exists: it stays in the journal.
 
 use fjall::{Keyspace, OwnedWriteBatch, PersistMode, Slice};
 
 use super::Database;
 
-/// First byte of the key that a note removes; the count follows as eight bytes, big end first. No other key of `state`
-/// begins so.
-pub(super) const NOTE: u8 = b'~';
+/// First byte of the key that a note removes, followed by the number of unsynced bytes as eight bytes, big-endian. No
+/// other key of `state` begins with it.
+pub(super) const UNSYNCED_NOTE: u8 = b'~';
 
-/// Bytes of a batch without its items, and of an item without key and value, in fjall's journal.
+/// Bytes of a batch in fjall's journal, without its items.
 const FRAME_BYTES: usize = 26;
+/// Bytes of an item in fjall's journal, without key and value.
 const ITEM_BYTES: usize = 21;
 
-/// Some changes: all of them or none.
+/// Changes that are written as a whole or not at all.
 pub(super) struct WriteBatch {
     inner: OwnedWriteBatch,
-    /// What it takes in the journal. Exact unless a value is compressed, which only those of synced batches are.
+    /// Size in the journal. Exact unless a value is compressed, which happens only in synced batches.
     bytes: u64,
     is_empty: bool,
 }
 
 impl WriteBatch {
-    /// An empty one, to be written `how`, behind so many bytes that are not synced.
-    pub(super) fn new(database: &Database, how: PersistMode, unsynced: u64) -> Self {
-        let inner = database.fjall.batch().durability(Some(how));
+    /// Creates an empty batch to be written with `mode`, after `unsynced` bytes in the journal.
+    pub(super) fn new(database: &Database, mode: PersistMode, unsynced: u64) -> Self {
+        let inner = database.fjall.batch().durability(Some(mode));
         let mut batch = Self { inner, bytes: FRAME_BYTES as u64, is_empty: true };
         if unsynced > 0 {
-            batch.remove(&database.state, [&[NOTE][..], &unsynced.to_be_bytes()].concat());
+            batch.remove(&database.state, [&[UNSYNCED_NOTE][..], &unsynced.to_be_bytes()].concat());
             batch.is_empty = true;
         }
         batch
@@ -49,7 +50,7 @@ impl WriteBatch {
         self.inner.remove(keyspace, key);
     }
 
-    /// Writes it; the bytes that it takes in the journal. Nothing is written, nor synced, for an empty one.
+    /// Writes the batch and returns its bytes in the journal. An empty batch is neither written nor synced.
     pub(super) fn commit(self) -> fjall::Result<u64> {
         if self.is_empty {
             return Ok(0);

@@ -1,9 +1,9 @@
-//! `Bus` over the embedded store: the log of one machine, durable.
+//! `Bus` over the embedded engine: the durable log of a single machine.
 //!
-//! In the process it is a [`LocalBus`]: records are readable by their owner at once. An append is confirmed when its
-//! records are on the disk, which the owner's archive does for all of them with one sync; what was read but not yet
-//! confirmed dies with the process, and so does the owner that read it. The log on disk begins at the last record
-//! that was archived: an archive allows what `trim` allows.
+//! Within the process it is a [`LocalBus`]: the owner reads records at once. An append is confirmed when its records
+//! are on the disk, usually by the single sync of the owner's archive. Records that were read but not confirmed are
+//! lost with the process, and so is the owner that read them. The log on disk begins at the last archived record:
+//! each archive trims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,17 +19,17 @@ use crate::{
     routes::NodeBoot,
 };
 
-/// The log of a node that keeps its messages on its own disk.
+/// Log of a node that stores its messages on its own disk.
 pub struct EmbeddedBus {
     local: LocalBus,
     engine: Arc<Engine>,
 }
 
 impl EmbeddedBus {
-    /// The log of the engine's store. Once for each engine. Of the settings, the topic is the store's.
+    /// Creates the log of an engine, once per engine. The topic of `config` is replaced by that of the store.
     pub fn new(engine: Arc<Engine>, config: LocalBusConfig) -> Self {
         let config = LocalBusConfig { topic: engine.topic(), ..config };
-        Self { local: LocalBus::resume(config, |partition| engine.kept(partition)), engine }
+        Self { local: LocalBus::resume(config, |partition| engine.initial_records(partition)), engine }
     }
 }
 
@@ -80,12 +80,12 @@ impl Bus for EmbeddedBus {
     }
 
     async fn close(&self, within: Duration) -> Result<(), AppendError> {
-        // No append after this; then those before it.
+        // First bar new appends, then write the pending ones.
         self.local.close(within).await?;
         if self.engine.spill(within).await {
             Ok(())
         } else {
-            Err(AppendError::Unknown("what was appended last may not be on the disk".to_owned()))
+            Err(AppendError::Unknown("the last appended records may not be on the disk".to_owned()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and values as they lie on disk, format version 2. Keys sort as their parts do; ids are free of zero bytes.
+//! Encoding of keys and values on disk, format version 2. Keys sort like their parts; ids contain no zero bytes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,42 +12,42 @@ use tidegate_protocol::{
     settings::{Retention, Search, Unread, UserSettings},
 };
 
-use super::Trouble;
+use super::DatabaseError;
 use crate::{
     bus::TopicId,
-    store::{Fence, Hidden, Level, Mark, StoredRow},
+    store::{Fence, Hidden, Mark, StoredRow, UserState},
 };
 
-/// Where a partition stands.
+/// Log, owner, position and rules of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct PartitionState {
     pub(crate) topic: TopicId,
     pub(crate) fence: Fence,
     pub(crate) position: Position,
     pub(crate) rules: Rules,
 }
 
-/// The name of the log.
+/// Key of the log's topic id.
 pub(crate) const TOPIC: &[u8] = b"t";
 
-/// A kind of pair in the keyspace `state`: its first byte.
+/// Kind of a key of two ids in the keyspace `state`; its value is the first byte of the key.
 #[derive(Clone, Copy)]
 pub(crate) enum Pair {
-    /// conversation, user → member.
+    /// Membership: conversation, user → member.
     Member = b'm' as isize,
-    /// user, conversation → nothing.
+    /// Index of memberships: user, conversation → empty.
     OfUser = b'u' as isize,
-    /// user, conversation → level.
+    /// Personal state: user, conversation → user state.
     Mark = b'r' as isize,
 }
 
-/// kind `first` 0 `second`.
+/// Encodes a key as kind, `first`, zero byte, `second`.
 pub(crate) fn pair(kind: Pair, first: &str, second: &str) -> Vec<u8> {
     [&[kind as u8], first.as_bytes(), b"\0", second.as_bytes()].concat()
 }
 
-/// The second part of a [`pair`] that begins with `first`; none when it does not.
-pub(crate) fn second<'a>(key: &'a [u8], kind: Pair, first: &str) -> Result<Option<&'a str>, Trouble> {
+/// Returns the second part of a [`pair`] that begins with `first`; `None` if it does not.
+pub(crate) fn second<'a>(key: &'a [u8], kind: Pair, first: &str) -> Result<Option<&'a str>, DatabaseError> {
     let Some(second) = key.strip_prefix(&pair(kind, first, "")[..]) else { return Ok(None) };
     std::str::from_utf8(second).map(Some).map_err(|_| damaged())
 }
@@ -56,11 +56,11 @@ pub(crate) fn head_key(conversation: &ConversationId) -> Vec<u8> {
     [b"h", conversation.as_str().as_bytes()].concat()
 }
 
-pub(crate) fn standing_key(partition: u32) -> Vec<u8> {
+pub(crate) fn partition_key(partition: u32) -> Vec<u8> {
     [&b"p"[..], &partition.to_be_bytes()].concat()
 }
 
-/// Up to which [`Rules::keys_from`] old keys of the partition are swept.
+/// Returns the key of the [`Rules::keys_from`] up to which the partition's expired dedup keys are removed.
 pub(crate) fn swept_key(partition: u32) -> Vec<u8> {
     [&b"k"[..], &partition.to_be_bytes()].concat()
 }
@@ -69,21 +69,23 @@ pub(crate) fn row_key(conversation: &ConversationId, seq: u64) -> Vec<u8> {
     [conversation.as_str().as_bytes(), b"\0", &seq.to_be_bytes()].concat()
 }
 
-/// What the keys of a user's stays in a conversation begin with; the seq of the leaving follows (several may begin at 1).
-pub(crate) fn stays_of(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
+/// Returns the prefix of the keys of a user's stays in a conversation.
+///
+/// The seq of the departure follows, since several stays may begin at seq 1.
+pub(crate) fn stays_prefix(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
     ["s", conversation.as_str(), "\0", user.as_str(), "\0"].concat().into_bytes()
 }
 
 pub(crate) fn stay_key(conversation: &ConversationId, user: &UserId, it: &Stay) -> Vec<u8> {
-    [&stays_of(conversation, user)[..], &it.left_seq.to_be_bytes()].concat()
+    [&stays_prefix(conversation, user)[..], &it.left_seq.to_be_bytes()].concat()
 }
 
 pub(crate) fn mark_key(conversation: &ConversationId, user: &UserId) -> Vec<u8> {
     pair(Pair::Mark, user.as_str(), conversation.as_str())
 }
 
-/// What a user wishes, on all devices.
-pub(crate) fn wishes_key(user: &UserId) -> Vec<u8> {
+/// Returns the key of a user's settings, for all devices.
+pub(crate) fn user_settings_key(user: &UserId) -> Vec<u8> {
     [b"w", user.as_str().as_bytes()].concat()
 }
 
@@ -92,11 +94,11 @@ pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8
 }
 
 pub(crate) fn log_key(partition: u32, offset: u64) -> Vec<u8> {
-    [&log_of(partition)[..], &offset.to_be_bytes()].concat()
+    [&log_prefix(partition)[..], &offset.to_be_bytes()].concat()
 }
 
-/// What the keys of a partition's log begin with.
-pub(crate) fn log_of(partition: u32) -> Vec<u8> {
+/// Returns the prefix of the keys of a partition's log.
+pub(crate) fn log_prefix(partition: u32) -> Vec<u8> {
     [&b"l"[..], &partition.to_be_bytes()].concat()
 }
 
@@ -107,41 +109,41 @@ pub(crate) fn key_key(partition: u32, hash: &Hash16) -> [u8; 20] {
     key
 }
 
-pub(crate) fn key_hash(key: &[u8]) -> Result<Hash16, Trouble> {
+pub(crate) fn key_hash(key: &[u8]) -> Result<Hash16, DatabaseError> {
     key.get(4..20).and_then(|part| part.try_into().ok()).ok_or_else(damaged)
 }
 
-pub(crate) fn log_offset(key: &[u8]) -> Result<u64, Trouble> {
+pub(crate) fn log_offset(key: &[u8]) -> Result<u64, DatabaseError> {
     let offset = key.last_chunk::<8>().ok_or_else(damaged)?;
     Ok(u64::from_be_bytes(*offset))
 }
 
-/// Bytes that are not what was written.
-pub(crate) fn damaged() -> Trouble {
-    Trouble::Damaged("a stored value can't be read".to_owned())
+/// Returns the error for bytes that this program does not write.
+pub(crate) fn damaged() -> DatabaseError {
+    DatabaseError::Damaged("a stored value can't be read".to_owned())
 }
 
-/// Reads a value from its beginning.
+/// Reader of the fields of a value.
 struct Reader(Bytes);
 
 impl Reader {
-    fn int(&mut self) -> Result<u64, Trouble> {
+    fn int(&mut self) -> Result<u64, DatabaseError> {
         decode_varint(&mut self.0).map_err(|_| damaged())
     }
 
-    fn take(&mut self, count: usize) -> Result<Bytes, Trouble> {
+    fn take(&mut self, count: usize) -> Result<Bytes, DatabaseError> {
         if self.0.len() < count { Err(damaged()) } else { Ok(self.0.split_to(count)) }
     }
 
-    fn hash(&mut self) -> Result<Hash16, Trouble> {
+    fn hash(&mut self) -> Result<Hash16, DatabaseError> {
         self.take(16)?[..].try_into().map_err(|_| damaged())
     }
 
-    fn mark(&mut self) -> Result<Mark, Trouble> {
+    fn mark(&mut self) -> Result<Mark, DatabaseError> {
         Ok(Mark { seq: self.int()?, messages: self.int()?, own: self.int()? })
     }
 
-    fn text(&mut self) -> Result<String, Trouble> {
+    fn text(&mut self) -> Result<String, DatabaseError> {
         let count = usize::try_from(self.int()?).map_err(|_| damaged())?;
         String::from_utf8(self.take(count)?.to_vec()).map_err(|_| damaged())
     }
@@ -153,14 +155,14 @@ fn ints(numbers: &[u64], to: &mut Vec<u8>) {
     }
 }
 
-pub(crate) fn put_standing(it: &Standing) -> Vec<u8> {
+pub(crate) fn put_partition_state(it: &PartitionState) -> Vec<u8> {
     let mut to = [it.topic.0.to_be_bytes(), it.fence.0.to_be_bytes(), it.position.hash].concat();
     let rules = &it.rules;
     ints(&[it.position.offset, rules.ledger_version.into(), rules.dedup_window, rules.keys_from], &mut to);
     to
 }
 
-pub(crate) fn standing(value: &[u8]) -> Result<Standing, Trouble> {
+pub(crate) fn partition_state(value: &[u8]) -> Result<PartitionState, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let topic = TopicId(u128::from_be_bytes(from.hash()?));
     let fence = Fence(u128::from_be_bytes(from.hash()?));
@@ -168,10 +170,10 @@ pub(crate) fn standing(value: &[u8]) -> Result<Standing, Trouble> {
     let position = Position { offset: from.int()?, hash };
     let ledger_version = u32::try_from(from.int()?).map_err(|_| damaged())?;
     let rules = Rules { ledger_version, dedup_window: from.int()?, keys_from: from.int()? };
-    Ok(Standing { topic, fence, position, rules })
+    Ok(PartitionState { topic, fence, position, rules })
 }
 
-/// A head, and how many members the group has now.
+/// Encodes a head and the current number of members.
 pub(crate) fn put_head(it: &Head, members: u64) -> Vec<u8> {
     let mut to = Vec::with_capacity(24);
     let count = it.settings.len() as u64;
@@ -183,7 +185,7 @@ pub(crate) fn put_head(it: &Head, members: u64) -> Vec<u8> {
     to
 }
 
-pub(crate) fn head(value: &[u8]) -> Result<(Head, u64), Trouble> {
+pub(crate) fn head(value: &[u8]) -> Result<(Head, u64), DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let (last_seq, messages, pruned_to, deleted_seq) = (from.int()?, from.int()?, from.int()?, from.int()?);
     let (members, count) = (from.int()?, from.int()?);
@@ -195,25 +197,25 @@ pub(crate) fn head(value: &[u8]) -> Result<(Head, u64), Trouble> {
     Ok((Head { last_seq, messages, pruned_to, deleted_seq, settings }, members))
 }
 
-/// A bit beside the number of a role.
-const MUTED: u64 = 4;
+/// Bit that is set in the role's number if the member is muted.
+const MUTED_BIT: u64 = 4;
 
 pub(crate) fn put_member(it: &Member) -> Vec<u8> {
     let role = match it.role {
         Role::Member => 1,
         Role::Admin => 2,
         Role::Owner => 3,
-    } | if it.muted { MUTED } else { 0 };
+    } | if it.muted { MUTED_BIT } else { 0 };
     let mut to = Vec::with_capacity(16);
     ints(&[role, it.joined_seq, it.left_seq, it.sent], &mut to);
     ints(&[it.joined_messages, it.left_messages, it.stays.into()], &mut to);
     to
 }
 
-pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
+pub(crate) fn member(value: &[u8]) -> Result<Member, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let role_and_muted = from.int()?;
-    let role = match role_and_muted & !MUTED {
+    let role = match role_and_muted & !MUTED_BIT {
         1 => Role::Member,
         2 => Role::Admin,
         3 => Role::Owner,
@@ -222,7 +224,7 @@ pub(crate) fn member(value: &[u8]) -> Result<Member, Trouble> {
     let (joined_seq, left_seq, sent) = (from.int()?, from.int()?, from.int()?);
     let (joined_messages, left_messages) = (from.int()?, from.int()?);
     let stays = u32::try_from(from.int()?).map_err(|_| damaged())?;
-    let muted = role_and_muted & MUTED != 0;
+    let muted = role_and_muted & MUTED_BIT != 0;
     Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted })
 }
 
@@ -232,14 +234,14 @@ pub(crate) fn put_stay(it: &Stay) -> Vec<u8> {
     to
 }
 
-pub(crate) fn stay(value: &[u8]) -> Result<Stay, Trouble> {
+pub(crate) fn stay(value: &[u8]) -> Result<Stay, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let (joined_seq, left_seq) = (from.int()?, from.int()?);
     Ok(Stay { joined_seq, left_seq, joined_messages: from.int()?, left_messages: from.int()? })
 }
 
-/// The read mark; behind it, if there is more, the mark up to which is cleared and what is hidden above that.
-pub(crate) fn put_level(it: &Level) -> Vec<u8> {
+/// Encodes a user state: the read mark, then, unless both are empty, the cleared mark and the hidden entries.
+pub(crate) fn put_user_state(it: &UserState) -> Vec<u8> {
     let mut to = Vec::with_capacity(16);
     ints(&[it.mark.seq, it.mark.messages, it.mark.own], &mut to);
     if it.cleared.seq == 0 && it.hidden.is_empty() {
@@ -254,11 +256,11 @@ pub(crate) fn put_level(it: &Level) -> Vec<u8> {
     to
 }
 
-pub(crate) fn level(value: &[u8]) -> Result<Level, Trouble> {
+pub(crate) fn user_state(value: &[u8]) -> Result<UserState, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let mark = from.mark()?;
     if from.0.is_empty() {
-        return Ok(Level { mark, ..Level::default() });
+        return Ok(UserState { mark, ..UserState::default() });
     }
     let cleared = from.mark()?;
     let (count, mut hidden, mut last) = (from.int()?, Vec::new(), 0_u64);
@@ -267,39 +269,39 @@ pub(crate) fn level(value: &[u8]) -> Result<Level, Trouble> {
         last = last.checked_add(step >> 1).ok_or_else(damaged)?;
         hidden.push(Hidden { seq: last, counts: step & 1 == 1 });
     }
-    Ok(Level { mark, cleared, hidden })
+    Ok(UserState { mark, cleared, hidden })
 }
 
-/// The place of a word among all, from 1; 0 = never said.
-fn place<T: PartialEq>(all: &[T], it: Option<T>) -> u64 {
+/// Returns the number of an option among all, from 1; 0 if it is not set.
+fn option_number<T: PartialEq>(all: &[T], it: Option<T>) -> u64 {
     it.and_then(|it| all.iter().position(|other| *other == it)).map_or(0, |at| at as u64 + 1)
 }
 
-fn at_place<T: Copy>(all: &[T], place: u64) -> Result<Option<T>, Trouble> {
-    match usize::try_from(place).map_err(|_| damaged())?.checked_sub(1) {
+fn option_at<T: Copy>(all: &[T], number: u64) -> Result<Option<T>, DatabaseError> {
+    match usize::try_from(number).map_err(|_| damaged())?.checked_sub(1) {
         Some(at) => all.get(at).copied().map(Some).ok_or_else(damaged),
         None => Ok(None),
     }
 }
 
-pub(crate) fn put_wishes(it: &UserSettings) -> Vec<u8> {
+pub(crate) fn put_user_settings(it: &UserSettings) -> Vec<u8> {
     let mut to = Vec::with_capacity(16);
     ints(&[it.ack_timeout_ms.into(), it.ack_tries.into(), it.heartbeat_ms.into()], &mut to);
-    let words = (place(Unread::ALL, it.unread), place(Retention::ALL, it.retention));
-    ints(&[words.0, words.1, place(Search::ALL, it.search)], &mut to);
+    let numbers = (option_number(Unread::ALL, it.unread), option_number(Retention::ALL, it.retention));
+    ints(&[numbers.0, numbers.1, option_number(Search::ALL, it.search)], &mut to);
     to
 }
 
-pub(crate) fn wishes(value: &[u8]) -> Result<UserSettings, Trouble> {
+pub(crate) fn user_settings(value: &[u8]) -> Result<UserSettings, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let mut number = || u32::try_from(from.int()?).map_err(|_| damaged());
     Ok(UserSettings {
         ack_timeout_ms: number()?,
         ack_tries: number()?,
         heartbeat_ms: number()?,
-        unread: at_place(Unread::ALL, from.int()?)?,
-        retention: at_place(Retention::ALL, from.int()?)?,
-        search: at_place(Search::ALL, from.int()?)?,
+        unread: option_at(Unread::ALL, from.int()?)?,
+        retention: option_at(Retention::ALL, from.int()?)?,
+        search: option_at(Search::ALL, from.int()?)?,
     })
 }
 
@@ -309,7 +311,7 @@ pub(crate) fn put_device(it: &Device) -> Vec<u8> {
     to
 }
 
-pub(crate) fn device(value: &[u8]) -> Result<Device, Trouble> {
+pub(crate) fn device(value: &[u8]) -> Result<Device, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     Ok(Device { epoch: from.int()?, next_n: from.int()? })
 }
@@ -322,11 +324,11 @@ pub(crate) fn put_key(it: &Key) -> Vec<u8> {
     to
 }
 
-pub(crate) fn key(value: &[u8]) -> Result<Key, Trouble> {
+pub(crate) fn key(value: &[u8]) -> Result<Key, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let body_hash = from.hash()?;
     let (seq, time, offset) = (from.int()?, from.int()?, from.int()?);
-    // Format 1 remembered no refusals: its keys end here.
+    // Format 1 stored no refusals: its keys end here.
     let number = if from.0.is_empty() { 0 } else { from.int()? };
     let refused = match u16::try_from(number) {
         Ok(0) => None,
@@ -336,21 +338,21 @@ pub(crate) fn key(value: &[u8]) -> Result<Key, Trouble> {
     Ok(Key { body_hash, seq, time, offset, refused })
 }
 
-/// Whose frame it was does not matter any more: the shortest origin that a record may have.
-fn nobody() -> Result<Origin, Trouble> {
+/// Returns the shortest valid origin, for stored rows: the origin of an archived record is no longer needed.
+fn empty_origin() -> Result<Origin, DatabaseError> {
     let node = NodeId::new("-").map_err(|_| damaged())?;
     Ok(Origin { node, boot: 0, conn: 0, request: 0 })
 }
 
-/// A row of history; its seq is in the key.
-pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>, Trouble> {
+/// Encodes a row of history, without its seq, which is in the key.
+pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>, DatabaseError> {
     let mut body = row.body.clone();
     if recalled.is_some()
         && let Body::Message(message) = &mut body
     {
         message.content = Bytes::new();
     }
-    let record = Record { origin: nobody()?, received_at: row.time, body, trace: None }.encode();
+    let record = Record { origin: empty_origin()?, received_at: row.time, body, trace: None }.encode();
     let (seq, time) = recalled.unwrap_or_default();
     let mut to = Vec::with_capacity(record.len() + 16);
     ints(&[row.ordinal, row.own, row.offset, seq, time], &mut to);
@@ -358,7 +360,7 @@ pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>
     Ok(to)
 }
 
-pub(crate) fn row(seq: u64, value: &[u8]) -> Result<StoredRow, Trouble> {
+pub(crate) fn row(seq: u64, value: &[u8]) -> Result<StoredRow, DatabaseError> {
     let mut from = Reader(Bytes::copy_from_slice(value));
     let (ordinal, own, offset) = (from.int()?, from.int()?, from.int()?);
     let recalled = Some((from.int()?, from.int()?)).filter(|(seq, _)| *seq > 0);
@@ -367,16 +369,16 @@ pub(crate) fn row(seq: u64, value: &[u8]) -> Result<StoredRow, Trouble> {
     Ok(StoredRow { row, recalled })
 }
 
-/// The seq in a row's key.
-pub(crate) fn row_seq(key: &[u8]) -> Result<u64, Trouble> {
+/// Returns the seq in a row's key.
+pub(crate) fn row_seq(key: &[u8]) -> Result<u64, DatabaseError> {
     let seq = key.last_chunk::<8>().ok_or_else(damaged)?;
     Ok(u64::from_be_bytes(*seq))
 }
 
-pub(crate) fn user_id(text: &str) -> Result<UserId, Trouble> {
+pub(crate) fn user_id(text: &str) -> Result<UserId, DatabaseError> {
     UserId::new(text).map_err(|_| damaged())
 }
 
-pub(crate) fn conversation_id(text: &str) -> Result<ConversationId, Trouble> {
+pub(crate) fn conversation_id(text: &str) -> Result<ConversationId, DatabaseError> {
     ConversationId::parse(text).map_err(|_| damaged())
 }

@@ -1,66 +1,68 @@
-//! The keyspaces of the database, and reading them.
+//! Embedded database: its keyspaces and how they are opened and read.
 
 use std::path::Path;
 
 use bytes::Bytes;
 use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _, Snapshot};
 
-use super::{Kept, OpenError, Standing, Trouble, batch::WriteBatch, codec, directory::Directory};
+use super::{
+    DatabaseError, LogRecords, OpenError, PartitionState, batch::WriteBatch, codec, directory::Directory,
+};
 use crate::bus::TopicId;
 
-/// A memtable goes to a table file at this size: a restart replays no more than a few of them. Commits wait while the
-/// database syncs what it notes of a new table (`docs/performance.md`), so tables are not to be made often.
-const MEMTABLE_BYTES: u64 = 32 << 20;
+/// Memtable size at which it is flushed to a table file, so that a restart replays only a few of them. Commits wait
+/// while the database syncs its record of a new table (`docs/performance.md`), so flushes must be rare.
+const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
 
-/// Journals beyond this make the keyspaces flush that hold them back.
-const JOURNAL_BYTES: u64 = 128 << 20;
+/// Total journal size above which the keyspaces that keep old journals alive are flushed.
+const JOURNALS_BYTES_MAX: u64 = 128 << 20;
 
-/// Threads of the database's own, for flushes and compactions.
-const WORKERS: usize = 2;
+/// Threads of the database for flushes and compactions.
+const WORKER_THREADS: usize = 2;
 
-/// For blocks read from the disk.
+/// Cache for blocks read from the disk.
 const CACHE_BYTES: u64 = 32 << 20;
 
-/// The open database. Values are described in [`codec`].
+/// Open database. [`codec`] describes its keys and values.
 pub(crate) struct Database {
     pub(super) fjall: fjall::Database,
-    /// What is small and changes: topic, standings, log, heads, members, stays, marks, devices.
+    /// Small values that change: topic, partition states, log, heads, members, stays, marks, devices, user settings.
     pub(crate) state: Keyspace,
-    /// conversation, seq → row.
+    /// History: conversation, seq → row.
     pub(crate) rows: Keyspace,
-    /// partition, hash → key.
+    /// Dedup keys: partition, hash → key.
     pub(crate) keys: Keyspace,
 }
 
 impl Database {
-    /// Opens the database of a directory, or makes one.
-    pub(super) fn open(directory: &Directory) -> Result<Result<(Self, TopicId), OpenError>, Trouble> {
+    /// Opens the database of a directory, or creates it.
+    pub(super) fn open(directory: &Directory) -> Result<Result<(Self, TopicId), OpenError>, DatabaseError> {
         let path = directory.database();
-        let io = |error: std::io::Error| Trouble::Io(error.to_string());
+        let io = |error: std::io::Error| DatabaseError::Io(error.to_string());
         if let Some(draft) = directory.draft().map_err(io)? {
-            let made = Self::open_at(&draft)?;
+            let database = Self::open_at(&draft)?;
             let topic: u128 = rand::random();
-            made.state.insert(codec::TOPIC, topic.to_be_bytes())?;
-            made.fjall.persist(PersistMode::SyncAll)?;
-            drop(made);
-            directory.made().map_err(io)?;
+            database.state.insert(codec::TOPIC, topic.to_be_bytes())?;
+            database.fjall.persist(PersistMode::SyncAll)?;
+            drop(database);
+            directory.finish_draft().map_err(io)?;
         }
         if let Err(damage) = directory.check() {
             return Ok(Err(damage));
         }
         let database = Self::open_at(&path)?;
         let topic = database.state.get(codec::TOPIC)?.and_then(|value| value[..].try_into().ok());
-        let topic = topic.ok_or_else(|| Trouble::Damaged("the log has no name".to_owned()))?;
+        let topic = topic.ok_or_else(|| DatabaseError::Damaged("the log has no topic id".to_owned()))?;
         Ok(Ok((database, TopicId(u128::from_be_bytes(topic)))))
     }
 
-    fn open_at(path: &Path) -> Result<Self, Trouble> {
+    fn open_at(path: &Path) -> Result<Self, DatabaseError> {
         let fjall = fjall::Database::builder(path)
-            .max_journaling_size(JOURNAL_BYTES)
+            .max_journaling_size(JOURNALS_BYTES_MAX)
             .cache_size(CACHE_BYTES)
-            .worker_threads(WORKERS)
+            .worker_threads(WORKER_THREADS)
             .open()?;
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES_MAX);
         let keyspace = |name| fjall.keyspace(name, options);
         Ok(Self { state: keyspace("state")?, rows: keyspace("rows")?, keys: keyspace("keys")?, fjall })
     }
@@ -69,33 +71,33 @@ impl Database {
         self.fjall.snapshot()
     }
 
-    /// Where the partition stands in the snapshot.
-    pub(crate) fn standing_in(
+    /// Returns the state of the partition in the snapshot.
+    pub(crate) fn partition_state_in(
         &self,
         snapshot: &Snapshot,
         partition: u32,
-    ) -> Result<Option<Standing>, Trouble> {
+    ) -> Result<Option<PartitionState>, DatabaseError> {
         snapshot
-            .get(&self.state, codec::standing_key(partition))?
-            .map(|value| codec::standing(&value))
+            .get(&self.state, codec::partition_key(partition))?
+            .map(|value| codec::partition_state(&value))
             .transpose()
     }
 
-    pub(super) fn standing(&self, partition: u32) -> Result<Option<Standing>, Trouble> {
-        self.standing_in(&self.snapshot(), partition)
+    pub(super) fn partition_state(&self, partition: u32) -> Result<Option<PartitionState>, DatabaseError> {
+        self.partition_state_in(&self.snapshot(), partition)
     }
 
-    pub(super) fn put_standing(&self, batch: &mut WriteBatch, partition: u32, it: &Standing) {
-        batch.insert(&self.state, codec::standing_key(partition), codec::put_standing(it));
+    pub(super) fn put_partition_state(&self, batch: &mut WriteBatch, partition: u32, it: &PartitionState) {
+        batch.insert(&self.state, codec::partition_key(partition), codec::put_partition_state(it));
     }
 
-    /// What the log of a partition holds.
-    pub(super) fn log(&self, partition: u32) -> Result<Kept, Trouble> {
-        let mut kept = Vec::new();
-        for entry in self.state.prefix(codec::log_of(partition)) {
+    /// Returns the log of a partition on the disk.
+    pub(super) fn log(&self, partition: u32) -> Result<LogRecords, DatabaseError> {
+        let mut records = Vec::new();
+        for entry in self.state.prefix(codec::log_prefix(partition)) {
             let (key, value) = entry.into_inner()?;
-            kept.push((codec::log_offset(&key)?, Bytes::copy_from_slice(&value)));
+            records.push((codec::log_offset(&key)?, Bytes::copy_from_slice(&value)));
         }
-        Ok(kept)
+        Ok(records)
     }
 }

@@ -1,8 +1,8 @@
-//! The store's directory: whose it is, which version it has, and that only one process is in it.
+//! Directory of the store: its format marker, and the lock that admits one process at a time.
 //!
-//! `format.json` says what this is; `lock` is locked while a node runs; `db` is fjall's. The database is made under
-//! another name, then the marker is written, then the database moved into place: so a crash leaves nothing half made,
-//! and a database that is gone later is missed.
+//! `format.json` is the marker, `lock` is locked while a node runs, and `db` belongs to fjall. A new database is
+//! created under another name, then the marker is written, then the database is renamed. So a crash leaves no partial
+//! store, and a database that is missing later is detected.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -15,52 +15,52 @@ use serde::{Deserialize, Serialize};
 use super::{OpenError, journal};
 use crate::private;
 
-/// The layout that this program writes. 2: keys of refused messages ([`Key::refused`]).
+/// Store format that this program writes. Format 2 added the keys of refused messages ([`Key::refused`]).
 ///
 /// [`Key::refused`]: tidegate_protocol::machine::ledger::Key::refused
 pub const FORMAT: u32 = 2;
 
-/// The oldest that it reads.
-const OLDEST: u32 = 1;
+/// Oldest store format that this program reads.
+const FORMAT_OLDEST: u32 = 1;
 
 const FORMAT_FILE: &str = "format.json";
-const DRAFT: &str = "db.new";
+const DRAFT_DIRECTORY: &str = "db.new";
 
 #[derive(Serialize, Deserialize)]
 struct Marker {
     tidegate_store: u32,
 }
 
-/// A directory that is this process's while this lives.
+/// Locked directory of a store; unlocked on drop.
 pub(super) struct Directory {
     path: PathBuf,
-    /// Its format when it was entered.
+    /// Format at the time of locking.
     format: u32,
     lock: File,
 }
 
-/// Closing the file would not be enough: a process that is being started, which has a copy of each open file until it
-/// runs its own program, would keep the lock.
+/// Unlocks explicitly. Closing the file is not enough: a child process that has not yet executed its own program has a
+/// copy of each open file, and would keep the lock.
 impl Drop for Directory {
     fn drop(&mut self) {
         if let Err(error) = self.lock.unlock() {
-            tracing::warn!(%error, "the store's directory stays locked until this process ends");
+            tracing::warn!(%error, "unlocking the store failed; it stays locked until this process ends");
         }
     }
 }
 
 impl Directory {
-    /// Locks the directory and brings it to the present format.
+    /// Locks the directory and upgrades it to the current format.
     pub(super) fn enter(path: &Path) -> Result<Self, OpenError> {
         let directory = Self::lock(path)?;
         if directory.format < FORMAT {
-            // All that 1 wrote reads the same in 2; an older program must not read what 2 writes.
+            // Format 2 reads everything of format 1, but older programs must not open a store of format 2.
             directory.write_marker().map_err(|error| OpenError::Io { path: path.to_owned(), error })?;
         }
         Ok(directory)
     }
 
-    /// Locks it, if this program reads what is in it or there is nothing.
+    /// Locks the directory if it is empty or has a format that this program reads.
     fn lock(path: &Path) -> Result<Self, OpenError> {
         let at = |error: io::Error| OpenError::Io { path: path.to_owned(), error };
         let foreign = || OpenError::Foreign(path.to_owned());
@@ -76,7 +76,9 @@ impl Directory {
         match marker {
             None if holds_anything(path).map_err(at)? => return Err(foreign()),
             Some(found) if found > FORMAT => return Err(OpenError::Newer { path: path.to_owned(), found }),
-            Some(found) if found < OLDEST => return Err(OpenError::Older { path: path.to_owned(), found }),
+            Some(found) if found < FORMAT_OLDEST => {
+                return Err(OpenError::Older { path: path.to_owned(), found });
+            }
             None | Some(_) => {}
         }
         let lock = private::options().create(true).truncate(false).open(path.join("lock"));
@@ -89,7 +91,7 @@ impl Directory {
         Ok(Self { path: path.to_owned(), format: marker.unwrap_or(FORMAT), lock })
     }
 
-    /// Locks a directory in which there is a store already, and leaves its format as it is; makes none.
+    /// Locks a directory with an existing store, without changing its format or creating one.
     pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
         match path.join(FORMAT_FILE).try_exists() {
             Ok(true) => Self::lock(path),
@@ -98,22 +100,23 @@ impl Directory {
         }
     }
 
-    /// The format in which the store is.
+    /// Returns the format of the store.
     pub(super) fn format(&self) -> u32 {
         self.format
     }
 
-    /// Where the database is.
+    /// Returns the path of the database.
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
     }
 
-    /// Where a new database is to be made, if there never was one; [`Directory::made`] moves it into place.
+    /// Returns where to create a new database, if there never was one; [`Directory::finish_draft`] then moves it into
+    /// place.
     pub(super) fn draft(&self) -> io::Result<Option<PathBuf>> {
-        let (marked, draft) = (self.path.join(FORMAT_FILE).try_exists()?, self.path.join(DRAFT));
+        let (marked, draft) = (self.path.join(FORMAT_FILE).try_exists()?, self.path.join(DRAFT_DIRECTORY));
         if marked {
             if draft.try_exists()? {
-                self.made()?;
+                self.finish_draft()?;
             }
             return Ok(None);
         }
@@ -123,25 +126,25 @@ impl Directory {
         Ok(Some(draft))
     }
 
-    pub(super) fn made(&self) -> io::Result<()> {
+    pub(super) fn finish_draft(&self) -> io::Result<()> {
         self.write_marker()?;
-        fs::rename(self.path.join(DRAFT), self.database())?;
+        fs::rename(self.path.join(DRAFT_DIRECTORY), self.database())?;
         File::open(&self.path)?.sync_all()
     }
 
-    /// Cuts a torn end off; refuses damage in the middle.
+    /// Checks the journals: cuts off a torn end, and refuses damage in the middle.
     pub(super) fn check(&self) -> Result<(), OpenError> {
         if !self.database().is_dir() {
             return Err(OpenError::Damaged {
                 path: self.path.clone(),
-                what: "its database is gone".to_owned(),
+                what: "its database is missing".to_owned(),
             });
         }
         let found = journal::check(&self.database())
             .map_err(|error| OpenError::Io { path: self.path.clone(), error })?;
         found.map_err(|damage| OpenError::Damaged {
             path: self.path.clone(),
-            what: format!("{} from byte {} on, before its end", damage.file.display(), damage.at),
+            what: format!("{} at byte {}, which is before its end", damage.file.display(), damage.at),
         })
     }
 
@@ -155,11 +158,11 @@ impl Directory {
     }
 }
 
-/// Anything but what a crash before the marker leaves.
+/// Returns whether the directory contains more than what a crash before the marker leaves.
 fn holds_anything(path: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
-        if !["lock", "format.tmp", DRAFT].iter().any(|ours| name == *ours) {
+        if !["lock", "format.tmp", DRAFT_DIRECTORY].iter().any(|ours| name == *ours) {
             return Ok(true);
         }
     }
@@ -171,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_of_the_open_lock_keeps_nobody_out() {
+    fn copy_of_the_open_lock_file_does_not_keep_the_lock() {
         let path = std::env::temp_dir().join(format!("tidegate-lock-{}", std::process::id()));
         let first = Directory::enter(&path).unwrap();
         assert!(matches!(Directory::enter(&path), Err(OpenError::Locked(_))));

@@ -1,4 +1,4 @@
-//! A disk that fails on request: what a file says, for `tidegate-lab chaos` and tests of the whole program.
+//! Disk with injected faults, switched by a file, for `tidegate-lab chaos` and tests of the whole program.
 
 use std::{
     fs, io,
@@ -7,29 +7,29 @@ use std::{
 
 use super::{Disk, RealDisk};
 
-/// The machine's disk with the faults that a file names, as long as it does; no file, no fault.
+/// Disk of the machine with the faults that a file currently names; without the file there are none.
 ///
-/// | the file says | then |
+/// | word in the file | fault |
 /// |---|---|
-/// | `eio` | commits fail as if the disk had: the store gives up |
-/// | `eio-sync` | the same after the batch was written: nobody can say whether the disk has it |
-/// | `enospc` | commits find no space, though the system counts some as free (a quota) |
-/// | `enospc-sync` | the sync finds no space for what the system had taken |
-/// | `full` | the system counts none as free; the store notices before it writes, if it is to keep any free |
+/// | `eio` | commits fail with an I/O error: the store is broken |
+/// | `eio-sync` | the same after the batch was written: whether it is on the disk is unknown |
+/// | `enospc` | commits find no space although the system reports some as free (a quota) |
+/// | `enospc-sync` | the sync finds no space for data that the system had accepted |
+/// | `full` | the system reports no free space; the store notices before it writes, if it has a reserve |
 ///
-/// With several words it has all of these faults.
+/// Several words combine their faults.
 pub struct BrokenDisk {
     switch: PathBuf,
 }
 
 impl BrokenDisk {
-    /// A disk that does what is written in `switch`.
+    /// Creates a disk with the faults named in the file `switch`.
     pub fn new(switch: PathBuf) -> Self {
         Self { switch }
     }
 
     fn has(&self, fault: &str) -> bool {
-        fs::read_to_string(&self.switch).is_ok_and(|said| said.split_whitespace().any(|it| it == fault))
+        fs::read_to_string(&self.switch).is_ok_and(|text| text.split_whitespace().any(|it| it == fault))
     }
 }
 
@@ -40,14 +40,14 @@ impl Disk for BrokenDisk {
 
     fn before_commit(&self) -> io::Result<()> {
         if self.has("eio") {
-            return Err(io::Error::other("an error of the disk, by fault.disk_file"));
+            return Err(io::Error::other("disk error injected by fault.disk_file"));
         }
         if self.has("enospc") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }
 
     fn after_sync(&self) -> io::Result<()> {
         if self.has("eio-sync") {
-            return Err(io::Error::other("an error of the sync, by fault.disk_file"));
+            return Err(io::Error::other("sync error injected by fault.disk_file"));
         }
         if self.has("enospc-sync") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }

@@ -1,8 +1,8 @@
-//! Looks through fjall's journals before fjall does.
+//! Check of fjall's journals before fjall opens them.
 //!
-//! Its own recovery cuts a journal at the first thing it can't read, wherever that is: damage in the middle would
-//! silently take away everything behind it. Here a torn end and damage in the middle are told apart: torn can be only
-//! what was not synced, which is the last batch and those that it notes to be unsynced before it ([`super::batch`]).
+//! fjall's recovery cuts a journal at the first entry that it can't read, so damage in the middle would silently remove
+//! everything after it. This check distinguishes a torn end from damage in the middle (ADR 5). Only bytes that were not
+//! synced can be torn: the last batch, and the batches before it that it notes as unsynced ([`super::batch`]).
 
 use std::{
     fs::{self, OpenOptions},
@@ -14,9 +14,9 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batch::NOTE;
+use super::batch::UNSYNCED_NOTE;
 
-/// Tags of fjall's format version 3.
+// Tags and sizes of fjall's journal format 3.
 const START: u8 = 1;
 const ITEM: u8 = 2;
 const END: u8 = 3;
@@ -25,21 +25,21 @@ const START_BYTES: usize = 13;
 const ITEM_BYTES: usize = 21;
 const CLEAR_BYTES: usize = 9;
 const TRAILER: &[u8] = b"FJL\x03";
-/// The kind of an item that removes its key.
+/// Kind of an item that removes its key.
 const REMOVAL: u8 = 1;
 
-/// What a journal is like.
+/// Condition of a journal. A range holds the bytes that may not be synced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Batches, then nothing or zeros. What is not surely synced of them.
+    /// Valid batches, followed by nothing or zeros.
     Whole(Range<usize>),
-    /// The same, but then something that is no batch, and no batch after it that knows it to be synced.
+    /// Valid batches, followed by invalid bytes that no later batch proves to have been synced.
     Torn(Range<usize>),
-    /// Something here is no batch, but was synced before a batch that follows.
+    /// Invalid bytes at this offset that were synced before a later batch.
     Damaged(usize),
 }
 
-/// A journal with damage in the middle.
+/// Location of damage in the middle of a journal.
 #[derive(Debug)]
 pub(super) struct Damage {
     pub(super) file: PathBuf,
@@ -48,8 +48,8 @@ pub(super) struct Damage {
 
 /// Checks all journals of a database, cuts a torn end off the newest and syncs it. `Ok(Err(..))` is damage.
 ///
-/// What may not have been synced is written once more: after a failed sync the system shows what the disk does not have,
-/// and takes it for written.
+/// Bytes that may not be synced are written again: after a failed sync the page cache shows bytes that are not on the
+/// disk, and the system considers them written.
 pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
     let mut journals: Vec<(u64, PathBuf)> = Vec::new();
     for entry in fs::read_dir(database)? {
@@ -66,7 +66,7 @@ pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
     for (number, file) in journals {
         let journal = fs::read(&file)?;
         let (unsure, is_torn) = match verdict(&journal) {
-            // fjall syncs a journal before it begins the next one.
+            // fjall syncs a journal before it starts the next one.
             Verdict::Whole(_) if Some(number) != newest => continue,
             Verdict::Whole(unsure) => (unsure, false),
             Verdict::Torn(unsure) if Some(number) == newest => (unsure, true),
@@ -77,10 +77,9 @@ pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
         let file = OpenOptions::new().write(true).open(&file)?;
         if is_torn {
             tracing::warn!(
-                valid = unsure.end,
+                valid_bytes = unsure.end,
                 journal = number,
-                "the end of the journal is torn: what was being written is cut off; it was never confirmed, \
-                 unless the disk changed it afterwards"
+                "journal has a torn end; cutting it off (it was never confirmed, unless the disk corrupted it later)"
             );
             file.set_len(unsure.end as u64)?;
         }
@@ -93,7 +92,7 @@ pub(super) fn check(database: &Path) -> io::Result<Result<(), Damage>> {
 fn verdict(journal: &[u8]) -> Verdict {
     let (mut at, mut before, mut synced) = (0, None, 0);
     while let Some(end) = batch_end(journal, at) {
-        // fjall's checksum leaves the batch's own number out; numbers rise.
+        // fjall's checksum does not cover the batch's number, but numbers rise.
         let number = number(journal, at + 5, 8);
         if number <= before {
             return Verdict::Damaged(at);
@@ -108,26 +107,28 @@ fn verdict(journal: &[u8]) -> Verdict {
     let begins = |from: usize| {
         journal[from] == START && matches!(journal.get(from + START_BYTES), Some(&ITEM | &CLEAR))
     };
-    let knows_better =
+    let proves_sync =
         |from: usize| begins(from) && batch_end(journal, from).is_some() && synced_before(journal, from) > at;
-    if (at + 1..journal.len()).any(knows_better) { Verdict::Damaged(at) } else { Verdict::Torn(synced..at) }
+    if (at + 1..journal.len()).any(proves_sync) { Verdict::Damaged(at) } else { Verdict::Torn(synced..at) }
 }
 
-/// Up to where the journal was synced when the batch at `at`, which is whole, was begun.
+/// Returns the offset up to which the journal was synced when the valid batch at `at` was started.
 fn synced_before(journal: &[u8], at: usize) -> usize {
     let item = at + START_BYTES;
     let is_removal = journal.get(item..item + 2) == Some(&[ITEM, REMOVAL]);
     let key = number(journal, item + 11, 2).filter(|length| is_removal && *length == 9);
     let key = key.and_then(|length| journal.get(item + ITEM_BYTES..item + ITEM_BYTES + length));
     let noted = match key {
-        Some([NOTE, count @ ..]) => count.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)),
-        // All of it.
+        Some([UNSYNCED_NOTE, count @ ..]) => {
+            count.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+        }
+        // Without a note, everything before the batch was synced.
         _ => 0,
     };
     at.saturating_sub(noted)
 }
 
-/// Where the batch that begins at `at` ends, if it is whole.
+/// Returns the end of the batch at `at`; `None` if it is invalid.
 fn batch_end(journal: &[u8], at: usize) -> Option<usize> {
     if *journal.get(at)? != START {
         return None;
@@ -172,11 +173,11 @@ mod tests {
         item
     }
 
-    /// A batch that knows of so many bytes before it that are not synced.
-    fn batch_behind(unsynced: usize, number: u64, values: &[&[u8]]) -> Vec<u8> {
+    /// Returns a batch that notes `unsynced` bytes before it.
+    fn batch_after(unsynced: usize, number: u64, values: &[&[u8]]) -> Vec<u8> {
         let mut items: Vec<_> = values.iter().map(|value| item(0, b"k", value)).collect();
         if unsynced > 0 {
-            let note = [&[NOTE][..], &(unsynced as u64).to_be_bytes()].concat();
+            let note = [&[UNSYNCED_NOTE][..], &(unsynced as u64).to_be_bytes()].concat();
             items.insert(0, item(REMOVAL, &note, &[]));
         }
         let mut all = vec![START];
@@ -191,11 +192,11 @@ mod tests {
     }
 
     fn batch(number: u64, values: &[&[u8]]) -> Vec<u8> {
-        batch_behind(0, number, values)
+        batch_after(0, number, values)
     }
 
     #[test]
-    fn a_flip_in_the_last_batch_is_a_torn_end_and_in_an_earlier_one_damage() {
+    fn flip_in_the_last_batch_is_torn_and_in_an_earlier_one_damage() {
         let (one, two) = (batch(1, &[b"first", b"second"]), batch(2, &[b"third"]));
         let (middle, end) = (one.len(), one.len() + two.len());
         let mut journal = [&one[..], &two[..]].concat();
@@ -206,7 +207,7 @@ mod tests {
             flipped[at] ^= 0x10;
             let in_number = |start: usize| (start + 5..start + 13).contains(&at);
             let expected = match at {
-                // Higher than the one after it; of the last one nobody can tell.
+                // The number is higher than that of the next batch; in the last batch it can't be detected.
                 _ if in_number(0) => Verdict::Damaged(middle),
                 _ if in_number(middle) => Verdict::Whole(middle..end),
                 _ if at < middle => Verdict::Damaged(0),
@@ -221,9 +222,9 @@ mod tests {
         assert_eq!(verdict(&[]), Verdict::Whole(0..0));
     }
 
-    /// After a failed sync the system shows what the disk may not have.
+    /// After a failed sync the page cache may show bytes that are not on the disk.
     #[test]
-    fn what_may_not_have_been_synced_is_written_once_more() {
+    fn possibly_unsynced_bytes_are_written_again() {
         let path = std::env::temp_dir().join(format!("tidegate-journal-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         let file = path.join("0.jnl");
@@ -237,13 +238,14 @@ mod tests {
         fs::remove_dir_all(path).unwrap();
     }
 
-    /// Two batches that are synced, three that are not, one whose sync did not come to an end.
+    /// Returns a journal of two synced batches, three unsynced ones and one whose sync did not complete, with their
+    /// ends.
     fn half_synced() -> (Vec<u8>, Vec<usize>) {
         let mut journal = Vec::new();
         let mut ends = vec![0];
         let mut synced = 0;
         for number in 1..=6_u8 {
-            journal.extend(batch_behind(
+            journal.extend(batch_after(
                 journal.len() - synced,
                 number.into(),
                 &[&[number; 30], &[number; 9]],
@@ -255,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_power_cut_keeps_of_what_was_not_synced_the_end_is_torn_and_nothing_synced_goes() {
+    fn power_cut_leaves_a_torn_end_and_no_synced_loss() {
         let (journal, ends) = half_synced();
         let synced = ends[2];
         for page in [8, 16, 64, 128] {
             let pages = (journal.len() - synced).div_ceil(page);
-            // All subsets where they are few, some of them otherwise.
+            // All subsets of the pages if there are few, else a sample.
             for kept in
                 (0..1_u64 << pages.min(40)).step_by(if pages <= 12 { 1 } else { (1 << pages.min(40)) / 999 })
             {
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flip_below_what_was_synced_is_damage_and_above_it_a_torn_end() {
+    fn flip_in_synced_bytes_is_damage_and_after_them_a_torn_end() {
         let (journal, ends) = half_synced();
         for at in 0..journal.len() {
             let start = *ends.iter().rfind(|end| **end <= at).expect("the first is 0");
@@ -295,7 +297,7 @@ mod tests {
             let is_torn = matches!(&found, Verdict::Torn(unsure) if unsure.end == start);
             assert!(if at < ends[2] { is_damage } else { is_torn }, "byte {at}: {found:?}");
         }
-        // A batch after the sync tells that all before it was synced.
+        // A batch without a note proves that everything before it was synced.
         let (synced, after) = (journal.len(), batch(7, &[b"after"]));
         let mut journal = [&journal[..], &after[..]].concat();
         assert_eq!(verdict(&journal), Verdict::Whole(synced..journal.len()));

@@ -1,43 +1,45 @@
-//! Which dedup keys may be stored: memory says "surely not", so that a new message needs no look at the database.
+//! Bloom filter of the stored dedup keys: a new message whose key is certainly not stored needs no database lookup.
 //!
-//! A filter of 256-bit blocks (Putze, Sanders, Singler: Cache-, Hash- and Space-Efficient Bloom Filters), whose places
-//! are taken from the keys themselves: they are hashes. It takes in what is stored after a start, a few thousand keys
-//! at a time, and what is archived from then on. Until it has all, or when there are too many for it, it says "maybe".
+//! Blocks of 256 bits (Putze, Sanders, Singler: Cache-, Hash- and Space-Efficient Bloom Filters). The keys are
+//! hashes, so their own bits select block and bits. After a start the filter loads the stored keys, a few thousand at
+//! a time; new keys are added as they are archived. While it is partial, or once it has overflowed, it answers
+//! "maybe" to every key.
 
 use tidegate_protocol::record::{Hash16, Position};
 
-use super::{Database, Trouble, codec};
+use super::{Database, DatabaseError, codec};
 use crate::store::Fence;
 
-/// Memory for the keys of a node: twenty million of them, of which one lookup in about a thousand is a false "maybe".
-pub(super) const BYTES_MAX: usize = 64 << 20;
+/// Memory for the key filters of a node: 20 million keys, with about one false "maybe" per thousand lookups.
+pub(super) const FILTER_BYTES_MAX: usize = 64 << 20;
 
-/// Keys in a block of 32 bytes, at most on average.
-const KEYS_A_BLOCK: usize = 10;
+/// Maximum average number of keys per block of 32 bytes.
+const KEYS_PER_BLOCK: usize = 10;
 
-/// Blocks of the first part, and of the largest; each power of two.
-const FIRST: usize = 1 << 12;
-const LARGEST: usize = 1 << 18;
+/// Blocks of the first part, a power of two; each further part has twice as many.
+const FIRST_PART_BLOCKS: usize = 1 << 12;
+/// Blocks of the largest part, a power of two.
+const PART_BLOCKS_MAX: usize = 1 << 18;
 
 type Block = [u32; 8];
 
-/// Keys that came together, more or less.
+/// Part of the filter with keys of similar age, which is dropped as a whole.
 struct Part {
     blocks: Vec<Block>,
     keys: usize,
-    /// The highest offset of the records they belong to.
+    /// Highest record offset of its keys.
     newest: u64,
 }
 
-/// The keys of a partition, and where it stands.
-pub(super) struct Seen {
+/// Filter over the keys of one partition, with the partition's owner and position.
+pub(super) struct KeyFilter {
     parts: Vec<Part>,
     bytes_max: usize,
-    /// From which stored key on it still has to take them in; none = it has all.
-    next: Option<Hash16>,
-    /// There were too many.
-    over: bool,
-    stands: Option<(Fence, Position)>,
+    /// Next stored key to load; `None` if all are loaded.
+    next_stored: Option<Hash16>,
+    /// Whether there were too many keys for `bytes_max`.
+    is_overflowed: bool,
+    owner: Option<(Fence, Position)>,
 }
 
 fn mask(hash: &Hash16) -> Block {
@@ -66,39 +68,49 @@ impl Part {
     }
 
     fn is_full(&self) -> bool {
-        self.keys >= self.blocks.len() * KEYS_A_BLOCK
+        self.keys >= self.blocks.len() * KEYS_PER_BLOCK
     }
 }
 
-impl Seen {
-    /// Has nothing yet, and is allowed so many bytes.
+impl KeyFilter {
+    /// Creates an empty filter that may use `bytes_max`.
     pub(super) fn new(bytes_max: usize) -> Self {
-        Self { parts: Vec::new(), bytes_max, next: Some(Hash16::default()), over: false, stands: None }
+        Self {
+            parts: Vec::new(),
+            bytes_max,
+            next_stored: Some(Hash16::default()),
+            is_overflowed: false,
+            owner: None,
+        }
     }
 
-    /// Notes where the partition stands now; none = it has no owner yet.
-    pub(super) fn stands(&mut self, stands: Option<(Fence, Position)>) {
-        self.stands = stands;
+    /// Sets fence and position of the partition's owner; `None` if it has none yet.
+    pub(super) fn set_owner(&mut self, owner: Option<(Fence, Position)>) {
+        self.owner = owner;
     }
 
-    /// Where the partition stands, if it is the caller's.
+    /// Returns the partition's position, if `of` is its fence.
     pub(super) fn position(&self, of: Fence) -> Option<Position> {
-        self.stands.filter(|(fence, _)| *fence == of).map(|(_, position)| position)
+        self.owner.filter(|(fence, _)| *fence == of).map(|(_, position)| position)
     }
 
-    /// Notes a key that is stored, or will be: before its commit.
+    /// Adds a stored key; a new key must be added before its commit.
     pub(super) fn add(&mut self, hash: &Hash16, offset: u64) {
-        if self.over {
+        if self.is_overflowed {
             return;
         }
         if self.parts.last().is_none_or(Part::is_full) {
-            let blocks = self.parts.last().map_or(FIRST, |part| (part.blocks.len() * 2).min(LARGEST));
+            let blocks = self
+                .parts
+                .last()
+                .map_or(FIRST_PART_BLOCKS, |part| (part.blocks.len() * 2).min(PART_BLOCKS_MAX));
             let all: usize = self.parts.iter().map(|part| part.blocks.len()).sum();
             if (all + blocks) * size_of::<Block>() > self.bytes_max {
                 tracing::info!(
-                    "more dedup keys than memory has room for: new messages are looked up on the disk"
+                    bytes_max = self.bytes_max,
+                    "key filter full; looking up new messages on the disk"
                 );
-                (self.over, self.parts) = (true, Vec::new());
+                (self.is_overflowed, self.parts) = (true, Vec::new());
                 return;
             }
             self.parts.push(Part::new(blocks));
@@ -108,40 +120,40 @@ impl Seen {
         }
     }
 
-    /// Lets go what belongs to records below an offset: the rules forget it.
-    pub(super) fn forget(&mut self, below: u64) {
+    /// Drops the full parts with only keys of records below an offset, which the rules have expired.
+    pub(super) fn expire(&mut self, below: u64) {
         self.parts.retain(|part| part.newest >= below || !part.is_full());
     }
 
-    /// False: no such key is stored.
+    /// Returns false if the key is certainly not stored.
     pub(super) fn may_hold(&self, hash: &Hash16) -> bool {
-        self.over || self.next.is_some() || self.parts.iter().any(|part| part.may_hold(hash))
+        self.is_overflowed || self.next_stored.is_some() || self.parts.iter().any(|part| part.may_hold(hash))
     }
 
-    /// Whether there is something to take in.
-    pub(super) fn is_behind(&self) -> bool {
-        self.next.is_some() && !self.over
+    /// Returns whether there are stored keys to load.
+    pub(super) fn is_partial(&self) -> bool {
+        self.next_stored.is_some() && !self.is_overflowed
     }
 
-    /// Takes the next stored keys in, `count` at most.
-    pub(super) fn take_in(
+    /// Loads up to `count` further stored keys.
+    pub(super) fn load_next(
         &mut self,
         database: &Database,
         partition: u32,
         count: usize,
-    ) -> Result<(), Trouble> {
-        let Some(from) = self.next else { return Ok(()) };
+    ) -> Result<(), DatabaseError> {
+        let Some(from) = self.next_stored else { return Ok(()) };
         let (first, last) = (codec::key_key(partition, &from), codec::key_key(partition, &[u8::MAX; 16]));
         for (index, entry) in database.keys.range(first..=last).enumerate() {
             let (key, value) = entry.into_inner()?;
             let hash = codec::key_hash(&key)?;
             if index == count {
-                self.next = Some(hash);
+                self.next_stored = Some(hash);
                 return Ok(());
             }
             self.add(&hash, codec::key(&value)?.offset);
         }
-        self.next = None;
+        self.next_stored = None;
         Ok(())
     }
 }
@@ -150,8 +162,8 @@ impl Seen {
 mod tests {
     use super::*;
 
-    fn whole(bytes_max: usize) -> Seen {
-        Seen { next: None, ..Seen::new(bytes_max) }
+    fn complete(bytes_max: usize) -> KeyFilter {
+        KeyFilter { next_stored: None, ..KeyFilter::new(bytes_max) }
     }
 
     fn hash(number: u64) -> Hash16 {
@@ -160,47 +172,47 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_never_denied_and_little_else_is_taken_for_it() {
-        let mut seen = whole(BYTES_MAX);
+    fn added_keys_are_always_found_with_few_false_positives() {
+        let mut filter = complete(FILTER_BYTES_MAX);
         for number in 0..300_000 {
-            seen.add(&hash(number), number);
+            filter.add(&hash(number), number);
         }
-        assert!((0..300_000).all(|number| seen.may_hold(&hash(number))));
-        let wrong = (300_000..400_000).filter(|number| seen.may_hold(&hash(*number))).count();
+        assert!((0..300_000).all(|number| filter.may_hold(&hash(number))));
+        let wrong = (300_000..400_000).filter(|number| filter.may_hold(&hash(*number))).count();
         assert!(wrong < 200, "{wrong} of 100,000");
     }
 
     #[test]
-    fn without_all_keys_or_room_for_them_it_denies_nothing() {
-        let behind = Seen::new(BYTES_MAX);
-        assert!(behind.may_hold(&hash(1)));
-        let mut small = whole(FIRST * size_of::<Block>());
-        for number in 0..(FIRST * KEYS_A_BLOCK) as u64 {
+    fn partial_and_overflowed_filters_answer_maybe() {
+        let incomplete = KeyFilter::new(FILTER_BYTES_MAX);
+        assert!(incomplete.may_hold(&hash(1)));
+        let mut small = complete(FIRST_PART_BLOCKS * size_of::<Block>());
+        for number in 0..(FIRST_PART_BLOCKS * KEYS_PER_BLOCK) as u64 {
             small.add(&hash(number), number);
         }
         assert!(!small.may_hold(&hash(u64::MAX)));
         small.add(&hash(u64::MAX), 0);
-        assert!(small.may_hold(&hash(u64::MAX - 1)), "it is over");
+        assert!(small.may_hold(&hash(u64::MAX - 1)), "it has overflowed");
     }
 
     #[test]
-    fn a_part_goes_when_all_of_it_is_forgotten() {
-        let mut seen = whole(BYTES_MAX);
-        let first = (FIRST * KEYS_A_BLOCK) as u64;
+    fn part_is_dropped_once_all_its_keys_have_expired() {
+        let mut filter = complete(FILTER_BYTES_MAX);
+        let first = (FIRST_PART_BLOCKS * KEYS_PER_BLOCK) as u64;
         for number in 0..first + 10 {
-            seen.add(&hash(number), number);
+            filter.add(&hash(number), number);
         }
-        seen.forget(first - 1);
-        assert!(seen.may_hold(&hash(0)), "one of its keys counts");
-        seen.forget(first);
-        assert!(!seen.may_hold(&hash(0)) && seen.may_hold(&hash(first)));
+        filter.expire(first - 1);
+        assert!(filter.may_hold(&hash(0)), "one of its keys counts");
+        filter.expire(first);
+        assert!(!filter.may_hold(&hash(0)) && filter.may_hold(&hash(first)));
     }
 
     #[test]
-    fn only_the_owner_is_told_where_it_stands() {
-        let mut seen = whole(BYTES_MAX);
-        assert_eq!(seen.position(Fence(1)), None);
-        seen.stands(Some((Fence(1), Position::START)));
-        assert_eq!((seen.position(Fence(1)), seen.position(Fence(2))), (Some(Position::START), None));
+    fn only_the_owner_gets_the_position() {
+        let mut filter = complete(FILTER_BYTES_MAX);
+        assert_eq!(filter.position(Fence(1)), None);
+        filter.set_owner(Some((Fence(1), Position::START)));
+        assert_eq!((filter.position(Fence(1)), filter.position(Fence(2))), (Some(Position::START), None));
     }
 }

@@ -1,4 +1,4 @@
-//! The store of a node that does not run: looked at, exported, imported. The lock keeps a node out meanwhile.
+//! Offline access to the store of a stopped node: check, statistics, export and import. The lock keeps nodes out.
 
 mod check;
 mod import;
@@ -17,14 +17,14 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Database, OpenError, Trouble,
+    Database, DatabaseError, OpenError,
     codec::{self, Pair},
     directory::Directory,
-    state_key::Place,
+    state_key::StateKey,
 };
 use crate::store::dump::{
     ConversationLine, DUMP_VERSION, DeviceLine, Entry, Header, KeyLine, LogLine, MarkLine, MemberLine,
-    PartitionLine, ReadDumpError, RowLine, WishesLine,
+    PartitionLine, ReadDumpError, RowLine, UserSettingsLine,
 };
 
 pub use self::{
@@ -32,89 +32,91 @@ pub use self::{
     stats::{PartitionStats, Stats},
 };
 
-/// The opened store of a stopped node.
+/// Opened store of a stopped node.
 pub struct Offline {
     database: Database,
     view: fjall::Snapshot,
     topic: u128,
-    // Below the database: the lock goes last.
+    // After the database, because fields are dropped in order: the directory is unlocked last.
     directory: Directory,
 }
 
-/// Why a stopped node's store could not be worked on; each text names the cure.
+/// Error of an operation on a stopped node's store; each text names the cure.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// It can't be opened.
+    /// The store can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Something in it can't be read.
+    /// Stored data can't be read.
     #[error("the store is damaged: {0}; `tidegate store check` lists every fault")]
     Damaged(String),
-    /// Where the lines go failed.
-    #[error("the export could not be written: {0}")]
+    /// Writing the lines failed.
+    #[error("writing the export failed: {0}")]
     Write(io::Error),
-    /// What is to be imported is not as it should be; nothing was imported.
+    /// The export is invalid; nothing was imported.
     #[error("nothing was imported: {0}")]
     Dump(#[from] ReadDumpError),
-    /// All lines were read, but what they make is no sound store; nothing was imported.
-    #[error("nothing was imported: {0}; the export was changed or put together: export it again")]
+    /// All lines are valid, but the resulting store has faults; nothing was imported.
+    #[error("nothing was imported: {0}; the export was edited or merged: export it again")]
     Unsound(String),
-    /// There is something where the import would go.
-    #[error("{0} exists already; an import needs a data directory without a store")]
+    /// The target of the import is not empty.
+    #[error("{0} exists already; import into a data directory without a store")]
     NotEmpty(PathBuf),
-    /// Another import, or what one left.
-    #[error("{0} exists: another import runs, or one was cut off; if none runs, remove it and import again")]
+    /// Another import is running, or was interrupted.
+    #[error(
+        "{0} exists: another import is running, or was interrupted; if none is running, remove it and import again"
+    )]
     Busy(PathBuf),
-    /// The system refused; nothing was imported.
+    /// A file operation failed; nothing was imported.
     #[error("nothing was imported: {0} can't be written: {1}")]
     Io(PathBuf, io::Error),
 }
 
-/// Takes the entries of a store, or words about one that can't be read.
+/// Consumer of the entries of a store, or of the descriptions of those that can't be read.
 type Take<'a> = &'a mut dyn FnMut(Result<Entry, String>) -> io::Result<()>;
 
-/// Words about what went wrong below.
-fn words(trouble: Trouble) -> String {
-    match trouble {
-        Trouble::Io(why) | Trouble::Damaged(why) => why,
+/// Returns the description of an error.
+fn text_of(error: DatabaseError) -> String {
+    match error {
+        DatabaseError::Io(why) | DatabaseError::Damaged(why) => why,
     }
 }
 
-impl From<Trouble> for OfflineError {
-    fn from(trouble: Trouble) -> Self {
-        Self::Damaged(words(trouble))
+impl From<DatabaseError> for OfflineError {
+    fn from(error: DatabaseError) -> Self {
+        Self::Damaged(text_of(error))
     }
 }
 
 impl From<fjall::Error> for OfflineError {
     fn from(error: fjall::Error) -> Self {
-        Trouble::from(error).into()
+        DatabaseError::from(error).into()
     }
 }
 
 impl Offline {
-    /// Opens the store in that directory, of any format that this program reads, and leaves it in that; makes none.
+    /// Opens an existing store of any supported format, without changing the format.
     ///
     /// # Errors
-    /// [`OpenError`] says what to do.
+    /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Self::enter(path, Directory::enter_existing(path)?)
     }
 
     fn enter(path: &Path, directory: Directory) -> Result<Self, OpenError> {
-        let opened = Database::open(&directory).map_err(|trouble| match trouble {
-            Trouble::Io(why) => OpenError::Io { path: path.to_owned(), error: io::Error::other(why) },
-            Trouble::Damaged(what) => OpenError::Damaged { path: path.to_owned(), what },
+        let opened = Database::open(&directory).map_err(|error| match error {
+            DatabaseError::Io(why) => OpenError::Io { path: path.to_owned(), error: io::Error::other(why) },
+            DatabaseError::Damaged(what) => OpenError::Damaged { path: path.to_owned(), what },
         })?;
         let (database, topic) = opened?;
         let view = database.snapshot();
         Ok(Self { view, database, topic: topic.0, directory })
     }
 
-    /// Writes everything as lines ([`crate::store::dump`]).
+    /// Writes everything as lines ([`crate::store::dump`]) and returns their number.
     ///
     /// # Errors
-    /// When something can't be read, or the lines not be written.
+    /// Stored data can't be read, or writing the lines failed.
     pub fn export(&self, to: &mut dyn io::Write) -> Result<u64, OfflineError> {
         let (mut lines, mut damage) = (0, None);
         let result = self.walk(&mut |entry| match entry {
@@ -134,7 +136,7 @@ impl Offline {
         }
     }
 
-    /// Hands over everything, in the order of an export. What can't be read is told and passed over.
+    /// Passes everything to `take`, in the order of an export. Unreadable entries are reported and skipped.
     fn walk(&self, take: Take<'_>) -> io::Result<()> {
         let lines = Cell::new(0);
         let mut take = |entry: Result<Entry, String>| {
@@ -143,21 +145,23 @@ impl Offline {
         };
         take(Ok(Entry::TidegateExport(Header { version: DUMP_VERSION, topic: self.topic.to_be_bytes() })))?;
         self.each(&self.database.state, b"p", &mut take, |_, key, value| {
-            let Place::Standing(number) = Place::of(key)? else { return Err(codec::damaged()) };
-            let standing = codec::standing(value)?;
-            if standing.topic.0 != self.topic {
-                return Err(Trouble::Damaged(format!("partition {number} was archived from another log")));
+            let StateKey::Partition(number) = StateKey::of(key)? else { return Err(codec::damaged()) };
+            let state = codec::partition_state(value)?;
+            if state.topic.0 != self.topic {
+                return Err(DatabaseError::Damaged(format!(
+                    "partition {number} was archived from another log"
+                )));
             }
-            Ok(Entry::Partition(PartitionLine::new(number, standing.position, standing.rules)))
+            Ok(Entry::Partition(PartitionLine::new(number, state.position, state.rules)))
         })?;
         self.each(&self.database.state, b"l", &mut take, |_, key, value| {
-            let Place::Log(partition, offset) = Place::of(key)? else { return Err(codec::damaged()) };
+            let StateKey::Log(partition, offset) = StateKey::of(key)? else { return Err(codec::damaged()) };
             Ok(Entry::Log(LogLine { partition, offset, record: value.to_vec() }))
         })?;
         for entry in self.view.prefix(&self.database.state, b"h") {
-            let found = entry.into_inner().map_err(Trouble::from);
+            let found = entry.into_inner().map_err(DatabaseError::from);
             let line = found.and_then(|(key, value)| {
-                let Place::Head(id) = Place::of(&key)? else { return Err(codec::damaged()) };
+                let StateKey::Head(id) = StateKey::of(&key)? else { return Err(codec::damaged()) };
                 let (head, members) = codec::head(&value)?;
                 Ok(ConversationLine::new(id, &head, members))
             });
@@ -167,16 +171,16 @@ impl Offline {
                     take(Ok(Entry::Conversation(line)))?;
                     self.conversation(&id, &mut take)?;
                 }
-                Err(trouble) => take(Err(format!("a head: {}", words(trouble))))?,
+                Err(error) => take(Err(format!("a head: {}", text_of(error))))?,
             }
         }
         self.each(&self.database.state, &[Pair::Mark as u8], &mut take, |_, key, value| {
-            let Place::Mark(user, conversation) = Place::of(key)? else { return Err(codec::damaged()) };
-            Ok(Entry::Mark(MarkLine::new(user, conversation, &codec::level(value)?)))
+            let StateKey::Mark(user, conversation) = StateKey::of(key)? else { return Err(codec::damaged()) };
+            Ok(Entry::Mark(MarkLine::new(user, conversation, &codec::user_state(value)?)))
         })?;
         self.each(&self.database.state, b"w", &mut take, |_, key, value| {
-            let Place::Wishes(user) = Place::of(key)? else { return Err(codec::damaged()) };
-            Ok(Entry::Wishes(WishesLine::new(user, &codec::wishes(value)?)))
+            let StateKey::UserSettings(user) = StateKey::of(key)? else { return Err(codec::damaged()) };
+            Ok(Entry::Wishes(UserSettingsLine::new(user, &codec::user_settings(value)?)))
         })?;
         self.each(&self.database.keys, b"", &mut take, |_, key, value| {
             let partition = key.first_chunk::<4>().map(|part| u32::from_be_bytes(*part));
@@ -187,19 +191,19 @@ impl Offline {
         take(Ok(end))
     }
 
-    /// Members, devices and rows.
+    /// Passes members, devices and rows of a conversation to `take`.
     fn conversation(&self, id: &ConversationId, take: Take<'_>) -> io::Result<()> {
         let state = &self.database.state;
         let members = codec::pair(Pair::Member, id.as_str(), "");
         self.each(state, &members, take, |it, key, value| {
-            let Place::Member(_, user) = Place::of(key)? else { return Err(codec::damaged()) };
+            let StateKey::Member(_, user) = StateKey::of(key)? else { return Err(codec::damaged()) };
             let member = codec::member(value)?;
             let stays = it.stays(id, &user, &member)?;
             Ok(Entry::Member(MemberLine::new(user, &member, &stays)))
         })?;
         let devices = [b"d", id.as_str().as_bytes(), b"\0"].concat();
         self.each(state, &devices, take, |_, key, value| {
-            let Place::Device(_, user, device) = Place::of(key)? else { return Err(codec::damaged()) };
+            let StateKey::Device(_, user, device) = StateKey::of(key)? else { return Err(codec::damaged()) };
             let tidegate_protocol::machine::ledger::Device { epoch, next_n } = codec::device(value)?;
             Ok(Entry::Device(DeviceLine { user, device, epoch, next_n }))
         })?;
@@ -207,45 +211,47 @@ impl Offline {
         self.each(&self.database.rows, &rows, take, |_, key, value| {
             let seq = codec::row_seq(key)?;
             let stored = codec::row(seq, value)
-                .map_err(|_| Trouble::Damaged(format!("{id}: row {seq} can't be read")))?;
+                .map_err(|_| DatabaseError::Damaged(format!("{id}: row {seq} can't be read")))?;
             if stored.row.body.conversation() != Some(id) {
-                return Err(Trouble::Damaged(format!("{id}: row {seq} is of another conversation")));
+                return Err(DatabaseError::Damaged(format!(
+                    "{id}: row {seq} belongs to another conversation"
+                )));
             }
-            let no_row = || Trouble::Damaged(format!("{id}: row {seq} is no row of a history"));
+            let no_row = || DatabaseError::Damaged(format!("{id}: row {seq} is not a row of history"));
             RowLine::new(&stored).map(Entry::Row).ok_or_else(no_row)
         })
     }
 
-    fn stays(&self, id: &ConversationId, user: &UserId, member: &Member) -> Result<Vec<Stay>, Trouble> {
+    fn stays(&self, id: &ConversationId, user: &UserId, member: &Member) -> Result<Vec<Stay>, DatabaseError> {
         let mut stays = Vec::new();
-        for entry in self.view.prefix(&self.database.state, codec::stays_of(id, user)) {
+        for entry in self.view.prefix(&self.database.state, codec::stays_prefix(id, user)) {
             stays.push(codec::stay(&entry.value()?)?);
         }
         if stays.len() != member.stays as usize {
-            let (found, said) = (stays.len(), member.stays);
-            return Err(Trouble::Damaged(format!(
-                "{id}: {user} was in {said} times before, {found} are kept"
+            let (found, expected) = (stays.len(), member.stays);
+            return Err(DatabaseError::Damaged(format!(
+                "{id}: {user} has {expected} earlier stays, but {found} are stored"
             )));
         }
         Ok(stays)
     }
 
-    /// Every pair of a keyspace that begins so, as an entry.
+    /// Passes every pair of a keyspace whose key begins with `prefix` to `take`, as an entry.
     fn each(
         &self,
         keyspace: &fjall::Keyspace,
         prefix: &[u8],
         take: Take<'_>,
-        entry: impl Fn(&Self, &[u8], &[u8]) -> Result<Entry, Trouble>,
+        entry: impl Fn(&Self, &[u8], &[u8]) -> Result<Entry, DatabaseError>,
     ) -> io::Result<()> {
         for pair in self.view.prefix(keyspace, prefix) {
-            let made = pair.into_inner().map_err(Trouble::from).and_then(|(key, value)| {
-                entry(self, &key, &value).map_err(|trouble| {
+            let made = pair.into_inner().map_err(DatabaseError::from).and_then(|(key, value)| {
+                entry(self, &key, &value).map_err(|error| {
                     let name = String::from_utf8_lossy(&key).into_owned();
-                    Trouble::Damaged(format!("{} (key {name:?})", words(trouble)))
+                    DatabaseError::Damaged(format!("{} (key {name:?})", text_of(error)))
                 })
             });
-            take(made.map_err(words))?;
+            take(made.map_err(text_of))?;
         }
         Ok(())
     }

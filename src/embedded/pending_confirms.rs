@@ -1,50 +1,50 @@
-//! Answers that wait for a sync: marks and wishes are written without one of their own, and confirmed after the next.
+//! Replies that wait for a sync: marks and user settings are written unsynced, and confirmed after the next sync.
 
 use std::time::{Duration, Instant};
 
 use super::Reply;
 use crate::store::StoreError;
 
-/// How long an answer waits for the sync of an archive before it gets one of its own, together with all that gathered.
-const SYNC_AFTER: Duration = Duration::from_millis(5);
+/// How long replies wait for the sync of an archive; after that one sync confirms all of them.
+const SYNC_DELAY_MAX: Duration = Duration::from_millis(5);
 
-/// An answer, and what it says when nothing goes wrong.
-type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
+/// Function that sends one reply, given the outcome of the sync.
+type Confirm = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
-/// What was written, and is not confirmed yet.
+/// Writes that are not confirmed yet.
 #[derive(Default)]
-pub(super) struct Kept {
-    answers: Vec<Answer>,
+pub(super) struct PendingConfirms {
+    confirms: Vec<Confirm>,
     since: Option<Instant>,
 }
 
-impl Kept {
-    /// Answers with `what` after the next sync.
-    pub(super) fn add<T: Send + 'static>(&mut self, reply: Reply<T>, what: T) {
+impl PendingConfirms {
+    /// Replies with `result` after the next sync, or with its error.
+    pub(super) fn add<T: Send + 'static>(&mut self, reply: Reply<T>, result: T) {
         self.since.get_or_insert_with(Instant::now);
-        // Who asked may have gone.
-        self.answers.push(Box::new(|synced| drop(reply.send(synced.map(|()| what)))));
+        // The caller may have stopped waiting.
+        self.confirms.push(Box::new(|synced| drop(reply.send(synced.map(|()| result)))));
     }
 
-    /// When there has to be a sync at the latest; none, if nobody waits for one.
+    /// Returns the time left until a sync is due; `None` if no reply waits.
     pub(super) fn due_in(&self) -> Option<Duration> {
-        self.since.map(|since| SYNC_AFTER.saturating_sub(since.elapsed()))
+        self.since.map(|since| SYNC_DELAY_MAX.saturating_sub(since.elapsed()))
     }
 
-    /// They are on the disk.
+    /// Confirms all waiting replies: their writes are on the disk.
     pub(super) fn confirm(&mut self) {
         self.end(&Ok(()));
     }
 
-    /// They may be, or not.
+    /// Fails all waiting replies: their writes may or may not be on the disk.
     pub(super) fn fail(&mut self, why: &StoreError) {
         self.end(&Err(why.clone()));
     }
 
-    fn end(&mut self, how: &Result<(), StoreError>) {
+    fn end(&mut self, outcome: &Result<(), StoreError>) {
         self.since = None;
-        for answer in self.answers.drain(..) {
-            answer(how.clone());
+        for confirm in self.confirms.drain(..) {
+            confirm(outcome.clone());
         }
     }
 }

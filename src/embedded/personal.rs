@@ -1,4 +1,4 @@
-//! The writer's part for what users keep for themselves: marks and wishes.
+//! Writes of users' personal state by the writer thread: marks and settings.
 
 use std::collections::{HashMap, hash_map::Entry};
 
@@ -8,52 +8,56 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-use super::{Trouble, codec, writer::Writer};
-use crate::store::{Level, Personal, StoreError};
+use super::{DatabaseError, codec, writer::Writer};
+use crate::store::{Personal, StoreError, UserState};
 
 impl Writer {
-    /// Marks go to the system without a sync of their own: the next archive's takes them along, or one for all that
-    /// gathered ([`super::pending_confirms`]). They are confirmed after it.
+    /// Writes marks without a sync of their own.
+    ///
+    /// They are confirmed after the next archive's sync, or after one for all writes that wait
+    /// ([`super::pending_confirms`]).
     pub(super) fn save_marks(
         &mut self,
         changes: &[(UserId, ConversationId, Personal)],
     ) -> Result<(), StoreError> {
-        self.usable()?;
+        self.check_usable()?;
         self.write(PersistMode::Buffer, |database, _, batch| {
-            let mut levels: HashMap<Vec<u8>, (Level, bool)> = HashMap::new();
+            let mut states: HashMap<Vec<u8>, (UserState, bool)> = HashMap::new();
             for (user, conversation, change) in changes {
-                let (level, changed) = match levels.entry(codec::mark_key(conversation, user)) {
+                let (state, changed) = match states.entry(codec::mark_key(conversation, user)) {
                     Entry::Occupied(entry) => entry.into_mut(),
                     Entry::Vacant(entry) => {
-                        let value = database.state.get(entry.key()).map_err(Trouble::from)?;
-                        let level = value.map(|value| codec::level(&value)).transpose()?.unwrap_or_default();
-                        entry.insert((level, false))
+                        let value = database.state.get(entry.key()).map_err(DatabaseError::from)?;
+                        let state =
+                            value.map(|value| codec::user_state(&value)).transpose()?.unwrap_or_default();
+                        entry.insert((state, false))
                     }
                 };
-                *changed |= level.apply(change);
+                *changed |= state.apply(change);
             }
-            for (key, (level, _)) in levels.into_iter().filter(|(_, (_, changed))| *changed) {
-                batch.insert(&database.state, key, codec::put_level(&level));
+            for (key, (state, _)) in states.into_iter().filter(|(_, (_, changed))| *changed) {
+                batch.insert(&database.state, key, codec::put_user_state(&state));
             }
             Ok(())
         })
     }
 
-    /// As marks go; the wishes that hold now.
-    pub(super) fn save_wishes(
+    /// Writes user settings like marks, and returns the merged settings.
+    pub(super) fn save_settings(
         &mut self,
         user: &UserId,
         now: UserSettings,
     ) -> Result<UserSettings, StoreError> {
-        self.usable()?;
-        let mut wishes = now;
+        self.check_usable()?;
+        let mut settings = now;
         self.write(PersistMode::Buffer, |database, _, batch| {
-            let key = codec::wishes_key(user);
-            let before = database.state.get(&key).map_err(Trouble::from)?;
-            wishes = now.over(before.map(|value| codec::wishes(&value)).transpose()?.unwrap_or_default());
-            batch.insert(&database.state, key, codec::put_wishes(&wishes));
+            let key = codec::user_settings_key(user);
+            let before = database.state.get(&key).map_err(DatabaseError::from)?;
+            settings =
+                now.over(before.map(|value| codec::user_settings(&value)).transpose()?.unwrap_or_default());
+            batch.insert(&database.state, key, codec::put_user_settings(&settings));
             Ok(())
         })?;
-        Ok(wishes)
+        Ok(settings)
     }
 }

@@ -1,6 +1,6 @@
-//! `Store` on the disk of this machine. The engine's writer archives; reads are snapshots, on threads that may wait.
+//! `Store` over the embedded engine. The writer thread archives; reads use snapshots on threads that may block.
 //!
-//! Nothing is loaded at the start, so a restart takes as long as the replay of fjall's newest journals.
+//! Nothing is loaded at the start, so a restart takes as long as fjall needs to replay its newest journals.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -15,71 +15,71 @@ use tidegate_protocol::{
 
 use crate::{
     bus::TopicId,
-    embedded::{self, Database, Engine, Pair, Trouble},
+    embedded::{self, Database, DatabaseError, Engine, Pair},
     store::{
-        Direction, Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store, StoreError,
-        StoredRow, Summary, TakenOver,
+        Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
+        StoreError, StoredRow, Summary, TakenOver,
     },
 };
 
-/// What is archived, in the database that the log is in, too.
+/// Store of a single machine, in the same database as its log.
 pub struct EmbeddedStore(Arc<Engine>);
 
 impl EmbeddedStore {
-    /// The store of an engine.
+    /// Creates the store of an engine.
     pub fn new(engine: Arc<Engine>) -> Self {
         Self(engine)
     }
 }
 
-/// A snapshot of the database.
-struct Reading<'a> {
+/// Reader of one snapshot of the database.
+struct SnapshotReader<'a> {
     database: &'a Database,
     view: View,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> SnapshotReader<'a> {
     fn new(database: &'a Database) -> Self {
         Self { database, view: database.snapshot() }
     }
 
-    /// Where the partition stands, if it is the caller's.
+    /// Returns the partition's position, or [`StoreError::Fenced`] if `fence` is not its fence.
     fn owned(&self, partition: u32, fence: Fence) -> Result<Position, StoreError> {
-        let standing = self.database.standing_in(&self.view, partition)?;
-        let standing = standing.filter(|it| it.fence == fence).ok_or(StoreError::Fenced)?;
-        Ok(standing.position)
+        let state = self.database.partition_state_in(&self.view, partition)?;
+        let state = state.filter(|it| it.fence == fence).ok_or(StoreError::Fenced)?;
+        Ok(state.position)
     }
 
-    fn head(&self, id: &ConversationId) -> Result<Option<(Head, u64)>, Trouble> {
+    fn head(&self, id: &ConversationId) -> Result<Option<(Head, u64)>, DatabaseError> {
         let value = self.view.get(&self.database.state, embedded::head_key(id))?;
         value.map(|value| embedded::head(&value)).transpose()
     }
 
-    fn member(&self, id: &ConversationId, user: &UserId) -> Result<Option<Member>, Trouble> {
+    fn member(&self, id: &ConversationId, user: &UserId) -> Result<Option<Member>, DatabaseError> {
         let value =
             self.view.get(&self.database.state, embedded::pair(Pair::Member, id.as_str(), user.as_str()))?;
         value.map(|value| embedded::member(&value)).transpose()
     }
 
-    fn standing(&self, id: &ConversationId, user: &UserId) -> Result<Option<Standing>, Trouble> {
+    fn member_view(&self, id: &ConversationId, user: &UserId) -> Result<Option<MemberView>, DatabaseError> {
         let Some(member) = self.member(id, user)? else { return Ok(None) };
         let mut stays = Vec::new();
         if member.stays > 0 {
-            for entry in self.view.prefix(&self.database.state, embedded::stays_of(id, user)) {
+            for entry in self.view.prefix(&self.database.state, embedded::stays_prefix(id, user)) {
                 stays.push(embedded::stay(&entry.value()?)?);
             }
         }
-        let level = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
-        let level = level.map(|value| embedded::level(&value)).transpose()?.unwrap_or_default();
-        Ok(Some(Standing { member, stays, level }))
+        let value = self.view.get(&self.database.state, embedded::mark_key(id, user))?;
+        let level = value.map(|value| embedded::user_state(&value)).transpose()?.unwrap_or_default();
+        Ok(Some(MemberView { member, stays, level }))
     }
 
-    fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, Trouble> {
+    fn row(&self, id: &ConversationId, seq: u64) -> Result<Option<StoredRow>, DatabaseError> {
         let value = self.view.get(&self.database.rows, embedded::row_key(id, seq))?;
         value.map(|value| embedded::row(seq, &value)).transpose()
     }
 
-    fn look_up(&self, partition: u32, need: Need) -> Result<Loaded, Trouble> {
+    fn look_up(&self, partition: u32, need: Need) -> Result<Loaded, DatabaseError> {
         Ok(match need {
             Need::Head(id) => {
                 let head = self.head(&id)?.map(|(head, _)| head);
@@ -112,7 +112,7 @@ impl<'a> Reading<'a> {
         from: u64,
         after: Option<Hash16>,
         limit: usize,
-    ) -> Result<Vec<Loaded>, Trouble> {
+    ) -> Result<Vec<Loaded>, DatabaseError> {
         let mut keys = Vec::new();
         let first = embedded::key_key(partition, &after.unwrap_or_default());
         let last = embedded::key_key(partition, &[u8::MAX; 16]);
@@ -134,7 +134,7 @@ impl<'a> Reading<'a> {
         after: Option<&ConversationId>,
         limit: usize,
         with_settings: bool,
-    ) -> Result<Vec<Loaded>, Trouble> {
+    ) -> Result<Vec<Loaded>, DatabaseError> {
         let mut heads = Vec::new();
         let start = after.map_or_else(|| b"h".to_vec(), embedded::head_key);
         for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
@@ -157,7 +157,7 @@ impl<'a> Reading<'a> {
         user: &UserId,
         after: Option<&ConversationId>,
         limit: usize,
-    ) -> Result<Vec<Membership>, Trouble> {
+    ) -> Result<Vec<Membership>, DatabaseError> {
         let mut found = Vec::new();
         let start = embedded::pair(Pair::OfUser, user.as_str(), after.map_or("", |id| id.as_str()));
         for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
@@ -167,7 +167,7 @@ impl<'a> Reading<'a> {
                 break;
             }
             let id = embedded::conversation_id(id)?;
-            if let (Some(standing), Some((head, members))) = (self.standing(&id, user)?, self.head(&id)?) {
+            if let (Some(standing), Some((head, members))) = (self.member_view(&id, user)?, self.head(&id)?) {
                 found.push(Membership { conversation: id, standing, head, members });
             }
         }
@@ -179,7 +179,7 @@ impl<'a> Reading<'a> {
         id: &ConversationId,
         after: Option<&UserId>,
         limit: usize,
-    ) -> Result<Vec<(UserId, Member)>, Trouble> {
+    ) -> Result<Vec<(UserId, Member)>, DatabaseError> {
         let mut found = Vec::new();
         let start = embedded::pair(Pair::Member, id.as_str(), after.map_or("", UserId::as_str));
         for entry in self.view.range(&self.database.state, (Bound::Excluded(start), Bound::Unbounded)) {
@@ -196,21 +196,21 @@ impl<'a> Reading<'a> {
         Ok(found)
     }
 
-    fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, Trouble> {
+    fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, DatabaseError> {
         let Some((head, members)) = self.head(id)? else { return Ok(None) };
-        let standing = of.map(|user| self.standing(id, user)).transpose()?.flatten();
+        let standing = of.map(|user| self.member_view(id, user)).transpose()?.flatten();
         Ok(Some(Summary { head, members, standing }))
     }
 
-    fn wishes(&self, user: &UserId) -> Result<UserSettings, Trouble> {
-        let value = self.view.get(&self.database.state, embedded::wishes_key(user))?;
-        Ok(value.map(|value| embedded::wishes(&value)).transpose()?.unwrap_or_default())
+    fn settings(&self, user: &UserId) -> Result<UserSettings, DatabaseError> {
+        let value = self.view.get(&self.database.state, embedded::user_settings_key(user))?;
+        Ok(value.map(|value| embedded::user_settings(&value)).transpose()?.unwrap_or_default())
     }
 
-    fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, Trouble> {
+    fn page(&self, id: &ConversationId, query: PageQuery) -> Result<Page, DatabaseError> {
         let rows = &self.database.rows;
         let head = self.head(id)?.map(|(head, _)| head);
-        // The database walks over the traces of removed rows one by one: none of them is between the bounds.
+        // Start above the pruned rows: a scan visits the tombstones of removed rows one by one.
         let first = head.as_ref().map_or(0, |head| head.pruned_to) + 1;
         let key = |seq: u64| embedded::row_key(id, seq.max(first));
         let mut entries: Box<dyn Iterator<Item = fjall::Guard>> = match query.direction {
@@ -250,7 +250,7 @@ fn row_head(stored: StoredRow) -> RowHead {
     RowHead { sender, recalled: stored.recalled }
 }
 
-/// The answer to the need of a key that is not stored.
+/// Returns the result for a dedup key that is not stored; `None` for other needs.
 fn absent(need: Need) -> Option<Loaded> {
     if let Need::Key(hash) = need { Some(Loaded::Key(hash, None)) } else { None }
 }
@@ -272,7 +272,8 @@ impl Store for EmbeddedStore {
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError> {
         let needs = needs.to_vec();
-        // Only the owner archives: what was new before the snapshot, and is the owner's, is new in it.
+        // Only the owner archives: a key that is new now is new in the snapshot too, if the fence is still the
+        // caller's.
         let (position, new) = match self.0.surely_new(partition, fence, &needs) {
             Some((position, new)) => (Some(position), new),
             None => (None, vec![false; needs.len()]),
@@ -281,14 +282,14 @@ impl Store for EmbeddedStore {
             return Ok(Snapshot { position, rows: needs.into_iter().filter_map(absent).collect() });
         }
         let load = move |database: &Database| {
-            let reading = Reading::new(database);
-            let position = reading.owned(partition, fence)?;
-            let rows: Result<_, Trouble> = needs
+            let reader = SnapshotReader::new(database);
+            let position = reader.owned(partition, fence)?;
+            let rows: Result<_, DatabaseError> = needs
                 .into_iter()
                 .zip(new)
                 .map(|(need, new)| match absent(need.clone()).filter(|_| new) {
                     Some(row) => Ok(row),
-                    None => reading.look_up(partition, need),
+                    None => reader.look_up(partition, need),
                 })
                 .collect();
             Ok(Snapshot { position, rows: rows? })
@@ -299,12 +300,12 @@ impl Store for EmbeddedStore {
     async fn scan(&self, partition: u32, fence: Fence, scan: &Scan) -> Result<Snapshot<Loaded>, StoreError> {
         let scan = scan.clone();
         let load = move |database: &Database| {
-            let reading = Reading::new(database);
-            let position = reading.owned(partition, fence)?;
+            let reader = SnapshotReader::new(database);
+            let position = reader.owned(partition, fence)?;
             let rows = match scan {
-                Scan::Keys { from, after, limit } => reading.keys(partition, from, after, limit)?,
+                Scan::Keys { from, after, limit } => reader.keys(partition, from, after, limit)?,
                 Scan::Heads { after, limit, with_settings } => {
-                    reading.heads(after.as_ref(), limit, with_settings)?
+                    reader.heads(after.as_ref(), limit, with_settings)?
                 }
             };
             Ok(Snapshot { position, rows })
@@ -319,7 +320,7 @@ impl Store for EmbeddedStore {
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
         let (user, after) = (user.clone(), after.cloned());
-        self.0.read(move |it| Ok(Reading::new(it).memberships(&user, after.as_ref(), limit)?)).await
+        self.0.read(move |it| Ok(SnapshotReader::new(it).memberships(&user, after.as_ref(), limit)?)).await
     }
 
     async fn members(
@@ -329,7 +330,7 @@ impl Store for EmbeddedStore {
         limit: usize,
     ) -> Result<Vec<(UserId, Member)>, StoreError> {
         let (id, after) = (conversation.clone(), after.cloned());
-        self.0.read(move |it| Ok(Reading::new(it).members(&id, after.as_ref(), limit)?)).await
+        self.0.read(move |it| Ok(SnapshotReader::new(it).members(&id, after.as_ref(), limit)?)).await
     }
 
     async fn summary(
@@ -338,23 +339,23 @@ impl Store for EmbeddedStore {
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
         let (id, of) = (conversation.clone(), of.cloned());
-        self.0.read(move |it| Ok(Reading::new(it).summary(&id, of.as_ref())?)).await
+        self.0.read(move |it| Ok(SnapshotReader::new(it).summary(&id, of.as_ref())?)).await
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.0.save_marks(changes.to_vec()).await
     }
 
-    /// Most logins wish nothing new: they only read.
+    /// Writes only if the settings change, which most logins do not.
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let of = user.clone();
-        let before = self.0.read(move |it| Ok(Reading::new(it).wishes(&of)?)).await?;
-        let wishes = now.over(before);
-        if wishes == before { Ok(wishes) } else { self.0.save_wishes(user.clone(), now).await }
+        let before = self.0.read(move |it| Ok(SnapshotReader::new(it).settings(&of)?)).await?;
+        let settings = now.over(before);
+        if settings == before { Ok(settings) } else { self.0.save_settings(user.clone(), now).await }
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let id = conversation.clone();
-        self.0.read(move |it| Ok(Reading::new(it).page(&id, query)?)).await
+        self.0.read(move |it| Ok(SnapshotReader::new(it).page(&id, query)?)).await
     }
 }

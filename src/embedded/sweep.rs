@@ -1,4 +1,4 @@
-//! Takes dedup keys away that the rules forget, a few at a time, so that the writer stays quick.
+//! Sweep of expired dedup keys, in small steps so that it does not delay the writer.
 
 use std::{
     collections::HashMap,
@@ -7,91 +7,91 @@ use std::{
 
 use tidegate_protocol::record::Hash16;
 
-use super::{Database, Trouble, batch::WriteBatch, codec};
+use super::{Database, DatabaseError, batch::WriteBatch, codec};
 
-/// Keys looked at in a step.
-const STEP: usize = 1_024;
+/// Keys examined per step.
+const STEP_KEYS: usize = 1_024;
 
-/// Between two steps: a hundred million keys take half an hour, and hold nobody up.
-const EVERY: Duration = Duration::from_millis(20);
+/// Interval between steps: 100 million keys take half an hour, without delaying other writes.
+const STEP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How far old keys are swept.
+/// State of the sweep of all partitions.
 #[derive(Default)]
 pub(super) struct KeySweep {
-    stepped: Option<Instant>,
-    partitions: HashMap<u32, Swept>,
+    last_step: Option<Instant>,
+    partitions: HashMap<u32, SweepProgress>,
 }
 
-/// How far those of a partition are.
+/// Progress of the sweep in one partition.
 #[derive(Clone, Copy)]
-struct Swept {
-    /// Nothing below this offset is left.
+struct SweepProgress {
+    /// Offset below which no keys are left.
     to: u64,
-    /// The sweep that goes on: its offset, and the next key to look at.
-    going: Option<(u64, Hash16)>,
+    /// Sweep in progress: its target offset, and the next key to examine.
+    pending: Option<(u64, Hash16)>,
 }
 
-/// What a step came to, once it is written.
+/// Progress that applies once the step is written.
 #[derive(Clone, Copy)]
-pub(super) struct Step(Swept);
+pub(super) struct SweepStep(SweepProgress);
 
 impl KeySweep {
-    /// Whether it is time for the next step.
+    /// Returns whether the next step is due, and starts the next interval if so.
     pub(super) fn is_due(&mut self) -> bool {
-        let due = self.stepped.is_none_or(|at| at.elapsed() >= EVERY);
+        let due = self.last_step.is_none_or(|at| at.elapsed() >= STEP_INTERVAL);
         if due {
-            self.stepped = Some(Instant::now());
+            self.last_step = Some(Instant::now());
         }
         due
     }
 
-    /// Whether there may be something to take away.
+    /// Returns whether there may be keys to remove.
     pub(super) fn has_work(&self, partition: u32, keys_from: u64) -> bool {
-        let swept = self.partitions.get(&partition);
-        swept.map_or(keys_from > 0, |swept| swept.going.is_some() || swept.to < keys_from)
+        let progress = self.partitions.get(&partition);
+        progress.map_or(keys_from > 0, |progress| progress.pending.is_some() || progress.to < keys_from)
     }
 
-    /// Puts the next step into the batch; none when there is nothing to do.
+    /// Adds the next step to the batch; `None` if there is nothing to do.
     pub(super) fn stage(
         &mut self,
         database: &Database,
         partition: u32,
         keys_from: u64,
         batch: &mut WriteBatch,
-    ) -> Result<Option<Step>, Trouble> {
-        let swept = match self.partitions.get(&partition) {
-            Some(swept) => *swept,
-            None => Swept { to: swept_to(database, partition)?, going: None },
+    ) -> Result<Option<SweepStep>, DatabaseError> {
+        let progress = match self.partitions.get(&partition) {
+            Some(progress) => *progress,
+            None => SweepProgress { to: swept_to(database, partition)?, pending: None },
         };
-        self.partitions.insert(partition, swept);
-        if swept.going.is_none() && swept.to >= keys_from {
+        self.partitions.insert(partition, progress);
+        if progress.pending.is_none() && progress.to >= keys_from {
             return Ok(None);
         }
-        let (target, from) = swept.going.unwrap_or((keys_from, Hash16::default()));
+        let (target, from) = progress.pending.unwrap_or((keys_from, Hash16::default()));
         let (first, last) = (codec::key_key(partition, &from), codec::key_key(partition, &[u8::MAX; 16]));
         for (index, entry) in database.keys.range(first..=last).enumerate() {
             let (key, value) = entry.into_inner()?;
-            if index == STEP {
-                let going = Some((target, codec::key_hash(&key)?));
-                return Ok(Some(Step(Swept { to: swept.to, going })));
+            if index == STEP_KEYS {
+                let pending = Some((target, codec::key_hash(&key)?));
+                return Ok(Some(SweepStep(SweepProgress { to: progress.to, pending })));
             }
             if codec::key(&value)?.offset < target {
                 batch.remove(&database.keys, key);
             }
         }
         batch.insert(&database.state, codec::swept_key(partition), target.to_be_bytes());
-        Ok(Some(Step(Swept { to: target, going: None })))
+        Ok(Some(SweepStep(SweepProgress { to: target, pending: None })))
     }
 
-    /// Notes that the step is written.
-    pub(super) fn done(&mut self, partition: u32, step: Option<Step>) {
-        if let Some(Step(swept)) = step {
-            self.partitions.insert(partition, swept);
+    /// Marks the step as written.
+    pub(super) fn done(&mut self, partition: u32, step: Option<SweepStep>) {
+        if let Some(SweepStep(progress)) = step {
+            self.partitions.insert(partition, progress);
         }
     }
 }
 
-fn swept_to(database: &Database, partition: u32) -> Result<u64, Trouble> {
+fn swept_to(database: &Database, partition: u32) -> Result<u64, DatabaseError> {
     let value = database.state.get(codec::swept_key(partition))?;
     let to = value.map(|value| value[..].try_into().map(u64::from_be_bytes).map_err(|_| codec::damaged()));
     Ok(to.transpose()?.unwrap_or(0))

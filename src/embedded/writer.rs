@@ -1,8 +1,8 @@
-//! The one thread that writes: one batch and one `fdatasync` for all that an archive brings.
+//! Writer thread of the engine: one batch with one `fdatasync` per archive.
 //!
-//! A failed sync is never tried again: nobody can say what is on the disk then, so nothing is confirmed any more and
-//! the process is told to end. A full disk is no such failure: appends stop before it is full, and if it gets full all
-//! the same, the database is closed and opened again once there is space, and the owner's retry finds out.
+//! A failed sync is never retried: the state of the disk is unknown, so nothing is confirmed any more and the process
+//! must end. A full disk is different: appends stop before that. If the disk fills up nevertheless, the database is
+//! reopened once there is space, and the owner's retry then detects whether its archive was written.
 
 use std::{
     collections::HashMap,
@@ -18,11 +18,11 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Core, Database, Job, SPILL_AFTER, Space, Standing, Trouble,
-    archive::{self, Known},
+    Core, Database, DatabaseError, Job, PartitionState, SPILL_AFTER, Space,
+    archive::{self, WriteCache},
     batch::WriteBatch,
     codec,
-    pending_confirms::Kept,
+    pending_confirms::PendingConfirms,
     sweep::KeySweep,
 };
 use crate::{
@@ -30,109 +30,109 @@ use crate::{
     store::{Fence, StoreError, TakenOver},
 };
 
-/// How often free space and waiting appends are looked at.
-const TICK: Duration = Duration::from_millis(20);
+/// Longest wait for a job before pending appends and other maintenance are handled.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Stored keys that memory takes in after a job, and when there is none.
-const TAKEN_BUSY: usize = 512;
-const TAKEN_IDLE: usize = 16_384;
+/// Stored keys loaded into each key filter after a job.
+const FILTER_KEYS_PER_JOB: usize = 512;
+/// Stored keys loaded into each key filter when no job arrives.
+const FILTER_KEYS_WHEN_IDLE: usize = 16_384;
 
-/// Between two looks at the free space.
-const SPACE_EVERY: Duration = Duration::from_millis(100);
+/// Interval of the checks of free disk space.
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A database that met a full disk is opened again with at least this much free: its memtables must go to tables.
-const REOPEN_BYTES: u64 = 64 << 20;
+/// Free space required to reopen the database after a full disk: its memtables must be flushed to tables.
+const REOPEN_BYTES_MIN: u64 = 64 << 20;
 
 pub(super) struct Writer {
     core: Arc<Core>,
-    standings: HashMap<u32, Standing>,
-    known: Known,
-    looked_at_space: Instant,
-    /// Free bytes at that time.
-    free: u64,
-    /// A commit met a full disk: the database takes nothing until it is opened again. It still reads.
-    stuck: bool,
-    /// Bytes at the end of the journal that no sync took along yet.
+    partitions: HashMap<u32, PartitionState>,
+    cache: WriteCache,
+    space_checked_at: Instant,
+    free_bytes: u64,
+    /// Whether a commit met a full disk: the database accepts no writes until it is reopened. Reads still work.
+    is_stuck: bool,
+    /// Bytes at the end of the journal that are not synced.
     unsynced: u64,
-    /// Who waits for that sync.
-    kept: Kept,
-    keys: KeySweep,
+    /// Replies that wait for a sync of those bytes.
+    confirms: PendingConfirms,
+    key_sweep: KeySweep,
 }
 
 fn full() -> StoreError {
     StoreError::Unavailable("the disk is full".to_owned())
 }
 
-/// Why a commit did not happen, or may not have.
+/// Error of a commit or sync, which may or may not have reached the disk.
 enum CommitError {
     Full(String),
     Fatal(String),
 }
 
 impl Writer {
-    pub(super) fn new(core: Arc<Core>) -> Result<Self, Trouble> {
-        let looked_at_space = Instant::now();
+    pub(super) fn new(core: Arc<Core>) -> Result<Self, DatabaseError> {
+        let space_checked_at = Instant::now();
         let mut writer = Self {
             core,
-            standings: HashMap::new(),
-            known: Known::default(),
-            looked_at_space,
-            free: u64::MAX,
-            stuck: false,
+            partitions: HashMap::new(),
+            cache: WriteCache::default(),
+            space_checked_at,
+            free_bytes: u64::MAX,
+            is_stuck: false,
             unsynced: 0,
-            kept: Kept::default(),
-            keys: KeySweep::default(),
+            confirms: PendingConfirms::default(),
+            key_sweep: KeySweep::default(),
         };
-        writer.learn()?;
-        writer.take_keys_in(TAKEN_BUSY);
-        writer.look_at_space();
+        writer.reload()?;
+        writer.fill_key_filters(FILTER_KEYS_PER_JOB);
+        writer.check_space();
         Ok(writer)
     }
 
-    /// Reads where the partitions stand, and what the log holds: a write that failed may have come to the disk all the
-    /// same.
-    fn learn(&mut self) -> Result<(), Trouble> {
-        self.known.clear();
-        self.standings.clear();
-        // Opening syncs.
+    /// Reads the partitions' states and logs from the database: a failed write may have reached the disk nevertheless.
+    fn reload(&mut self) -> Result<(), DatabaseError> {
+        self.cache.clear();
+        self.partitions.clear();
+        // Opening the database has synced its journal.
         self.unsynced = 0;
-        self.keys = KeySweep::default();
+        self.key_sweep = KeySweep::default();
         let core = Arc::clone(&self.core);
         let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..core.config.partitions {
-            let standing = database.standing(partition)?;
-            let position = standing.map_or(0, |standing| standing.position.offset);
-            let kept = database.log(partition)?;
+            let state = database.partition_state(partition)?;
+            let position = state.map_or(0, |state| state.position.offset);
+            let records = database.log(partition)?;
             if let Some(mut tail) = core.tail(partition)
-                && !tail.learn(position, kept)
+                && !tail.reload(position, records)
             {
-                return Err(Trouble::Damaged(format!("the log of partition {partition} has lost records")));
+                return Err(DatabaseError::Damaged(format!("log of partition {partition} lost records")));
             }
-            if let Some(mut seen) = core.seen(partition) {
-                seen.stands(standing.as_ref().map(|it| (it.fence, it.position)));
+            if let Some(mut filter) = core.key_filter(partition) {
+                filter.set_owner(state.as_ref().map(|it| (it.fence, it.position)));
             }
-            self.standings.extend(standing.map(|standing| (partition, standing)));
+            self.partitions.extend(state.map(|state| (partition, state)));
         }
         Ok(())
     }
 
-    /// Works until nobody can ask any more.
+    /// Handles jobs until the job queue is closed.
     pub(super) fn run(mut self, inbox: mpsc::Receiver<Job>) {
         loop {
-            match inbox.recv_timeout(self.kept.due_in().map_or(TICK, |due| due.min(TICK))) {
+            let wait = self.confirms.due_in().unwrap_or(MAINTENANCE_INTERVAL).min(MAINTENANCE_INTERVAL);
+            match inbox.recv_timeout(wait) {
                 Ok(job) => {
-                    self.answer(job);
-                    self.take_keys_in(TAKEN_BUSY);
+                    self.handle(job);
+                    self.fill_key_filters(FILTER_KEYS_PER_JOB);
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => self.take_keys_in(TAKEN_IDLE),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.fill_key_filters(FILTER_KEYS_WHEN_IDLE),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
-            if self.looked_at_space.elapsed() >= SPACE_EVERY {
-                self.look_at_space();
+            if self.space_checked_at.elapsed() >= SPACE_CHECK_INTERVAL {
+                self.check_space();
             }
             self.spill(SPILL_AFTER);
-            if self.kept.due_in().is_some_and(|due| due.is_zero()) {
+            if self.confirms.due_in().is_some_and(|due| due.is_zero()) {
                 self.sync();
             }
             self.sweep_keys();
@@ -141,8 +141,8 @@ impl Writer {
         self.sync();
     }
 
-    /// An answer that nobody waits for any more is fine: who asked will ask again.
-    fn answer(&mut self, job: Job) {
+    /// Handles a job and replies. A caller that no longer waits retries by itself.
+    fn handle(&mut self, job: Job) {
         match job {
             Job::TakeOver { partition, fence, topic, reply } => {
                 reply.send(self.take_over(partition, fence, topic)).ok();
@@ -152,11 +152,11 @@ impl Writer {
             }
             Job::Marks { marks, reply } => match self.save_marks(&marks) {
                 Ok(()) if self.unsynced == 0 => drop(reply.send(Ok(()))),
-                Ok(()) => self.kept.add(reply, ()),
+                Ok(()) => self.confirms.add(reply, ()),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            Job::Wishes { user, now, reply } => match self.save_wishes(&user, now) {
-                Ok(wishes) => self.kept.add(reply, wishes),
+            Job::Settings { user, now, reply } => match self.save_settings(&user, now) {
+                Ok(settings) => self.confirms.add(reply, settings),
                 Err(error) => drop(reply.send(Err(error))),
             },
             Job::Spill(reply) => {
@@ -167,18 +167,18 @@ impl Writer {
         }
     }
 
-    /// Takes the next few keys away that the rules forget. What of it a crash undoes is swept again.
+    /// Removes the next few expired keys. Removals that a crash undoes are repeated by a later sweep.
     fn sweep_keys(&mut self) {
-        if self.usable().is_err() || !self.keys.is_due() {
+        if self.check_usable().is_err() || !self.key_sweep.is_due() {
             return;
         }
-        let forgets: Vec<_> =
-            self.standings.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
-        for (partition, keys_from) in forgets {
-            if !self.keys.has_work(partition, keys_from) {
+        let expired: Vec<_> =
+            self.partitions.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
+        for (partition, keys_from) in expired {
+            if !self.key_sweep.has_work(partition, keys_from) {
                 continue;
             }
-            let mut sweep = std::mem::take(&mut self.keys);
+            let mut sweep = std::mem::take(&mut self.key_sweep);
             let mut step = None;
             let swept = self.write(PersistMode::Buffer, |database, _, batch| {
                 step = sweep.stage(database, partition, keys_from, batch)?;
@@ -187,78 +187,79 @@ impl Writer {
             if swept.is_ok() {
                 sweep.done(partition, step);
             }
-            self.keys = sweep;
+            self.key_sweep = sweep;
         }
     }
 
-    /// Lets memory learn the next few of the stored keys. If they can't be read, whoever needs them will say so.
-    fn take_keys_in(&self, count: usize) {
+    /// Loads the next stored keys into the key filters. A read error is only logged: a lookup of the keys reports it.
+    fn fill_key_filters(&self, count: usize) {
         for partition in 0..self.core.config.partitions {
-            let Some(mut seen) = self.core.seen(partition).filter(|seen| seen.is_behind()) else { continue };
+            let Some(mut filter) = self.core.key_filter(partition).filter(|it| it.is_partial()) else {
+                continue;
+            };
             let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
-            let taken = database.as_ref().map(|database| seen.take_in(database, partition, count));
-            if let Some(Err(trouble)) = taken {
-                tracing::debug!(?trouble, "the stored keys can't be read now");
+            let loaded = database.as_ref().map(|database| filter.load_next(database, partition, count));
+            if let Some(Err(error)) = loaded {
+                tracing::debug!(?error, "reading stored keys failed; retrying");
             }
         }
     }
 
-    /// Notes where a partition stands now: for the writer, and for who asks memory.
-    fn stand(&mut self, partition: u32, standing: Standing) {
-        self.standings.insert(partition, standing);
-        if let Some(mut seen) = self.core.seen(partition) {
-            seen.stands(Some((standing.fence, standing.position)));
-            seen.forget(standing.rules.keys_from);
+    fn set_state(&mut self, partition: u32, state: PartitionState) {
+        self.partitions.insert(partition, state);
+        if let Some(mut filter) = self.core.key_filter(partition) {
+            filter.set_owner(Some((state.fence, state.position)));
+            filter.expire(state.rules.keys_from);
         }
     }
 
-    pub(super) fn usable(&self) -> Result<(), StoreError> {
+    pub(super) fn check_usable(&self) -> Result<(), StoreError> {
         if let Some(why) = self.core.fatal.borrow().clone() {
             return Err(StoreError::Broken(why));
         }
-        if self.stuck { Err(full()) } else { Ok(()) }
+        if self.is_stuck { Err(full()) } else { Ok(()) }
     }
 
     fn take_over(&mut self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
-        self.usable()?;
+        self.check_usable()?;
         let position = Position::START;
-        let new = Standing { topic, fence, position, rules: Rules::default() };
-        let mut standing = self.standings.get(&partition).copied().unwrap_or(new);
-        if standing.position == Position::START {
-            standing.topic = topic;
+        let new = PartitionState { topic, fence, position, rules: Rules::default() };
+        let mut state = self.partitions.get(&partition).copied().unwrap_or(new);
+        if state.position == Position::START {
+            state.topic = topic;
         }
-        if standing.topic != topic {
-            return Err(StoreError::LogReplaced(standing.topic));
+        if state.topic != topic {
+            return Err(StoreError::LogReplaced(state.topic));
         }
-        standing.fence = fence;
+        state.fence = fence;
         self.write(PersistMode::SyncData, |database, _, batch| {
-            database.put_standing(batch, partition, &standing);
+            database.put_partition_state(batch, partition, &state);
             Ok(())
         })?;
-        self.stand(partition, standing);
-        Ok(TakenOver { position: standing.position, rules: standing.rules })
+        self.set_state(partition, state);
+        Ok(TakenOver { position: state.position, rules: state.rules })
     }
 
     fn archive(&mut self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
-        self.usable()?;
-        let standing = self.standings.get(&partition).filter(|it| it.fence == fence);
-        let standing = *standing.ok_or(StoreError::Fenced)?;
-        let done = standing.position == delta.to && delta.from != delta.to;
-        if !done && standing.position != delta.from {
-            return Err(StoreError::PositionMismatch(standing.position));
+        self.check_usable()?;
+        let state = self.partitions.get(&partition).filter(|it| it.fence == fence);
+        let state = *state.ok_or(StoreError::Fenced)?;
+        let done = state.position == delta.to && delta.from != delta.to;
+        if !done && state.position != delta.from {
+            return Err(StoreError::PositionMismatch(state.position));
         }
         let mut last = false;
         if !done {
-            let standing = Standing { position: delta.to, rules: delta.rules, ..standing };
+            let state = PartitionState { position: delta.to, rules: delta.rules, ..state };
             let core = Arc::clone(&self.core);
-            if let Some(mut seen) = core.seen(partition) {
-                delta.keys.iter().for_each(|(hash, key)| seen.add(hash, key.offset));
+            if let Some(mut filter) = core.key_filter(partition) {
+                delta.keys.iter().for_each(|(hash, key)| filter.add(hash, key.offset));
             }
-            self.write(PersistMode::SyncData, |database, known, batch| {
-                archive::stage(database, known, partition, delta, batch)?;
-                database.put_standing(batch, partition, &standing);
+            self.write(PersistMode::SyncData, |database, cache, batch| {
+                archive::stage(database, cache, partition, delta, batch)?;
+                database.put_partition_state(batch, partition, &state);
                 if let Some(tail) = core.tail(partition) {
-                    for offset in tail.needless(delta.to.offset) {
+                    for offset in tail.obsolete(delta.to.offset) {
                         batch.remove(&database.state, codec::log_key(partition, offset));
                     }
                     let end = delta.to.offset.checked_sub(1);
@@ -269,16 +270,16 @@ impl Writer {
                 }
                 Ok(())
             })?;
-            self.stand(partition, standing);
+            self.set_state(partition, state);
         }
         if let Some(mut tail) = self.core.tail(partition) {
-            tail.archived(delta.to.offset, last);
+            tail.mark_archived(delta.to.offset, last);
         }
-        self.core.tell_moved();
+        self.core.notify_moved();
         Ok(())
     }
 
-    /// Writes the records that wait for longer than `age`. False: something could not be written.
+    /// Writes the logs whose oldest pending append is at least `age` old; returns false if a write failed.
     fn spill(&mut self, age: Duration) -> bool {
         let core = Arc::clone(&self.core);
         let mut all = true;
@@ -291,7 +292,7 @@ impl Writer {
             drop(tail);
             let Some((end, _)) = waiting.last() else { continue };
             let to = end + 1;
-            let written = self.usable().and_then(|()| {
+            let written = self.check_usable().and_then(|()| {
                 self.write(PersistMode::SyncData, |database, _, batch| {
                     for (offset, bytes) in &waiting {
                         batch.insert(&database.state, codec::log_key(partition, *offset), &bytes[..]);
@@ -303,42 +304,42 @@ impl Writer {
             if written.is_ok()
                 && let Some(mut tail) = core.tail(partition)
             {
-                tail.spilled(to);
+                tail.mark_spilled(to);
             }
-            core.tell_moved();
+            core.notify_moved();
         }
         all
     }
 
-    /// One batch, one sync (if so asked), or none of it.
+    /// Commits what `stage` puts into a batch, as a whole or not at all; syncs it unless `mode` is `Buffer`.
     pub(super) fn write(
         &mut self,
-        how: PersistMode,
-        stage: impl FnOnce(&Database, &mut Known, &mut WriteBatch) -> Result<(), StoreError>,
+        mode: PersistMode,
+        stage: impl FnOnce(&Database, &mut WriteCache, &mut WriteBatch) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let core = Arc::clone(&self.core);
         let committed = {
             let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
             let Some(database) = &*database else { return Err(full()) };
-            let mut batch = WriteBatch::new(database, how, self.unsynced);
-            if let Err(error) = stage(database, &mut self.known, &mut batch) {
-                self.known.clear();
+            let mut batch = WriteBatch::new(database, mode, self.unsynced);
+            if let Err(error) = stage(database, &mut self.cache, &mut batch) {
+                self.cache.clear();
                 if let StoreError::Broken(why) = &error {
-                    self.give_up(why.clone());
+                    self.break_store(why.clone());
                 }
                 return Err(error);
             }
             let disk = &core.config.disk;
             let written = disk.before_commit().map_err(fjall::Error::Io).and_then(|()| batch.commit());
-            match how {
+            match mode {
                 PersistMode::Buffer => written,
                 _ => written.and_then(|bytes| disk.after_sync().map(|()| bytes).map_err(fjall::Error::Io)),
             }
         };
-        match committed.map_err(|error| self.judge(&error)) {
-            // Nothing was written: nothing was synced either.
+        match committed.map_err(|error| self.classify(&error)) {
+            // An empty batch is not written, so it synced nothing.
             Ok(0) => Ok(()),
-            Ok(bytes) if how == PersistMode::Buffer => {
+            Ok(bytes) if mode == PersistMode::Buffer => {
                 self.unsynced += bytes;
                 Ok(())
             }
@@ -350,15 +351,15 @@ impl Writer {
         }
     }
 
-    /// What was written without a sync is on the disk now.
+    /// Confirms all writes that waited for a sync.
     fn synced(&mut self) {
         self.unsynced = 0;
-        self.kept.confirm();
+        self.confirms.confirm();
     }
 
-    /// Syncs what was written without, if anybody waits for that.
+    /// Syncs unsynced writes, if a reply waits for that.
     fn sync(&mut self) {
-        if self.kept.due_in().is_none() {
+        if self.confirms.due_in().is_none() {
             return;
         }
         let synced = {
@@ -371,56 +372,55 @@ impl Writer {
                 .and_then(|()| database.fjall.persist(PersistMode::SyncData));
             persisted.and_then(|()| disk.after_sync().map_err(fjall::Error::Io))
         };
-        match synced.map_err(|error| self.judge(&error)) {
+        match synced.map_err(|error| self.classify(&error)) {
             Ok(()) => self.synced(),
             Err(error) => drop(self.fail(error)),
         }
     }
 
-    /// After a commit or a sync that was none.
     fn fail(&mut self, error: CommitError) -> StoreError {
         match error {
             CommitError::Full(why) => {
-                self.known.clear();
-                tracing::error!(why, "the disk is full: nothing is taken until there is space again");
+                self.cache.clear();
+                tracing::error!(why, "disk full; refusing all writes until there is space");
                 self.core.set_space(Space::Nothing);
-                self.stuck = true;
+                self.is_stuck = true;
                 let error = StoreError::Unknown(format!("the disk is full: {why}"));
-                self.kept.fail(&error);
+                self.confirms.fail(&error);
                 self.fail_waiting();
                 error
             }
             CommitError::Fatal(why) => {
-                self.give_up(why.clone());
+                self.break_store(why.clone());
                 StoreError::Broken(why)
             }
         }
     }
 
-    fn judge(&self, error: &fjall::Error) -> CommitError {
+    fn classify(&self, error: &fjall::Error) -> CommitError {
         let full = |error: &io::Error| {
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         };
         let is_full = match error {
             fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => full(error),
-            // A background flush failed before; fjall does not say why.
-            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min.max(REOPEN_BYTES),
+            // An earlier background flush failed; fjall does not report the cause.
+            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min.max(REOPEN_BYTES_MIN),
             _ => false,
         };
         if is_full {
             CommitError::Full(error.to_string())
         } else {
             CommitError::Fatal(format!(
-                "the disk failed to store messages ({error}): nothing more is confirmed. Check the disk, then start \
+                "the disk failed to store messages ({error}), so nothing more is confirmed. Check the disk, then start \
                  the node again"
             ))
         }
     }
 
-    fn give_up(&mut self, why: String) {
-        tracing::error!(why, "the store is broken");
-        // A later sync proves nothing.
-        self.kept.fail(&StoreError::Broken(why.clone()));
+    fn break_store(&mut self, why: String) {
+        tracing::error!(why, "store broken; the node stops");
+        // A later successful sync would not prove that these writes are on the disk.
+        self.confirms.fail(&StoreError::Broken(why.clone()));
         self.core.fatal.send_replace(Some(why));
         self.fail_waiting();
     }
@@ -431,7 +431,7 @@ impl Writer {
                 tail.fail();
             }
         }
-        self.core.tell_moved();
+        self.core.notify_moved();
     }
 
     fn free_now(&self) -> u64 {
@@ -439,60 +439,60 @@ impl Writer {
         config.disk.free(&config.path).unwrap_or(u64::MAX)
     }
 
-    /// Stops appends while space is short, and opens the database again when there is enough.
-    fn look_at_space(&mut self) {
-        self.looked_at_space = Instant::now();
-        self.free = self.free_now();
-        let floor = self.core.config.free_bytes_min;
+    /// Stops appends while space is short; reopens a stuck database when there is enough.
+    fn check_space(&mut self) {
+        self.space_checked_at = Instant::now();
+        self.free_bytes = self.free_now();
+        let minimum = self.core.config.free_bytes_min;
         let was_full = self.core.space() != Space::Enough;
-        // A little more than the floor, or it would go back and forth.
-        let enough = match (self.stuck, was_full) {
-            (true, _) => floor.saturating_add(floor / 16).max(REOPEN_BYTES),
-            (false, true) => floor.saturating_add(floor / 16),
-            (false, false) => floor,
+        // Slightly above the limit, so that appends do not stop and resume in quick alternation.
+        let enough = match (self.is_stuck, was_full) {
+            (true, _) => minimum.saturating_add(minimum / 16).max(REOPEN_BYTES_MIN),
+            (false, true) => minimum.saturating_add(minimum / 16),
+            (false, false) => minimum,
         };
-        if self.free < enough {
+        if self.free_bytes < enough {
             if !was_full {
-                tracing::warn!(free = self.free, floor, "the disk is nearly full: sends are refused");
+                tracing::warn!(free = self.free_bytes, minimum, "disk nearly full; refusing sends");
             }
-            // Half of the floor is for taking away what is too old.
-            let room = !self.stuck && self.free >= floor / 2;
-            self.core.set_space(if room { Space::Short } else { Space::Nothing });
+            // The lower half of the reserve is for retention.
+            let fits_retention = !self.is_stuck && self.free_bytes >= minimum / 2;
+            self.core.set_space(if fits_retention { Space::Short } else { Space::Nothing });
             return;
         }
-        if was_full && self.core.fatal.borrow().is_none() && self.open_again() {
-            tracing::warn!(free = self.free, "there is space again: sends are taken");
+        if was_full && self.core.fatal.borrow().is_none() && self.reopen() {
+            tracing::warn!(free = self.free_bytes, "disk space available again; accepting sends");
             self.core.set_space(Space::Enough);
         }
     }
 
-    fn open_again(&mut self) -> bool {
-        if !self.stuck {
+    fn reopen(&mut self) -> bool {
+        if !self.is_stuck {
             return true;
         }
         let core = Arc::clone(&self.core);
-        let mut place = core.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Closed first: it holds fjall's lock.
-        *place = None;
+        let mut opened = core.database.write().unwrap_or_else(PoisonError::into_inner);
+        // Close the old database first: it holds fjall's lock.
+        *opened = None;
         match Database::open(&core.directory) {
             Ok(Ok((database, _))) => {
-                *place = Some(database);
-                drop(place);
-                self.stuck = false;
-                if let Err(trouble) = self.learn() {
-                    self.give_up(format!("{trouble:?}"));
+                *opened = Some(database);
+                drop(opened);
+                self.is_stuck = false;
+                if let Err(error) = self.reload() {
+                    self.break_store(format!("{error:?}"));
                 }
-                core.tell_moved();
+                core.notify_moved();
                 true
             }
             Ok(Err(error)) => {
-                drop(place);
-                self.give_up(error.to_string());
+                drop(opened);
+                self.break_store(error.to_string());
                 false
             }
-            // Full again, it may be: the next look tries again.
-            Err(trouble) => {
-                tracing::warn!(?trouble, "the store can't be opened again yet");
+            // Possibly the disk is full again; the next space check retries.
+            Err(error) => {
+                tracing::warn!(?error, "reopening the store failed; retrying");
                 false
             }
         }

@@ -1,4 +1,4 @@
-//! Who is told to have left: over routes in memory, with faults, on a clock that runs ahead.
+//! Offline events: over routes in memory, with faults, on a clock that runs ahead.
 
 use std::sync::{
     Mutex,
@@ -14,29 +14,30 @@ use tidegate_protocol::{
 
 use super::*;
 use crate::{
+    events::AnnouncedRoutes,
     fault::{Fault, FaultPlan, Faulty},
     metrics,
-    routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, Registration, Token},
+    routes::{Leases, MemoryRoutes, NodeBoot, Registration, Token},
 };
 
-/// A topic that may be away.
+/// A topic that may be unavailable.
 #[derive(Default)]
 struct Topic {
-    away: AtomicBool,
-    told: Mutex<Vec<String>>,
+    is_unavailable: AtomicBool,
+    published: Mutex<Vec<String>>,
 }
 
 #[async_trait]
 impl EventSink for Topic {
     async fn publish(&self, events: Vec<(UserId, Vec<u8>)>) -> Result<(), AppendError> {
-        if self.away.load(Ordering::SeqCst) {
-            return Err(AppendError::Unknown("away".to_owned()));
+        if self.is_unavailable.load(Ordering::SeqCst) {
+            return Err(AppendError::Unknown("unavailable".to_owned()));
         }
         let id = |text: &[u8]| {
-            let said: Value = serde_json::from_slice(text).unwrap();
-            format!("{} {}", said["subject"].as_str().unwrap(), said["id"].as_str().unwrap())
+            let event: Value = serde_json::from_slice(text).unwrap();
+            format!("{} {}", event["subject"].as_str().unwrap(), event["id"].as_str().unwrap())
         };
-        self.told.lock().unwrap().extend(events.iter().map(|(_, event)| id(event)));
+        self.published.lock().unwrap().extend(events.iter().map(|(_, event)| id(event)));
         Ok(())
     }
 }
@@ -53,7 +54,7 @@ fn run(node: &str) -> NodeBoot {
     NodeBoot { node: NodeId::new(node).unwrap(), boot: 1 }
 }
 
-/// Node n1.
+/// The world of node n1.
 fn world() -> World {
     let memory = Arc::new(MemoryRoutes::new(0, Leases::default(), || Time::ZERO));
     let plan = FaultPlan::none();
@@ -71,7 +72,7 @@ fn world() -> World {
     World { memory, plan, events, topic, routes }
 }
 
-fn wish(user: &str, at: &str) -> Registration {
+fn registration(user: &str, at: &str) -> Registration {
     Registration {
         user: UserId::new(user).unwrap(),
         device: DeviceId::new("phone").unwrap(),
@@ -83,23 +84,23 @@ fn wish(user: &str, at: &str) -> Registration {
 
 impl World {
     async fn login(&self, user: &str) -> Route {
-        let wish = wish(user, "n1");
-        let (user, device) = (wish.user.clone(), wish.device.clone());
-        Route { user, device, token: self.routes.register(wish).await.unwrap().token }
+        let registration = registration(user, "n1");
+        let (user, device) = (registration.user.clone(), registration.device.clone());
+        Route { user, device, token: self.routes.register(registration).await.unwrap().token }
     }
 
-    /// Not through this node.
+    /// Logs in through another node.
     async fn login_elsewhere(&self, user: &str) -> Token {
-        self.memory.register(wish(user, "n2")).await.unwrap().token
+        self.memory.register(registration(user, "n2")).await.unwrap().token
     }
 
-    /// Offlines that were told, with their user.
+    /// Waits, then returns the offline events published so far, with their users.
     async fn offlines(&self, after: Duration) -> Vec<String> {
         let mut ticks = time::interval(after);
         ticks.tick().await;
         ticks.tick().await;
-        let told = self.topic.told.lock().unwrap();
-        told.iter().filter(|it| it.contains("offline")).cloned().collect()
+        let published = self.topic.published.lock().unwrap();
+        published.iter().filter(|it| it.contains("offline")).cloned().collect()
     }
 }
 
@@ -110,7 +111,7 @@ fn left(row: &Route) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_that_moved_to_a_newer_connection_is_not_told_to_have_left() {
+async fn replaced_device_gets_no_offline_event() {
     let world = world();
     let old = world.login("ann").await;
     let new = world.login("ann").await;
@@ -119,15 +120,15 @@ async fn a_device_that_moved_to_a_newer_connection_is_not_told_to_have_left() {
     world.login_elsewhere("bob").await;
     assert_eq!(world.routes.remove(std::slice::from_ref(&bob)).await, Ok(vec![false]));
     assert_eq!(world.offlines(SECOND).await, [""; 0]);
-    // The newer one left before anybody looked what became of the older.
+    // The newer connection ends before the older one is looked up.
     world.routes.remove(std::slice::from_ref(&new)).await.unwrap();
     assert_eq!(world.offlines(SECOND).await, [left(&new)]);
-    let told = world.topic.told.lock().unwrap().clone();
-    assert_eq!(told.len(), 4, "three onlines and one offline: {told:?}");
+    let published = world.topic.published.lock().unwrap().clone();
+    assert_eq!(published.len(), 4, "three onlines and one offline: {published:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_departure_is_told_although_the_routes_did_not_answer_or_lost_everything() {
+async fn offline_is_published_after_route_failures_and_losses() {
     for fault in [Fault::Fail, Fault::LoseAnswer] {
         let world = world();
         let ann = world.login("ann").await;
@@ -145,24 +146,24 @@ async fn a_departure_is_told_although_the_routes_did_not_answer_or_lost_everythi
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_topic_does_not_take_is_told_when_it_is_back_each_once_and_settled_then() {
+async fn events_are_published_once_when_the_topic_is_back() {
     let world = world();
-    world.topic.away.store(true, Ordering::SeqCst);
+    world.topic.is_unavailable.store(true, Ordering::SeqCst);
     let rows = [world.login("ann").await, world.login("bob").await];
     world.routes.remove(&rows).await.unwrap();
     assert_eq!(world.offlines(60 * SECOND).await, [""; 0]);
-    // Somebody who sweeps finds them again, and they wait already.
+    // A reaper finds the rows again while their events are queued.
     rows.iter().for_each(|row| world.events.offline(row));
-    world.topic.away.store(false, Ordering::SeqCst);
+    world.topic.is_unavailable.store(false, Ordering::SeqCst);
     assert_eq!(world.offlines(SECOND).await, rows.each_ref().map(left));
     world.events.quiet().await;
-    let told = world.topic.told.lock().unwrap().clone();
-    assert_eq!(told.len(), 4, "two onlines as well, and nothing twice: {told:?}");
-    assert_eq!(world.events.counts().1, 0, "none was lost");
+    let published = world.topic.published.lock().unwrap().clone();
+    assert_eq!(published.len(), 4, "two onlines as well, and nothing twice: {published:?}");
+    assert_eq!(world.events.counts().1, 0, "no event was dropped");
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_drain_a_device_has_five_seconds_to_come_back_elsewhere() {
+async fn device_has_five_seconds_to_reconnect_in_a_drain() {
     let world = world();
     let rows = [world.login("ann").await, world.login("bob").await];
     world.events.hold_while(|| true);
@@ -173,15 +174,15 @@ async fn in_a_drain_a_device_has_five_seconds_to_come_back_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_that_its_connection_put_back_is_not_settled_away() {
+async fn reasserted_row_survives_the_confirmation() {
     let world = world();
-    world.topic.away.store(true, Ordering::SeqCst);
+    world.topic.is_unavailable.store(true, Ordering::SeqCst);
     let ann = world.login("ann").await;
-    // Somebody did not find her connection, which was about to be indexed.
+    // A node did not find her connection, which was about to be indexed.
     world.routes.remove(std::slice::from_ref(&ann)).await.unwrap();
     assert_eq!(world.routes.reassert(std::slice::from_ref(&ann)).await, Ok(vec![true]));
-    world.topic.away.store(false, Ordering::SeqCst);
+    world.topic.is_unavailable.store(false, Ordering::SeqCst);
     assert_eq!(world.offlines(2 * SECOND).await, [left(&ann)]);
-    let stands = world.memory.lookup(std::slice::from_ref(&ann.user)).await.unwrap();
-    assert_eq!(stands, [[(ann.device, ann.token)]]);
+    let rows = world.memory.lookup(std::slice::from_ref(&ann.user)).await.unwrap();
+    assert_eq!(rows, [[(ann.device, ann.token)]]);
 }

@@ -1,4 +1,4 @@
-//! An event in the form of CloudEvents 1.0, structured mode: one JSON text, the same on Kafka, over HTTP and in `tail`.
+//! Encoding of an event as CloudEvents 1.0 JSON in structured mode; the same on Kafka, over HTTP and in `tail`.
 
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 use super::{Event, What};
 use crate::routes::Token;
 
-/// The attributes of CloudEvents, and the data.
+/// Event with the attributes of CloudEvents.
 #[derive(Serialize)]
 struct Cloud<'a> {
     specversion: &'static str,
@@ -17,7 +17,7 @@ struct Cloud<'a> {
     subject: &'a str,
     time: String,
     datacontenttype: &'static str,
-    /// The extension by which partitions are chosen.
+    /// Extension attribute that selects the partition.
     partitionkey: &'a str,
     data: Data<'a>,
 }
@@ -47,7 +47,7 @@ enum Data<'a> {
     },
 }
 
-/// A route token.
+/// Route token in the event's data.
 #[derive(Serialize)]
 struct Owner<'a> {
     node: &'a str,
@@ -111,15 +111,15 @@ pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
         partitionkey: user,
         data,
     };
-    // Strings and numbers only: nothing here can be no JSON.
+    // Strings and numbers always serialize.
     serde_json::to_vec(&cloud).unwrap_or_default()
 }
 
-/// A time in ms since 1970, as RFC 3339 has it, in UTC.
+/// Formats a time in ms since 1970 by RFC 3339, in UTC.
 fn rfc3339(ms: u64) -> String {
     let at =
         i64::try_from(ms / 1_000).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
-    // A clock that is set beyond the year 9999 gives the first moment.
+    // A clock set beyond the year 9999 gives the epoch.
     let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (date, (hour, minute, second)) = (at.date(), at.to_hms());
     format!("{date}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1_000)
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_of_the_calendar() {
+    fn times_are_formatted_as_calendar_dates() {
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(rfc3339(1_763_712_000_123), "2025-11-21T08:00:00.123Z");

@@ -1,4 +1,4 @@
-//! The last events of this node, for those who follow them over the admin API: bounded in bytes, read by a cursor.
+//! Ring of the node's latest events, for followers over the admin API. Bounded in bytes, and read by cursor.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use tokio::{sync::Notify, time};
 
 use super::{EVENT_BYTES, Event};
 
-/// Where a follower is: behind everything with a smaller number, in this run of the node.
+/// Position of a follower: number of the next event, in one run of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     boot: u64,
@@ -35,80 +35,80 @@ impl FromStr for Cursor {
     }
 }
 
-/// Some events.
+/// Page of events.
 #[derive(Debug)]
 pub struct Page {
-    /// In the order in which they were noted.
+    /// Events in the order in which they were recorded.
     pub events: Vec<Arc<Event>>,
-    /// Where to go on.
+    /// Position after the page.
     pub cursor: Cursor,
-    /// Events between the caller's cursor and these are not kept any more, or were of an earlier run of the node.
+    /// Whether events after the caller's cursor are missing, because they were evicted or belong to an earlier run.
     pub missed: bool,
 }
 
-/// The last events.
+/// Bounded ring of the latest events.
 pub struct Ring {
     boot: u64,
     events_max: usize,
     state: Mutex<State>,
-    bell: Notify,
+    pushed: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    kept: VecDeque<Arc<Event>>,
-    /// The number of the oldest one kept.
+    events: VecDeque<Arc<Event>>,
+    /// Number of the oldest event.
     first: u64,
 }
 
 impl Ring {
-    /// An empty ring that keeps about so many bytes.
+    /// Creates an empty ring of approximately `bytes_max`.
     pub(super) fn new(boot: u64, bytes_max: usize) -> Self {
         let events_max = (bytes_max / EVENT_BYTES).max(1);
-        Self { boot, events_max, state: Mutex::default(), bell: Notify::new() }
+        Self { boot, events_max, state: Mutex::default(), pushed: Notify::new() }
     }
 
     pub(super) fn push(&self, event: Arc<Event>) {
         {
             let mut state = self.state();
-            if state.kept.len() == self.events_max {
-                state.kept.pop_front();
+            if state.events.len() == self.events_max {
+                state.events.pop_front();
                 state.first += 1;
             }
-            state.kept.push_back(event);
+            state.events.push_back(event);
         }
-        self.bell.notify_waiters();
+        self.pushed.notify_waiters();
     }
 
-    /// Behind the newest event.
+    /// Returns the cursor after the newest event.
     pub fn end(&self) -> Cursor {
         let state = self.state();
-        Cursor { boot: self.boot, next: state.first + state.kept.len() as u64 }
+        Cursor { boot: self.boot, next: state.first + state.events.len() as u64 }
     }
 
-    /// At most `max` events from the cursor on, or from the oldest one kept.
+    /// Returns at most `max` events from the cursor on, or from the oldest one if the cursor is not available.
     pub fn page(&self, from: Option<Cursor>, max: usize) -> Page {
         let state = self.state();
-        let end = state.first + state.kept.len() as u64;
-        let known = from.filter(|it| it.boot == self.boot && (state.first..=end).contains(&it.next));
-        let begin = known.map_or(state.first, |it| it.next);
+        let end = state.first + state.events.len() as u64;
+        let valid = from.filter(|it| it.boot == self.boot && (state.first..=end).contains(&it.next));
+        let begin = valid.map_or(state.first, |it| it.next);
         let events: Vec<_> =
-            state.kept.iter().skip((begin - state.first) as usize).take(max).cloned().collect();
+            state.events.iter().skip((begin - state.first) as usize).take(max).cloned().collect();
         let next = begin + events.len() as u64;
-        Page { events, cursor: Cursor { boot: self.boot, next }, missed: from.is_some() && known.is_none() }
+        Page { events, cursor: Cursor { boot: self.boot, next }, missed: from.is_some() && valid.is_none() }
     }
 
-    /// Like [`Self::page`], and waits for the first event, so long at most.
+    /// Like [`Self::page`], but waits for the first event, at most `within`.
     pub async fn wait(&self, from: Option<Cursor>, max: usize, within: Duration) -> Page {
         let until = time::Instant::now() + within;
         loop {
-            let bell = self.bell.notified();
-            tokio::pin!(bell);
-            // Before the look, so that no event falls between.
-            bell.as_mut().enable();
+            let pushed = self.pushed.notified();
+            tokio::pin!(pushed);
+            // Registers before reading, so that an event in between still wakes this task.
+            pushed.as_mut().enable();
             let page = self.page(from, max);
-            let has_news = !page.events.is_empty() || page.missed;
-            if has_news || time::timeout_at(until, bell).await.is_err() {
+            let is_ready = !page.events.is_empty() || page.missed;
+            if is_ready || time::timeout_at(until, pushed).await.is_err() {
                 return page;
             }
         }

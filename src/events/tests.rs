@@ -1,4 +1,4 @@
-//! Events by themselves: their form, what followers see, and what a full queue costs.
+//! Events in isolation: encoding, followers, and the losses of a full queue.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,16 +17,16 @@ fn row(user: &str, token: Token) -> Route {
 
 fn queued(events: &Events) -> Vec<String> {
     let id = |event: &Arc<Event>| {
-        let said: Value = serde_json::from_slice(&events.encode(event)).unwrap();
-        said["id"].as_str().unwrap().to_owned()
+        let encoded: Value = serde_json::from_slice(&events.encode(event)).unwrap();
+        encoded["id"].as_str().unwrap().to_owned()
     };
     events.oldest(100).iter().map(id).collect()
 }
 
 #[test]
-fn each_kind_is_a_cloudevent_with_its_token_as_id_and_no_content() {
+fn each_kind_encodes_as_a_cloudevent_with_its_token_as_id() {
     let events = Events::new("/tidegate/t", 1, 0);
-    let said = |what| -> Value {
+    let encoded = |what| -> Value {
         serde_json::from_slice(&events.encode(&Event { at_ms: 1_763_712_000_123, what })).unwrap()
     };
     let attributes = |id: &str, kind: &str, data: Value| {
@@ -38,34 +38,34 @@ fn each_kind_is_a_cloudevent_with_its_token_as_id_and_no_content() {
     let ann = row("ann", token("n1", 7));
     let mut data = json!({"user": "ann", "device": "phone", "node": "n1", "boot": "1f", "epoch": 7});
     assert_eq!(
-        said(What::Offline(ann.clone())),
+        encoded(What::Offline(ann.clone())),
         attributes("offline/n1/1f/7", "tidegate.offline", data.clone())
     );
     assert_eq!(
-        said(What::Online(ann.clone(), None)),
+        encoded(What::Online(ann.clone(), None)),
         attributes("online/n1/1f/7", "tidegate.online", data.clone())
     );
     data["replaced"] = json!({"node": "n2", "boot": "1f", "epoch": 6});
     assert_eq!(
-        said(What::Online(ann.clone(), Some(token("n2", 6)))),
+        encoded(What::Online(ann.clone(), Some(token("n2", 6)))),
         attributes("online/n1/1f/7", "tidegate.online", data)
     );
     let place = ConversationId::parse("d:ann:bob").unwrap();
     let data = json!({"user": "ann", "conversation": "d:ann:bob", "seq": 9});
     assert_eq!(
-        said(What::Read(ann.user.clone(), place, 9)),
+        encoded(What::Read(ann.user.clone(), place, 9)),
         attributes("read/d:ann:bob/ann/9", "tidegate.read", data)
     );
     let data =
         json!({"user": "ann", "device": "phone", "node": "n1", "boot": "1f", "epoch": 7, "expected": "m2"});
     assert_eq!(
-        said(What::OrderBlocked(ann, MsgId::new("m2").unwrap())),
+        encoded(What::OrderBlocked(ann, MsgId::new("m2").unwrap())),
         attributes("order-blocked/n1/1f/7/m2", "tidegate.order-blocked", data)
     );
 }
 
 #[test]
-fn a_full_queue_loses_events_by_count_and_an_offline_is_not_owed_by_it() {
+fn full_queue_counts_lost_events_and_an_offline_can_be_retried() {
     let events = Events::new("", 1, 3 * EVENT_BYTES);
     for n in 1..=5 {
         events.offline(&row("ann", token("n1", n)));
@@ -73,19 +73,19 @@ fn a_full_queue_loses_events_by_count_and_an_offline_is_not_owed_by_it() {
     }
     assert_eq!(queued(&events), ["offline/n1/1f/1", "offline/n1/1f/2", "offline/n1/1f/3"]);
     let (_, lost, waiting) = events.counts();
-    assert_eq!((lost, waiting), (4, 3 * EVENT_BYTES), "4 and 5, each asked twice");
+    assert_eq!((lost, waiting), (4, 3 * EVENT_BYTES), "4 and 5, recorded twice each");
     events.told(2);
     events.offline(&row("ann", token("n1", 5)));
     events.offline(&row("ann", token("n1", 3)));
     assert_eq!(
         queued(&events),
         ["offline/n1/1f/3", "offline/n1/1f/5"],
-        "the first again, the second waits already"
+        "5 is queued on the retry, 3 was queued already"
     );
 }
 
 #[test]
-fn marks_are_gathered_and_only_the_last_is_told() {
+fn read_marks_are_coalesced_to_the_highest() {
     let events = Events::new("", 1, 1 << 20);
     let (ann, place) = (UserId::new("ann").unwrap(), ConversationId::parse("g:tea").unwrap());
     for seq in [1, 5, 3] {
@@ -98,7 +98,7 @@ fn marks_are_gathered_and_only_the_last_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_is_woken_by_the_first_event_and_hears_of_an_earlier_run() {
+async fn follower_wakes_on_an_event_and_detects_another_run() {
     let events = Arc::new(Events::new("", 1, 0));
     let end = events.ring().end();
     let (waiting, patience) = (Arc::clone(&events), Duration::from_secs(10));
@@ -117,9 +117,9 @@ async fn a_follower_is_woken_by_the_first_event_and_hears_of_an_earlier_run() {
 }
 
 proptest! {
-    /// A follower that comes now and then gets every event once and in order, but for those it was told it missed.
+    /// A follower that reads at intervals gets every event once and in order, except those reported as missed.
     #[test]
-    fn a_follower_misses_nothing_unnoticed(steps in prop::collection::vec((0_u64..6, 1_usize..5), 1..40)) {
+    fn follower_misses_nothing_unnoticed(steps in prop::collection::vec((0_u64..6, 1_usize..5), 1..40)) {
         let ring = Ring::new(7, 8 * EVENT_BYTES);
         let mut next = 0_u64;
         let mut cursor = ring.end();
@@ -137,7 +137,7 @@ proptest! {
                 expected = next - 8;
             }
             for event in &page.events {
-                let What::Offline(row) = &event.what else { panic!("nothing else was noted") };
+                let What::Offline(row) = &event.what else { panic!("nothing else was recorded") };
                 prop_assert_eq!(row.token.epoch, expected);
                 expected += 1;
             }

@@ -1,68 +1,25 @@
-//! What an administrator asks of a group, and recalls: records like any other that no send stands for, and their answers.
+//! Records without a client's send: group changes and recalls by administrators, and their answers.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use dashmap::DashMap;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, MsgId, UserId},
     machine::session::Answer,
     record::{Body, MemberAction, MemberChange, Origin, Recall, Record},
 };
-use tokio::sync::oneshot;
 
 use super::intake::Intake;
-use crate::{conversation::history::Refusal, delivery::in_flight::Unanswered, routes::NodeBoot};
+use crate::{
+    delivery::pending::{ADMIN_CONN, Pending},
+    mail::Refusal,
+    routes::NodeBoot,
+};
 
-/// The origin of records that no connection sent; no [`crate::mail::ConnKey`] packs to it (shards end at 63).
-pub const ADMIN_CONN: u64 = u64::MAX;
+/// Time after which an administrator's request without an answer is *unknown*.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an administrator waits for an answer before it is *unknown*.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Requests that wait for the ledger's word.
-#[derive(Default)]
-pub struct Pending {
-    next: AtomicU64,
-    waiting: DashMap<u64, oneshot::Sender<Answer>>,
-    unanswered: Unanswered,
-}
-
-impl Pending {
-    /// The records of this node that wait for the ledger's word, sends among them.
-    pub(crate) fn unanswered(&self) -> &Unanswered {
-        &self.unanswered
-    }
-
-    /// Hands the answer to whoever asked, if they still wait.
-    pub fn complete(&self, request: u64, answer: Answer) {
-        if let Some((_, asker)) = self.waiting.remove(&request) {
-            // The asker may have gone away meanwhile; the change stands all the same.
-            asker.send(answer).ok();
-        }
-    }
-}
-
-/// An entry of [`Pending`] for as long as somebody waits for it.
-struct Asking<'a> {
-    pending: &'a Pending,
-    request: u64,
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.pending.waiting.remove(&self.request);
-    }
-}
-
-/// The administrator's side of group changes.
+/// Appends group changes and recalls for administrators.
 #[derive(Clone)]
 pub struct Admin {
     me: NodeBoot,
@@ -71,45 +28,43 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// An administrator of the node.
+    /// Creates an administrator of the run `me`.
     pub fn new(me: NodeBoot, intake: Arc<Intake>, pending: Arc<Pending>) -> Self {
         Self { me, intake, pending }
     }
 
-    /// Appends the change and waits for the ledger's word; `now_ms` is the wall clock.
+    /// Appends the change and waits for the ledger's answer; `now_ms` is the wall clock.
     pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
         self.append(Body::Member(change), now_ms).await
     }
 
-    /// The same for a recall that is allowed.
+    /// Appends a permitted recall and waits for the ledger's answer; `now_ms` is the wall clock.
     pub async fn recall(&self, recall: Recall, now_ms: u64) -> Answer {
         self.append(Body::Recall(recall), now_ms).await
     }
 
-    /// Appends a record that is nobody's frame, and waits for the ledger's word, for 5 s at most: then it is *unknown*.
+    /// Appends a record that no client sent, and waits for the ledger's answer; *unknown* after 5 s.
     pub async fn append(&self, body: Body, now_ms: u64) -> Answer {
         if self.intake.is_short() {
             return Answer::Refused { code: Code::Overloaded, message: "".into() };
         }
-        let request = self.pending.next.fetch_add(1, Ordering::Relaxed);
-        let (asker, answer) = oneshot::channel();
-        self.pending.waiting.insert(request, asker);
-        // The caller may cancel this at each `await`.
-        let _asking = Asking { pending: &self.pending, request };
-        let origin = Origin { node: self.me.node.clone(), boot: self.me.boot, conn: ADMIN_CONN, request };
+        // Dropped, the entry removes itself, also when the caller cancels this future.
+        let (entry, answer) = self.pending.begin();
+        let (node, boot) = (self.me.node.clone(), self.me.boot);
+        let origin = Origin { node, boot, conn: ADMIN_CONN, request: entry.request };
         let record = Record { origin, received_at: now_ms, body, trace: None };
         let answer = if self.intake.send(record).await {
-            tokio::time::timeout(ANSWER_DEADLINE, answer).await.ok().and_then(Result::ok)
+            tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok().and_then(Result::ok)
         } else {
             None
         };
         answer.unwrap_or(Answer::Unknown)
     }
 
-    /// Takes a user out of a group at the user's own wish.
+    /// Removes a user from a group at the user's own request.
     ///
     /// # Errors
-    /// What the ledger says; `NOT_A_MEMBER` is what a repetition hears.
+    /// The refusal by the ledger; a repeated leave is `NOT_A_MEMBER`.
     pub async fn leave(&self, group: ConversationId, user: UserId, now_ms: u64) -> Result<(), Refusal> {
         let change = MemberChange {
             conversation: group,
@@ -124,12 +79,12 @@ impl Admin {
             Answer::Accepted { .. } | Answer::Duplicate { .. } => Ok(()),
             Answer::Refused { code, .. } => Err((code, "")),
             Answer::Unknown | Answer::AppendFailed => {
-                Err((Code::Unknown, "ask again: NOT_A_MEMBER then says that it was done"))
+                Err((Code::Unknown, "retry; NOT_A_MEMBER then confirms the leave"))
             }
         }
     }
 
-    /// A fresh idempotency key for a request that names none.
+    /// Creates an idempotency key for a request that names none.
     pub fn fresh_request_id() -> MsgId {
         MsgId::new(&uuid::Uuid::now_v7().simple().to_string()).expect("32 hex digits are an id")
     }
@@ -143,7 +98,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_cancelled_call_leaves_no_bytes_counted_and_nobody_waiting() {
+    async fn cancelled_call_leaves_no_bytes_and_no_entry() {
         let (intake, mut outlets) = Intake::new(1_000_000);
         let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
         let admin = Admin::new(me, Arc::clone(&intake), Arc::default());
@@ -152,11 +107,11 @@ mod tests {
         for _ in 0..outlets.records.max_capacity() {
             intake.offer_records(Vec::new());
         }
-        assert_eq!(leave().now_or_never(), None, "it waits for room in the queue");
-        assert_eq!((intake.waiting_bytes(), admin.pending.waiting.len()), (0, 0));
+        assert_eq!(leave().now_or_never(), None, "waits for capacity in the queue");
+        assert_eq!((intake.waiting_bytes(), admin.pending.len()), (0, 0));
         outlets.records.try_recv().unwrap();
-        assert_eq!(leave().now_or_never(), None, "it waits for an answer");
-        assert!(intake.waiting_bytes() > 0, "the record is on its way");
-        assert_eq!(admin.pending.waiting.len(), 0);
+        assert_eq!(leave().now_or_never(), None, "waits for an answer");
+        assert!(intake.waiting_bytes() > 0, "the record is queued");
+        assert_eq!(admin.pending.len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Sending: from the shards to the log, in batches, with a bound in bytes on what waits.
+//! Intake: collects the sends of all shards into appends to the log, with a limit in bytes on what waits.
 
 use std::{
     collections::BTreeMap,
@@ -14,75 +14,76 @@ use tidegate_protocol::{
     Code,
     id::ConversationId,
     machine::session::Answer,
-    record::{Body, Record, body_hash},
+    record::{Body, Record},
 };
 use tokio::sync::mpsc;
 
 use crate::{
-    bus::{AppendError, Appended},
-    delivery::local::Outbound,
+    bus::{AppendError, Appended, partition_of},
+    delivery::local::LocalDispatcher,
     mail::ConnKey,
     ports::Ports,
     routes::Route,
     trace::{Facts, Step, Tracer},
 };
 
-/// Batches that may wait; full, a shard keeps its batch and offers it again.
-const BATCHES_MAX: usize = 256;
+/// Limit on queued batches; at the limit a shard keeps its batch and offers it again.
+const QUEUED_BATCHES_MAX: usize = 256;
 
-/// Most records appended at once.
-const APPEND_MAX: usize = 4_096;
+/// Record count from which an append takes no further batch from the queue.
+const APPEND_RECORDS_MAX: usize = 4_096;
 
-/// Bytes of one append, unless one record is larger. A log refuses more than it can hold at once, and with it everybody's records (`kafka.append_bytes_max`).
-const APPEND_BYTES: usize = 1024 * 1024;
+/// Limit on the bytes of one append, unless a single record is larger. A log refuses an append that exceeds its buffer,
+/// and with it the records of all its senders (`kafka.append_bytes_max`).
+const APPEND_BYTES_MAX: usize = 1024 * 1024;
 
-/// Most appends that may wait for the log to confirm them, for each of its partitions.
-const APPENDS_MAX: usize = 16;
+/// Limit on unconfirmed appends, for each partition of the log.
+const APPENDS_PER_PARTITION_MAX: usize = 16;
 
-/// The shards' way to the log and to the owner.
+/// Bounded queues from the shards to the log and to the owner.
 pub struct Intake {
     records: mpsc::Sender<Vec<Record>>,
     logins: mpsc::Sender<Vec<(ConnKey, Route)>>,
     waiting_bytes: AtomicUsize,
     bytes_max: usize,
-    /// Memory is short: nothing is taken in that would have to be kept.
+    /// Whether memory is short, so that no further records are accepted.
     short: AtomicBool,
 }
 
-/// The other ends of an [`Intake`].
+/// Receiving ends of an [`Intake`].
 pub struct Outlets {
-    /// For [`append_all`].
+    /// Batches of records, for [`append_all`].
     pub records: mpsc::Receiver<Vec<Record>>,
-    /// For the owner, who knows memberships in log order.
+    /// Logins that wait for their memberships.
     pub logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
 }
 
 impl Intake {
-    /// An intake that lets at most `bytes_max` bytes of records wait for the log.
+    /// Creates an intake in which at most `bytes_max` bytes of records wait for the log.
     pub fn new(bytes_max: usize) -> (Arc<Self>, Outlets) {
-        let (records, record_outlet) = mpsc::channel(BATCHES_MAX);
-        let (logins, login_outlet) = mpsc::channel(BATCHES_MAX);
+        let (records, record_outlet) = mpsc::channel(QUEUED_BATCHES_MAX);
+        let (logins, login_outlet) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (waiting_bytes, short) = (AtomicUsize::new(0), AtomicBool::new(false));
         let intake = Self { records, logins, waiting_bytes, bytes_max, short };
         (Arc::new(intake), Outlets { records: record_outlet, logins: login_outlet })
     }
 
-    /// Bytes of records that wait for the log.
+    /// Returns the bytes of records that wait for the log.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting_bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is taken in, or it is again.
+    /// Sets whether memory is short.
     pub fn note_memory(&self, short: bool) {
         self.short.store(short, Ordering::Relaxed);
     }
 
-    /// Whether messages are to be refused `OVERLOADED` because memory is short.
+    /// Returns whether messages must be refused `OVERLOADED` because memory is short.
     pub fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Takes room for a record of about `bytes`, or says with which code to refuse it before it has a place anywhere.
+    /// Reserves capacity for a record of about `bytes`, or returns the code to refuse it with.
     pub fn reserve(&self, bytes: usize) -> Result<(), Code> {
         if self.is_short() {
             return Err(Code::Overloaded);
@@ -95,7 +96,7 @@ impl Intake {
         if fits { Ok(()) } else { Err(Code::Busy) }
     }
 
-    /// Offers records for which room was taken; gives back what the queue can't take now.
+    /// Queues records that have a reservation; returns them if the queue is full.
     pub fn offer_records(&self, records: Vec<Record>) -> Vec<Record> {
         match self.records.try_send(records) {
             Ok(()) => Vec::new(),
@@ -105,7 +106,7 @@ impl Intake {
         }
     }
 
-    /// Offers logins that wait for their memberships; gives back what the queue can't take now.
+    /// Queues logins that wait for their memberships; returns them if the queue is full.
     pub fn offer_logins(&self, logins: Vec<(ConnKey, Route)>) -> Vec<(ConnKey, Route)> {
         match self.logins.try_send(logins) {
             Ok(()) => Vec::new(),
@@ -115,16 +116,16 @@ impl Intake {
         }
     }
 
-    /// Sends one record that is nobody's frame, waiting for room in the queue; false = the node stops.
+    /// Queues one record that no client sent, waiting for capacity; returns false if the node shuts down.
     ///
-    /// Cancelled, it has sent nothing and holds no room: a drain waits until there are no bytes here.
+    /// A cancelled call has sent nothing and holds no reservation, because a drain waits until no bytes are left here.
     pub async fn send(&self, record: Record) -> bool {
-        let room = Room { intake: self, bytes: weight(&record) };
-        self.waiting_bytes.fetch_add(room.bytes, Ordering::Relaxed);
+        let reservation = Reservation { intake: self, bytes: weight(&record) };
+        self.waiting_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
         let is_sent = self.records.send(vec![record]).await.is_ok();
         if is_sent {
-            // The append gives it back.
-            std::mem::forget(room);
+            // Released after the append.
+            std::mem::forget(reservation);
         }
         is_sent
     }
@@ -134,86 +135,79 @@ impl Intake {
     }
 }
 
-/// Room that was taken for a record not yet in the queue; dropped, it is given back.
-struct Room<'a> {
+/// Capacity taken by a record that is not queued yet; released on drop.
+struct Reservation<'a> {
     intake: &'a Intake,
     bytes: usize,
 }
 
-impl Drop for Room<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.intake.release(self.bytes);
     }
 }
 
-/// What a record takes of the intake's room, in bytes.
+/// Returns the bytes that a record takes of the intake's limit.
 pub fn weight(record: &Record) -> usize {
-    /// Ids, origin and the like.
-    const OVERHEAD: usize = 256;
+    /// Approximate bytes of ids, origin and similar fields.
+    const OVERHEAD_BYTES: usize = 256;
     match &record.body {
-        Body::Message(message) => message.content.len() + OVERHEAD,
-        Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => OVERHEAD,
+        Body::Message(message) => message.content.len() + OVERHEAD_BYTES,
+        Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => OVERHEAD_BYTES,
     }
 }
 
-/// Whether a record is the message with that id; for planned faults.
+/// Returns whether the record is the message with that id; for injected faults.
 pub(crate) fn is_message(record: &Record, msg_id: &str) -> bool {
     matches!(&record.body, Body::Message(message) if message.msg_id.as_str() == msg_id)
 }
 
-/// The partition in which a conversation lives; the same on every node and for ever, so by SHA-256: a hash for tables
-/// may be another one in the next version of its library.
-pub fn partition_of(conversation: &ConversationId, partitions: u32) -> u32 {
-    if partitions <= 1 {
-        return 0;
-    }
-    let hash = u128::from_be_bytes(body_hash(conversation.as_str().as_bytes()));
-    (hash % u128::from(partitions)) as u32
-}
-
-/// Why the log takes nothing for that conversation now, if so; to be asked before anything is handed over.
+/// Returns the code to refuse a message with, if the log can't take it now. To be checked before it is queued.
 pub fn refusal(ports: &Ports, conversation: &ConversationId) -> Option<Code> {
     if ports.bus.state().refuses_all {
         return Some(Code::BusUnavailable);
     }
     let lags = ports.peers.lags();
-    // Without a look at the conversation as long as there is none.
+    // Does not hash the conversation while no partition is behind.
     let is_behind = lags.count() > 0 && lags.is_behind(partition_of(conversation, ports.bus.partitions()));
     is_behind.then_some(Code::ArchiveBehind)
 }
 
-/// Appends what the shards send until they are gone. Answers what could not be appended; the owner answers the rest.
+/// Appends records from the queue until it closes. Answers those that could not be appended; owners answer the rest.
 pub async fn append_all(
     mut records: mpsc::Receiver<Vec<Record>>,
     intake: Arc<Intake>,
     ports: Arc<Ports>,
-    mut out: Outbound,
+    mut out: LocalDispatcher,
 ) {
-    // Answers of one partition keep their order by themselves; a partition that stands still holds up no other.
+    // Appends to one partition are confirmed in order, and a stalled partition delays no other.
     let mut appends = FuturesUnordered::new();
-    let appends_max = APPENDS_MAX * ports.bus.partitions() as usize;
+    let appends_max = APPENDS_PER_PARTITION_MAX * ports.bus.partitions() as usize;
     loop {
         tokio::select! {
-            // What is confirmed makes room for the next; a simulation runs the same way each time.
+            // Confirmed appends first, because they free capacity. The order is fixed, so that a simulation seed
+            // reproduces a run.
             biased;
-            Some((batch, result)) = appends.next() => settle(batch, result, &intake, &ports.trace, &mut out).await,
+            Some((batch, result)) = appends.next() => {
+                complete_append(batch, result, &intake, &ports.trace, &mut out).await;
+            }
             batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
-                while batch.len() < APPEND_MAX
+                while batch.len() < APPEND_RECORDS_MAX
                     && let Ok(more) = records.try_recv()
                 {
                     batch.extend(more);
                 }
-                for (partition, batch) in apart(batch, ports.bus.partitions()) {
+                for (partition, batch) in group_by_partition(batch, ports.bus.partitions()) {
                     if ports.peers.lags().is_behind(partition) {
                         refuse(&batch, &Answer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
                         intake.release(batch.iter().map(weight).sum());
                         continue;
                     }
-                    for (batch, encoded) in in_parts(batch) {
+                    for (batch, encoded) in split_by_bytes(batch) {
                         out.unanswered().appending(partition, &batch);
                         let bus = Arc::clone(&ports.bus);
-                        // Polled first in the order of these calls, which is the order in the log.
+                        // First polled in the order of these calls, which becomes the order in the log.
                         appends.push(async move { (batch, bus.append(partition, encoded).await) });
                     }
                 }
@@ -222,11 +216,11 @@ pub async fn append_all(
         }
     }
     while let Some((batch, result)) = appends.next().await {
-        settle(batch, result, &intake, &ports.trace, &mut out).await;
+        complete_append(batch, result, &intake, &ports.trace, &mut out).await;
     }
 }
 
-fn apart(batch: Vec<Record>, partitions: u32) -> BTreeMap<u32, Vec<Record>> {
+fn group_by_partition(batch: Vec<Record>, partitions: u32) -> BTreeMap<u32, Vec<Record>> {
     let mut by_partition: BTreeMap<u32, Vec<Record>> = BTreeMap::new();
     for record in batch {
         let partition = record.conversation().map_or(0, |id| partition_of(id, partitions));
@@ -235,20 +229,20 @@ fn apart(batch: Vec<Record>, partitions: u32) -> BTreeMap<u32, Vec<Record>> {
     by_partition
 }
 
-/// As the log takes them, each part within its bytes.
-fn in_parts(batch: Vec<Record>) -> Vec<(Vec<Record>, Vec<Bytes>)> {
+/// Encodes the records, and splits them into appends within the byte limit.
+fn split_by_bytes(batch: Vec<Record>) -> Vec<(Vec<Record>, Vec<Bytes>)> {
     let mut parts: Vec<(Vec<Record>, Vec<Bytes>)> = Vec::new();
-    let mut room = 0;
+    let mut bytes_left = 0;
     for record in batch {
         let encoded = record.encode();
-        match parts.last_mut().filter(|_| encoded.len() <= room) {
+        match parts.last_mut().filter(|_| encoded.len() <= bytes_left) {
             Some((records, bytes)) => {
-                room -= encoded.len();
+                bytes_left -= encoded.len();
                 records.push(record);
                 bytes.push(encoded);
             }
             None => {
-                room = APPEND_BYTES.saturating_sub(encoded.len());
+                bytes_left = APPEND_BYTES_MAX.saturating_sub(encoded.len());
                 parts.push((vec![record], vec![encoded]));
             }
         }
@@ -256,14 +250,14 @@ fn in_parts(batch: Vec<Record>) -> Vec<(Vec<Record>, Vec<Bytes>)> {
     parts
 }
 
-async fn settle(
+async fn complete_append(
     batch: Vec<Record>,
     result: Result<Appended, AppendError>,
     intake: &Intake,
     tracer: &Tracer,
-    out: &mut Outbound,
+    out: &mut LocalDispatcher,
 ) {
-    note(&batch, &result, tracer);
+    trace_append(&batch, &result, tracer);
     let error = match result {
         Ok(appended) => {
             out.unanswered().appended(&batch, appended.last);
@@ -273,10 +267,10 @@ async fn settle(
     };
     if let Some(error) = error {
         if matches!(error, AppendError::Unavailable(_)) {
-            // For as long as it lasts; the log itself says when that begins and ends.
-            tracing::debug!(%error, records = batch.len(), "an append was refused");
+            // Repeated while the log is unavailable; the log itself reports when that begins and ends.
+            tracing::debug!(%error, records = batch.len(), "append refused; its records are refused too");
         } else {
-            tracing::warn!(%error, records = batch.len(), "an append failed");
+            tracing::warn!(%error, records = batch.len(), "append failed; its records end refused or unknown");
         }
         let answer = match error {
             AppendError::Unavailable(_) | AppendError::Rejected(_) => {
@@ -290,8 +284,8 @@ async fn settle(
     intake.release(batch.iter().map(weight).sum());
 }
 
-/// Where the traced ones of a batch are now.
-fn note(batch: &[Record], result: &Result<Appended, AppendError>, tracer: &Tracer) {
+/// Adds the result of the append to the traces of its records.
+fn trace_append(batch: &[Record], result: &Result<Appended, AppendError>, tracer: &Tracer) {
     for trace in batch.iter().filter_map(|record| record.trace) {
         let facts = Facts::default();
         match result {
@@ -308,8 +302,9 @@ fn note(batch: &[Record], result: &Result<Appended, AppendError>, tracer: &Trace
     }
 }
 
-/// A chained message whose append failed ends its connection, because the log would let its successors pass.
-fn refuse(batch: &[Record], answer: &Answer, out: &mut Outbound) {
+/// Answers the records of a failed append. A chained message ends its connection, because the log would let its
+/// successors pass.
+fn refuse(batch: &[Record], answer: &Answer, out: &mut LocalDispatcher) {
     for record in batch {
         let chained = matches!(&record.body, Body::Message(message) if message.order.chained);
         out.answer_failed(record, if chained { Answer::AppendFailed } else { answer.clone() });
@@ -326,11 +321,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_intake_refuses_before_it_holds_more_than_its_bound() {
+    fn intake_refuses_records_above_its_byte_limit() {
         let (intake, _outlets) = Intake::new(100);
         assert_eq!(intake.reserve(60), Ok(()));
         assert_eq!(intake.reserve(41), Err(Code::Busy));
-        assert_eq!(intake.reserve(40), Ok(()), "a refusal takes no room");
+        assert_eq!(intake.reserve(40), Ok(()), "a refusal reserves nothing");
         intake.release(100);
         intake.note_memory(true);
         assert_eq!(intake.reserve(1), Err(Code::Overloaded));
@@ -339,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_said_is_appended_in_parts_and_in_order() {
+    fn batch_is_split_by_bytes_and_keeps_its_order() {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 1, request: 1 };
         let sized = |size: usize, n: u64| {
             let content = Bytes::from(vec![b'x'; size]);
@@ -358,7 +353,7 @@ mod tests {
         };
         let sizes = [600 << 10, 600 << 10, 10, 2 << 20, 10];
         let batch: Vec<Record> = sizes.iter().zip(0..).map(|(size, n)| sized(*size, n)).collect();
-        let parts = in_parts(batch.clone());
+        let parts = split_by_bytes(batch.clone());
         let counts: Vec<usize> = parts.iter().map(|(records, _)| records.len()).collect();
         assert_eq!(counts, [1, 2, 1, 1]);
         let bytes: Vec<Bytes> = parts.into_iter().flat_map(|(_, bytes)| bytes).collect();
@@ -366,8 +361,8 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_keeps_its_partition() {
-        // Pinned: another answer would strand every message stored so far.
+    fn partition_of_a_conversation_never_changes() {
+        // Pinned: another result would strand every stored message.
         for (id, of_64, of_12) in [("d:alice:bob", 36, 0), ("g:team", 33, 9), ("d:zoe:zoe", 27, 7)] {
             let id = ConversationId::parse(id).unwrap();
             assert_eq!([1, 12, 64].map(|count| partition_of(&id, count)), [0, of_12, of_64], "{id}");

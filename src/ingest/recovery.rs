@@ -1,4 +1,4 @@
-//! Asking the owner again for answers that did not come, every 300 ms (DESIGN 6.1).
+//! Recovery of lost answers: every 300 ms, asks the owner again about records of this node without an answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,51 +10,50 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tidegate_protocol::machine::session::Answer;
 use tokio::time;
 
-use super::admin::Pending;
 use crate::{
     delivery::{
-        answer_cache::{self, Answered},
-        local::Outbound,
+        answer_cache::{self, AnswerCache},
+        local::LocalDispatcher,
+        pending::Pending,
     },
-    link::{Ask, Word},
+    link::{AnswerStatus, Ask},
     metrics::Metrics,
     ports::Ports,
     routes::NodeBoot,
 };
 
-/// Between two looks at what waits.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const RECOVERY_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A call that takes longer is given up; the next one asks about the same.
-const CALL_MAX: Duration = Duration::from_millis(1_000);
+/// Timeout of a query to an owner; a later query repeats its questions.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(1_000);
 
-/// Asks for the answers of what this node has appended, for as long as it lives.
+/// Recovers the answers of records that this node has appended, for as long as the node lives.
 pub async fn ask_again(
     ports: Arc<Ports>,
     pending: Arc<Pending>,
-    answered: Arc<Answered>,
-    mut out: Outbound,
+    answered: Arc<AnswerCache>,
+    mut out: LocalDispatcher,
     metrics: Metrics,
 ) {
     pending.unanswered().track();
-    let mut tick = time::interval(LOOK_EVERY);
+    let mut tick = time::interval(RECOVERY_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    // One call at a time to each owner: one that does not answer holds up no other.
+    // One query at a time to each owner, so that a silent one delays no other.
     let (mut calls, mut busy) = (FuturesUnordered::new(), BTreeSet::new());
     loop {
         tokio::select! {
-            // In this order, so that a simulation runs the same way each time.
+            // Fixed order, so that a simulation seed reproduces a run.
             biased;
-            Some(Asked { to, asks, words }) = calls.next() => {
+            Some(QueryReply { to, asks, statuses }) = calls.next() => {
                 busy.remove(&to);
-                take(&asks, words, &ports, &mut out, &metrics);
+                apply_statuses(&asks, statuses, &ports, &mut out, &metrics);
                 out.flush().await;
             }
             _ = tick.tick() => {
                 let due = pending.unanswered().due(time::Instant::now());
                 for (to, asks) in by_owner(due, &ports) {
                     if busy.insert(to.clone()) {
-                        calls.push(ask(&ports, &answered, to, asks));
+                        calls.push(query(&ports, &answered, to, asks));
                     }
                 }
             }
@@ -62,22 +61,28 @@ pub async fn ask_again(
     }
 }
 
-fn take(asks: &[Ask], words: Vec<Word>, ports: &Ports, out: &mut Outbound, metrics: &Metrics) {
-    for (ask, word) in asks.iter().zip(words) {
-        match word {
-            Word::Said(outcome) => {
+fn apply_statuses(
+    asks: &[Ask],
+    statuses: Vec<AnswerStatus>,
+    ports: &Ports,
+    out: &mut LocalDispatcher,
+    metrics: &Metrics,
+) {
+    for (ask, status) in asks.iter().zip(statuses) {
+        match status {
+            AnswerStatus::Said(outcome) => {
                 metrics.answers_recovered.increment(1);
                 out.answer_here(ask.conn, ask.request, outcome);
             }
-            // It was answered, and nobody knows how: the client finds out by asking again under its id.
-            Word::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
-            Word::NotYet => {}
-            Word::NotOwner => ports.peers.look_again(),
+            // The outcome is decided but no longer known: the client finds it by a retry with its id.
+            AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
+            AnswerStatus::NotYet => {}
+            AnswerStatus::NotOwner => ports.peers.look_again(),
         }
     }
 }
 
-/// Who is to be asked what. A partition without a known owner is not asked about; the next look may know one.
+/// Groups the questions by owner. Those of a partition without a known owner wait for a later check.
 fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, Vec<Ask>> {
     let mut by_owner: BTreeMap<NodeBoot, Vec<Ask>> = BTreeMap::new();
     for (partition, asks) in due {
@@ -95,23 +100,23 @@ fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, V
     by_owner
 }
 
-struct Asked {
+struct QueryReply {
     to: NodeBoot,
     asks: Vec<Ask>,
-    words: Vec<Word>,
+    statuses: Vec<AnswerStatus>,
 }
 
-/// No words if the owner did not answer in time, wherever it is: this node's own may wait for a store.
-async fn ask(ports: &Arc<Ports>, answered: &Arc<Answered>, to: NodeBoot, asks: Vec<Ask>) -> Asked {
+/// Queries one owner. Returns no status if it does not reply in time; an owner on this node may wait for the store too.
+async fn query(ports: &Arc<Ports>, answered: &Arc<AnswerCache>, to: NodeBoot, asks: Vec<Ask>) -> QueryReply {
     let call = async {
         if to == ports.me {
             return answer_cache::words(answered, ports, &to, &asks).await;
         }
         ports.link.answers_again(&ports.me, &to, asks.clone()).await.unwrap_or_else(|error| {
-            tracing::debug!(%error, peer = %to, "an owner was not asked for answers");
+            tracing::debug!(%error, peer = %to, "query for lost answers failed; retrying");
             Vec::new()
         })
     };
-    let words = time::timeout(CALL_MAX, call).await.unwrap_or_default();
-    Asked { to, asks, words }
+    let statuses = time::timeout(QUERY_TIMEOUT, call).await.unwrap_or_default();
+    QueryReply { to, asks, statuses }
 }

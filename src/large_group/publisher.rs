@@ -1,8 +1,7 @@
-//! Large groups, as their owners tell of them: one record to the topic of each node that has a member, encoded once
-//! (DESIGN 6.4 and 7, ADR 15).
+//! Large-group publisher: sends one record to the topic of each node with a member, encoded once (ADR 15).
 //!
-//! Nothing here is on the way to an ack, and nobody waits: what has no room, or is taken by no topic, is owed, and its
-//! members hear `Behind`. What a node's topic does not take goes over the link meanwhile.
+//! Nothing here is on the path of an ack, and no caller waits. A record that does not fit, or that no topic accepts, is
+//! noted as missed, and its members get `Behind`. A record that a node's topic does not accept goes over the link too.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,168 +19,178 @@ use tokio::{
     time::{self, Instant},
 };
 
-use self::{recent::Recent, topic_queue::Lanes};
-use super::subscriber::{Crowds, Owed, Source};
-use crate::{link::StrayLanes, metrics::Metrics, ports::Ports, routes::NodeBoot};
+use self::{recent::RecentRecords, topic_queue::TopicQueues};
+use super::subscriber::{GroupSubscriber, MissedRanges, RecordSource};
+use crate::{link::BestEffortQueues, metrics::Metrics, ports::Ports, routes::NodeBoot};
 
 mod recent;
 mod topic_queue;
 
-/// Batches that may wait for the routes, and bytes in them.
-const BATCHES_MAX: usize = 256;
-const BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Batches that may wait for the lookup.
+const QUEUE_BATCHES_MAX: usize = 256;
 
-/// Records looked up and handed over in one turn, about.
-const TURN_MAX: usize = 1_024;
+/// Bytes of records that may wait for the lookup.
+const QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Between two looks at what is owed.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Approximate number of records looked up together.
+const LOOKUP_RECORDS_MAX: usize = 1_024;
 
-/// Between two looks at whether everything was offered.
-const SETTLE_LOOK: Duration = Duration::from_millis(10);
+/// Interval between checks for missed records and new nodes.
+const MISSED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Something accepted in a large group.
+/// Interval between polls for empty queues in [`GroupPublisher::settle`].
+const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Record accepted in a large group, for other nodes.
 #[derive(Clone, Debug)]
-pub struct Fan {
-    /// Which group.
+pub struct GroupRecord {
+    /// Large group that accepted it.
     pub group: ConversationId,
-    /// Its seq there.
+    /// Seq in the group.
     pub seq: u64,
-    /// An encoded `FanOut`.
+    /// Encoded `FanOut`.
     pub bytes: Bytes,
-    /// All nodes are told, not only those that declared interest.
+    /// Whether all nodes get it, not only those that declared interest.
     pub to_all: bool,
 }
 
-/// The way of the owners of this node to the members of large groups, on all nodes.
-pub struct Spread {
-    crowds: Arc<Crowds>,
-    batches: mpsc::Sender<Vec<Fan>>,
+/// Publisher of what this node's owners accept in large groups, for the members on all nodes.
+pub struct GroupPublisher {
+    subscriber: Arc<GroupSubscriber>,
+    batches: mpsc::Sender<Vec<GroupRecord>>,
     shared: Arc<Shared>,
-    lanes: Arc<Lanes>,
+    topic_queues: Arc<TopicQueues>,
     metrics: Metrics,
 }
 
 #[derive(Default)]
 struct Shared {
-    waiting: AtomicUsize,
-    /// What had no room, for all other nodes.
-    owed: Mutex<Owed>,
+    queued_bytes: AtomicUsize,
+    /// Records that did not fit the queue, for all other nodes.
+    missed: Mutex<MissedRanges>,
 }
 
-/// Finds the nodes.
-struct Finder {
+/// Task that looks up the nodes with members.
+struct PublisherTask {
     ports: Arc<Ports>,
     shared: Arc<Shared>,
-    lanes: Arc<Lanes>,
+    topic_queues: Arc<TopicQueues>,
 }
 
-impl Spread {
-    /// Begins; what a topic does not take goes by `strays`. In a runtime only.
+impl GroupPublisher {
+    /// Starts the publisher; records that a topic does not accept go by `best_effort`. Must run in a runtime.
     pub fn start(
         ports: &Arc<Ports>,
-        crowds: Arc<Crowds>,
-        strays: Arc<StrayLanes>,
+        subscriber: Arc<GroupSubscriber>,
+        best_effort: Arc<BestEffortQueues>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        let (batches, waiting) = mpsc::channel(BATCHES_MAX);
+        let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
         let shared = Arc::new(Shared::default());
-        let lanes = Arc::new(Lanes::new(Arc::clone(&ports.bus), strays, metrics.clone()));
-        let finder =
-            Finder { ports: Arc::clone(ports), shared: Arc::clone(&shared), lanes: Arc::clone(&lanes) };
-        tokio::spawn(finder.run(waiting));
-        Arc::new(Self { crowds, batches, shared, lanes, metrics })
+        let topic_queues = Arc::new(TopicQueues::new(Arc::clone(&ports.bus), best_effort, metrics.clone()));
+        let task = PublisherTask {
+            ports: Arc::clone(ports),
+            shared: Arc::clone(&shared),
+            topic_queues: Arc::clone(&topic_queues),
+        };
+        tokio::spawn(task.run(queue));
+        Arc::new(Self { subscriber, batches, shared, topic_queues, metrics })
     }
 
-    /// Waits until everything handed over has been offered to the topics, at most `within`: before the bus is closed.
+    /// Waits, at most `within`, until every record has been offered to its topics. Call it before the bus closes.
     pub async fn settle(&self, within: Duration) {
         let settled = async {
-            while self.shared.waiting.load(Ordering::Relaxed) > 0 || self.lanes.are_busy() {
-                time::sleep(SETTLE_LOOK).await;
+            while self.shared.queued_bytes.load(Ordering::Relaxed) > 0 || self.topic_queues.is_busy() {
+                time::sleep(SETTLE_POLL_INTERVAL).await;
             }
         };
         if time::timeout(within, settled).await.is_err() {
-            tracing::warn!("not all nodes were told what was accepted last in large groups");
+            tracing::warn!("large-group queues not drained in time; some nodes miss the last records");
         }
     }
 
-    /// Hands over what is archived, in the order of each group; never waits.
-    pub(crate) fn hand(&self, fans: Vec<Fan>) {
-        self.crowds.records(Source::Here, fans.iter().map(|fan| fan.bytes.clone()));
-        let weight = weight_of(&fans);
-        let before = self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
-        let fits = before == 0 || before + weight <= BYTES_MAX;
-        let fans =
-            if fits { self.batches.try_send(fans).err().map(|it| it.into_inner()) } else { Some(fans) };
-        if let Some(lost) = fans {
-            self.shared.waiting.fetch_sub(weight, Ordering::Relaxed);
+    /// Publishes archived records, in the order of each group, without waiting.
+    pub(crate) fn publish(&self, records: Vec<GroupRecord>) {
+        self.subscriber.records(RecordSource::LocalOwner, records.iter().map(|record| record.bytes.clone()));
+        let weight = weight_of(&records);
+        let before = self.shared.queued_bytes.fetch_add(weight, Ordering::Relaxed);
+        let fits = before == 0 || before + weight <= QUEUE_BYTES_MAX;
+        let records =
+            if fits { self.batches.try_send(records).err().map(|it| it.into_inner()) } else { Some(records) };
+        if let Some(lost) = records {
+            self.shared.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
             self.metrics.fan_outs_lost.increment(lost.len() as u64);
-            let mut owed = self.shared.owed.lock().unwrap_or_else(PoisonError::into_inner);
-            lost.iter().for_each(|fan| owed.add(fan.group.as_str(), fan.seq));
+            let mut missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.iter().for_each(|record| missed.add(record.group.as_str(), record.seq));
         }
     }
 }
 
-impl Finder {
-    async fn run(self, mut waiting: mpsc::Receiver<Vec<Fan>>) {
-        let mut looks = time::interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        let mut recent = Recent::default();
+impl PublisherTask {
+    async fn run(self, mut queue: mpsc::Receiver<Vec<GroupRecord>>) {
+        let mut check = time::interval(MISSED_CHECK_INTERVAL);
+        check.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut recent = RecentRecords::default();
         loop {
-            let mut turn = tokio::select! {
-                batch = waiting.recv() => match batch {
+            let mut batch = tokio::select! {
+                batch = queue.recv() => match batch {
                     Some(batch) => batch,
                     None => return,
                 },
-                _ = looks.tick() => Vec::new(),
+                _ = check.tick() => Vec::new(),
             };
-            while turn.len() < TURN_MAX
-                && let Ok(more) = waiting.try_recv()
+            while batch.len() < LOOKUP_RECORDS_MAX
+                && let Ok(more) = queue.try_recv()
             {
-                turn.extend(more);
+                batch.extend(more);
             }
-            let weight = weight_of(&turn);
+            let weight = weight_of(&batch);
             let (all, now) = (self.ports.peers.runs(), Instant::now());
             for (node, records) in recent.missed(&all, now) {
-                self.lanes.send(&node, records);
+                self.topic_queues.send(&node, records);
             }
-            recent.add(turn.iter().filter(|fan| fan.to_all), now);
-            let owed = self.shared.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if !owed.is_empty() {
-                all.iter().for_each(|node| self.lanes.owe(node, &owed));
+            recent.add(batch.iter().filter(|record| record.to_all), now);
+            let missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).take_hints();
+            if !missed.is_empty() {
+                all.iter().for_each(|node| self.topic_queues.add_missed(node, &missed));
             }
-            for (node, records) in self.find(turn, &all).await {
-                self.lanes.send(&node, records);
+            for (node, records) in self.group_by_node(batch, &all).await {
+                self.topic_queues.send(&node, records);
             }
-            self.shared.waiting.fetch_sub(weight, Ordering::Relaxed);
+            self.shared.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
         }
     }
 
-    /// What each node is told, in the order of the turn. Interest is read after the archive: who declares it later reads
-    /// the store later.
-    async fn find(&self, turn: Vec<Fan>, all: &[NodeBoot]) -> BTreeMap<NodeBoot, Vec<Fan>> {
+    /// Returns the records of each node, in order. Interest is read after the archive: a node that declares it later
+    /// reads the store later.
+    async fn group_by_node(
+        &self,
+        batch: Vec<GroupRecord>,
+        all: &[NodeBoot],
+    ) -> BTreeMap<NodeBoot, Vec<GroupRecord>> {
         let mut groups: Vec<ConversationId> = Vec::new();
-        let mut places: HashMap<ConversationId, usize> = HashMap::new();
-        for fan in turn.iter().filter(|fan| !fan.to_all) {
-            places.entry(fan.group.clone()).or_insert_with(|| {
-                groups.push(fan.group.clone());
+        let mut indexes: HashMap<ConversationId, usize> = HashMap::new();
+        for record in batch.iter().filter(|record| !record.to_all) {
+            indexes.entry(record.group.clone()).or_insert_with(|| {
+                groups.push(record.group.clone());
                 groups.len() - 1
             });
         }
         let nodes = if groups.is_empty() { None } else { self.ports.nodes_with(&groups).await };
-        // Who came to be known while the routes did not answer is told, too.
+        // Includes the peers that were discovered while the routes did not answer.
         let nodes = nodes.unwrap_or_else(|| vec![self.ports.peers.runs(); groups.len()]);
-        let mut told: BTreeMap<NodeBoot, Vec<Fan>> = BTreeMap::new();
-        for fan in turn {
-            let some = places.get(&fan.group).filter(|_| !fan.to_all).and_then(|place| nodes.get(*place));
+        let mut by_node: BTreeMap<NodeBoot, Vec<GroupRecord>> = BTreeMap::new();
+        for record in batch {
+            let some =
+                indexes.get(&record.group).filter(|_| !record.to_all).and_then(|index| nodes.get(*index));
             for node in some.map_or(all, Vec::as_slice) {
-                told.entry(node.clone()).or_default().push(fan.clone());
+                by_node.entry(node.clone()).or_default().push(record.clone());
             }
         }
-        told
+        by_node
     }
 }
 
-fn weight_of(fans: &[Fan]) -> usize {
-    fans.iter().map(|fan| fan.bytes.len()).sum()
+fn weight_of(records: &[GroupRecord]) -> usize {
+    records.iter().map(|record| record.bytes.len()).sum()
 }

@@ -1,9 +1,9 @@
-//! Large groups on this node: takes what is accepted in them, from this node's topic and its own owners, keeps who is a
-//! member here exact, and hands each push to the shards (DESIGN 6.4, ADR 15).
+//! Large-group subscriber: receives records from the node topic and from local owners, tracks local members, and passes
+//! each push to the shards (ADR 15).
 //!
-//! One task sees records, logins and changes of members one after the other, and posts to the shards in that order. It
-//! never holds a membership: only up to which seq the shards' indexes are right. What it may have missed, members here are
-//! told as `Behind`: nothing is missed in silence.
+//! One task handles records, logins and membership changes one after the other, and posts to the shards in that order.
+//! It never holds a whole membership, only the seq up to which the shards' indexes are right. Local members get
+//! `Behind` for records that may have been missed: no loss is silent.
 
 use std::{
     collections::HashMap,
@@ -29,9 +29,8 @@ use tokio::{
 
 use crate::{
     bus::NodeFeed,
-    delivery::local::Outbound,
+    delivery::{local::LocalDispatcher, memberships::GroupMembership},
     directory::Directory,
-    login::Membership,
     mail::{ConnKey, Delivery},
     metrics::Metrics,
     ports::Ports,
@@ -42,82 +41,84 @@ mod members;
 mod missed;
 mod task;
 
-pub(crate) use self::missed::Owed;
-use self::task::Keeper;
+pub(crate) use self::missed::MissedRanges;
+use self::task::SubscriberTask;
 
-/// Orders that may wait for the task, and bytes in those that carry records.
-const ORDERS_MAX: usize = 4_096;
-const BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Commands that may wait for the task.
+const COMMANDS_MAX: usize = 4_096;
 
-/// How long who hands over a change of members of a small group waits until it is told.
-const TOLD_MAX: Duration = Duration::from_millis(200);
+/// Bytes of records that may wait for the task.
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The generation of every interest in a group: who is a member here is known by seqs.
-const GENERATION: u64 = 1;
+/// How long the sender of a small group's member change waits for the shards to get it.
+const MEMBER_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The way to the task.
-pub struct Crowds {
+/// Generation of every interest in a group; it never changes, because membership is tracked by seqs.
+const INTEREST_GENERATION: u64 = 1;
+
+/// Handle of the subscriber task.
+pub struct GroupSubscriber {
     ports: Arc<Ports>,
-    /// Groups up to this many members are small.
+    /// Largest member count of a small group.
     small_max: u64,
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
     metrics: Metrics,
 }
 
-/// What the task and those who call it share.
+/// State shared by the task and its callers.
 #[derive(Default)]
 struct Shared {
-    /// Bytes of records that wait.
-    waiting: AtomicUsize,
-    /// Records that had no room.
-    owed: Mutex<Owed>,
-    /// Groups of which the other nodes know that they have members here.
+    /// Bytes of queued records.
+    queued_bytes: AtomicUsize,
+    /// Records that did not fit the queue.
+    missed: Mutex<MissedRanges>,
+    /// Groups with declared interest: the other nodes know that they have members here.
     declared: DashSet<ConversationId, RandomState>,
 }
 
-/// Where a record came from.
+/// Source of a large-group record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// An owner on this node, which tells all it has whether anybody is here or not.
-    Here,
-    /// Another node, which takes this one for one with members.
+pub enum RecordSource {
+    /// Owner on this node; it publishes every record, with or without local members.
+    LocalOwner,
+    /// Other node, which expects members here.
     Peer,
 }
 
-/// What the task is given to do.
-enum Order {
-    /// An encoded `FanOut`, which came from there.
-    Record(Bytes, Source),
-    /// A connection waits for its groups.
+/// Command to the task.
+enum Command {
+    /// Encoded `FanOut`, and its source.
+    Record(Bytes, RecordSource),
+    /// Login of a connection that waits for its groups.
     Login(Box<Login>),
-    /// A change of members that the owner of a small group told: the push, whom here it is for, and who waits until they have it.
-    OfPeer(Box<(pb::Push, Delivery)>, oneshot::Sender<()>),
+    /// Membership change of a small group, from its owner's node: the push, its local delivery, and the waiting sender.
+    PeerPush(Box<(pb::Push, Delivery)>, oneshot::Sender<()>),
 }
 
-/// A connection that waits for its groups.
+/// Connection that waits for its groups.
 struct Login {
     key: ConnKey,
     user: UserId,
-    groups: Vec<Membership>,
-    /// Whether they are in the indexes; false = what the store said then is older than those.
-    placed: oneshot::Sender<bool>,
+    groups: Vec<GroupMembership>,
+    /// Gets whether the connection is indexed; false if the indexes are newer than the memberships it read.
+    indexed: oneshot::Sender<bool>,
 }
 
-impl Crowds {
-    /// Begins with the node's topic, opened; tells the shards through `out`. In a runtime only.
+impl GroupSubscriber {
+    /// Starts the task with the opened node topic; `out` posts to the shards. Must run in a runtime.
     pub fn start(
         ports: &Arc<Ports>,
         directory: &Arc<Directory>,
         small_group_max: usize,
         feed: Box<dyn NodeFeed>,
-        out: Outbound,
+        out: LocalDispatcher,
         metrics: Metrics,
     ) -> Arc<Self> {
-        let (orders, waiting) = mpsc::channel(ORDERS_MAX);
+        let (commands, queue) = mpsc::channel(COMMANDS_MAX);
         let shared = Arc::new(Shared::default());
         let (small_max, ports) = (small_group_max as u64, Arc::clone(ports));
-        let keeper = Keeper::new(
+        let task = SubscriberTask::new(
             Arc::clone(&ports),
             Arc::clone(directory),
             Arc::clone(&shared),
@@ -125,67 +126,68 @@ impl Crowds {
             out,
             metrics.clone(),
         );
-        tokio::spawn(keeper.run(waiting, feed));
-        Arc::new(Self { ports, small_max, orders, shared, metrics })
+        tokio::spawn(task.run(queue, feed));
+        Arc::new(Self { ports, small_max, commands, shared, metrics })
     }
 
-    /// Hands over what was accepted in large groups, each an encoded `FanOut`; never waits. What has no room is told to the
-    /// members here as `Behind`.
-    pub fn records(&self, from: Source, records: impl IntoIterator<Item = Bytes>) {
+    /// Queues records of large groups, each an encoded `FanOut`, without waiting. Local members get `Behind` for a
+    /// record that does not fit.
+    pub fn records(&self, from: RecordSource, records: impl IntoIterator<Item = Bytes>) {
         for record in records {
             let weight = record.len();
-            let before = self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
-            let taken = (before == 0 || before + weight <= BYTES_MAX)
-                && self.orders.try_send(Order::Record(record.clone(), from)).is_ok();
-            if !taken {
-                self.shared.waiting.fetch_sub(weight, Ordering::Relaxed);
+            let before = self.shared.queued_bytes.fetch_add(weight, Ordering::Relaxed);
+            let is_queued = (before == 0 || before + weight <= QUEUE_BYTES_MAX)
+                && self.commands.try_send(Command::Record(record.clone(), from)).is_ok();
+            if !is_queued {
+                self.shared.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
                 self.metrics.fan_outs_lost.increment(1);
-                self.shared.owed.lock().unwrap_or_else(PoisonError::into_inner).add_record(record);
+                self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).add_record(record);
             }
         }
     }
 
-    /// Hands over a push of a small group that may say how its members change, behind everything before it; back when the
-    /// shards have it, so that what comes next in the group comes behind it. A task that waits for the store holds nobody up.
-    pub(crate) async fn of_peer(&self, push: pb::Push, delivery: Delivery) {
-        let (told, is_told) = oneshot::channel();
+    /// Queues a push of a small group that may change its members, and waits until the shards have it. So the group's
+    /// next push comes after it. A task that waits for the store delays the caller by [`MEMBER_CHANGE_TIMEOUT`] at
+    /// most.
+    pub(crate) async fn apply_peer_push(&self, push: pb::Push, delivery: Delivery) {
+        let (applied, is_applied) = oneshot::channel();
         // The task ends with the runtime.
-        self.orders.send(Order::OfPeer(Box::new((push, delivery)), told)).await.ok();
-        if time::timeout(TOLD_MAX, is_told).await.is_err() {
-            tracing::debug!("a change of members is told behind what comes next");
+        self.commands.send(Command::PeerPush(Box::new((push, delivery)), applied)).await.ok();
+        if time::timeout(MEMBER_CHANGE_TIMEOUT, is_applied).await.is_err() {
+            tracing::debug!("membership change still queued; later pushes may overtake it");
         }
     }
 
-    /// Puts a connection into the indexes of its groups, as the store had them, and lets it go on; false = read them again.
-    /// The other nodes know by then that large ones have a member here, or are told as soon as they can be (DESIGN 6.4: the
-    /// user is in this node's index, then interest, then the client reads).
-    pub(crate) async fn login(&self, key: ConnKey, user: &UserId, groups: Vec<Membership>) -> bool {
-        let new: Vec<(ConversationId, u64)> = groups
+    /// Adds a connection to the indexes of its groups, as the store had them; false if it must read them again.
+    /// Interest in its large groups is declared before, or else as soon as possible: the user is in this node's index,
+    /// interest is declared, and then the client reads (ADR 15).
+    pub(crate) async fn login(&self, key: ConnKey, user: &UserId, groups: Vec<GroupMembership>) -> bool {
+        let undeclared: Vec<(ConversationId, u64)> = groups
             .iter()
             .filter(|it| it.members > self.small_max && !self.shared.declared.contains(&it.group))
-            .map(|it| (it.group.clone(), GENERATION))
+            .map(|it| (it.group.clone(), INTEREST_GENERATION))
             .collect();
-        if !new.is_empty() {
-            match self.ports.routes.declare(&self.ports.me, &new).await {
-                Ok(()) => new.into_iter().for_each(|(group, _)| {
+        if !undeclared.is_empty() {
+            match self.ports.routes.declare(&self.ports.me, &undeclared).await {
+                Ok(()) => undeclared.into_iter().for_each(|(group, _)| {
                     self.shared.declared.insert(group);
                 }),
-                Err(error) => tracing::debug!(%error, "interest in large groups is declared later"),
+                Err(error) => tracing::debug!(%error, "failed to declare interest in large groups; retrying"),
             }
         }
-        let (placed, said) = oneshot::channel();
-        let login = Login { key, user: user.clone(), groups, placed };
-        if self.orders.send(Order::Login(Box::new(login))).await.is_err() {
+        let (indexed, is_indexed) = oneshot::channel();
+        let login = Login { key, user: user.clone(), groups, indexed };
+        if self.commands.send(Command::Login(Box::new(login))).await.is_err() {
             return true;
         }
-        said.await.unwrap_or(true)
+        is_indexed.await.unwrap_or(true)
     }
 }
 
-/// What a node topic carries when pushes up to that seq were left out.
+/// Encodes the node-topic record for pushes that were left out up to `seq`.
 pub(crate) fn hint(group: &str, seq: u64) -> Bytes {
     pb::FanOut { conversation: group.to_owned(), seq, ..Default::default() }.encode_to_vec().into()
 }
 
-/// Groups by what they are called.
+/// Map keyed by group.
 type Groups<T> = HashMap<ConversationId, T, RandomState>;

@@ -1,98 +1,105 @@
-//! Sweeps up after runs of nodes that are over: their rows go, by token, so that whoever came back elsewhere stays.
+//! Reaper: sweeps the routes of ended runs by their full tokens, so that devices that reconnected elsewhere stay.
 //!
-//! Every live node does it: two reapers at once are harmless, for a row goes by its whole token (flaws S3, S5), and whoever
-//! deletes it tells that the device left. A place without a row is a departure that somebody was about to tell: where it still is
-//! listed after a while, whoever finds it tells it (ADR 14).
+//! Every live node does this. Two reapers at once are harmless, because a row is removed by its full token (flaws S3,
+//! S5) and the node that deletes it publishes the departure. A list entry without a row is a departure that some node
+//! was about to publish. If it is still listed after [`DEPARTURE_GRACE`], the reaper that finds it publishes it (ADR
+//! 14).
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
 use crate::{
+    events::sort,
     metrics::Metrics,
     ports::Ports,
-    routes::{NodeBoot, Retire, RoutesError, sort},
+    routes::{NodeBoot, Retire, RoutesError},
 };
 
-/// Rows of one page.
-const PAGE: usize = 500;
-/// Between two pages, so that a dead node with many users does not keep Redis from the living.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long another reaper, which deleted a row, has to tell that its device left, and a device that a node closed when it
-/// left to come back elsewhere.
-const TELLING: Duration = Duration::from_secs(3);
+/// Rows per page.
+const PAGE_ROWS: usize = 500;
+/// Pause between two pages, so that a dead node with many users does not keep Redis from serving the live ones.
+const PAGE_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that another reaper has to publish the departure whose row it deleted, and that a device closed in a drain has
+/// to reconnect elsewhere.
+const DEPARTURE_GRACE: Duration = Duration::from_secs(3);
 
-/// What to make of a place whose row is gone.
+/// Treatment of list entries without a row, which are unpublished departures.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Untold {
-    /// It is somebody else's to tell, for now.
+pub(crate) enum Departures {
+    /// Leave them to another node, for now.
     Leave,
-    /// It is told here.
-    Tell,
+    /// Publish them.
+    Publish,
 }
 
-/// What a sweep came to.
+/// Result of a sweep.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Swept {
+pub(crate) struct SweepCounts {
     /// Rows that were removed.
     pub(crate) removed: u64,
-    /// Departures that were left to others.
+    /// Departures that were left to other nodes.
     left: u64,
 }
 
-/// Retires each run whose lease is over, and removes its rows. What fails is tried again after the next look.
+/// Retires each run whose lease has expired, and removes its rows. Failures are retried after the next fetch of the
+/// nodes.
 pub async fn reap(ports: Arc<Ports>, dead: Vec<NodeBoot>, metrics: Metrics) {
     for run in dead {
         match reap_one(&ports, &run).await {
-            Ok(None) => tracing::debug!(%run, "its lease lives after all"),
-            // Looked at again: others are telling what is left of it.
-            Ok(Some(0)) => tracing::debug!(%run, "nothing was left to sweep"),
+            Ok(None) => tracing::debug!(%run, "lease renewed; run not reaped"),
+            // It stays listed while other nodes publish its departures.
+            Ok(Some(0)) => tracing::debug!(%run, "sweep found no rows"),
             Ok(Some(rows)) => {
                 metrics.rows_reaped.increment(rows);
-                tracing::warn!(%run, rows, "a run of a node is over: its routes were swept");
+                tracing::warn!(%run, rows, "run ended; its routes are swept");
             }
-            Err(error) => tracing::warn!(%run, %error, "a run of a node that is over could not be swept yet"),
+            Err(error) => tracing::warn!(%run, %error, "sweep of an ended run failed; retrying"),
         }
     }
 }
 
 async fn reap_one(ports: &Ports, run: &NodeBoot) -> Result<Option<u64>, RoutesError> {
-    // From then on it writes no row, or the sweep would not end (S5).
+    // A retired run writes no row, so the sweep ends (S5).
     if !ports.routes.retire(run, Retire::Lapsed).await? {
         return Ok(None);
     }
-    let swept = sweep(ports, run, Untold::Leave).await?;
+    let swept = sweep(ports, run, Departures::Leave).await?;
     if swept.left > 0 {
-        sleep(TELLING).await;
-        sweep(ports, run, Untold::Tell).await?;
+        sleep(DEPARTURE_GRACE).await;
+        sweep(ports, run, Departures::Publish).await?;
     }
     Ok(Some(swept.removed))
 }
 
 /// Removes the rows of a retired run, page by page.
-pub(crate) async fn sweep(ports: &Ports, run: &NodeBoot, untold: Untold) -> Result<Swept, RoutesError> {
+pub(crate) async fn sweep(
+    ports: &Ports,
+    run: &NodeBoot,
+    departures: Departures,
+) -> Result<SweepCounts, RoutesError> {
     let routes = &*ports.routes;
-    let (mut after, mut swept) = (None, Swept::default());
+    let (mut after, mut swept) = (None, SweepCounts::default());
     loop {
-        let page = routes.rows_of(run, after, PAGE).await?;
+        let page = routes.rows_of(run, after, PAGE_ROWS).await?;
         let Some(last) = page.last() else { return Ok(swept) };
-        let whole = page.len() == PAGE;
+        let is_full = page.len() == PAGE_ROWS;
         after = Some((last.user.clone(), last.device.clone()));
         let sorted = sort(routes, page).await?;
-        // Also those that moved: their places go.
-        let over = [sorted.standing, sorted.moved].concat();
-        if !over.is_empty() {
-            // The routes note who left.
-            let gone = routes.remove(&over).await?;
+        // Includes devices that moved, whose entries are removed.
+        let removable = [sorted.standing, sorted.moved].concat();
+        if !removable.is_empty() {
+            // The routes record the departures.
+            let gone = routes.remove(&removable).await?;
             swept.removed += gone.into_iter().filter(|gone| *gone).count() as u64;
         }
-        match untold {
-            Untold::Leave => swept.left += sorted.gone.len() as u64,
-            // Told, its place goes.
-            Untold::Tell => sorted.gone.iter().for_each(|row| ports.events.offline(row)),
+        match departures {
+            Departures::Leave => swept.left += sorted.gone.len() as u64,
+            // The entry is removed once the event is published.
+            Departures::Publish => sorted.gone.iter().for_each(|row| ports.events.offline(row)),
         }
-        if whole {
-            sleep(PAUSE).await;
+        if is_full {
+            sleep(PAGE_INTERVAL).await;
         }
     }
 }

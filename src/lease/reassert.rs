@@ -1,4 +1,4 @@
-//! Puts the routes of this node's conns back after the routes lost something, a page at a time.
+//! Route re-assertion: after a loss, writes the routes of this node's connections again, page by page.
 
 use std::{
     sync::{
@@ -19,57 +19,57 @@ use crate::{
     routes::{Route, Routes, RoutesError},
 };
 
-/// Between two pages: at most 10,000 rows a second from one node.
-const PAUSE: Duration = Duration::from_millis(50);
-/// While the routes do not answer.
-const RETRY: Duration = Duration::from_millis(500);
-/// A login may have registered before the loss and be in no index yet: a second round comes when it is.
-const SETTLE: Duration = Duration::from_secs(6);
-/// Without any sign of a loss all rows are asserted this often: finds what a failover lost between two beats, and keeps rows
-/// of long conns from their time to live.
-const ROUND_EVERY: Duration = Duration::from_secs(15 * 60);
+/// Pause between two pages: at most 10,000 rows per second from one node.
+const PAGE_INTERVAL: Duration = Duration::from_millis(50);
+/// Delay before a page is retried while the routes do not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Delay before the second round, for logins that registered before the loss and were in no index yet.
+const SECOND_ROUND_DELAY: Duration = Duration::from_secs(6);
+/// Interval between rounds without any sign of a loss. They restore what a failover lost between two renewals, and keep
+/// the rows of long connections from expiring.
+const ROUND_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
-/// The losses that were noticed, and those after which everything was put back.
+/// Number of losses that were noticed, and of those after which all routes were restored.
 #[derive(Default)]
-pub(crate) struct Losses {
+pub(crate) struct RouteLosses {
     noticed: AtomicU64,
-    mended: AtomicU64,
-    bell: Notify,
+    restored: AtomicU64,
+    wakeup: Notify,
 }
 
-impl Losses {
-    /// Something was lost.
-    pub(crate) fn one_more(&self) {
+impl RouteLosses {
+    /// Records a loss.
+    pub(crate) fn record(&self) {
         self.noticed.fetch_add(1, Ordering::SeqCst);
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 
-    /// Whether routes of this node may be missing.
-    pub(crate) fn are_open(&self) -> bool {
-        self.noticed.load(Ordering::SeqCst) != self.mended.load(Ordering::SeqCst)
+    /// Returns whether routes of this node may be missing.
+    pub(crate) fn are_pending(&self) -> bool {
+        self.noticed.load(Ordering::SeqCst) != self.restored.load(Ordering::SeqCst)
     }
 }
 
-/// Asks the shards for their routes, and tells the routes.
-pub(crate) struct Putter {
+/// Task that collects the routes of all shards and re-asserts them.
+pub(crate) struct ReassertTask {
     pub(crate) routes: Arc<dyn Routes>,
     pub(crate) shards: Vec<ShardHandle>,
-    pub(crate) losses: Arc<Losses>,
+    pub(crate) losses: Arc<RouteLosses>,
     pub(crate) metrics: Metrics,
 }
 
-impl Putter {
-    /// For as long as the node lives.
+impl ReassertTask {
+    /// Runs for as long as the node lives.
     pub(crate) async fn run(self) {
         loop {
-            let lost = timeout(ROUND_EVERY, self.losses.bell.notified()).await.is_ok();
+            let lost = timeout(ROUND_INTERVAL, self.losses.wakeup.notified()).await.is_ok();
             let noticed = self.losses.noticed.load(Ordering::SeqCst);
             self.round().await;
             if lost {
-                sleep(SETTLE).await;
+                sleep(SECOND_ROUND_DELAY).await;
                 self.round().await;
-                self.losses.mended.store(noticed, Ordering::SeqCst);
-                tracing::info!("the routes of this node's connections are back");
+                self.losses.restored.store(noticed, Ordering::SeqCst);
+                tracing::info!("routes of local connections restored");
             }
         }
     }
@@ -77,37 +77,36 @@ impl Putter {
     async fn round(&self) {
         for shard in &self.shards {
             let mut from = Some(0);
-            while let Some(place) = from {
-                // A shard is gone only when the node stops.
-                let Some(Slice { rows, next }) = collect(shard, place).await else { break };
-                from = if rows.is_empty() || self.put(shard, rows).await { next } else { Some(place) };
+            while let Some(slot) = from {
+                let Some(Slice { rows, next }) = collect(shard, slot).await else { break };
+                from = if rows.is_empty() || self.reassert(shard, rows).await { next } else { Some(slot) };
             }
         }
     }
 
-    /// One page; false if it is to be collected anew, since meanwhile conns come and go.
-    async fn put(&self, shard: &ShardHandle, rows: Vec<(crate::mail::ConnKey, Route)>) -> bool {
+    /// Re-asserts one page; false if it must be collected again, because connections come and go in the meantime.
+    async fn reassert(&self, shard: &ShardHandle, rows: Vec<(crate::mail::ConnKey, Route)>) -> bool {
         let routes: Vec<Route> = rows.iter().map(|(_, route)| route.clone()).collect();
-        let (stands, done) = match self.routes.reassert(&routes).await {
-            Ok(stands) => {
-                self.metrics.routes_reasserted.increment(stands.len() as u64);
-                (stands, true)
+        let (current, done) = match self.routes.reassert(&routes).await {
+            Ok(current) => {
+                self.metrics.routes_reasserted.increment(current.len() as u64);
+                (current, true)
             }
-            // The next renewal hears of it, and ends the node.
+            // The next renewal fails for the same reason, and ends the node.
             Err(RoutesError::LeaseLost) => return true,
             Err(error) => {
-                tracing::debug!(%error, "routes could not be put back; again in a moment");
+                tracing::debug!(%error, "failed to re-assert routes; retrying");
                 let in_doubt = matches!(error, RoutesError::Unknown(_));
                 (vec![true; if in_doubt { rows.len() } else { 0 }], false)
             }
         };
         let settled: Vec<_> =
-            rows.into_iter().zip(stands).map(|((key, route), stands)| (key, route, stands)).collect();
+            rows.into_iter().zip(current).map(|((key, route), current)| (key, route, current)).collect();
         if !settled.is_empty() {
-            // The shard has stopped: its rows are swept with the node's.
+            // The rows of a stopped shard are swept with those of its node.
             shard.post(Mail::Reassert(Reassert::Settle(settled))).await.ok();
         }
-        sleep(if done { PAUSE } else { RETRY }).await;
+        sleep(if done { PAGE_INTERVAL } else { RETRY_INTERVAL }).await;
         done
     }
 }

@@ -1,9 +1,9 @@
-//! One lane to each peer for what may be lost by name: live rooms, signals, marks; and pushes of large groups while a node
-//! topic takes none.
+//! Best-effort queues, one per peer, for messages that may be lost. They carry live rooms, signals and marks, and
+//! pushes of large groups while a node topic accepts none.
 //!
-//! Apart from the lanes of answers and pushes, so nothing of a conversation ever waits behind it. What waits for a peer is
-//! bounded in bytes, and the bounds differ: signals are the first to be dropped, marks the last. What a room loses is
-//! counted, and its members there are told how much (DESIGN 1.6). Nothing is sent twice.
+//! These queues are separate from those of answers and pushes, so no conversation is ever delayed by them. Each queue
+//! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
+//! counted and reported to its members on the peer (`docs/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
 use std::{
     collections::HashMap,
@@ -21,160 +21,171 @@ use tokio::{
     time,
 };
 
-use super::{Link, LinkError, Stray};
+use super::{BestEffortMessage, Link, LinkError};
 use crate::{metrics::Metrics, routes::NodeBoot};
 
-/// Strays that may wait for one peer, and up to how many waiting bytes each kind is taken.
-const STRAYS_MAX: usize = 16_384;
-const SIGNAL_BYTES: usize = 256 * 1024;
-const TALK_BYTES: usize = 4 * 1024 * 1024;
-const MARK_BYTES: usize = 5 * 1024 * 1024;
+/// Limit on the messages queued for one peer.
+const QUEUED_MESSAGES_MAX: usize = 16_384;
 
-/// Bytes in one call, about; a stray that is larger goes alone.
-const CALL_BYTES: usize = 256 * 1024;
+/// Queue size above which signals are dropped.
+const SIGNAL_QUEUE_BYTES_MAX: usize = 256 * 1024;
 
-/// What a stray, an id or a count weighs beside its bytes.
+/// Queue size above which room messages are dropped.
+const ROOM_QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Queue size above which everything else is dropped.
+const MARK_QUEUE_BYTES_MAX: usize = 5 * 1024 * 1024;
+
+/// Approximate size of one call; a larger message is sent alone.
+const CALL_BYTES_TARGET: usize = 256 * 1024;
+
+/// Size that a message, an id or a count adds to its content.
 const ENTRY_BYTES: usize = 64;
 
-/// Rooms whose losses are remembered for one peer; those of others are only counted.
-const MISSED_MAX: usize = 4_096;
+/// Limit on the rooms whose losses are reported to one peer; losses of further rooms are only counted.
+const REPORTED_ROOMS_MAX: usize = 4_096;
 
-/// Between two tries to tell a peer what was lost, and how many of them while nothing else is to be told.
-const AGAIN: Duration = Duration::from_millis(300);
-const TELL_TRIES: u32 = 20;
+/// Delay between attempts to report losses to a peer.
+const LOSS_REPORT_INTERVAL: Duration = Duration::from_millis(300);
 
-/// A lane without traffic for so long ends; the next stray opens it again.
-const IDLE: Duration = Duration::from_secs(60);
+/// Attempts to report losses while no other message is queued.
+const LOSS_REPORT_ATTEMPTS: u32 = 20;
 
-/// The lanes of a node to its peers.
-pub struct StrayLanes {
+/// Time without traffic after which a queue ends; the next message starts it again.
+const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Best-effort queues of a node, one per peer.
+pub struct BestEffortQueues {
     link: Arc<dyn Link>,
     runtime: Handle,
     metrics: Metrics,
-    lanes: Mutex<HashMap<NodeBoot, Sender>>,
+    queues: Mutex<HashMap<NodeBoot, QueueHandle>>,
 }
 
-/// What was lost on the way to a peer and not told yet.
-type Missed = Arc<Mutex<HashMap<ConversationId, u64>>>;
+/// Losses by room that have not been reported to the peer.
+type UnreportedLosses = Arc<Mutex<HashMap<ConversationId, u64>>>;
 
 #[derive(Clone)]
-struct Sender {
-    strays: mpsc::Sender<Stray>,
-    waiting: Arc<AtomicUsize>,
-    missed: Missed,
+struct QueueHandle {
+    messages: mpsc::Sender<BestEffortMessage>,
+    queued_bytes: Arc<AtomicUsize>,
+    losses: UnreportedLosses,
 }
 
-/// The far end of a lane, in its task.
-struct Lane {
+/// Receiving end of a queue, in its own task.
+struct BestEffortQueue {
     to: NodeBoot,
-    strays: mpsc::Receiver<Stray>,
-    waiting: Arc<AtomicUsize>,
-    missed: Missed,
-    lanes: Arc<StrayLanes>,
+    messages: mpsc::Receiver<BestEffortMessage>,
+    queued_bytes: Arc<AtomicUsize>,
+    losses: UnreportedLosses,
+    queues: Arc<BestEffortQueues>,
 }
 
-/// How much of each kind is in a call, for when it is lost.
+/// Contents of a call by kind, counted in case it is lost.
 #[derive(Default)]
-struct Load {
-    talk: HashMap<ConversationId, u64>,
-    missed: HashMap<ConversationId, u64>,
+struct MessageCounts {
+    room_messages: HashMap<ConversationId, u64>,
+    losses: HashMap<ConversationId, u64>,
     signals: u64,
     marks: u64,
     fan_outs: u64,
 }
 
-impl StrayLanes {
-    /// No lanes yet: each begins with its first stray, on that runtime.
+impl BestEffortQueues {
+    /// Creates the set without any queue; each starts with its first message, on `runtime`.
     pub fn new(link: Arc<dyn Link>, runtime: Handle, metrics: Metrics) -> Arc<Self> {
-        Arc::new(Self { link, runtime, metrics, lanes: Mutex::default() })
+        Arc::new(Self { link, runtime, metrics, queues: Mutex::default() })
     }
 
-    /// Hands a stray over behind those before it, or drops it; from any thread, at once.
-    pub fn send(self: &Arc<Self>, to: &NodeBoot, mut stray: Stray) {
-        let (weight, bound) = (stray.weight(), stray.bound());
-        // A lane that just ended for want of traffic is closed: the next one is open.
+    /// Enqueues a message for a peer, or drops it. Never waits, and may be called from any thread.
+    pub fn send(self: &Arc<Self>, to: &NodeBoot, mut message: BestEffortMessage) {
+        let (bytes, bytes_max) = (message.queue_bytes(), message.queue_bytes_max());
+        // A second attempt, since the queue may have just ended for lack of traffic.
         for _ in 0..2 {
-            let lane = self.lane(to);
-            let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
-            let failed = match before == 0 || before + weight <= bound {
-                true => lane.strays.try_send(stray),
-                false => Err(TrySendError::Full(stray)),
+            let queue = self.queue(to);
+            let before = queue.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let failed = match before == 0 || before + bytes <= bytes_max {
+                true => queue.messages.try_send(message),
+                false => Err(TrySendError::Full(message)),
             };
             let Err(failed) = failed else { return };
-            lane.waiting.fetch_sub(weight, Ordering::Relaxed);
+            queue.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             match failed {
-                TrySendError::Closed(back) => stray = back,
-                TrySendError::Full(back) => return self.lost(&lane.missed, Load::of(&[back])),
+                TrySendError::Closed(back) => message = back,
+                TrySendError::Full(back) => {
+                    return self.record_losses(&queue.losses, MessageCounts::of(&[back]));
+                }
             }
         }
-        let missed = self.lane(to).missed;
-        self.lost(&missed, Load::of(&[stray]));
+        let losses = self.queue(to).losses;
+        self.record_losses(&losses, MessageCounts::of(&[message]));
     }
 
-    fn lane(self: &Arc<Self>, to: &NodeBoot) -> Sender {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = lanes.get(to);
-        if let Some(lane) = before.filter(|lane| !lane.strays.is_closed()) {
-            return lane.clone();
+    fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueHandle {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = queues.get(to);
+        if let Some(queue) = before.filter(|queue| !queue.messages.is_closed()) {
+            return queue.clone();
         }
-        let missed = before.map(|lane| Arc::clone(&lane.missed)).unwrap_or_default();
-        let (sender, strays) = mpsc::channel(STRAYS_MAX);
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let lane = Lane {
+        let losses = before.map(|queue| Arc::clone(&queue.losses)).unwrap_or_default();
+        let (sender, messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let queue = BestEffortQueue {
             to: to.clone(),
-            strays,
-            waiting: Arc::clone(&waiting),
-            missed: Arc::clone(&missed),
-            lanes: Arc::clone(self),
+            messages,
+            queued_bytes: Arc::clone(&queued_bytes),
+            losses: Arc::clone(&losses),
+            queues: Arc::clone(self),
         };
-        self.runtime.spawn(lane.run());
-        let sender = Sender { strays: sender, waiting, missed };
-        lanes.insert(to.clone(), sender.clone());
-        sender
+        self.runtime.spawn(queue.run());
+        let handle = QueueHandle { messages: sender, queued_bytes, losses };
+        queues.insert(to.clone(), handle.clone());
+        handle
     }
 
-    /// Forgets the runs that are over, with what they were to be told. One that ended its lane for want of traffic is still
-    /// owed that.
+    /// Removes the ended queues of runs that are no longer live. A live run whose queue ended for lack of traffic keeps
+    /// its unreported losses.
     pub fn forget_ended(&self, is_live: impl Fn(&NodeBoot) -> bool) {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.retain(|run, lane| !lane.strays.is_closed() || is_live(run));
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|run, queue| !queue.messages.is_closed() || is_live(run));
     }
 
-    /// Counts what was lost, and notes what is to be told of it.
-    fn lost(&self, missed: &Missed, load: Load) {
-        self.metrics.shed.increment(load.talk.values().sum());
-        self.metrics.signals_dropped.increment(load.signals);
-        self.metrics.peer_marks_lost.increment(load.marks);
-        self.metrics.fan_outs_lost.increment(load.fan_outs);
-        let mut missed = lock(missed);
-        for (room, count) in load.talk.into_iter().chain(load.missed) {
-            if missed.len() < MISSED_MAX || missed.contains_key(&room) {
-                *missed.entry(room).or_default() += count;
+    /// Counts lost messages, and stores the losses of rooms for the next report.
+    fn record_losses(&self, unreported: &UnreportedLosses, lost: MessageCounts) {
+        self.metrics.shed.increment(lost.room_messages.values().sum());
+        self.metrics.signals_dropped.increment(lost.signals);
+        self.metrics.peer_marks_lost.increment(lost.marks);
+        self.metrics.fan_outs_lost.increment(lost.fan_outs);
+        let mut unreported = lock(unreported);
+        for (room, count) in lost.room_messages.into_iter().chain(lost.losses) {
+            if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&room) {
+                *unreported.entry(room).or_default() += count;
             }
         }
     }
 }
 
-impl Lane {
+impl BestEffortQueue {
     async fn run(mut self) {
-        let mut told = 0;
+        let mut reports = 0;
         loop {
-            let owes = !lock(&self.missed).is_empty() && told < TELL_TRIES;
-            match time::timeout(if owes { AGAIN } else { IDLE }, self.strays.recv()).await {
+            let has_losses = !lock(&self.losses).is_empty() && reports < LOSS_REPORT_ATTEMPTS;
+            let wait = if has_losses { LOSS_REPORT_INTERVAL } else { QUEUE_IDLE_TIMEOUT };
+            match time::timeout(wait, self.messages.recv()).await {
                 Ok(Some(first)) => {
-                    told = 0;
-                    self.carry(Some(first)).await;
+                    reports = 0;
+                    self.send_batch(Some(first)).await;
                 }
                 Ok(None) => return,
-                Err(_) if owes => {
-                    told += 1;
-                    self.carry(None).await;
+                Err(_) if has_losses => {
+                    reports += 1;
+                    self.send_batch(None).await;
                 }
                 Err(_) => {
-                    // Nothing comes in from here on; what came in meanwhile is taken out.
-                    self.strays.close();
-                    while let Ok(last) = self.strays.try_recv() {
-                        self.carry(Some(last)).await;
+                    // Closes the queue first, then sends what was enqueued in the meantime.
+                    self.messages.close();
+                    while let Ok(last) = self.messages.try_recv() {
+                        self.send_batch(Some(last)).await;
                     }
                     return;
                 }
@@ -182,51 +193,55 @@ impl Lane {
         }
     }
 
-    /// One call: what was lost before, then what waits.
-    async fn carry(&mut self, first: Option<Stray>) {
-        let missed = std::mem::take(&mut *lock(&self.missed));
-        let mut strays: Vec<Stray> =
-            missed.into_iter().map(|(room, count)| Stray::Missed { room, count }).collect();
-        let mut weight = 0;
+    /// Sends one call: the unreported losses, then queued messages.
+    async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
+        let losses = std::mem::take(&mut *lock(&self.losses));
+        let mut messages: Vec<BestEffortMessage> =
+            losses.into_iter().map(|(room, count)| BestEffortMessage::Missed { room, count }).collect();
+        let mut bytes = 0;
         let mut next = first;
-        while let Some(stray) = next {
-            weight += stray.weight();
-            strays.push(stray);
-            next = (weight < CALL_BYTES).then(|| self.strays.try_recv().ok()).flatten();
+        while let Some(message) = next {
+            bytes += message.queue_bytes();
+            messages.push(message);
+            next = (bytes < CALL_BYTES_TARGET).then(|| self.messages.try_recv().ok()).flatten();
         }
-        let load = Load::of(&strays);
-        match self.lanes.link.strays(&self.to, strays).await {
+        let counts = MessageCounts::of(&messages);
+        match self.queues.link.strays(&self.to, messages).await {
             Ok(()) => {}
-            // Nobody is left there who could be told.
-            Err(LinkError::NotHere) => self.lanes.lost(&Missed::default(), load),
-            // What is in doubt counts as lost: a client may be told of more than it lacks, never of less.
+            // The run has ended, so there are no members left to report the losses to.
+            Err(LinkError::NotHere) => self.queues.record_losses(&UnreportedLosses::default(), counts),
+            // Messages in doubt count as lost: a report may exceed what a client misses, but never understates it.
             Err(error) => {
-                tracing::debug!(%error, peer = %self.to, "a peer took no strays");
-                self.lanes.lost(&self.missed, load);
+                tracing::debug!(%error, peer = %self.to, "best-effort messages to a peer lost");
+                self.queues.record_losses(&self.losses, counts);
             }
         }
-        self.waiting.fetch_sub(weight, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-impl Load {
-    fn of(strays: &[Stray]) -> Self {
-        let mut load = Self::default();
-        for stray in strays {
-            match stray {
-                Stray::Talk { room, .. } => *load.talk.entry(room.clone()).or_default() += 1,
-                Stray::Missed { room, count } => *load.missed.entry(room.clone()).or_default() += count,
-                Stray::Signal { .. } => load.signals += 1,
-                Stray::Mark { .. } => load.marks += 1,
-                Stray::FanOut { .. } => load.fan_outs += 1,
+impl MessageCounts {
+    fn of(messages: &[BestEffortMessage]) -> Self {
+        let mut counts = Self::default();
+        for message in messages {
+            match message {
+                BestEffortMessage::Talk { room, .. } => {
+                    *counts.room_messages.entry(room.clone()).or_default() += 1
+                }
+                BestEffortMessage::Missed { room, count } => {
+                    *counts.losses.entry(room.clone()).or_default() += count
+                }
+                BestEffortMessage::Signal { .. } => counts.signals += 1,
+                BestEffortMessage::Mark { .. } => counts.marks += 1,
+                BestEffortMessage::FanOut { .. } => counts.fan_outs += 1,
             }
         }
-        load
+        counts
     }
 }
 
-impl Stray {
-    fn weight(&self) -> usize {
+impl BestEffortMessage {
+    fn queue_bytes(&self) -> usize {
         match self {
             Self::Talk { push, .. } => 2 * ENTRY_BYTES + push.len(),
             Self::Missed { .. } => 2 * ENTRY_BYTES,
@@ -236,18 +251,18 @@ impl Stray {
         }
     }
 
-    /// Up to how many waiting bytes it is taken.
-    fn bound(&self) -> usize {
+    /// Returns the queue size above which the message is dropped.
+    fn queue_bytes_max(&self) -> usize {
         match self {
-            Self::Signal { .. } => SIGNAL_BYTES,
-            Self::Talk { .. } => TALK_BYTES,
-            Self::Missed { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_BYTES,
+            Self::Signal { .. } => SIGNAL_QUEUE_BYTES_MAX,
+            Self::Talk { .. } => ROOM_QUEUE_BYTES_MAX,
+            Self::Missed { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
         }
     }
 }
 
-fn lock(missed: &Missed) -> MutexGuard<'_, HashMap<ConversationId, u64>> {
-    missed.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(losses: &UnreportedLosses) -> MutexGuard<'_, HashMap<ConversationId, u64>> {
+    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
-//! `Link` with planned faults.
+//! Fault-injecting wrapper of a `Link`.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
+use super::{
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
+    PublishedMark, Session,
+};
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
@@ -41,10 +44,10 @@ impl Link for Faulty<dyn Link> {
     async fn settled(
         &self,
         to: &NodeBoot,
-        told: Vec<Told>,
-        patience: Duration,
-    ) -> Result<Settled, LinkError> {
-        self.call("settled", self.inner.settled(to, told, patience)).await
+        marks: Vec<PublishedMark>,
+        within: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        self.call("settled", self.inner.settled(to, marks, within)).await
     }
 
     async fn answers_again(
@@ -52,12 +55,12 @@ impl Link for Faulty<dyn Link> {
         from: &NodeBoot,
         to: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         self.call("answers_again", self.inner.answers_again(from, to, asks)).await
     }
 
-    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
-        self.call("strays", self.inner.strays(to, strays)).await
+    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+        self.call("strays", self.inner.strays(to, messages)).await
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {

@@ -1,8 +1,8 @@
-//! `Link` over gRPC (tonic): one connection to each peer, three lanes in it, many calls to a frame.
+//! `Link` adapter for gRPC (tonic): one connection to each peer with three streams, and many calls per frame.
 //!
-//! A peer is named by its run (node, boot) and reached at the address that it advertises. Calls wait in a queue bounded in
-//! bytes; while there is no connection they fail at once, and it is tried again with growing pauses. The handshake
-//! (`grpc/handshake.rs`) finds out whether it is that run of that node, and that both know the shared secret.
+//! A peer is named by its run (node, boot) and reached at its advertised address. Calls wait in queues bounded in
+//! bytes. Without a connection they fail at once, and reconnects are tried with growing delays. The handshake
+//! (`grpc/handshake.rs`) checks that the peer is that run of that node, and that both sides have the shared secret.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,10 @@ use async_trait::async_trait;
 use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
+use super::{
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
+    PublishedMark, Session,
+};
 use crate::{
     config,
     metrics::Metrics,
@@ -39,38 +42,38 @@ mod traces;
 pub use handshake::Secret;
 pub use listener::Listener;
 
-use self::call_queue::{Asked, Lane, Replied};
+use self::call_queue::{CallBody, CallQueue, ReplyBody};
 use peer::Peer;
 
-/// Longest wait of [`Link::stop_sessions`], whatever is configured (DESIGN 6.3).
-const STOP_MAX: Duration = Duration::from_secs(1);
+/// Timeout of [`Link::stop_sessions`], if the configured one is longer: a login waits for it.
+const STOP_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 
-/// From a connection to its lanes being agreed on, on both sides.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Timeout from the connection to the end of the handshakes, on both sides.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What both ends of the link are told by the configuration.
+/// Settings of both ends of the link.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What peers must prove to have, both ways; none = it is not asked for.
+    /// Shared secret that both ends must prove to have; `None` if no proof is required.
     pub secret: Option<Secret>,
-    /// Encrypts, and proves both ends by certificates; none = neither.
+    /// Mutual TLS; `None` if connections are neither encrypted nor authenticated by certificates.
     pub tls: Option<Tls>,
-    /// Bytes of calls that may be under way on each of a peer's three lanes.
+    /// Limit on the bytes of calls in flight on each of a peer's three streams.
     pub queue_bytes: usize,
-    /// How long a call waits for its reply.
+    /// Timeout of a call, until its reply.
     pub timeout: Duration,
-    /// How long a connection may take until both ends know each other.
+    /// Timeout of a new connection, until both ends are authenticated.
     pub handshake: Duration,
 }
 
-/// Mutual TLS: this node's certificate and whose certificates its peers must have.
+/// Mutual TLS: certificate of this node, and the authority that must have signed its peers' certificates.
 #[derive(Clone)]
 pub struct Tls {
     identity: Identity,
     authority: Certificate,
 }
 
-/// The calling end. Peers are told to it ([`GrpcLink::set_peers`]); one that it was not told of is `Unavailable`.
+/// Client end of the link. Calls to nodes other than those of [`GrpcLink::set_peers`] are `Unavailable`.
 pub struct GrpcLink {
     me: NodeBoot,
     settings: Arc<Settings>,
@@ -80,14 +83,14 @@ pub struct GrpcLink {
 }
 
 impl Settings {
-    /// Reads the files that the section names.
+    /// Creates the settings from the configuration, and reads the files that it names.
     ///
     /// # Errors
-    /// Says which file can't be read, or what is wrong with the secret.
+    /// A file can't be read, or the secret is too short; the text names the file.
     pub fn read(section: &config::Link) -> Result<Self, String> {
-        let given = |path: &Path| !path.as_os_str().is_empty();
-        let secret = given(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
-        let tls = if given(&section.tls_ca) {
+        let is_set = |path: &Path| !path.as_os_str().is_empty();
+        let secret = is_set(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
+        let tls = if is_set(&section.tls_ca) {
             let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
             let read = |path: &Path| fs::read(path).map_err(|error| at(path, error));
             let key = private::read(&section.tls_key).map_err(|error| at(&section.tls_key, error))?;
@@ -96,13 +99,13 @@ impl Settings {
             None
         };
         let timeout = Duration::from_millis(section.timeout_ms);
-        Ok(Self { secret, tls, queue_bytes: section.queue_bytes, timeout, handshake: HANDSHAKE })
+        Ok(Self { secret, tls, queue_bytes: section.queue_bytes, timeout, handshake: HANDSHAKE_TIMEOUT })
     }
 }
 
 impl Tls {
-    /// From PEM: the certificate (chain) and key of this node, and the authority that signed those of all nodes. A peer's
-    /// certificate must be for the host in its address.
+    /// Creates the identity from PEM: certificate chain and key of this node, and the authority that signed those of
+    /// all nodes. A peer's certificate must be for the host in its address.
     pub fn new(certificate: &[u8], key: &[u8], authority: &[u8]) -> Self {
         Self { identity: Identity::from_pem(certificate, key), authority: Certificate::from_pem(authority) }
     }
@@ -123,40 +126,43 @@ impl fmt::Debug for Tls {
 }
 
 impl GrpcLink {
-    /// Knows no peer yet. `seed` gives the jitter of its pauses.
+    /// Creates a link without peers. `seed` determines the jitter of the reconnect delays.
     pub fn new(me: NodeBoot, settings: Settings, seed: u64, metrics: Metrics) -> Self {
         Self { me, settings: Arc::new(settings), metrics, seed, peers: Mutex::default() }
     }
 
-    /// From here on these are the peers, each with its address (`host:port`): new ones are connected to, others are
-    /// given up, what is under way to the rest goes on. To be called with all live nodes whenever they change, in a
-    /// runtime; the node itself is left out.
+    /// Sets the peers, each with its address (`host:port`). Connects to new ones and drops removed ones; calls to the
+    /// rest continue. To be called in a runtime, with all live nodes, whenever they change. Ignores this node itself.
     pub fn set_peers(&self, peers: Vec<(NodeBoot, String)>) {
-        let mut known = self.lock();
+        let mut current = self.lock();
         let wanted: HashMap<_, _> = peers.into_iter().filter(|(node, _)| *node != self.me).collect();
-        known.retain(|node, peer| wanted.get(node) == Some(&peer.address));
+        current.retain(|node, peer| wanted.get(node) == Some(&peer.address));
         for (node, address) in wanted {
-            known.entry(node).or_insert_with_key(|node| {
+            current.entry(node).or_insert_with_key(|node| {
                 let seed = self.seed ^ foldhash::fast::FixedState::default().hash_one(node);
                 Peer::start(self.me.clone(), node.clone(), address, &self.settings, seed, &self.metrics)
             });
         }
     }
 
-    fn lane(&self, to: &NodeBoot, which: impl Fn(&Peer) -> &Arc<Lane>) -> Result<Arc<Lane>, LinkError> {
+    fn queue(
+        &self,
+        to: &NodeBoot,
+        which: impl Fn(&Peer) -> &Arc<CallQueue>,
+    ) -> Result<Arc<CallQueue>, LinkError> {
         let unknown = || LinkError::Unavailable(format!("{} is not among the peers", to.node));
         self.lock().get(to).map(|peer| Arc::clone(which(peer))).ok_or_else(unknown)
     }
 
-    /// A call whose order counts.
-    async fn tell(&self, to: &NodeBoot, body: Asked) -> Result<Replied, LinkError> {
-        let lane = self.lane(to, |peer| &peer.ordered)?;
-        lane.call(body, self.settings.timeout).await
+    /// Sends a call that must keep its order.
+    async fn call_ordered(&self, to: &NodeBoot, body: CallBody) -> Result<ReplyBody, LinkError> {
+        let queue = self.queue(to, |peer| &peer.ordered)?;
+        queue.call(body, self.settings.timeout).await
     }
 
-    async fn ask(&self, to: &NodeBoot, body: Asked, time: Duration) -> Result<Replied, LinkError> {
-        let lane = self.lane(to, |peer| &peer.asked)?;
-        lane.call(body, time).await
+    async fn query(&self, to: &NodeBoot, body: CallBody, timeout: Duration) -> Result<ReplyBody, LinkError> {
+        let queue = self.queue(to, |peer| &peer.queries)?;
+        queue.call(body, timeout).await
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Peer>> {
@@ -164,13 +170,13 @@ impl GrpcLink {
     }
 }
 
-/// A reply is for each item, or for nothing.
-fn for_each<T>(replies: Vec<T>, asked: usize) -> Result<Vec<T>, LinkError> {
-    if replies.len() == asked { Ok(replies) } else { Err(wrong()) }
+/// Checks that there is one reply per item.
+fn check_count<T>(replies: Vec<T>, items: usize) -> Result<Vec<T>, LinkError> {
+    if replies.len() == items { Ok(replies) } else { Err(mismatched()) }
 }
 
-fn wrong() -> LinkError {
-    LinkError::Unknown("the peer's reply is not to what it was asked".to_owned())
+fn mismatched() -> LinkError {
+    LinkError::Unknown("the reply does not match the call".to_owned())
 }
 
 #[async_trait]
@@ -180,9 +186,9 @@ impl Link for GrpcLink {
             return Ok(());
         }
         let answers = answers.into_iter().map(convert::put_answer).collect();
-        match self.tell(to, Asked::Answers(pb::LinkAnswers { answers })).await? {
-            Replied::Taken(_) => Ok(()),
-            _ => Err(wrong()),
+        match self.call_ordered(to, CallBody::Answers(pb::LinkAnswers { answers })).await? {
+            ReplyBody::Taken(_) => Ok(()),
+            _ => Err(mismatched()),
         }
     }
 
@@ -196,13 +202,13 @@ impl Link for GrpcLink {
         }
         let targets: Vec<usize> = deliveries.iter().map(|delivery| delivery.to.len()).collect();
         let deliveries = deliveries.into_iter().map(convert::put_delivery).collect();
-        match self.tell(to, Asked::Deliveries(pb::LinkDeliveries { deliveries })).await? {
-            Replied::Landings(sent) => {
-                let landings = for_each(sent.landings, targets.len())?;
+        match self.call_ordered(to, CallBody::Deliveries(pb::LinkDeliveries { deliveries })).await? {
+            ReplyBody::Landings(sent) => {
+                let landings = check_count(sent.landings, targets.len())?;
                 let each = landings.into_iter().zip(targets);
-                each.map(|(landings, targets)| for_each(convert::landings(landings), targets)).collect()
+                each.map(|(landings, targets)| check_count(convert::landings(landings), targets)).collect()
             }
-            _ => Err(wrong()),
+            _ => Err(mismatched()),
         }
     }
 
@@ -210,65 +216,65 @@ impl Link for GrpcLink {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
-        let (asked, time) = (sessions.len(), self.settings.timeout.min(STOP_MAX));
+        let (count, timeout) = (sessions.len(), self.settings.timeout.min(STOP_TIMEOUT_MAX));
         let sessions = sessions.into_iter().map(convert::put_session).collect();
-        match self.ask(to, Asked::Stops(pb::LinkStops { sessions }), time).await? {
-            Replied::Stopped(sent) => for_each(sent.now, asked),
-            _ => Err(wrong()),
+        match self.query(to, CallBody::Stops(pb::LinkStops { sessions }), timeout).await? {
+            ReplyBody::Stopped(sent) => check_count(sent.now, count),
+            _ => Err(mismatched()),
         }
     }
 
     async fn settled(
         &self,
         to: &NodeBoot,
-        told: Vec<Told>,
-        patience: Duration,
-    ) -> Result<Settled, LinkError> {
-        let told = told.into_iter().map(convert::put_told).collect();
-        let patience = patience.min(self.settings.timeout / 2).as_millis();
-        let asked = pb::LinkSettle { told, patience_ms: u32::try_from(patience).unwrap_or(u32::MAX) };
-        match self.ask(to, Asked::Settle(asked), self.settings.timeout).await? {
-            Replied::Settled(sent) => Ok(convert::settled(sent)),
-            _ => Err(wrong()),
+        marks: Vec<PublishedMark>,
+        within: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        let told = marks.into_iter().map(convert::put_published_mark).collect();
+        let within = within.min(self.settings.timeout / 2).as_millis();
+        let query = pb::LinkSettle { told, patience_ms: u32::try_from(within).unwrap_or(u32::MAX) };
+        match self.query(to, CallBody::Settle(query), self.settings.timeout).await? {
+            ReplyBody::Settled(sent) => Ok(convert::archive_status(sent)),
+            _ => Err(mismatched()),
         }
     }
 
-    /// A lane says who asks: the run that it was opened by.
+    /// Ignores `from`: the stream's handshake names the calling run.
     async fn answers_again(
         &self,
         _: &NodeBoot,
         to: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         if asks.is_empty() {
             return Ok(Vec::new());
         }
-        let asked = asks.len();
+        let count = asks.len();
         let asks = asks.into_iter().map(convert::put_ask).collect();
-        match self.ask(to, Asked::Asks(pb::LinkAsks { asks }), self.settings.timeout).await? {
-            Replied::Told(sent) => {
-                convert::all(for_each(sent.words, asked)?, convert::word).map_err(LinkError::from)
+        match self.query(to, CallBody::Asks(pb::LinkAsks { asks }), self.settings.timeout).await? {
+            ReplyBody::Told(sent) => {
+                convert::all(check_count(sent.words, count)?, convert::answer_status).map_err(LinkError::from)
             }
-            _ => Err(wrong()),
+            _ => Err(mismatched()),
         }
     }
 
-    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
-        if strays.is_empty() {
+    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+        if messages.is_empty() {
             return Ok(());
         }
-        let strays = strays.into_iter().map(convert::put_stray).collect();
-        let lane = self.lane(to, |peer| &peer.strays)?;
-        match lane.call(Asked::Strays(pb::LinkStrays { strays }), self.settings.timeout).await? {
-            Replied::Taken(_) => Ok(()),
-            _ => Err(wrong()),
+        let strays = messages.into_iter().map(convert::put_best_effort).collect();
+        let queue = self.queue(to, |peer| &peer.best_effort)?;
+        match queue.call(CallBody::Strays(pb::LinkStrays { strays }), self.settings.timeout).await? {
+            ReplyBody::Taken(_) => Ok(()),
+            _ => Err(mismatched()),
         }
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
-        match self.ask(to, Asked::Traces(traces::put_query(query)), self.settings.timeout).await? {
-            Replied::Steps(sent) => Ok(traces::steps(sent)),
-            _ => Err(wrong()),
+        match self.query(to, CallBody::Traces(traces::put_query(query)), self.settings.timeout).await? {
+            ReplyBody::Steps(sent) => Ok(traces::steps(sent)),
+            _ => Err(mismatched()),
         }
     }
 }

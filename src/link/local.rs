@@ -1,39 +1,47 @@
-//! `Link` of a node without peers: nobody is there.
+//! `Link` adapter of a single node, which has no peers: every call with items fails.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
+use super::{
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
+    PublishedMark, Session,
+};
 use crate::{
     routes::NodeBoot,
     trace::{Event, Query},
 };
 
-/// The link of profile `single`. What concerns the node itself never goes through a link.
+/// Link of profile `single`. A node never calls itself through a link.
 #[derive(Debug, Default)]
 pub struct LocalLink;
 
-/// Nobody is there; to ask nobody for nothing succeeds.
-fn nobody<T>(asked: &[T]) -> Result<(), LinkError> {
-    if asked.is_empty() { Ok(()) } else { Err(LinkError::NotHere) }
+/// Returns [`LinkError::NotHere`] for any batch but an empty one, as the port requires.
+fn not_here<T>(items: &[T]) -> Result<(), LinkError> {
+    if items.is_empty() { Ok(()) } else { Err(LinkError::NotHere) }
 }
 
 #[async_trait]
 impl Link for LocalLink {
     async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
-        nobody(&answers)
+        not_here(&answers)
     }
 
     async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
-        nobody(&deliveries).map(|()| Vec::new())
+        not_here(&deliveries).map(|()| Vec::new())
     }
 
     async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
-        nobody(&sessions).map(|()| Vec::new())
+        not_here(&sessions).map(|()| Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        _: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
         Err(LinkError::NotHere)
     }
 
@@ -42,12 +50,12 @@ impl Link for LocalLink {
         _: &NodeBoot,
         _: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
-        nobody(&asks).map(|()| Vec::new())
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
+        not_here(&asks).map(|()| Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
-        nobody(&strays)
+    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+        not_here(&messages)
     }
 
     async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {

@@ -1,4 +1,4 @@
-//! `Link` between nodes of one process, for simulations and tests: a call is a call.
+//! `Link` adapter between nodes of one process, for simulations and tests: each call is a direct function call.
 
 use std::{
     collections::HashMap,
@@ -9,46 +9,47 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync, task::unconstrained};
 
-use super::{Answer, Ask, Delivery, Landing, Link, LinkError, Session, Settled, Stray, Told, Word};
+use super::{
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
+    PublishedMark, Session,
+};
 use crate::{
     routes::NodeBoot,
     trace::{Event, Query},
 };
 
-/// Finds the nodes that were added; others are [`LinkError::NotHere`]. Clones share the nodes.
+/// Link between the nodes that were added to it; others are [`LinkError::NotHere`]. Clones share the nodes.
 #[derive(Clone, Default)]
 pub struct MemoryLink {
-    nodes: Arc<Mutex<HashMap<NodeBoot, Arc<Place>>>>,
+    nodes: Arc<Mutex<HashMap<NodeBoot, Arc<LinkedNode>>>>,
 }
 
-struct Place {
-    end: Arc<dyn Link>,
-    /// Held by the answers or deliveries under way: they come one after the other. The lock is fair, and who comes to it
-    /// waits in line from the first poll, whatever else the task has done: that keeps their order.
-    turn: sync::Mutex<()>,
-    /// The same for strays.
-    strays: sync::Mutex<()>,
+struct LinkedNode {
+    handler: Arc<dyn Link>,
+    /// Lock held during an answers or deliveries call, which keeps their order. It is fair, and `unconstrained` makes a
+    /// caller queue at its first poll, even if its task has used up its budget.
+    ordered: sync::Mutex<()>,
+    /// Lock held during a call with best-effort messages, for the same reason.
+    best_effort: sync::Mutex<()>,
 }
 
 impl MemoryLink {
-    /// From here on calls to that node reach its end.
-    pub fn add(&self, node: NodeBoot, end: Arc<dyn Link>) {
-        self.lock().insert(
-            node,
-            Arc::new(Place { end, turn: sync::Mutex::default(), strays: sync::Mutex::default() }),
-        );
+    /// Adds a node, whose calls `handler` serves.
+    pub fn add(&self, node: NodeBoot, handler: Arc<dyn Link>) {
+        let (ordered, best_effort) = (sync::Mutex::default(), sync::Mutex::default());
+        self.lock().insert(node, Arc::new(LinkedNode { handler, ordered, best_effort }));
     }
 
-    /// From here on that node is not there.
+    /// Removes a node; later calls to it are [`LinkError::NotHere`].
     pub fn remove(&self, node: &NodeBoot) {
         self.lock().remove(node);
     }
 
-    fn place(&self, to: &NodeBoot) -> Result<Arc<Place>, LinkError> {
+    fn node(&self, to: &NodeBoot) -> Result<Arc<LinkedNode>, LinkError> {
         self.lock().get(to).map(Arc::clone).ok_or(LinkError::NotHere)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Arc<Place>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Arc<LinkedNode>>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -59,9 +60,9 @@ impl Link for MemoryLink {
         if answers.is_empty() {
             return Ok(());
         }
-        let place = self.place(to)?;
-        let _turn = unconstrained(place.turn.lock()).await;
-        place.end.answers(to, answers).await
+        let node = self.node(to)?;
+        let _guard = unconstrained(node.ordered.lock()).await;
+        node.handler.answers(to, answers).await
     }
 
     async fn deliver(
@@ -72,25 +73,25 @@ impl Link for MemoryLink {
         if deliveries.is_empty() {
             return Ok(Vec::new());
         }
-        let place = self.place(to)?;
-        let _turn = unconstrained(place.turn.lock()).await;
-        place.end.deliver(to, deliveries).await
+        let node = self.node(to)?;
+        let _guard = unconstrained(node.ordered.lock()).await;
+        node.handler.deliver(to, deliveries).await
     }
 
     async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
-        self.place(to)?.end.stop_sessions(to, sessions).await
+        self.node(to)?.handler.stop_sessions(to, sessions).await
     }
 
     async fn settled(
         &self,
         to: &NodeBoot,
-        told: Vec<Told>,
-        patience: Duration,
-    ) -> Result<Settled, LinkError> {
-        self.place(to)?.end.settled(to, told, patience).await
+        marks: Vec<PublishedMark>,
+        within: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        self.node(to)?.handler.settled(to, marks, within).await
     }
 
     async fn answers_again(
@@ -98,23 +99,23 @@ impl Link for MemoryLink {
         from: &NodeBoot,
         to: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         if asks.is_empty() {
             return Ok(Vec::new());
         }
-        self.place(to)?.end.answers_again(from, to, asks).await
+        self.node(to)?.handler.answers_again(from, to, asks).await
     }
 
-    async fn strays(&self, to: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
-        if strays.is_empty() {
+    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+        if messages.is_empty() {
             return Ok(());
         }
-        let place = self.place(to)?;
-        let _turn = unconstrained(place.strays.lock()).await;
-        place.end.strays(to, strays).await
+        let node = self.node(to)?;
+        let _guard = unconstrained(node.best_effort.lock()).await;
+        node.handler.strays(to, messages).await
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
-        self.place(to)?.end.traces(to, query).await
+        self.node(to)?.handler.traces(to, query).await
     }
 }

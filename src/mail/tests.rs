@@ -1,4 +1,4 @@
-//! Keys that pack and unpack, and a mailbox that is full in bytes or in mails.
+//! Tests of connection keys, and of mailboxes at their limits.
 
 use std::{
     future::Future,
@@ -15,14 +15,14 @@ fn letterbox(bytes_max: usize) -> (mio::Poll, ShardHandle, Mailbox) {
     (poll, handle, mailbox)
 }
 
-/// Weighs 64 bytes for each.
+/// Returns a mail with `count` answers of 64 bytes each.
 fn answers(count: usize) -> Mail {
     let key = ConnKey { shard: 0, slot: 0, generation: 0 };
     Mail::Answers((0..count as u64).map(|ticket| (key, ticket, Answer::Unknown)).collect())
 }
 
 #[test]
-fn a_packed_key_unpacks_to_itself() {
+fn packed_key_unpacks_to_itself() {
     for key in [
         ConnKey { shard: 0, slot: 0, generation: 0 },
         ConnKey { shard: 63, slot: u32::MAX, generation: 0xff_ffff },
@@ -33,14 +33,14 @@ fn a_packed_key_unpacks_to_itself() {
 }
 
 #[test]
-fn a_mailbox_is_full_in_bytes_long_before_it_is_in_mails() {
+fn mailbox_at_its_byte_limit_refuses_until_mail_is_taken() {
     let (_poll, handle, mut mailbox) = letterbox(10 * 64);
     assert!(handle.try_post(answers(6)));
     assert!(!handle.has_room(5 * 64) && handle.has_room(4 * 64));
     assert!(!handle.try_post(answers(5)));
-    assert!(handle.try_post(answers(4)), "what was refused took no room");
+    assert!(handle.try_post(answers(4)), "refused mail used no capacity");
     assert!(!handle.try_post(answers(1)));
-    assert!(handle.try_post(Mail::ShedMemory), "what weighs nothing is bounded by its number");
+    assert!(handle.try_post(Mail::ShedMemory), "mail of weight 0 is bounded by its number only");
     let mut waits = pin!(handle.post(answers(5)));
     let mut context = Context::from_waker(Waker::noop());
     assert!(waits.as_mut().poll(&mut context).is_pending());
@@ -50,7 +50,7 @@ fn a_mailbox_is_full_in_bytes_long_before_it_is_in_mails() {
 }
 
 #[test]
-fn a_mail_larger_than_the_mailbox_has_it_for_itself() {
+fn oversized_mail_occupies_the_whole_mailbox() {
     let (_poll, handle, mut mailbox) = letterbox(640);
     assert!(handle.try_post(answers(1_000)));
     assert!(!handle.try_post(answers(1)));
@@ -58,11 +58,11 @@ fn a_mail_larger_than_the_mailbox_has_it_for_itself() {
     assert!(handle.try_post(answers(1)));
     assert!(!handle.try_post(answers(1_000)));
     mailbox.take().unwrap();
-    assert!(handle.has_room(640), "all of it was given back");
+    assert!(handle.has_room(640), "all capacity was released");
 }
 
 #[test]
-fn a_mailbox_is_full_in_mails_and_gives_the_bytes_of_what_it_refuses_back() {
+fn mailbox_full_of_mails_releases_the_bytes_of_a_refused_one() {
     let (_poll, handle, _mailbox) = letterbox(64);
     for _ in 0..MAILBOX_MAX {
         assert!(handle.try_post(Mail::ShedMemory));
@@ -72,7 +72,7 @@ fn a_mailbox_is_full_in_mails_and_gives_the_bytes_of_what_it_refuses_back() {
 }
 
 #[test]
-fn who_waits_for_a_shard_that_stops_is_told() {
+fn waiting_post_fails_when_the_shard_stops() {
     let (_poll, handle, mailbox) = letterbox(64);
     assert!(handle.try_post(answers(1)));
     let mut waits = pin!(handle.post(answers(1)));

@@ -1,4 +1,4 @@
-//! The options that every client socket and the listener get.
+//! Socket options of listeners and client sockets.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -6,20 +6,21 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::config;
 
-/// A listening socket with `SO_REUSEADDR` and the configured backlog.
+/// Creates a listening socket with `SO_REUSEADDR` and the given backlog.
 ///
 /// # Errors
-/// Fails when the address is taken or not ours.
+/// Fails if the address is in use or not local.
 pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<std::net::TcpListener> {
     let socket = bind(address)?;
     socket.listen(backlog)?;
     Ok(socket.into())
 }
 
-/// The same before it listens: whoever comes is refused by the kernel, and does not wait for somebody who may not come.
+/// Binds a socket without listening. Until it listens the kernel refuses clients, so none
+/// waits for a node that may not start.
 ///
 /// # Errors
-/// Fails when the address is taken or not ours.
+/// Fails if the address is in use or not local.
 pub fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -28,10 +29,10 @@ pub fn bind(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sets what an accepted socket needs: no delay, and early, bounded "full".
+/// Sets the options of an accepted socket: no delay, and a bounded send buffer that reports "full" early.
 ///
 /// # Errors
-/// Fails when the peer is gone already.
+/// Fails if the peer has closed the connection already.
 pub fn tune(stream: &mio::net::TcpStream, options: &config::Socket) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;

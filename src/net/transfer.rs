@@ -1,7 +1,7 @@
-//! Moves bytes to and from client sockets by the bare system calls.
+//! Socket I/O of client connections, by bare system calls.
 //!
-//! The C library's `send` and `recv` look at thread cancellation before and after each call; at a few million calls a
-//! second that was 2 to 3 % of a shard (docs/performance.md).
+//! The C library's `send` and `recv` check for thread cancellation before and after each call. At a few million calls
+//! per second that took 2 to 3 % of a shard's CPU time (docs/performance.md).
 
 use std::io::{self, IoSlice};
 
@@ -11,19 +11,19 @@ use rustix::{
     net::{RecvFlags, SendFlags, recv, send},
 };
 
-/// Writes what the socket takes now, without SIGPIPE.
+/// Writes as many bytes as the socket takes now, without SIGPIPE.
 ///
 /// # Errors
-/// `WouldBlock` when the socket is full, anything else when it is done for.
+/// `WouldBlock` if the socket is full; any other error means that it is unusable.
 #[inline]
 pub fn write(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     send(stream, bytes, SendFlags::NOSIGNAL).map_err(Errno::into)
 }
 
-/// The same for several slices, in one system call; by plain [`write()`] when there is one.
+/// Writes several slices in one system call; a single slice with [`write()`].
 ///
 /// # Errors
-/// As [`write()`].
+/// The errors of [`write()`].
 #[inline]
 pub fn write_slices(mut stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     match slices {
@@ -32,10 +32,10 @@ pub fn write_slices(mut stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Resul
     }
 }
 
-/// Reads what is there; 0 = the peer has ended its side.
+/// Reads the available bytes; returns 0 if the peer has shut its write side.
 ///
 /// # Errors
-/// `WouldBlock` when nothing is there, anything else when the socket is done for.
+/// `WouldBlock` if no bytes are available; any other error means that the socket is unusable.
 #[inline]
 pub fn read(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     match recv(stream, buffer, RecvFlags::empty()) {

@@ -1,8 +1,8 @@
-//! The HTTP request that turns a socket into a WebSocket: read it, judge it, answer it. One other request is known, by
-//! which a client asks where to connect.
+//! HTTP upgrade: reads, checks and answers the request that turns a connection into a WebSocket. The only other request
+//! is `GET /v1/assign`, with which a client asks where to connect.
 //!
-//! Every refusal is a whole HTTP response with a one-line JSON body that names its cure. Nothing of the request is ever
-//! repeated in it.
+//! Every refusal is a complete HTTP response with a one-line JSON body that names its cure. It
+//! never repeats any part of the request.
 
 use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
@@ -12,21 +12,21 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
-use refusal::Why;
+use refusal::RefusalReason;
 
-pub use assign::{ASSIGN, AssignAsked, Transport};
+pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
 pub use refusal::Refusal;
 
-/// The longest request head that is read, in bytes.
-pub const HEAD_MAX: usize = 8 * 1024;
+/// Longest request head that is read.
+pub const HEAD_BYTES_MAX: usize = 8 * 1024;
 
-/// The most header lines that are read.
+/// Most header lines that are read.
 pub const HEADERS_MAX: usize = 64;
 
-/// The paths at which a WebSocket is served.
-pub const PATHS: [&str; 2] = ["/", "/v1/ws"];
+/// Paths that serve WebSockets.
+pub const WEBSOCKET_PATHS: [&str; 2] = ["/", "/v1/ws"];
 
-/// What the messages inside a WebSocket are.
+/// Encoding of the messages in a WebSocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// JSON, sub-protocol `tidegate.v1.json`; also when the client names none.
@@ -36,10 +36,10 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Both, as the sub-protocols that clients offer.
+    /// Both framings, in the order in which offers are compared.
     pub const ALL: [Self; 2] = [Self::Json, Self::Proto];
 
-    /// The name in `Sec-WebSocket-Protocol`.
+    /// Returns the name in `Sec-WebSocket-Protocol`.
     pub const fn sub_protocol(self) -> &'static str {
         match self {
             Self::Json => "tidegate.v1.json",
@@ -48,97 +48,98 @@ impl Framing {
     }
 }
 
-/// Who may upgrade.
+/// Policy for the web origins that may upgrade.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// The web origins that browsers may connect from, such as `https://chat.example.org`; `*` lets all in.
+    /// Web origins that browsers may connect from, such as `https://chat.example.org`; `*` admits all.
     pub origins: Vec<String>,
 }
 
 impl Policy {
-    /// Only browsers send an Origin; without one there is no page whose visitor could be abused.
+    /// Returns whether the origin is admitted. Only browsers send one; without it there is
+    /// no page that could abuse its visitor.
     fn admits(&self, origin: Option<&[u8]>) -> bool {
         let Some(origin) = origin else { return true };
         self.origins.iter().any(|listed| listed == "*" || listed.as_bytes().eq_ignore_ascii_case(origin))
     }
 }
 
-/// How far an upgrade has come.
+/// Progress of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The request head is not complete; ask again with more input, from its same start.
+pub enum UpgradeProgress {
+    /// The request head is incomplete; call again with more input, from the same start.
     NeedMore,
-    /// The connection is a WebSocket once the response is sent.
+    /// The request is accepted; the connection is a WebSocket once the response is sent.
     Done {
-        /// Bytes of input that were the request; frames may follow.
+        /// Length of the request in the input; frames may follow it.
         consumed: usize,
-        /// The whole HTTP response.
+        /// Complete HTTP response.
         response: Vec<u8>,
-        /// What the messages will be.
+        /// Encoding of the messages that follow.
         framing: Framing,
     },
-    /// The client does not upgrade, it asks where to connect; it gets an answer and the connection ends.
+    /// The client asks where to connect; it gets an answer, and the connection closes.
     Assign(AssignAsked),
 }
 
-/// Reads an upgrade request from the start of `input`; keeps no state, so it may be called after every read.
-pub fn upgrade(input: &[u8], policy: &Policy) -> Result<Progress, Refusal> {
-    let head = &input[..input.len().min(HEAD_MAX)];
+/// Parses an upgrade request at the start of `input`. It keeps no state, so it may be called after every read.
+pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, Refusal> {
+    let head = &input[..input.len().min(HEAD_BYTES_MAX)];
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut request = Request::new(&mut headers);
-    let why = match request.parse(head) {
+    let reason = match request.parse(head) {
         Ok(Status::Complete(consumed)) => {
-            if let Some(asked) = assign::read(&request, policy)? {
-                return Ok(Progress::Assign(asked));
+            if let Some(request) = assign::read(&request, policy)? {
+                return Ok(UpgradeProgress::Assign(request));
             }
             let (response, framing) = answer(&request, policy)?;
-            return Ok(Progress::Done { consumed, response, framing });
+            return Ok(UpgradeProgress::Done { consumed, response, framing });
         }
-        Ok(Status::Partial) if head.len() < HEAD_MAX => return Ok(Progress::NeedMore),
-        Ok(Status::Partial) => Why::TooLarge,
-        Err(httparse::Error::TooManyHeaders) => Why::TooManyHeaders,
-        Err(httparse::Error::Version) => Why::HttpVersion,
-        Err(_) => Why::NotHttp,
+        Ok(Status::Partial) if head.len() < HEAD_BYTES_MAX => return Ok(UpgradeProgress::NeedMore),
+        Ok(Status::Partial) => RefusalReason::TooLarge,
+        Err(httparse::Error::TooManyHeaders) => RefusalReason::TooManyHeaders,
+        Err(httparse::Error::Version) => RefusalReason::HttpVersion,
+        Err(_) => RefusalReason::NotHttp,
     };
-    Err(why.into())
+    Err(reason.into())
 }
 
-fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, Framing), Why> {
-    let wanted = Wanted::read(request.headers)?;
+fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, Framing), RefusalReason> {
+    let parsed = UpgradeHeaders::read(request.headers)?;
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     if request.method != Some("GET") {
-        return Err(Why::Method);
+        return Err(RefusalReason::Method);
     }
     if names_token(query) {
-        return Err(Why::TokenInUrl);
+        return Err(RefusalReason::TokenInUrl);
     }
-    if request.version != Some(1) || !wanted.connection_upgrade || !wanted.websocket {
-        return Err(Why::NotAnUpgrade);
+    if request.version != Some(1) || !parsed.connection_upgrade || !parsed.websocket {
+        return Err(RefusalReason::NotAnUpgrade);
     }
-    if wanted.version != Some(b"13") {
-        return Err(Why::WebSocketVersion);
+    if parsed.version != Some(b"13") {
+        return Err(RefusalReason::WebSocketVersion);
     }
-    if !PATHS.contains(&path) {
-        return Err(Why::Path);
+    if !WEBSOCKET_PATHS.contains(&path) {
+        return Err(RefusalReason::Path);
     }
-    if wanted.hosts != 1 {
-        return Err(Why::Host);
+    if parsed.hosts != 1 {
+        return Err(RefusalReason::Host);
     }
-    if wanted.body {
-        return Err(Why::Body);
+    if parsed.body {
+        return Err(RefusalReason::Body);
     }
-    if !policy.admits(wanted.origin) {
-        return Err(Why::Origin);
+    if !policy.admits(parsed.origin) {
+        return Err(RefusalReason::Origin);
     }
-    if wanted.offered && wanted.framing.is_none() {
-        return Err(Why::SubProtocol);
+    if parsed.offered && parsed.framing.is_none() {
+        return Err(RefusalReason::SubProtocol);
     }
-    let response = accept(wanted.key.ok_or(Why::Key)?, wanted.framing).ok_or(Why::Key)?;
-    Ok((response, wanted.framing.unwrap_or(Framing::Json)))
+    let response = accept(parsed.key.ok_or(RefusalReason::Key)?, parsed.framing).ok_or(RefusalReason::Key)?;
+    Ok((response, parsed.framing.unwrap_or(Framing::Json)))
 }
 
-/// The response of tungstenite, which derives the accept key; `None` for a key that is not 16 bytes in base64.
+/// Returns tungstenite's response, which has the derived accept key; `None` if the key is not 16 bytes in base64.
 fn accept(key: &[u8], chosen: Option<Framing>) -> Option<Vec<u8>> {
     let request = http::Request::builder()
         .header("Connection", "Upgrade")
@@ -157,9 +158,9 @@ fn accept(key: &[u8], chosen: Option<Framing>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What the headers ask for.
+/// Parsed headers of an upgrade request.
 #[derive(Default)]
-struct Wanted<'a> {
+struct UpgradeHeaders<'a> {
     connection_upgrade: bool,
     websocket: bool,
     version: Option<&'a [u8]>,
@@ -168,46 +169,46 @@ struct Wanted<'a> {
     hosts: u32,
     body: bool,
     offered: bool,
-    /// The first of the client's offers that is spoken here.
+    /// First supported sub-protocol among the client's offers.
     framing: Option<Framing>,
 }
 
-impl<'a> Wanted<'a> {
-    fn read(headers: &[Header<'a>]) -> Result<Self, Why> {
-        let mut wanted = Self::default();
+impl<'a> UpgradeHeaders<'a> {
+    fn read(headers: &[Header<'a>]) -> Result<Self, RefusalReason> {
+        let mut parsed = Self::default();
         for Header { name, value } in headers {
             let value = value.trim_ascii();
-            let is = |known: &str| name.eq_ignore_ascii_case(known);
+            let is = |expected: &str| name.eq_ignore_ascii_case(expected);
             if is("connection") {
-                wanted.connection_upgrade |=
+                parsed.connection_upgrade |=
                     tokens(value).any(|token| token.eq_ignore_ascii_case(b"upgrade"));
             } else if is("upgrade") {
-                wanted.websocket |= tokens(value).any(|token| token.eq_ignore_ascii_case(b"websocket"));
+                parsed.websocket |= tokens(value).any(|token| token.eq_ignore_ascii_case(b"websocket"));
             } else if is("sec-websocket-version") {
-                once(&mut wanted.version, value)?;
+                once(&mut parsed.version, value)?;
             } else if is("sec-websocket-key") {
-                once(&mut wanted.key, value)?;
+                once(&mut parsed.key, value)?;
             } else if is("origin") {
-                once(&mut wanted.origin, value)?;
+                once(&mut parsed.origin, value)?;
             } else if is("sec-websocket-protocol") {
                 for token in tokens(value) {
-                    let known =
-                        Framing::ALL.into_iter().find(|known| known.sub_protocol().as_bytes() == token);
-                    wanted.offered = true;
-                    wanted.framing = wanted.framing.or(known);
+                    let supported =
+                        Framing::ALL.into_iter().find(|framing| framing.sub_protocol().as_bytes() == token);
+                    parsed.offered = true;
+                    parsed.framing = parsed.framing.or(supported);
                 }
             } else if is("host") {
-                wanted.hosts += 1;
+                parsed.hosts += 1;
             } else if is("transfer-encoding") || (is("content-length") && value != b"0") {
-                wanted.body = true;
+                parsed.body = true;
             }
         }
-        Ok(wanted)
+        Ok(parsed)
     }
 }
 
-fn once<'a>(slot: &mut Option<&'a [u8]>, value: &'a [u8]) -> Result<(), Why> {
-    slot.replace(value).map_or(Ok(()), |_| Err(Why::Repeated))
+fn once<'a>(slot: &mut Option<&'a [u8]>, value: &'a [u8]) -> Result<(), RefusalReason> {
+    slot.replace(value).map_or(Ok(()), |_| Err(RefusalReason::Repeated))
 }
 
 fn tokens(list: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -216,5 +217,7 @@ fn tokens(list: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 fn names_token(query: &str) -> bool {
     let mut names = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(name, _)| name));
-    names.any(|name| ["token", "access_token", "jwt"].iter().any(|known| name.eq_ignore_ascii_case(known)))
+    names.any(|name| {
+        ["token", "access_token", "jwt"].iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
+    })
 }

@@ -1,11 +1,11 @@
-//! What the node says of itself to the others, and holding the lease for as long as it lives.
+//! Announcement of the node to its peers, and the task that renews its lease.
 
 use std::sync::Arc;
 
 use tidegate_protocol::machine::drain::Phase;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::{ids::Claim, ports::Broken};
+use super::{ids::IdClaim, ports::FailureWatch};
 use crate::{
     assign::Assigner,
     budget::Admission,
@@ -16,11 +16,11 @@ use crate::{
     metrics::Metrics,
     partition::rules,
     ports::Ports,
-    routes::{About, NodeInfo, NodeState},
+    routes::{NodeDescription, NodeInfo, NodeState},
 };
 
-/// What the node says of itself comes from here.
-pub(super) struct Said {
+/// Sources of the description that the node publishes with each lease renewal.
+pub(super) struct NodeAnnouncement {
     ports: Arc<Ports>,
     assigner: Arc<Assigner>,
     clients: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Said {
     rules: u32,
 }
 
-impl Said {
+impl NodeAnnouncement {
     pub(super) fn new(
         assigner: &Arc<Assigner>,
         (clients, peer_address): (Vec<String>, String),
@@ -49,53 +49,55 @@ impl Said {
         }
     }
 
-    /// Announces the node, then renews beside everything else; the peers are told to `link`. The second part says why
-    /// once the node must end. From the announcement on the lease holds the node's id, and not the claim any more.
+    /// Announces the node, then renews its lease in the background and passes the peers to `link`.
+    ///
+    /// Returns the renewing task, and the reason once the node must end. After the announcement the lease holds the
+    /// node's id, so the claim is confirmed.
     ///
     /// # Errors
-    /// The run of the node is over before it began.
+    /// This run of the node is already retired.
     pub(super) async fn hold(
         self,
         link: Option<Arc<GrpcLink>>,
         shards: Vec<ShardHandle>,
-        claim: Option<&Claim>,
+        claim: Option<&IdClaim>,
         metrics: &Metrics,
-    ) -> anyhow::Result<(JoinHandle<()>, Broken)> {
+    ) -> anyhow::Result<(JoinHandle<()>, FailureWatch)> {
         if link.is_some() {
             let drainer = Arc::clone(&self.drainer);
-            // Who is closed by a drain is about to come back elsewhere.
+            // Clients that a drain closes are about to reconnect elsewhere.
             self.ports.events.hold_while(move || drainer.is_closing());
         }
-        let tell = move |peers| {
+        let update_link = move |peers| {
             if let Some(link) = &link {
                 link.set_peers(peers);
             }
         };
         let (ports, lease) = (Arc::clone(&self.ports), super::ports::leases().node);
         let me = ports.me.clone();
-        let mut member = Member::new(ports, lease, shards, move || self.info(), tell, metrics.clone());
+        let mut member = Member::new(ports, lease, shards, move || self.info(), update_link, metrics.clone());
         member.announce().await.map_err(anyhow::Error::msg)?;
         if let Some(claim) = claim {
-            claim.settle(&me).await;
+            claim.confirm(&me).await;
         }
-        let (lost, broken) = watch::channel(None);
+        let (failed, failure) = watch::channel(None);
         let task = tokio::spawn(async move {
             let why = Box::pin(member.run()).await;
-            tracing::error!(why, "the node ends");
-            lost.send_replace(Some(why));
-            // Until everything was taken down.
-            lost.closed().await;
+            tracing::error!(why, "run of this node has ended; shutting down");
+            failed.send_replace(Some(why));
+            // Stays until the shutdown, which aborts this task.
+            failed.closed().await;
         });
-        Ok((task, broken))
+        Ok((task, failure))
     }
 
     fn info(&self) -> NodeInfo {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (conns, capacity) = self.admission.load();
         let (drain, node_topic) = (self.drainer.progress(), self.ports.bus.node_lag());
-        let mut about = About { drain, node_topic, ..self.assigner.about() };
+        let mut about = NodeDescription { drain, node_topic, ..self.assigner.about() };
         if conns >= capacity {
-            // Nor from those who leave.
+            // A full node accepts no clients from draining nodes either.
             about.accepts = 0;
         }
         let info = NodeInfo {
@@ -111,7 +113,7 @@ impl Said {
             capacity: count(capacity),
             owns: self.ports.owned.list(),
             stands: self.ports.owned.standings(),
-            // The lease knows.
+            // Set by the lease.
             asserting: false,
             about,
             rules: self.rules,

@@ -1,4 +1,4 @@
-//! Which node this is, where nobody says so: an id on lease, the first of `node.ids` that no live node has.
+//! Leased node ids: a node without a fixed name takes the first of `node.ids` that no live node holds.
 
 use std::time::{Duration, Instant};
 
@@ -11,73 +11,74 @@ use crate::{
     routes::{Lapses, NodeBoot, RedisRoutes},
 };
 
-/// How long a free id is waited for: a node that died holds its own until its lease is over.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time to wait for a free id; a dead node holds its id until its lease expires.
+const FREE_ID_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two tries.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Interval between two attempts to claim an id.
+const CLAIM_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An id that is this node's, and not announced yet.
-pub(super) struct Claim {
+/// Claim to an id under which the node is not announced yet.
+pub(super) struct IdClaim {
     routes: RedisRoutes,
     claimant: u64,
 }
 
-/// The ids of which a node leases one; none where each has a name of its own.
+/// Returns the ids of which a node leases one; empty if nodes have fixed names.
 ///
 /// # Errors
-/// `node.id` is no name.
+/// `node.id` is not a valid name.
 pub fn all(config: &Config) -> anyhow::Result<Vec<NodeId>> {
     let ids = (0..config.node.ids).map(|nth| NodeId::new(&format!("{}-{nth}", config.node.id)));
     Ok(ids.collect::<Result<_, _>>()?)
 }
 
-/// The settings with the id that the node has, and the claim to it where it is leased. Asked again, the same claimant finds what it had claimed
-/// when an answer was lost.
+/// Returns the configuration with the id of the node, and the claim if the id is leased. Repeated calls of the same
+/// claimant get the same id, even if a reply was lost.
 ///
 /// # Errors
-/// All ids are held, or Redis does not say.
-pub(super) async fn leased(config: &Config, claimant: u64) -> anyhow::Result<(Config, Option<Claim>)> {
+/// All ids are held, or Redis does not answer.
+pub(super) async fn leased(config: &Config, claimant: u64) -> anyhow::Result<(Config, Option<IdClaim>)> {
     let mut config = config.clone();
     if config.node.ids == 0 {
         return Ok((config, None));
     }
     let ids = all(&config)?;
-    let claim = Claim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant };
-    let (deadline, mut seen) = (Instant::now() + PATIENCE, Lapses::default());
+    let claim = IdClaim { routes: RedisRoutes::connect(&config.redis, leases())?, claimant };
+    let (deadline, mut lapses) = (Instant::now() + FREE_ID_TIMEOUT, Lapses::default());
     loop {
-        // Redis that is away is waited for elsewhere, and while nobody can renew, nobody is seen to stand still: a new look begins then.
-        let claimed = claim.routes.claim_id(&ids, claim.claimant, &mut seen).await;
+        // If Redis is unavailable, the caller retries with fresh observations: no lease could be renewed in that
+        // time, so an unchanged one must not count as lapsed.
+        let claimed = claim.routes.claim_id(&ids, claim.claimant, &mut lapses).await;
         if let Some(id) = claimed.context("redis.urls: an id could not be leased (node.ids)")? {
-            tracing::info!(%id, "this node has leased an id");
+            tracing::info!(%id, "node id leased");
             config.node.id = id.to_string();
             return Ok((config, Some(claim)));
         }
         if Instant::now() > deadline {
             bail!(
-                "all {} ids are held by nodes that live: raise node.ids above the number of nodes, by one for each that a \
-                 rollout starts before another ends",
+                "all {} ids are held by live nodes: raise node.ids above the number of nodes, by one for each node that a \
+                 rollout starts before it stops another",
                 config.node.ids
             );
         }
-        tracing::info!("no id is free yet");
-        tokio::time::sleep(AGAIN).await;
+        tracing::info!("no node id is free; retrying");
+        tokio::time::sleep(CLAIM_RETRY_INTERVAL).await;
     }
 }
 
-impl Claim {
-    /// The node has announced itself.
-    pub(super) async fn settle(&self, me: &NodeBoot) {
+impl IdClaim {
+    /// Confirms the claim after the node was announced; from then on the lease holds the id.
+    pub(super) async fn confirm(&self, me: &NodeBoot) {
         if let Err(error) = self.routes.settle_id(me, self.claimant).await {
-            tracing::debug!(%error, "a claim to an id was left to end by itself");
+            tracing::debug!(%error, "claim to a node id not cleared; it expires");
         }
     }
 
-    /// The node could not start: others may have the id.
-    pub(super) async fn give_back(&self, id: &str) {
+    /// Releases the id to other nodes, because this node could not start.
+    pub(super) async fn release(&self, id: &str) {
         let Ok(id) = NodeId::new(id) else { return };
         if let Err(error) = self.routes.give_back_id(&id, self.claimant).await {
-            tracing::debug!(%error, "a claim to an id was left to end by itself");
+            tracing::debug!(%error, "claim to a node id not cleared; it expires");
         }
     }
 }

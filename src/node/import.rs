@@ -1,4 +1,4 @@
-//! Moves what one node kept into the empty services of a cluster, before the first node of it starts.
+//! Import of a single node's export into the empty services of a cluster, before its first node starts.
 
 use std::{io::BufRead, time::Duration};
 
@@ -7,9 +7,8 @@ use tokio::runtime::Handle;
 
 use super::ports;
 use crate::{
-    bus::{Bounds, Bus, KafkaBus},
+    bus::{Bounds, Bus, KafkaBus, partition_of},
     config::Config,
-    ingest::intake::partition_of,
     metrics, redis,
     routes::{Lease, RedisRoutes, Routes},
     store::{
@@ -19,20 +18,21 @@ use crate::{
     },
 };
 
-/// How long the brokers may take to let go of us.
-const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// Time to disconnect from the brokers.
+const KAFKA_CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Reads an export (`docs/store.md`) into the cluster that the configuration names, or with `dry` only says whether that
-/// would work. Gives the number of lines. Where it fails nothing is there afterwards; where it is cut off, no node starts
-/// before the import is run again.
+/// Imports an export (`docs/store.md`) into the configured cluster and returns the number of lines; with `dry` it
+/// only checks.
+///
+/// A failed import leaves nothing behind. After an interrupted one, no node starts until the import is run again.
 ///
 /// # Errors
-/// A service is away, is not empty, or nodes run; a line is wrong. The text names the cure.
+/// A service is unavailable or not empty, nodes run, or a line is invalid; the text names the cure.
 pub fn into_cluster(config: &Config, from: &mut dyn BufRead, dry: bool) -> anyhow::Result<u64> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let log = runtime.block_on(async {
-        nobody_runs(config).await?;
-        empty_log(config).await
+        check_no_live_nodes(config).await?;
+        check_empty_log(config).await
     })?;
     let opened = runtime.block_on(Box::pin(PostgresStore::open_for_import(&config.postgres)));
     let (store, importing) = opened.map_err(|error| anyhow::anyhow!("nothing was imported: {error}"))?;
@@ -46,42 +46,43 @@ pub fn into_cluster(config: &Config, from: &mut dyn BufRead, dry: bool) -> anyho
         runtime.block_on(filling.finish())?;
         Ok(lines)
     });
-    runtime.block_on(end(filled, importing))
+    runtime.block_on(conclude(filled, importing))
 }
 
-async fn end(filled: anyhow::Result<u64>, importing: Importing) -> anyhow::Result<u64> {
+/// Completes a successful import, or undoes a failed one.
+async fn conclude(filled: anyhow::Result<u64>, importing: Importing) -> anyhow::Result<u64> {
     match filled {
         Ok(lines) => {
-            let why = "everything is there but for the last word, that it is: import again";
+            let why = "all lines were imported, but the import could not be marked as complete: import again";
             importing.finish().await.context(why)?;
             Ok(lines)
         }
         Err(error) => {
             if let Err(left) = importing.undo().await {
-                tracing::warn!(%left, "what was imported could not be taken back: the next import does it");
+                tracing::warn!(error = %left, "failed import not undone; the next import undoes it");
             }
             Err(error.context("nothing was imported"))
         }
     }
 }
 
-/// A node that runs has its own idea of what is in the store.
-async fn nobody_runs(config: &Config) -> anyhow::Result<()> {
+/// Fails if a node runs: it would have state in memory that the import contradicts.
+async fn check_no_live_nodes(config: &Config) -> anyhow::Result<()> {
     let routes = RedisRoutes::over(redis::Client::new(&config.redis)?.into(), ports::leases());
-    let nodes = routes.nodes().await.context("redis: which nodes run is not known")?;
+    let nodes = routes.nodes().await.context("redis: the running nodes can't be listed")?;
     let live = nodes.iter().filter(|row| row.lease == Lease::Live);
     let live: Vec<&str> = live.map(|row| row.info.boot.node.as_str()).collect();
     if !live.is_empty() {
         bail!(
-            "nothing was imported: nodes of this cluster run ({}); stop them first. One that was killed counts for 10 s",
+            "nothing was imported: nodes of this cluster run ({}); stop them first; a killed node counts for 10 s",
             live.join(", ")
         );
     }
     Ok(())
 }
 
-/// Where each partition of the log is to be gone on from.
-async fn empty_log(config: &Config) -> anyhow::Result<Vec<Bounds>> {
+/// Checks that the log is empty, and returns the bounds from which each partition continues.
+async fn check_empty_log(config: &Config) -> anyhow::Result<Vec<Bounds>> {
     let (metrics, _) = metrics::install();
     let bus =
         KafkaBus::connect(&config.kafka, Duration::from_millis(config.timing.reply_ms), &metrics).await?;
@@ -90,15 +91,15 @@ async fn empty_log(config: &Config) -> anyhow::Result<Vec<Bounds>> {
         let bounds = bus.bounds(partition).await?;
         if bounds.next > bounds.first {
             bail!(
-                "nothing was imported: partition {partition} of {} has records, so a cluster ran on it; name a topic of its own \
-                 in kafka.topic, and make it with `tidegate topics ensure`",
+                "nothing was imported: partition {partition} of {} has records, so a cluster has used it; name another topic in \
+                 kafka.topic, and create it with `tidegate topics ensure`",
                 config.kafka.topic
             );
         }
         log.push(bounds);
     }
-    if let Err(error) = bus.close(CLOSE_MAX).await {
-        tracing::debug!(%error, "the log was not closed in order");
+    if let Err(error) = bus.close(KAFKA_CLOSE_MAX).await {
+        tracing::debug!(%error, "log not closed cleanly; nothing was appended to it");
     }
     Ok(log)
 }

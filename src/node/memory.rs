@@ -1,4 +1,4 @@
-//! Watches the memory of the node, and says what is done where it is short.
+//! Memory watch of the node: adjusts admission to the memory pressure and makes shards shed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +10,10 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How often memory is looked at.
-const MEMORY_TICK: Duration = Duration::from_millis(500);
+/// Interval at which memory is measured.
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Sets admission by the pressure, and has the shards shed, for as long as the node lives.
+/// Sets admission by the memory pressure and makes the shards shed, for as long as the node runs.
 pub(super) fn watch(
     (admission, intake): (Arc<Admission>, Arc<Intake>),
     shards: Vec<ShardHandle>,
@@ -31,7 +31,7 @@ async fn run(
     limit: u64,
     with_sockets: bool,
 ) {
-    let mut tick = tokio::time::interval(MEMORY_TICK);
+    let mut tick = tokio::time::interval(MEMORY_CHECK_INTERVAL);
     metrics.memory_limit.set(limit as f64);
     let mut before = Pressure::Fine;
     loop {
@@ -42,13 +42,13 @@ async fn run(
         intake.note_memory(pressure == Pressure::Full);
         metrics.memory_checks.increment(1);
         if pressure != before {
-            tracing::warn!(used, limit, ?pressure, "the memory pressure changed");
+            tracing::warn!(used, limit, ?pressure, "memory pressure changed");
             before = pressure;
         }
         if pressure >= Pressure::Shed {
             for shard in &shards {
                 if !shard.try_post(Mail::ShedMemory) {
-                    tracing::warn!("a shard with a full mailbox could not be told that memory is short");
+                    tracing::warn!("shard mailbox full; the shard does not shed memory this time");
                 }
             }
         }

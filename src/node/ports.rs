@@ -1,10 +1,10 @@
-//! Builds the five ports of either profile: the place where adapters are named.
+//! Builder of the five ports for either profile, from the adapters that this module names.
 
 use std::{
     num::NonZeroU64,
     path::Path,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
@@ -17,67 +17,64 @@ use crate::{
         Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed, ReadError,
         TopicId, TopicState, compare_log,
     },
+    clock::wall_ms,
     cluster::{LagLimit, Lags, Peers},
     config::Config,
     embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
     event_publisher::Announcer,
-    events::Events,
+    events::{AnnouncedRoutes, Events},
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::Ports,
     private, redis,
-    routes::{AnnouncedRoutes, Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
+    routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, OpenError, PostgresStore, Store},
     trace::Tracer,
 };
 
-/// Events that may wait to be told.
-const EVENTS_BYTES: usize = 16 * 1024 * 1024;
+/// Most bytes of events that wait to be published.
+const EVENT_QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What scratch may hold on one machine.
-const SCRATCH_BYTES: usize = 64 * 1024 * 1024;
+/// Most bytes in the scratch store of profile `single`.
+const SCRATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Says why once a part can't work any more; never, when it can't break.
-pub(super) type Broken = watch::Receiver<Option<String>>;
+/// Receives the reason once a part has failed permanently; stays `None` for a part that can't fail.
+pub(super) type FailureWatch = watch::Receiver<Option<String>>;
 
-/// The ports, and what only the composition does with them.
-pub(super) struct Built {
+/// Ports of a node, with the handles that only the composition root uses.
+pub(super) struct BuiltPorts {
     pub(super) ports: Ports,
-    pub(super) broken: Broken,
-    /// The calling end of the link to the peers; none in profile `single`.
+    /// Failure of the embedded store.
+    pub(super) failure: FailureWatch,
+    /// Calling side of the link to peers; `None` in profile `single`.
     pub(super) link: Option<Arc<GrpcLink>>,
-    /// Who numbers live rooms.
+    /// Numbering of live rooms.
     pub(super) numbers: Arc<dyn Numbers>,
-    /// Who tells the events.
+    /// Publisher of the events.
     pub(super) announcer: Announcer,
-    /// The node's own topic, read from its end on; none in profile `single`.
+    /// Reader of the node's topic, which starts at its end; `None` in profile `single`.
     pub(super) feed: Option<Box<dyn NodeFeed>>,
 }
 
-/// Numbers of a room that are reserved at once, at least (DESIGN 6.6).
-const ROOM_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(99);
+/// Fewest numbers of a live room that are reserved in one block (ADR 9).
+const ROOM_BLOCK_NUMBERS: NonZeroU64 = NonZeroU64::MIN.saturating_add(99);
 
-/// What happened to messages, for whoever asks.
+/// Builds the recorder of message steps.
 fn tracer(config: &Config) -> Arc<Tracer> {
     Arc::new(Tracer::new(config.trace.per_second(), config.trace.events_max))
 }
 
-/// How long leases last, on every node of a cluster.
+/// Returns the lease times, which are the same on every node of a cluster.
 pub(super) fn leases() -> Leases {
     Leases::default()
 }
 
-/// The wall clock, in ms since 1970.
-pub(super) fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-/// The ports of the profile, connected.
+/// Builds and connects the ports of the configured profile.
 ///
 /// # Errors
-/// Names what is in the way, and its setting.
-pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<Built> {
+/// A service is unavailable or a setting is invalid; the error names the setting.
+pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let me = NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() };
     match config.node.profile.as_str() {
         "cluster" => Box::pin(cluster(config, me, metrics)).await,
@@ -85,8 +82,8 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
     }
 }
 
-/// Whether it is a service that does not answer, or a topic that is not there yet: the same may succeed later.
-pub(super) fn is_away(error: &anyhow::Error) -> bool {
+/// Returns whether the error is temporary: a service does not answer, or a topic does not exist yet.
+pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(OpenError::Away(_)))
             || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_away: true, .. }))
@@ -95,29 +92,30 @@ pub(super) fn is_away(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Routes that note who comes and goes, and who tells it.
-fn announced(
+/// Wraps the routes so that they record online and offline events, and builds the publisher of the events.
+fn with_events(
     routes: Arc<dyn Routes>,
     (me, source): (&NodeBoot, &str),
     sink: Option<Arc<dyn EventSink>>,
     metrics: &Metrics,
 ) -> (Arc<dyn Routes>, Announcer) {
-    let events = Arc::new(Events::new(format!("/tidegate/{source}"), me.boot, EVENTS_BYTES));
-    let noting = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone());
-    (Arc::new(noting), Announcer { events, routes, sink, metrics: metrics.clone() })
+    let events = Arc::new(Events::new(format!("/tidegate/{source}"), me.boot, EVENT_QUEUE_BYTES_MAX));
+    let recording = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone());
+    (Arc::new(recording), Announcer { events, routes, sink, metrics: metrics.clone() })
 }
 
-/// The key that tokens are signed with: a file that all nodes share, or one of the data directory's own.
+/// Reads the key that tokens are signed with: the shared file, or else that of the data directory, created at first
+/// use.
 ///
 /// # Errors
-/// Says which file is in the way, and how to make one.
+/// The key file is missing, unreadable or invalid; the text says how to create one.
 pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
     let shared: &Path = &config.auth.key_file;
     if shared.as_os_str().is_empty() {
         if config.node.profile == "cluster" {
             bail!(
-                "auth.key_file: needed in node.profile = `cluster`, or a token of one node is no good at the others; make \
-                 one file for all of them with `openssl rand -hex 32`, mode 600"
+                "auth.key_file: needed with node.profile = `cluster`, or other nodes refuse a node's tokens; create one file for \
+                 all nodes with `openssl rand -hex 32`, mode 600"
             );
         }
         return auth::load_or_create_key(&config.node.data)
@@ -125,16 +123,16 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
     }
     auth::read_key(shared).with_context(|| {
         format!(
-            "auth.key_file {} can't be used; make one for all nodes with `openssl rand -hex 32`, mode 600",
+            "auth.key_file {} can't be used; create one for all nodes with `openssl rand -hex 32`, mode 600",
             shared.display()
         )
     })
 }
 
-/// Checks the files with secrets that are read later, some of them only once services answer.
+/// Checks the files with secrets early, because some of them are read only once services answer.
 ///
 /// # Errors
-/// Names the setting of a file that can't be read, or that every account may read.
+/// A file can't be read, or every account may read it; the error names the setting.
 pub(super) fn check_secrets(config: &Config) -> anyhow::Result<()> {
     let files = [
         ("link.secret_file", &config.link.secret_file),
@@ -150,8 +148,9 @@ pub(super) fn check_secrets(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Profile `single`: all five ports in this process, the log and the store on its disk unless `node.store` says memory.
-fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> anyhow::Result<Built> {
+/// Builds the ports of profile `single`: all in this process, log and store on its disk unless `node.store` is
+/// `memory`.
+fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let now = move || Time::from_millis(start.elapsed().as_millis() as u64);
     let topic = TopicId(rand::random());
     let log = LocalBusConfig {
@@ -162,14 +161,15 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         node_max_records: 4_096,
         node_max_bytes: 16 << 20,
     };
-    let (bus, store, broken): (Arc<dyn Bus>, Arc<dyn Store>, Broken) = if config.node.store == "memory" {
+    let (bus, store, failure): (Arc<dyn Bus>, Arc<dyn Store>, FailureWatch) = if config.node.store == "memory"
+    {
         (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
     } else {
         let fault = &config.fault.disk_file;
         let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
             Arc::new(RealDisk)
         } else {
-            tracing::warn!(file = %fault.display(), "fault.disk_file is set: the disk fails as that file says");
+            tracing::warn!(file = %fault.display(), "fault.disk_file is set; disk failures are simulated");
             Arc::new(BrokenDisk::new(fault.clone()))
         };
         let engine = Arc::new(Engine::open(EngineConfig {
@@ -179,17 +179,17 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
             disk,
         })?);
         let bus = EmbeddedBus::new(Arc::clone(&engine), log);
-        let broken = engine.fatal();
-        (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), broken)
+        let failure = engine.fatal();
+        (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), failure)
     };
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
-    let (routes, announcer) = announced(routes, (&me, &config.node.id), None, metrics);
+    let (routes, announcer) = with_events(routes, (&me, &config.node.id), None, metrics);
     let ports = Ports {
         me,
         bus,
         store,
         routes,
-        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES, now)),
+        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES_MAX, now)),
         link: Arc::new(LocalLink),
         owned: Arc::default(),
         peers: Arc::default(),
@@ -197,26 +197,27 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         events: Arc::clone(&announcer.events),
     };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(Built { ports, broken, link: None, numbers, announcer, feed: None })
+    Ok(BuiltPorts { ports, failure, link: None, numbers, announcer, feed: None })
 }
 
-/// Profile `cluster`: the log on Kafka, routes and scratch over one client of Redis, the store on Postgres, gRPC between
-/// nodes.
-async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<Built> {
+/// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
+/// Postgres, and gRPC between nodes.
+async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
     let store = Arc::new(PostgresStore::open(&config.postgres).await?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
-    // Before anybody can know of this run.
+    // Opened before peers can discover this run, so that no record is missed.
     let feed = bus.consume_node(&me).await.context("the node's topic on Kafka")?;
     let client = Arc::new(redis::Client::new(&config.redis)?);
     let settings = link_settings(config)?;
-    let numbers = RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK);
+    let numbers =
+        RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK_NUMBERS);
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
-    let (routes, announcer) = announced(routes, (&me, &config.kafka.topic), sink, metrics);
+    let (routes, announcer) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
     let ports = Ports {
         me,
         bus: Arc::new(bus),
@@ -231,36 +232,34 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     };
     if config.log.answers_first().is_some() {
         ports.owned.ahead().allow();
-        warn_of_few_copies(config).await;
+        warn_about_replication(config).await;
     }
-    // A partition that can't go on is given up; the node is of use as long as one can.
-    let broken = watch::channel(None).1;
+    // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
+    let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
-    Ok(Built { ports, broken, link: Some(link), numbers, announcer, feed: Some(feed) })
+    Ok(BuiltPorts { ports, failure, link: Some(link), numbers, announcer, feed: Some(feed) })
 }
 
-/// Says what may be lost of what is acked before it is archived: by the settings, and by the topic as it is.
-async fn warn_of_few_copies(config: &Config) {
-    if let Some(why) = config.log.one_copy(config.kafka.replication) {
-        tracing::warn!("log.allow_one_copy is set: acked messages may be lost. {why}");
+/// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.
+async fn warn_about_replication(config: &Config) {
+    if let Some(why) = config.log.low_replication(config.kafka.replication) {
+        tracing::warn!(why, "log.allow_one_copy is set; acked messages may be lost");
     }
     match compare_log(&config.kafka).await {
         Ok(TopicState::Differs(how)) => {
-            tracing::warn!(
-                "log.answer = `decided` counts on the copies of the log's topic, and it is not as set: {how}"
-            );
+            tracing::warn!(%how, "log topic differs from the settings; with log.answer = `decided`, acked messages may be lost");
         }
         Ok(_) => {}
         Err(error) => {
-            tracing::warn!(%error, "log.answer = `decided` counts on the copies of the log's topic, which can't be looked at");
+            tracing::warn!(%error, "log topic not checked; with log.answer = `decided`, acked messages depend on its replication");
         }
     }
 }
 
-/// Has peers reach `end`, which is what this node does for them; in profile `single` there are none.
+/// Listens for peers and passes their calls to `end`; returns `None` in profile `single`, which has no peers.
 ///
 /// # Errors
-/// The address can't be listened on, the secret or a certificate can't be used.
+/// The address can't be listened on, or the secret or a certificate is invalid.
 pub(super) fn listen(
     runtime: &Handle,
     config: &Config,
@@ -278,7 +277,8 @@ pub(super) fn listen(
     Ok(Some(listener))
 }
 
-/// Where peers reach the node: what is advertised, else where it listens; nowhere in profile `single`.
+/// Returns the address at which peers reach the node: the advertised one, else the listen address; empty in profile
+/// `single`.
 pub(super) fn peer_address(config: &Config, listener: Option<&Listener>) -> String {
     match listener {
         Some(listener) if config.link.advertise.is_empty() => listener.address().to_string(),

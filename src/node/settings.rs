@@ -1,4 +1,4 @@
-//! What the configuration means for shards, owners and the door.
+//! Settings of shards, owners and the client listener, derived from the configuration.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     assign::Assigner,
     auth::Verifier,
     budget::{self, Admission},
-    config::Config,
+    config::{Assign, Config},
     conversation::recall::Recaller,
     directory::Directory,
     ingest::{admin::Admin, intake::Intake},
@@ -22,24 +22,25 @@ use crate::{
         rules,
     },
     ports::Ports,
+    routes::NodeDescription,
     shard::{self, Caps},
 };
 
-use super::tasks::BesideLog;
+use super::tasks::UnloggedServices;
 
-/// What all shards of a node share.
-pub(super) struct Shared<'a> {
+/// Dependencies that all shards of a node share.
+pub(super) struct ShardDependencies<'a> {
     pub(super) config: &'a Config,
     pub(super) ports: &'a Arc<Ports>,
     pub(super) intake: &'a Arc<Intake>,
     pub(super) directory: &'a Arc<Directory>,
     pub(super) handles: &'a ShardHandles,
     pub(super) admin: &'a Admin,
-    pub(super) beside: &'a BesideLog,
+    pub(super) unlogged: &'a UnloggedServices,
     pub(super) assigner: &'a Arc<Assigner>,
 }
 
-impl Shared<'_> {
+impl ShardDependencies<'_> {
     pub(super) fn context(
         &self,
         token_key: &[u8],
@@ -69,8 +70,8 @@ impl Shared<'_> {
                 admin: self.admin.clone(),
                 within: Duration::from_millis(config.limits.recall_ms),
             },
-            rooms: Arc::clone(&self.beside.rooms),
-            beside: self.beside.words.clone(),
+            rooms: Arc::clone(&self.unlogged.rooms),
+            best_effort: self.unlogged.best_effort.clone(),
             runtime,
             metrics,
             panic_on_msg_id: match config.fault.panic_in.as_str() {
@@ -82,13 +83,13 @@ impl Shared<'_> {
     }
 }
 
-/// Refuses to start a node that could never let anybody in.
+/// Builds the admission, or refuses to start a node to which no client could connect.
 pub(super) fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
     if admission.conns_max() == 0 {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
         anyhow::bail!(
-            "the limit of open files is {files}, which leaves none for clients beside the {} of the node itself: raise `ulimit -n`",
+            "open-file limit is {files}, but the node itself needs {}, so no client could connect; raise `ulimit -n`",
             budget::DESCRIPTORS_RESERVED
         );
     }
@@ -96,15 +97,16 @@ pub(super) fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
 }
 
 pub(super) fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings> {
-    let kept = &config.retention;
-    let node = Keep::parse(&kept.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
-    let (every, keys) = (Duration::from_millis(kept.sweep_ms), Duration::from_secs(kept.keys_days * 86_400));
-    let retention = retention::Settings { node, every, keys, wall_ms: super::ports::wall_ms };
+    let section = &config.retention;
+    let node = Keep::parse(&section.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
+    let every = Duration::from_millis(section.sweep_ms);
+    let keys = Duration::from_secs(section.keys_days * 86_400);
+    let retention = retention::Settings { node, every, keys, wall_ms: crate::clock::wall_ms };
     Ok(owner::Settings {
         small_group_max: config.limits.small_group_max,
         retention,
         rules: rules_settings(config)?,
-        // What is read from the log of one machine may not be on its disk yet.
+        // The log of a single node is readable before it is synced, so a record that is read may still be lost.
         answers_first: config.log.answers_first().filter(|_| config.node.profile == "cluster"),
         panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
     })
@@ -154,5 +156,20 @@ fn session_limits(config: &Config) -> session::Limits {
             tries: u8::try_from(timing.ack_tries).unwrap_or(u8::MAX),
         },
         ..session::Limits::default()
+    }
+}
+
+/// Returns the description that the node announces to its peers.
+pub(super) fn node_description(assign: &Assign) -> NodeDescription {
+    let version = if assign.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &assign.version };
+    NodeDescription {
+        weight: assign.weight,
+        version: version.to_owned(),
+        share: u8::try_from(assign.share).ok(),
+        zone: assign.zone.clone(),
+        labels: assign.labels.clone(),
+        accepts: assign.accepts,
+        drain: None,
+        node_topic: None,
     }
 }

@@ -1,5 +1,7 @@
-//! Starts the use-cases of a node on its services runtime: the way to the log, the owners of partitions, the answers to
-//! logins, what goes beside the log, and what is done for peers.
+//! Tasks of a node on its services runtime.
+//!
+//! They append to the log, own partitions, answer logins, serve live rooms, best-effort messages and large groups,
+//! and handle the calls of peers.
 
 use std::sync::Arc;
 
@@ -11,21 +13,22 @@ use crate::{
     bus::NodeFeed,
     config::Config,
     delivery::{
-        answer_cache::Answered, best_effort::Beside, local::Outbound, peer_queue::Couriers, router::Reach,
+        answer_cache::AnswerCache, best_effort::BestEffortSender, local::LocalDispatcher,
+        peer_queue::PeerQueues, pending::Pending, router::Router,
     },
     directory::Directory,
     ingest::{
-        admin::Pending,
         intake::{self, Intake, Outlets},
         recovery,
     },
-    large_group::{publisher::Spread, subscriber::Crowds},
-    link::{Listener, StrayLanes},
+    large_group::{publisher::GroupPublisher, subscriber::GroupSubscriber},
+    link::{BestEffortQueues, Listener},
     login,
     mail::ShardHandles,
     metrics::Metrics,
     partition::{
-        assignment::{self, Owning},
+        assignment::{self, OwnerContext},
+        dispatcher::Dispatcher,
         owner,
     },
     peer::Peer,
@@ -34,42 +37,44 @@ use crate::{
     scratch::Numbers,
 };
 
-/// What the use-cases of a node share.
-pub(super) struct Floor {
+/// Dependencies that the tasks of a node share.
+pub(super) struct Broker {
     ports: Arc<Ports>,
     directory: Arc<Directory>,
     handles: ShardHandles,
     pending: Arc<Pending>,
-    /// What the owners of this node have said lately.
-    answered: Arc<Answered>,
-    /// None = there are no other nodes.
-    large: Option<Large>,
+    /// Recent answers of this node's owners.
+    answer_cache: Arc<AnswerCache>,
+    /// Large groups across nodes; `None` on a single node.
+    large: Option<LargeGroups>,
     metrics: Metrics,
 }
 
-/// Large groups of a node among others, and the way to the peers for what their topics do not take.
-struct Large {
-    crowds: Arc<Crowds>,
-    lanes: Arc<StrayLanes>,
+/// Large groups of a clustered node, and the queues to peers for records that node topics do not accept.
+struct LargeGroups {
+    subscriber: Arc<GroupSubscriber>,
+    queues: Arc<BestEffortQueues>,
 }
 
-/// What goes beside the log: live rooms, and the way of signals and marks to other nodes, where there are any.
-pub(super) struct BesideLog {
+/// Services for frames that do not pass through the log.
+pub(super) struct UnloggedServices {
+    /// Live rooms.
     pub(super) rooms: Arc<Rooms>,
-    pub(super) words: Option<Arc<Beside>>,
+    /// Sender of signals and marks to other nodes; `None` on a single node.
+    pub(super) best_effort: Option<Arc<BestEffortSender>>,
 }
 
-/// What runs until the node stops.
-pub(super) struct Running {
-    /// What must not end by itself, with its name.
+/// Tasks that run until the node stops.
+pub(super) struct RunningTasks {
+    /// Tasks with their names; the node breaks if one of them ends unexpectedly.
     pub(super) tasks: [(&'static str, JoinHandle<()>); 2],
-    /// Cancelled, the owners give their partitions up and end.
-    pub(super) leaving: CancellationToken,
-    /// What they tell of large groups; none = there are no other nodes.
-    pub(super) spread: Option<Arc<Spread>>,
+    /// Makes the owners release their partitions and end.
+    pub(super) shutdown: CancellationToken,
+    /// Publisher of large-group records; `None` on a single node.
+    pub(super) group_publisher: Option<Arc<GroupPublisher>>,
 }
 
-impl Floor {
+impl Broker {
     pub(super) fn new(
         ports: &Arc<Ports>,
         directory: &Arc<Directory>,
@@ -78,117 +83,122 @@ impl Floor {
         metrics: &Metrics,
     ) -> Self {
         let (ports, directory, handles) = (Arc::clone(ports), Arc::clone(directory), Arc::clone(handles));
-        let (answered, metrics) = (Arc::default(), metrics.clone());
-        Self { ports, directory, handles, pending, answered, large: None, metrics }
+        let (answer_cache, metrics) = (Arc::default(), metrics.clone());
+        Self { ports, directory, handles, pending, answer_cache, large: None, metrics }
     }
 
-    fn outbound(&self) -> Outbound {
+    fn local(&self) -> LocalDispatcher {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
-        Outbound::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
+        LocalDispatcher::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
     }
 
-    /// Starts what goes beside the log; `feed` is the node's topic, opened, where there are other nodes.
-    pub(super) fn beside_the_log(
+    /// Starts live rooms and, in a cluster, best-effort messages and large groups; `feed` reads the node's topic.
+    pub(super) fn start_unlogged(
         &mut self,
         runtime: &Handle,
         numbers: Arc<dyn Numbers>,
         feed: Option<Box<dyn NodeFeed>>,
         small_group_max: usize,
-    ) -> BesideLog {
+    ) -> UnloggedServices {
         let Some(feed) = feed else {
-            return BesideLog { rooms: Arc::new(Rooms::alone(numbers)), words: None };
+            return UnloggedServices { rooms: Arc::new(Rooms::alone(numbers)), best_effort: None };
         };
         let (ports, metrics) = (&self.ports, self.metrics.clone());
-        let lanes = StrayLanes::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let queues = BestEffortQueues::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
-        let here =
+        let peer =
             Peer::new(ports.me.clone(), directory, handles, Arc::clone(&self.pending), metrics.clone());
         let rooms = Arc::new(Rooms::among_others(
             numbers,
             Arc::clone(ports),
             Arc::clone(&self.directory),
-            Arc::clone(&lanes),
-            move |rooms| here.may_lack(rooms),
+            Arc::clone(&queues),
+            move |rooms| peer.may_lack(rooms),
         ));
         runtime.spawn(Arc::clone(&rooms).keep());
-        let crowds = {
+        let subscriber = {
             let _guard = runtime.enter();
-            let (out, metrics) = (self.outbound(), metrics.clone());
-            Crowds::start(ports, &self.directory, small_group_max, feed, out, metrics)
+            let (out, metrics) = (self.local(), metrics.clone());
+            GroupSubscriber::start(ports, &self.directory, small_group_max, feed, out, metrics)
         };
-        self.large = Some(Large { crowds, lanes: Arc::clone(&lanes) });
-        BesideLog { rooms, words: Some(Beside::start(runtime, ports, lanes, metrics)) }
+        self.large = Some(LargeGroups { subscriber, queues: Arc::clone(&queues) });
+        let best_effort = BestEffortSender::start(runtime, ports, queues, metrics);
+        UnloggedServices { rooms, best_effort: Some(best_effort) }
     }
 
-    /// Has peers reach this node, where there are any.
+    /// Listens for calls of peers, in a cluster.
     ///
     /// # Errors
-    /// The address can't be listened on, the secret or a certificate can't be used.
+    /// The address can't be listened on, or the secret or a certificate is invalid.
     pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
         let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
         let mut end = end
             .tracing(Arc::clone(&self.ports.trace))
-            .answering(Arc::clone(&self.answered), Arc::clone(&self.ports));
+            .answering(Arc::clone(&self.answer_cache), Arc::clone(&self.ports));
         if let Some(large) = &self.large {
-            end = end.with_crowds(Arc::clone(&large.crowds));
+            end = end.with_crowds(Arc::clone(&large.subscriber));
         }
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }
 
-    /// Starts everything. In the services runtime.
+    /// Starts the tasks. Must be called inside the services runtime.
     pub(super) fn start(
         self,
         (intake, outlets): (&Arc<Intake>, Outlets),
         settings: owner::Settings,
-    ) -> Running {
-        let leaving = CancellationToken::new();
+    ) -> RunningTasks {
+        let shutdown = CancellationToken::new();
         let ports = Arc::clone(&self.ports);
         let append =
-            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.outbound());
+            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.local());
         let append = tokio::spawn(append);
-        let (among_others, mut spread) = (self.large.is_some(), None);
-        let floor = Arc::new(self);
-        // One owner of everything knows memberships in log order; among others nobody does.
+        let (is_clustered, mut group_publisher) = (self.large.is_some(), None);
+        let broker = Arc::new(self);
+        // The owner of a single node knows memberships in log order and answers logins; in a cluster no owner knows
+        // them all.
         let mut logins = Some(outlets.logins);
-        if let Some((large, logins)) = floor.large.as_ref().zip(logins.take_if(|_| among_others)) {
-            let (crowds, lanes) = (Arc::clone(&large.crowds), Arc::clone(&large.lanes));
-            spread = Some(Spread::start(&ports, Arc::clone(&crowds), lanes, floor.metrics.clone()));
-            let floor = Arc::clone(&floor);
-            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), crowds, move || floor.outbound()));
+        if let Some((large, logins)) = broker.large.as_ref().zip(logins.take_if(|_| is_clustered)) {
+            let (subscriber, queues) = (Arc::clone(&large.subscriber), Arc::clone(&large.queues));
+            let publisher =
+                GroupPublisher::start(&ports, Arc::clone(&subscriber), queues, broker.metrics.clone());
+            group_publisher = Some(publisher);
+            let broker = Arc::clone(&broker);
+            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), subscriber, move || broker.local()));
         }
-        if among_others {
-            let (pending, answered) = (Arc::clone(&floor.pending), Arc::clone(&floor.answered));
-            let asking = recovery::ask_again(
+        if is_clustered {
+            let (pending, answer_cache) = (Arc::clone(&broker.pending), Arc::clone(&broker.answer_cache));
+            let recovery = recovery::ask_again(
                 Arc::clone(&ports),
                 pending,
-                answered,
-                floor.outbound(),
-                floor.metrics.clone(),
+                answer_cache,
+                broker.local(),
+                broker.metrics.clone(),
             );
-            tokio::spawn(asking);
+            tokio::spawn(recovery);
         }
-        let answered = among_others.then(|| Arc::clone(&floor.answered));
-        let metrics = floor.metrics.clone();
-        let ways = spread.clone().map(|spread| (Couriers::new(&ports, metrics.clone()), spread));
-        let outbound = move || match &ways {
-            Some((couriers, spread)) => floor
-                .outbound()
-                .with_reach(Reach::start(&floor.ports, Arc::clone(couriers)))
-                .with_spread(Arc::clone(spread)),
-            None => floor.outbound(),
+        let answered = is_clustered.then(|| Arc::clone(&broker.answer_cache));
+        let metrics = broker.metrics.clone();
+        let remote =
+            group_publisher.clone().map(|publisher| (PeerQueues::new(&ports, metrics.clone()), publisher));
+        let dispatcher = move || match &remote {
+            Some((queues, publisher)) => {
+                let router = Router::start(&broker.ports, Arc::clone(queues));
+                Dispatcher::clustered(broker.local(), router, Some(Arc::clone(publisher)))
+            }
+            None => Dispatcher::new(broker.local()),
         };
-        let owning = Owning {
+        let context = OwnerContext {
             ports,
             logins,
-            outbound: Box::new(outbound),
+            dispatcher: Box::new(dispatcher),
             answered,
             settings,
             metrics,
-            leaving: leaving.clone(),
+            leaving: shutdown.clone(),
         };
-        let own = tokio::spawn(assignment::own_all(owning));
-        Running { tasks: [("the way to the log", append), ("the owner", own)], leaving, spread }
+        let own = tokio::spawn(assignment::own_all(context));
+        RunningTasks { tasks: [("the log appender", append), ("the owner", own)], shutdown, group_publisher }
     }
 }

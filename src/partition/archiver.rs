@@ -1,8 +1,9 @@
-//! The archive of one partition: what the ledger decided is gathered and written, one transaction at a time, behind the
-//! answers or before them (ADR 16).
+//! Archiver of one partition: collects what the ledger decided and writes it to the store, one transaction at a time,
+//! before or after the batch is published (ADR 16).
 //!
-//! At most one portion is being written and another gathers behind it, so what was told and is not archived is bounded. An
-//! owner that ends where it stands takes its transaction with it; the fence decides whether that counts (flaws S6 to S9).
+//! At most one batch is being written and one more is pending, so the published but unarchived records are bounded. An
+//! owner that is aborted drops its open transaction; the store's fence decides whether that still counts (flaws S6 to
+//! S9).
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,106 +14,106 @@ use tidegate_protocol::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    batch::{self, Portion},
-    exit::{GivenUp, wait_for_store},
-    lag::{Heard, Tracker},
+    batch::{self, BatchSizer},
+    exit::{OwnerExit, wait_for_store},
+    lag::{LagTracker, LogSpan},
 };
 use crate::{
-    cluster::Teller,
+    cluster::UnarchivedMark,
     delivery::trace_steps,
     ports::Ports,
     store::{Fence, StoreError},
     trace,
 };
 
-/// Bytes that gather behind the transaction that is under way, about.
-const PILE_BYTES: u64 = 4 * 1024 * 1024;
+/// Approximate limit on the bytes that collect in the pending batch during a transaction.
+const PENDING_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// What an owner archives by.
-pub(crate) struct Archive {
+/// Writes the decided records of one partition to the store, under its owner's fence.
+pub(crate) struct Archiver {
     partition: u32,
     fence: Fence,
     ports: Arc<Ports>,
-    portion: Portion,
-    progress: Tracker,
-    teller: Teller,
+    sizer: BatchSizer,
+    progress: LagTracker,
+    mark: UnarchivedMark,
     wall_ms: fn() -> u64,
-    pile: Pile,
-    /// At most one, and what it writes.
-    writing: JoinSet<Result<Duration, GivenUp>>,
-    written: Pile,
+    pending: PendingBatch,
+    /// Open transaction; at most one.
+    writing: JoinSet<Result<Duration, OwnerExit>>,
+    in_transaction: PendingBatch,
 }
 
-/// Decided, and not archived yet.
+/// Decided records that are not being written yet.
 #[derive(Default)]
-struct Pile {
-    /// The place behind it; none = there is nothing.
+struct PendingBatch {
+    /// Log position after the batch; `None` if the batch is empty.
     to: Option<Position>,
     rows: usize,
     records: usize,
-    heard: Option<Heard>,
-    /// Those whose steps somebody follows.
+    span: Option<LogSpan>,
+    /// Records that carry a trace, with their outcomes.
     traced: Vec<(Record, Outcome)>,
 }
 
-impl Archive {
-    /// Of an owner that has taken over; `progress` and `teller` tell of it.
+impl Archiver {
+    /// Creates the archiver of an owner that has just taken over; reports to `progress` and `mark`.
     pub(crate) fn new(
         (partition, fence): (u32, Fence),
         ports: &Arc<Ports>,
-        progress: Tracker,
-        teller: Teller,
+        progress: LagTracker,
+        mark: UnarchivedMark,
         wall_ms: fn() -> u64,
     ) -> Self {
         Self {
             partition,
             fence,
             ports: Arc::clone(ports),
-            portion: Portion::default(),
+            sizer: BatchSizer::default(),
             progress,
-            teller,
+            mark,
             wall_ms,
-            pile: Pile::default(),
+            pending: PendingBatch::default(),
             writing: JoinSet::new(),
-            written: Pile::default(),
+            in_transaction: PendingBatch::default(),
         }
     }
 
-    /// How much is decided at a time.
-    pub(crate) fn portion(&self) -> &Portion {
-        &self.portion
+    /// Returns the current limit on the rows of a batch.
+    pub(crate) fn sizer(&self) -> &BatchSizer {
+        &self.sizer
     }
 
-    /// A portion was read, and waits from here on.
-    pub(crate) fn read(&self, heard: &Heard) {
-        let is_next = self.pile.to.is_none() && !self.is_writing();
-        self.progress.read(heard, is_next, (self.wall_ms)());
+    /// Notes that a batch was read; it now waits for its archive.
+    pub(crate) fn note_read(&self, span: &LogSpan) {
+        let is_next = self.pending.to.is_none() && !self.is_writing();
+        self.progress.note_read(span, is_next, (self.wall_ms)());
     }
 
-    /// Whether so much more may gather.
-    pub(crate) fn has_room(&self, rows: usize, bytes: u64) -> bool {
-        let gathered = self.pile.heard.as_ref().map_or(0, Heard::bytes);
-        self.pile.to.is_none()
-            || (self.pile.rows + rows <= self.portion.rows() && gathered + bytes <= PILE_BYTES)
+    /// Returns whether this many more rows and bytes fit into the pending batch.
+    pub(crate) fn fits(&self, rows: usize, bytes: u64) -> bool {
+        let pending_bytes = self.pending.span.as_ref().map_or(0, LogSpan::bytes);
+        self.pending.to.is_none()
+            || (self.pending.rows + rows <= self.sizer.rows() && pending_bytes + bytes <= PENDING_BYTES_MAX)
     }
 
-    /// Takes a portion up to `to` that the ledger has decided.
-    pub(crate) fn gather(&mut self, to: Position, rows: usize, decided: &[(Record, Outcome)], heard: Heard) {
-        let pile = &mut self.pile;
-        pile.to = Some(to);
-        pile.rows += rows;
-        pile.records += decided.len();
-        pile.heard = Some(match pile.heard.take() {
-            Some(before) => before.and(heard),
-            None => heard,
+    /// Adds a decided batch that ends at `to`.
+    pub(crate) fn add(&mut self, to: Position, rows: usize, decided: &[(Record, Outcome)], span: LogSpan) {
+        let pending = &mut self.pending;
+        pending.to = Some(to);
+        pending.rows += rows;
+        pending.records += decided.len();
+        pending.span = Some(match pending.span.take() {
+            Some(before) => before.and(span),
+            None => span,
         });
-        pile.traced.extend(decided.iter().filter(|(record, _)| record.trace.is_some()).cloned());
+        pending.traced.extend(decided.iter().filter(|(record, _)| record.trace.is_some()).cloned());
     }
 
-    /// What was gathered is about to be told.
-    pub(crate) fn tells(&self) {
-        if let Some(to) = &self.pile.to {
-            self.teller.tells(to.offset);
+    /// Marks the pending batch as published but unarchived. To be called before its recipients are looked up.
+    pub(crate) fn mark_published(&self) {
+        if let Some(to) = &self.pending.to {
+            self.mark.tells(to.offset);
         }
     }
 
@@ -120,98 +121,99 @@ impl Archive {
         !self.writing.is_empty()
     }
 
-    /// Begins to write what has gathered, unless something is being written.
-    pub(crate) fn start(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
-        let Some(delta) = self.take(ledger)? else { return Ok(()) };
+    /// Starts to write the pending batch, unless a transaction is open.
+    pub(crate) fn start(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+        let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
         let (ports, partition, fence) = (Arc::clone(&self.ports), self.partition, self.fence);
-        let (rows, records) = (self.written.rows, self.written.records);
+        let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
         self.writing.spawn(async move { write(&ports, partition, fence, &delta, rows, records).await });
         Ok(())
     }
 
-    /// What has gathered, to be written; none when there is nothing, or something is being written.
-    fn take(&mut self, ledger: &mut Ledger) -> Result<Option<Delta>, GivenUp> {
-        let Some(to) = self.pile.to.filter(|_| !self.is_writing()) else { return Ok(None) };
-        self.written = std::mem::take(&mut self.pile);
+    /// Takes the pending batch for writing; `None` if it is empty or a transaction is open.
+    fn take_pending(&mut self, ledger: &mut Ledger) -> Result<Option<Delta>, OwnerExit> {
+        let Some(to) = self.pending.to.filter(|_| !self.is_writing()) else { return Ok(None) };
+        self.in_transaction = std::mem::take(&mut self.pending);
         Ok(Some(ledger.take_delta(to)?))
     }
 
-    /// Waits until what is being written is archived. Cancel-safe; never ready while nothing is written.
-    pub(crate) async fn written(&mut self) -> Result<Duration, GivenUp> {
+    /// Waits for the open transaction and returns its duration. Cancel-safe; never ready without a transaction.
+    pub(crate) async fn transaction_done(&mut self) -> Result<Duration, OwnerExit> {
         match self.writing.join_next().await {
             Some(Ok(done)) => done,
             Some(Err(error)) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(GivenUp::Asked),
+                Err(_) => Err(OwnerExit::Revoked),
             },
             None => std::future::pending().await,
         }
     }
 
-    /// That is archived; the next is begun.
-    pub(crate) fn go_on(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), GivenUp> {
-        self.note(ledger, took)?;
+    /// Notes that the open transaction succeeded, and starts the next one.
+    pub(crate) fn advance(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), OwnerExit> {
+        self.complete(ledger, took)?;
         self.start(ledger)
     }
 
-    fn note(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), GivenUp> {
-        let done = std::mem::take(&mut self.written);
-        if let (Some(to), Some(heard)) = (done.to, done.heard) {
-            self.portion.archived(took);
+    fn complete(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), OwnerExit> {
+        let done = std::mem::take(&mut self.in_transaction);
+        if let (Some(to), Some(span)) = (done.to, done.span) {
+            self.sizer.note_duration(took);
             ledger.archived(to)?;
-            self.teller.archived(to.offset);
-            self.progress.archived(to.offset, &heard, self.pile.heard.as_ref(), (self.wall_ms)());
+            self.mark.archived(to.offset);
+            self.progress.note_archived(to.offset, &span, self.pending.span.as_ref(), (self.wall_ms)());
             trace_steps::note(&self.ports.trace, &done.traced, trace::Step::Archived, self.partition);
         }
         Ok(())
     }
 
-    /// Of an owner that was lost: waits for what becomes of the transaction under way, as readers do for what it told.
-    pub(crate) async fn end(&mut self, ledger: &mut Ledger) -> GivenUp {
+    /// Waits for the open transaction of an owner that lost its partition; readers of its published records wait for
+    /// that too.
+    pub(crate) async fn end(&mut self, ledger: &mut Ledger) -> OwnerExit {
         if self.is_writing() {
-            let done = self.written().await.and_then(|took| self.note(ledger, took));
-            return done.err().unwrap_or(GivenUp::Asked);
+            let done = self.transaction_done().await.and_then(|took| self.complete(ledger, took));
+            return done.err().unwrap_or(OwnerExit::Revoked);
         }
-        GivenUp::Asked
+        OwnerExit::Revoked
     }
 
-    /// Waits for one transaction, if there is anything to write.
-    pub(crate) async fn one(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
+    /// Writes one batch, if any is pending.
+    pub(crate) async fn flush_one(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         self.start(ledger)?;
         if self.is_writing() {
-            let took = self.written().await?;
-            self.go_on(ledger, took)?;
+            let took = self.transaction_done().await?;
+            self.advance(ledger, took)?;
         }
         Ok(())
     }
 
-    /// Waits until everything that has gathered is archived.
-    pub(crate) async fn all(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
+    /// Archives all pending batches.
+    pub(crate) async fn flush(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         loop {
             if self.is_writing() {
-                let took = self.written().await?;
-                self.note(ledger, took)?;
+                let took = self.transaction_done().await?;
+                self.complete(ledger, took)?;
             }
-            // Here and not beside: there is nothing else to do meanwhile.
-            let Some(delta) = self.take(ledger)? else { return Ok(()) };
-            let (rows, records) = (self.written.rows, self.written.records);
+            // Inline, not spawned: the owner has nothing else to do.
+            let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
+            let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
             let took = write(&self.ports, self.partition, self.fence, &delta, rows, records).await?;
-            self.note(ledger, took)?;
+            self.complete(ledger, took)?;
         }
     }
 
-    /// The same for an owner that may be lost meanwhile: [`Self::end`] finds what is under way.
-    pub(crate) async fn all_beside(&mut self, ledger: &mut Ledger) -> Result<(), GivenUp> {
+    /// Like [`Self::flush`], but may be cancelled; [`Self::end`] then awaits the open transaction.
+    pub(crate) async fn flush_cancellable(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         self.start(ledger)?;
         while self.is_writing() {
-            let took = self.written().await?;
-            self.go_on(ledger, took)?;
+            let took = self.transaction_done().await?;
+            self.advance(ledger, took)?;
         }
         Ok(())
     }
 }
 
-/// Archives until it is done, and gives the time of the try that did it.
+/// Archives the delta, with retries, and returns the duration of the attempt that succeeded.
 async fn write(
     ports: &Ports,
     partition: u32,
@@ -219,21 +221,21 @@ async fn write(
     delta: &Delta,
     rows: usize,
     records: usize,
-) -> Result<Duration, GivenUp> {
+) -> Result<Duration, OwnerExit> {
     loop {
         let began = Instant::now();
         let done = ports.store.archive(partition, fence, delta).await;
         match (done, began.elapsed()) {
             (Ok(()), took) => {
                 if let Err(error) = ports.bus.trim(partition, delta.to.offset).await {
-                    tracing::debug!(%error, "the log keeps what is archived for now");
+                    tracing::debug!(%error, partition, "log not trimmed; archived records stay for now");
                 }
                 return Ok(took);
             }
-            // The same would fail again. One that may have happened is asked about as it was, and one that was not begun for
-            // want of a connection is none too large.
+            // The same batch would fail again. An `Unknown` outcome is retried unchanged, because it may have been
+            // committed; after `NoConnection` the size is not the cause.
             (Err(StoreError::Unavailable(_)), took) if batch::is_too_large(rows, records, took) => {
-                return Err(GivenUp::TooMuch(rows));
+                return Err(OwnerExit::BatchTooLarge(rows));
             }
             (Err(error), _) => wait_for_store(error).await?,
         }

@@ -1,8 +1,8 @@
-//! The partitions in this node's hands: an owner for each, begun and ended as the bus says (DESIGN 6.1).
+//! Partition assignment: starts and stops one owner per partition, as the bus assigns and revokes them.
 //!
-//! A partition that is asked back is given up between two batches, so everything decided is archived and told; one that
-//! was lost is dropped where it stands, and the store's fence keeps what it was doing from counting (flaws S6 to S9). Where
-//! owners answer first, one that was lost only waits for the transaction that is under way: what that archived, it tells.
+//! A revoked partition is released between batches, with every decided record archived and published. The owner of a
+//! lost partition is aborted, and the store's fence rejects its unfinished write (flaws S6 to S9). Owners that answer
+//! first (ADR 16) await their open transaction instead, and publish the records that it archived.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,58 +15,60 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    exit::GivenUp,
-    owner::{Owner, RETRY, Settings},
-    stall::{STANDS_STILL, Stall},
+    exit::{OwnerExit, PORT_RETRY_INTERVAL},
+    owner::{Owner, Settings},
+    stall::{ARCHIVE_STALL_TIMEOUT, StallDetector},
 };
 use crate::{
     bus::{Ownership, OwnershipEvent, ReadError},
-    delivery::{answer_cache::Answered, local::Outbound},
+    delivery::answer_cache::AnswerCache,
     mail::ConnKey,
     metrics::Metrics,
+    partition::dispatcher::Dispatcher,
     ports::Ports,
     routes::Route,
     store::StoreError,
 };
 
-/// Between two looks at whether archives go on.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a node stays away that gave its partitions up: at first, and at the most.
-const AWAY: Duration = Duration::from_secs(10);
-const AWAY_MAX: Duration = Duration::from_secs(160);
+/// Delay before rejoining the owners group after leaving it; doubles up to [`REJOIN_DELAY_MAX`].
+const REJOIN_DELAY: Duration = Duration::from_secs(10);
 
-/// Who has owned for so long and then stands still begins anew: it is not what was wrong before.
-const HEALTHY: Duration = Duration::from_secs(60).saturating_add(STANDS_STILL);
+/// Longest delay before rejoining the owners group.
+const REJOIN_DELAY_MAX: Duration = Duration::from_secs(160);
 
-/// How long an owner that was lost may wait for its transaction; longer than a statement takes by default.
-const LAST_WORDS: Duration = Duration::from_secs(6);
+/// Owning for this long resets the rejoin delay; a later stall is a new problem.
+const REJOIN_DELAY_RESET: Duration = Duration::from_secs(60).saturating_add(ARCHIVE_STALL_TIMEOUT);
 
-/// Within this a node that the group of owners has put out hears of it.
-const GROUP_HEARTBEAT: Duration = Duration::from_secs(3);
+/// Longest wait for the open transaction of a lost partition; exceeds the default statement timeout.
+const FINAL_TRANSACTION_MAX: Duration = Duration::from_secs(6);
 
-/// What an owner works with; one of each kind for all partitions of a node.
-pub struct Owning {
-    /// The ports.
+/// Time within which a member learns of its eviction from the owners group.
+const EVICTION_NOTICE_MAX: Duration = Duration::from_secs(3);
+
+/// Dependencies shared by all owners of a node.
+pub struct OwnerContext {
+    /// Ports of this node.
     pub ports: Arc<Ports>,
-    /// Users who log in, where one owner has the whole log and knows memberships in its order; else none, and
-    /// [`login::answer_all`](crate::login::answer_all) is for them.
+    /// Logins, if one owner reads the whole log and so knows memberships in log order. `None` if
+    /// [`login::answer_all`](crate::login::answer_all) answers them.
     pub logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
-    /// Makes what tells the clients, once for each partition.
-    pub outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
-    /// Where owners keep what they said, for who asks again; none = there are no other nodes.
-    pub answered: Option<Arc<Answered>>,
-    /// From the configuration.
+    /// Creates the output of one owner to clients and peers.
+    pub dispatcher: Box<dyn Fn() -> Dispatcher + Send + Sync>,
+    /// Recent answers of the owners, for origins that ask again; `None` on a single node.
+    pub answered: Option<Arc<AnswerCache>>,
+    /// Settings of each owner.
     pub settings: Settings,
-    /// Where it counts.
+    /// Metrics of the node.
     pub metrics: Metrics,
-    /// Cancelled, the node leaves, partition by partition.
+    /// Cancelled when the node shuts down; its partitions are then released one by one.
     pub leaving: CancellationToken,
 }
 
-impl Owning {
-    /// Tells the lease, and so the other nodes, what is owned.
-    fn noter(&self) -> impl Fn(u32, bool) + Send + use<> {
+impl OwnerContext {
+    /// Returns a function that records whether a partition is owned, for the lease and so for the peers.
+    fn ownership_recorder(&self) -> impl Fn(u32, bool) + Send + use<> {
         let (owned, metrics) = (Arc::clone(&self.ports.owned), self.metrics.clone());
         move |partition, is_owned| {
             owned.set(partition, is_owned);
@@ -74,81 +76,82 @@ impl Owning {
         }
     }
 
-    fn note(&self, partition: u32, is_owned: bool) {
-        self.noter()(partition, is_owned);
+    fn record_ownership(&self, partition: u32, is_owned: bool) {
+        self.ownership_recorder()(partition, is_owned);
     }
 }
 
-/// The partitions in this node's hands.
+/// Owner tasks for the partitions assigned to this node.
 #[derive(Default)]
-struct Hands {
-    tasks: JoinSet<(u32, GivenUp)>,
-    held: HashMap<u32, Held>,
+struct Assignments {
+    tasks: JoinSet<(u32, OwnerExit)>,
+    owners: HashMap<u32, OwnerHandle>,
 }
 
-struct Held {
+struct OwnerHandle {
     stop: CancellationToken,
     lost: CancellationToken,
     task: AbortHandle,
 }
 
-/// How owning ended.
-enum Ended {
-    /// The node leaves, or is of no use.
-    ForGood,
-    /// Its archive stood still while others went on: the partitions are theirs for now.
-    ForNow,
-    /// It does not know the rules by now: the partitions are others', and it serves its clients.
+/// Reason why the node left the owners group.
+enum GroupExit {
+    /// The node shuts down, or can own no partition.
+    Final,
+    /// The archive stalled while those of peers progressed; the node rejoins later.
+    Temporary,
+    /// The node does not know the rules of the log; it only serves its clients from now on.
     Unfit,
 }
 
-/// What it means for a node that one of its partitions was given up.
+/// Consequence of an owner's exit for the whole node.
 enum Verdict {
-    /// Nothing: it was asked back, or what is left is of use.
-    Goes,
-    /// It can't follow the rules of the log any more.
+    /// No consequence: the partition was revoked, or other partitions are still owned.
+    Continue,
+    /// The node does not know the rules of the log.
     Unfit,
-    /// It is of no use, or its store can't be trusted: it ends and says so (`Node::broken`), so that its partitions go to
-    /// others.
+    /// No partition is owned, or the store can't be trusted: the node shuts down and reports it (`Node::broken`), so
+    /// that peers take over its partitions.
     Broken,
 }
 
-/// Owns what the bus assigns, each partition in a task of its own, until the node has left. Returns early when no
-/// partition can be owned: then the node is of no use. A node whose archive stands still while those of others go on
-/// leaves for a while, longer each time until it has owned in health for a minute: no group takes a single partition back from
-/// one who stays.
-pub async fn own_all(mut owning: Owning) {
-    let (leaving, mut away) = (owning.leaving.clone(), AWAY);
+/// Owns the partitions that the bus assigns, each in its own task, until the node shuts down.
+///
+/// Returns early if no partition can be owned, because the node is of no use then. A node whose archive stalls while
+/// peers progress leaves the owners group, longer each time until it has owned for a minute without a stall. It leaves
+/// with all its partitions, because no consumer group takes a single one from a member that stays.
+pub async fn own_all(mut context: OwnerContext) {
+    let (leaving, mut delay) = (context.leaving.clone(), REJOIN_DELAY);
     loop {
         let began = Instant::now();
-        match own(&mut owning).await {
-            Ended::ForGood => return,
-            // Nothing is learnt without another program: it must not come back and take what it would give up again.
-            Ended::Unfit => return leaving.cancelled().await,
-            Ended::ForNow => {}
+        match own(&mut context).await {
+            GroupExit::Final => return,
+            // Only an upgrade teaches the rules: a node that rejoins would have to release the same partitions again.
+            GroupExit::Unfit => return leaving.cancelled().await,
+            GroupExit::Temporary => {}
         }
-        if began.elapsed() >= HEALTHY {
-            away = AWAY;
+        if began.elapsed() >= REJOIN_DELAY_RESET {
+            delay = REJOIN_DELAY;
         }
-        let back = async {
-            tokio::time::sleep(away).await;
-            store_answers(&owning.ports).await;
+        let rejoin = async {
+            tokio::time::sleep(delay).await;
+            wait_for_readable_store(&context.ports).await;
         };
         tokio::select! {
             biased;
             () = leaving.cancelled() => return,
-            () = back => {}
+            () = rejoin => {}
         }
-        away = (2 * away).min(AWAY_MAX);
+        delay = (2 * delay).min(REJOIN_DELAY_MAX);
     }
 }
 
-/// Waits until the store can be read again.
-async fn store_answers(ports: &Ports) {
+/// Waits until the store can be read.
+async fn wait_for_readable_store(ports: &Ports) {
     let Ok(nobody) = UserId::new("-") else { return };
     while let Err(error) = ports.store.memberships(&nobody, None, 1).await {
-        tracing::debug!(%error, "this node owns nothing before the store answers");
-        tokio::time::sleep(LOOK_EVERY).await;
+        tracing::debug!(%error, "store unavailable; not rejoining the owners group");
+        tokio::time::sleep(STALL_CHECK_INTERVAL).await;
     }
 }
 
@@ -157,75 +160,76 @@ async fn join(ports: &Ports) -> Box<dyn Ownership> {
         match ports.bus.join(&ports.me).await {
             Ok(ownership) => return ownership,
             Err(error) => {
-                tracing::warn!(%error, "the owners could not be joined");
-                tokio::time::sleep(RETRY).await;
+                tracing::warn!(%error, "joining the owners group failed; retrying");
+                tokio::time::sleep(PORT_RETRY_INTERVAL).await;
             }
         }
     }
 }
 
-async fn own(owning: &mut Owning) -> Ended {
-    let ports = Arc::clone(&owning.ports);
+async fn own(context: &mut OwnerContext) -> GroupExit {
+    let ports = Arc::clone(&context.ports);
     let mut ownership = join(&ports).await;
-    let (mut hands, mut left, mut ended) = (Hands::default(), false, Ended::ForGood);
-    let (mut stall, mut looks) = (Stall::default(), tokio::time::interval(LOOK_EVERY));
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let leaving = owning.leaving.clone();
+    let (mut assignments, mut has_left, mut exit) = (Assignments::default(), false, GroupExit::Final);
+    let (mut stall, mut checks) = (StallDetector::default(), tokio::time::interval(STALL_CHECK_INTERVAL));
+    checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let leaving = context.leaving.clone();
     loop {
         tokio::select! {
-            // In this order, so that a simulation runs the same way each time.
+            // Fixed order, so that a simulation seed reproduces a run.
             biased;
             event = ownership.next() => match event {
                 Some(OwnershipEvent::Assigned(partition)) => {
-                    let logins = owning.logins.take();
-                    hands.take(partition, owning, logins);
+                    let logins = context.logins.take();
+                    assignments.start_owner(partition, context, logins);
                 }
                 Some(OwnershipEvent::Revoked(partition)) => {
-                    if stall.stands_still(partition, Instant::now()) {
-                        // It would not come to an end in time; as after a crash, the fence decides what of it counts.
-                        hands.drop(partition, owning);
+                    if stall.is_stalling(partition, Instant::now()) {
+                        // A stalled owner would not stop in time. As after a crash, the fence decides what counts.
+                        assignments.abort_owner(partition, context);
                     }
-                    if !hands.stop(partition) {
+                    if !assignments.stop_owner(partition) {
                         ownership.release(partition).await;
                     }
                 }
-                Some(OwnershipEvent::Lost(partition)) => hands.drop(partition, owning),
-                None => return ended,
+                Some(OwnershipEvent::Lost(partition)) => assignments.abort_owner(partition, context),
+                None => return exit,
             },
-            Some(done) = hands.tasks.join_next_with_id() => match done {
-                // An owner that was dropped meanwhile has no say: the partition may be in new hands.
-                Ok((id, (partition, _))) if !hands.holds(partition, id) => {}
+            Some(done) = assignments.tasks.join_next_with_id() => match done {
+                // Exit of an owner that was replaced or aborted; the partition may have a new owner here.
+                Ok((id, (partition, _))) if !assignments.is_current(partition, id) => {}
                 Ok((_, (partition, why))) => {
-                    owning.note(partition, false);
-                    hands.held.remove(&partition);
+                    context.record_ownership(partition, false);
+                    assignments.owners.remove(&partition);
                     ownership.release(partition).await;
-                    match hands.verdict(partition, &why, owning) {
-                        Verdict::Unfit if !left => {
-                            (left, ended) = (true, Ended::Unfit);
+                    match assignments.verdict(partition, &why, context) {
+                        Verdict::Unfit if !has_left => {
+                            (has_left, exit) = (true, GroupExit::Unfit);
                             ownership.leave().await;
                         }
-                        Verdict::Broken if !matches!(ended, Ended::Unfit) => return Ended::ForGood,
+                        Verdict::Broken if !matches!(exit, GroupExit::Unfit) => return GroupExit::Final,
                         _ => {}
                     }
                 }
                 Err(error) if error.is_cancelled() => {}
-                // Nobody knows what it had done: the node ends, and another run takes over from the store.
+                // The state of its work is unknown: the node shuts down, and the next owner resumes from the store.
                 Err(error) => {
-                    tracing::error!(%error, "an owner panicked");
-                    return Ended::ForGood;
+                    tracing::error!(%error, "owner panicked; node shuts down");
+                    return GroupExit::Final;
                 }
             },
-            () = leaving.cancelled(), if !left => {
-                left = true;
+            () = leaving.cancelled(), if !has_left => {
+                has_left = true;
                 ownership.leave().await;
             }
-            _ = looks.tick(), if !left => {
+            _ = checks.tick(), if !has_left => {
                 let owned = &ports.owned;
-                let held = hands.held.keys().map(|it| (*it, owned.progress_of(*it), owned.is_at_log(*it)));
-                if let Some(partition) = stall.look(held, ports.peers.seen().standings(), Instant::now()) {
-                    tracing::error!(partition, "nothing is archived here for 10 s while other nodes archive: they get the partitions");
-                    owning.metrics.given_up.increment(1);
-                    (left, ended) = (true, Ended::ForNow);
+                let mine = assignments.owners.keys();
+                let mine = mine.map(|it| (*it, owned.progress_of(*it), owned.is_at_log(*it)));
+                if let Some(partition) = stall.update(mine, ports.peers.seen().standings(), Instant::now()) {
+                    tracing::error!(partition, "archive stalled while peers progress; leaving owners group");
+                    context.metrics.given_up.increment(1);
+                    (has_left, exit) = (true, GroupExit::Temporary);
                     ownership.leave().await;
                 }
             }
@@ -233,113 +237,119 @@ async fn own(owning: &mut Owning) -> Ended {
     }
 }
 
-impl Hands {
-    fn take(
+impl Assignments {
+    fn start_owner(
         &mut self,
         partition: u32,
-        owning: &Owning,
+        context: &OwnerContext,
         logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
     ) {
-        self.drop(partition, owning);
+        self.abort_owner(partition, context);
         let (stop, lost) = (CancellationToken::new(), CancellationToken::new());
         let (stopping, losing) = (stop.clone(), lost.clone());
-        let (ports, settings) = (Arc::clone(&owning.ports), owning.settings.clone());
-        let answered = owning.answered.clone();
-        let (metrics, note, mut out) = (owning.metrics.clone(), owning.noter(), (owning.outbound)());
+        let (ports, settings) = (Arc::clone(&context.ports), context.settings.clone());
+        let answered = context.answered.clone();
+        let (metrics, record) = (context.metrics.clone(), context.ownership_recorder());
+        let mut out = (context.dispatcher)();
         let mut logins = logins;
-        let owns = async move {
+        let owner_loop = async move {
             loop {
                 let take_over =
                     Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics);
                 let taken = tokio::select! {
                     biased;
-                    // It has decided nothing, so nothing is to be waited for.
-                    () = losing.cancelled() => Err(GivenUp::Asked),
-                    () = stopping.cancelled() => Err(GivenUp::Asked),
+                    // Nothing is decided before the take-over is done, so there is nothing to wait for.
+                    () = losing.cancelled() => Err(OwnerExit::Revoked),
+                    () = stopping.cancelled() => Err(OwnerExit::Revoked),
                     taken = take_over => taken,
                 };
                 let why = match taken {
                     Ok(owner) => {
-                        note(partition, true);
+                        record(partition, true);
                         Box::pin(owner.run(&mut logins, &mut out, &stopping, &losing)).await
                     }
                     Err(error) => error,
                 };
                 let pause = match &why {
-                    // Its fence is another's, but the partition was not taken away: a former owner came late, or this
-                    // node is one and has not heard of it yet. The group says which, within a heartbeat.
-                    GivenUp::Store(StoreError::Fenced) => GROUP_HEARTBEAT,
-                    // Postgres failed over to a copy that lags, or was set back: what it lost the log still has, and the
-                    // same seqs come of it. A log that does not fit is refused by the take-over.
-                    GivenUp::Store(StoreError::PositionMismatch(_)) | GivenUp::Ledger(Stop::NotMine) => RETRY,
-                    GivenUp::Log(ReadError::Unavailable(_)) | GivenUp::TooMuch(_) => RETRY,
+                    // Another owner has the fence, but the group has not revoked the partition. Either a former owner
+                    // came late, or this node is evicted and will learn so within a heartbeat.
+                    OwnerExit::Store(StoreError::Fenced) => EVICTION_NOTICE_MAX,
+                    // Postgres failed over to a lagging copy or was restored. The log still has the lost records, and
+                    // they get the same seqs. The take-over refuses a log that does not match.
+                    OwnerExit::Store(StoreError::PositionMismatch(_)) | OwnerExit::Ledger(Stop::NotMine) => {
+                        PORT_RETRY_INTERVAL
+                    }
+                    OwnerExit::Log(ReadError::Unavailable(_)) | OwnerExit::BatchTooLarge(_) => {
+                        PORT_RETRY_INTERVAL
+                    }
                     _ => return (partition, why),
                 };
-                tracing::warn!(error = %why, partition, "taking over again");
+                tracing::warn!(error = %why, partition, "owner exited; taking over again");
                 tokio::select! {
                     biased;
-                    () = losing.cancelled() => return (partition, GivenUp::Asked),
-                    () = stopping.cancelled() => return (partition, GivenUp::Asked),
+                    () = losing.cancelled() => return (partition, OwnerExit::Revoked),
+                    () = stopping.cancelled() => return (partition, OwnerExit::Revoked),
                     () = tokio::time::sleep(pause) => {}
                 }
             }
         };
-        let ends = lost.clone();
+        let is_lost = lost.clone();
         let task = self.tasks.spawn(async move {
-            let at_last = async {
-                ends.cancelled().await;
-                tokio::time::sleep(LAST_WORDS).await;
+            let deadline = async {
+                is_lost.cancelled().await;
+                tokio::time::sleep(FINAL_TRANSACTION_MAX).await;
             };
             tokio::select! {
                 biased;
-                ended = owns => ended,
-                () = at_last => (partition, GivenUp::Asked),
+                exit = owner_loop => exit,
+                () = deadline => (partition, OwnerExit::Revoked),
             }
         });
-        self.held.insert(partition, Held { stop, lost, task });
+        self.owners.insert(partition, OwnerHandle { stop, lost, task });
     }
 
-    fn verdict(&self, partition: u32, why: &GivenUp, owning: &Owning) -> Verdict {
-        if matches!(why, GivenUp::Asked | GivenUp::Log(ReadError::NotOwner)) {
-            return Verdict::Goes;
+    fn verdict(&self, partition: u32, why: &OwnerExit, context: &OwnerContext) -> Verdict {
+        if matches!(why, OwnerExit::Revoked | OwnerExit::Log(ReadError::NotOwner)) {
+            return Verdict::Continue;
         }
-        tracing::error!(error = %why, partition, "a partition was given up: its conversations take no messages");
-        if let GivenUp::Ledger(Stop::UnknownRules(version)) = why {
-            owning.metrics.rules_unknown.set(f64::from(*version));
-            // There are other nodes, and clients that this one goes on serving.
-            if owning.answered.is_some() {
+        tracing::error!(error = %why, partition, "owner exited; its conversations accept no messages");
+        if let OwnerExit::Ledger(Stop::UnknownRules(version)) = why {
+            context.metrics.rules_unknown.set(f64::from(*version));
+            // In a cluster peers take over the partitions, and this node still serves its clients.
+            if context.answered.is_some() {
                 tracing::error!(
-                    "this node owns nothing until it is replaced; the other nodes get its partitions"
+                    version,
+                    "ledger rules unknown; leaving the owners group until this node is upgraded"
                 );
                 return Verdict::Unfit;
             }
         }
-        if self.held.is_empty() || matches!(why, GivenUp::Store(StoreError::Broken(_))) {
+        if self.owners.is_empty() || matches!(why, OwnerExit::Store(StoreError::Broken(_))) {
             return Verdict::Broken;
         }
-        Verdict::Goes
+        Verdict::Continue
     }
 
-    fn holds(&self, partition: u32, task: Id) -> bool {
-        self.held.get(&partition).is_some_and(|held| held.task.id() == task)
+    fn is_current(&self, partition: u32, task: Id) -> bool {
+        self.owners.get(&partition).is_some_and(|owner| owner.task.id() == task)
     }
 
-    /// Asks the owner to end between two batches; false if there is none.
-    fn stop(&self, partition: u32) -> bool {
-        let held = self.held.get(&partition);
-        held.inspect(|held| held.stop.cancel()).is_some()
+    /// Stops the owner between two batches; returns false if there is none.
+    fn stop_owner(&self, partition: u32) -> bool {
+        let owner = self.owners.get(&partition);
+        owner.inspect(|owner| owner.stop.cancel()).is_some()
     }
 
-    /// Ends the owner where it stands: what it was about to archive the fence decides, and it answers nothing more, but what is
-    /// archived then.
-    fn drop(&mut self, partition: u32, owning: &Owning) {
-        if let Some(held) = self.held.remove(&partition) {
-            match owning.settings.answers_first {
-                Some(_) => held.lost.cancel(),
-                None => held.task.abort(),
+    /// Aborts the owner mid-batch. The fence decides whether its open transaction counts; only an owner that answers
+    /// first awaits that, and publishes what it archived.
+    fn abort_owner(&mut self, partition: u32, context: &OwnerContext) {
+        if let Some(owner) = self.owners.remove(&partition) {
+            match context.settings.answers_first {
+                Some(_) => owner.lost.cancel(),
+                None => owner.task.abort(),
             }
-            owning.note(partition, false);
-            tracing::warn!(partition, "an owner was ended where it stood: the partition is another node's");
+            context.record_ownership(partition, false);
+            tracing::warn!(partition, "partition lost to another node; owner stopped mid-batch");
         }
     }
 }

@@ -1,92 +1,94 @@
-//! How much an owner archives in one transaction: little after a take-over, more while the store is quick about it.
+//! Batch sizing for the archive: small transactions after a take-over, larger ones while the store is fast.
 //!
-//! A record is worth as many rows as it names users, so records alone say little: a full batch of imports would be some
-//! hundred thousand rows in one statement. What the store broke off for its size is never offered again as it was: the owner
-//! takes over anew, and so begins small.
+//! The size is counted in rows, estimated by the users that a record names. The number of records says little: a full
+//! batch of imports would be several hundred thousand rows in one statement. A batch that failed because of its size is
+//! not retried unchanged: the owner takes over again, and so starts with small batches.
 
 use std::time::Duration;
 
 use tidegate_protocol::record::{Body, Position, Record, RecordError};
 
-use super::{lag::Heard, retention};
+use super::{lag::LogSpan, retention};
 use crate::bus::{Bounds, LogRecord};
 
-/// Rows of a portion, about: at first, and at the most. A record that is worth more is a portion of its own.
-const FIRST: usize = 512;
-const MOST: usize = 8_192;
+/// Approximate rows of a batch after a take-over. A record with more rows is a batch of its own.
+const ROWS_INITIAL: usize = 512;
 
-/// A transaction that was quicker than this may grow to twice of it.
-const QUICK: Duration = Duration::from_secs(1);
+/// Approximate limit on the rows of a batch.
+const ROWS_MAX: usize = 8_192;
 
-/// One that failed after so long may have failed for its size; one that failed sooner was not worked on.
-const LONG: Duration = Duration::from_secs(2);
+/// A transaction faster than this doubles the row limit.
+const FAST_TRANSACTION_MAX: Duration = Duration::from_secs(1);
 
-/// The bound of the next portion.
+/// A transaction that fails after at least this long may be too large. The store did not work on one that fails sooner.
+const SIZE_FAILURE_MIN: Duration = Duration::from_secs(2);
+
+/// Adaptive limit on the rows of one archive transaction.
 #[derive(Debug)]
-pub(crate) struct Portion {
+pub(crate) struct BatchSizer {
     rows: usize,
 }
 
-/// Records that are decided, archived and told together.
-pub(crate) struct Cut {
-    /// At their offsets, as far as they can be read.
+/// Records that are decided, archived and published together.
+pub(crate) struct RecordBatch {
+    /// Records with their offsets; an error marks a record that can't be decoded.
     pub(crate) records: Vec<(u64, Result<Record, RecordError>)>,
-    /// What they are worth.
+    /// Estimated row count.
     pub(crate) rows: usize,
-    /// The place behind them.
+    /// Log position after the batch.
     pub(crate) to: Position,
-    /// What they say of the log.
-    pub(crate) heard: Heard,
+    /// Log range that the batch covers.
+    pub(crate) span: LogSpan,
 }
 
-impl Default for Portion {
+impl Default for BatchSizer {
     fn default() -> Self {
-        Self { rows: FIRST }
+        Self { rows: ROWS_INITIAL }
     }
 }
 
-impl Portion {
-    /// Cuts a portion off the beginning of what was read; none when nothing is left.
-    pub(crate) fn cut(&self, bounds: Bounds, rest: &mut &[LogRecord]) -> Option<Cut> {
+impl BatchSizer {
+    /// Takes the next batch from the front of `rest`; `None` if nothing is left.
+    pub(crate) fn next_batch(&self, bounds: Bounds, rest: &mut &[LogRecord]) -> Option<RecordBatch> {
         let to = |it: &LogRecord| Position::behind(it.offset, &it.bytes);
         let first = to(rest.first()?);
-        let mut cut = Cut { records: Vec::new(), rows: 0, to: first, heard: Heard::of(bounds) };
-        while let Some((next, behind)) = rest.split_first() {
+        let mut batch = RecordBatch { records: Vec::new(), rows: 0, to: first, span: LogSpan::of(bounds) };
+        while let Some((next, remaining)) = rest.split_first() {
             let record = Record::decode(next.bytes.clone());
             let rows = record.as_ref().map_or(1, rows_of);
-            if !cut.records.is_empty() && cut.rows + rows > self.rows {
+            if !batch.records.is_empty() && batch.rows + rows > self.rows {
                 break;
             }
-            cut.heard.record(next.bytes.len(), record.as_ref().map(|record| record.received_at).ok());
-            cut.records.push((next.offset, record));
-            (cut.rows, cut.to, *rest) = (cut.rows + rows, to(next), behind);
+            batch.span.add_record(next.bytes.len(), record.as_ref().map(|record| record.received_at).ok());
+            batch.records.push((next.offset, record));
+            (batch.rows, batch.to, *rest) = (batch.rows + rows, to(next), remaining);
         }
-        Some(cut)
+        Some(batch)
     }
 
-    /// How many rows one has at the most, unless it is a single record.
+    /// Returns the row limit, which a batch of one record may exceed.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// One was archived in that time.
-    pub(crate) fn archived(&mut self, took: Duration) {
-        if took < QUICK {
-            self.rows = (self.rows * 2).min(MOST);
+    /// Adjusts the limit to the duration of a successful transaction.
+    pub(crate) fn note_duration(&mut self, took: Duration) {
+        if took < FAST_TRANSACTION_MAX {
+            self.rows = (self.rows * 2).min(ROWS_MAX);
         }
     }
 }
 
-/// Whether what failed after that time is to be tried again in smaller portions: those of a new owner are.
+/// Returns whether a batch that failed after `took` should be retried in smaller parts, as after a take-over.
 pub(crate) fn is_too_large(rows: usize, records: usize, took: Duration) -> bool {
-    records > 1 && rows > FIRST && took >= LONG
+    records > 1 && rows > ROWS_INITIAL && took >= SIZE_FAILURE_MIN
 }
 
-/// How many rows of the store the record changes, about.
+/// Estimates how many store rows the record changes.
 fn rows_of(record: &Record) -> usize {
     match &record.body {
         Body::Member(change) => 1 + change.users.len(),
-        Body::Prune(_) => retention::ROWS,
+        Body::Prune(_) => retention::PRUNE_ROWS_MAX,
         Body::Message(_) | Body::Recall(_) | Body::Rules(_) => 1,
     }
 }
@@ -104,7 +106,7 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds { topic: TopicId(1), first: 0, next: 100 };
 
-    /// A group of so many users; none = a record that can't be read.
+    /// Record that creates a group of `users` members; undecodable if `None`.
     fn record(offset: u64, users: Option<usize>) -> LogRecord {
         let change = |users| MemberChange {
             conversation: ConversationId::parse("g:a").unwrap(),
@@ -121,38 +123,38 @@ mod tests {
         LogRecord { offset, bytes }
     }
 
-    fn cuts(it: &Portion, users: &[Option<usize>]) -> Vec<(u64, usize, usize)> {
+    fn split(it: &BatchSizer, users: &[Option<usize>]) -> Vec<(u64, usize, usize)> {
         let all: Vec<LogRecord> = (10..).zip(users).map(|(offset, users)| record(offset, *users)).collect();
         let mut rest = &all[..];
-        let cuts = std::iter::from_fn(|| it.cut(BOUNDS, &mut rest));
-        cuts.map(|cut| (cut.to.offset, cut.records.len(), cut.rows)).collect()
+        let batches = std::iter::from_fn(|| it.next_batch(BOUNDS, &mut rest));
+        batches.map(|batch| (batch.to.offset, batch.records.len(), batch.rows)).collect()
     }
 
     #[test]
-    fn a_batch_is_cut_by_the_users_it_names_in_order_and_whole() {
-        let it = Portion::default();
-        assert_eq!(cuts(&it, &[]), []);
-        assert_eq!(cuts(&it, &[Some(1), None, Some(508)]), [(13, 3, 512)]);
+    fn batches_split_by_named_users_and_keep_the_order() {
+        let it = BatchSizer::default();
+        assert_eq!(split(&it, &[]), []);
+        assert_eq!(split(&it, &[Some(1), None, Some(508)]), [(13, 3, 512)]);
         let large = [Some(1), Some(509), None, Some(1_000), Some(1)];
-        assert_eq!(cuts(&it, &large), [(12, 2, 512), (13, 1, 1), (14, 1, 1_001), (15, 1, 2)]);
+        assert_eq!(split(&it, &large), [(12, 2, 512), (13, 1, 1), (14, 1, 1_001), (15, 1, 2)]);
     }
 
     #[test]
-    fn portions_grow_while_the_store_is_quick_and_stay_bounded() {
-        let mut it = Portion::default();
-        it.archived(QUICK);
-        assert_eq!(it.rows, FIRST, "no larger: that one took its time");
+    fn batches_grow_up_to_the_limit_while_the_store_is_fast() {
+        let mut it = BatchSizer::default();
+        it.note_duration(FAST_TRANSACTION_MAX);
+        assert_eq!(it.rows, ROWS_INITIAL, "a slow transaction does not raise the limit");
         for _ in 0..20 {
-            it.archived(QUICK / 2);
+            it.note_duration(FAST_TRANSACTION_MAX / 2);
         }
-        assert_eq!(it.rows, MOST);
+        assert_eq!(it.rows, ROWS_MAX);
     }
 
     #[test]
-    fn only_what_took_long_and_can_be_less_is_tried_in_smaller_portions() {
-        assert!(is_too_large(MOST, 2, LONG));
-        assert!(!is_too_large(MOST, 2, LONG / 2), "the store is away");
-        assert!(!is_too_large(FIRST, 2, LONG), "the first of a new owner is as large");
-        assert!(!is_too_large(MOST, 1, LONG), "a record can't be cut");
+    fn only_slow_divisible_batches_are_too_large() {
+        assert!(is_too_large(ROWS_MAX, 2, SIZE_FAILURE_MIN));
+        assert!(!is_too_large(ROWS_MAX, 2, SIZE_FAILURE_MIN / 2), "store unavailable");
+        assert!(!is_too_large(ROWS_INITIAL, 2, SIZE_FAILURE_MIN), "a new owner starts at this size");
+        assert!(!is_too_large(ROWS_MAX, 1, SIZE_FAILURE_MIN), "one record can't be split");
     }
 }

@@ -1,45 +1,48 @@
-//! Why an owner gives its partition up, with the cure where there is one, and what it waits out instead.
+//! Reasons why an owner exits, with their cures, and the store errors that it waits out instead.
 
 use tidegate_protocol::machine::ledger::Stop;
 
-use super::owner::RETRY;
 use crate::{
     bus::{Bounds, ReadError},
     store::StoreError,
 };
+use std::time::Duration;
 
-/// Why an owner gave its partition up.
+/// Delay before a call to an unavailable port is retried.
+pub(crate) const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Reason why an owner exited.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GivenUp {
-    #[error("the ledger stopped: {0}")]
+pub(crate) enum OwnerExit {
+    #[error("ledger stopped: {0}")]
     Ledger(#[from] Stop),
-    #[error("the log stopped: {0}")]
+    #[error("reading the log failed: {0}")]
     Log(#[from] ReadError),
-    #[error("the store stopped: {0}")]
+    #[error("store failed: {0}")]
     Store(StoreError),
     #[error(
         "LOG_REPLACED: the log is not the one that was archived; restore it, or start with an empty store"
     )]
     LogReplaced,
     #[error(
-        "LOG_REPLACED: records {archived} to {first} were deleted before they were archived; restore the log, or start with \
-         an empty store; a log must keep its records for longer than its archive may be behind (`kafka.retention_…`)"
+        "LOG_REPLACED: records {archived} to {first} were deleted unarchived; restore the log or start with an empty \
+         store, and keep `kafka.retention_…` above the largest archive lag"
     )]
     RecordsDeleted { first: u64, archived: u64 },
     #[error(
-        "LOG_REPLACED: the log ends at {next} and was archived up to {archived}: it lost its end; restore it from a broker \
-         that has it, or start with an empty store; `kafka.replication` 3 or more keeps what one broker loses"
+        "LOG_REPLACED: the log ends at {next} but was archived up to {archived}; restore it from a broker that has \
+         the rest or start with an empty store, and keep `kafka.replication` at 3 or more"
     )]
     RecordsLost { next: u64, archived: u64 },
-    #[error("an archive of {0} rows did not end in time")]
-    TooMuch(usize),
-    /// By whoever assigned it.
-    #[error("it was asked back")]
-    Asked,
+    #[error("archiving {0} rows timed out; retrying in smaller batches")]
+    BatchTooLarge(usize),
+    /// The group revoked the partition, or it was lost.
+    #[error("partition revoked")]
+    Revoked,
 }
 
-impl GivenUp {
-    /// The log does not go on where it was archived to.
+impl OwnerExit {
+    /// Creates the exit for a log that does not continue where the archive ended.
     pub(crate) fn missing(Bounds { first, next, .. }: Bounds, archived: u64) -> Self {
         if next < archived {
             Self::RecordsLost { next, archived }
@@ -49,8 +52,8 @@ impl GivenUp {
     }
 }
 
-/// Calls the store until it answers; what can't be mended by waiting ends the ownership.
-pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, GivenUp>
+/// Retries a store call until it succeeds, or fails with an error that waiting does not fix.
+pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, OwnerExit>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
@@ -62,15 +65,15 @@ where
     }
 }
 
-/// Before the next try.
-pub(crate) async fn wait_for_store(error: StoreError) -> Result<(), GivenUp> {
+/// Waits before the next attempt; returns the exit if waiting does not fix the error.
+pub(crate) async fn wait_for_store(error: StoreError) -> Result<(), OwnerExit> {
     match error {
         StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_) => {
-            tracing::warn!(%error, "waiting for the store");
-            tokio::time::sleep(RETRY).await;
+            tracing::warn!(%error, "store call failed; retrying");
+            tokio::time::sleep(PORT_RETRY_INTERVAL).await;
             Ok(())
         }
-        StoreError::LogReplaced(_) => Err(GivenUp::LogReplaced),
-        other => Err(GivenUp::Store(other)),
+        StoreError::LogReplaced(_) => Err(OwnerExit::LogReplaced),
+        other => Err(OwnerExit::Store(other)),
     }
 }

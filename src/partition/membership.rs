@@ -1,8 +1,8 @@
-//! Who is in the groups at hand, as of the record that is told: for owners whose groups' members are on many nodes.
+//! Group membership as of the record being published, for owners of a cluster, where members are on many nodes.
 //!
-//! Small groups are read from the store before a batch is archived, then moved on by each change as it is told, so that a
-//! push goes to those who were members at its seq: never to one removed before it, or come after it. Of a large one only
-//! the size is known: each node that has members of it knows who they are (ADR 15).
+//! The members of a small group are read from the store before a batch is archived, then updated by each change as it
+//! is published. So a push goes to the members at its seq: never to a user removed before it or added after it. Of a
+//! large group only the size is known, because each node indexes its own members (ADR 15).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,66 +18,66 @@ use tokio::time::Instant;
 
 use crate::store::{Store, StoreError};
 
-/// Users of groups kept between batches; above it those of the groups that were not told anything for the longest time are
-/// forgotten, down to three quarters of it, and read again when they are needed.
+/// Limit on the users cached between batches. Above it the groups least recently named are dropped until three quarters
+/// remain; they are read again when needed.
 const USERS_MAX: usize = 200_000;
 
-/// Members read at a time.
-const PAGE: usize = 1_000;
+const MEMBERS_PAGE_ROWS: usize = 1_000;
 
-/// For so long after a group was found to be large all nodes are told what happens in it: those that have members hear of
-/// it then, and declare their interest.
-const SETTLE: Duration = Duration::from_secs(5);
+/// Time after a group is found to be large in which its pushes go to all nodes. Nodes with members learn of the group
+/// from them and declare their interest.
+const INTEREST_SETTLE_TIME: Duration = Duration::from_secs(5);
 
-/// The groups at hand.
+/// Members of the groups that recent batches named.
 pub(crate) struct Members {
-    /// Groups up to this many members are small.
+    /// Most members of a small group.
     small_max: usize,
     groups: HashMap<ConversationId, Group>,
-    /// Which batch this is.
+    /// Number of the current batch.
     batch: u64,
-    /// What `groups` weighs, as of the last look or more.
+    /// Upper bound on the weight of all `groups`.
     weight: usize,
 }
 
 struct Group {
-    /// The last batch that named it.
+    /// Number of the last batch that named the group.
     batch: u64,
     kind: Kind,
 }
 
 enum Kind {
     Small { users: BTreeSet<UserId>, list: Option<Arc<[UserId]>> },
-    Large(Large),
+    Large(LargeState),
 }
 
-struct Large {
-    /// It has so many members, or more.
+struct LargeState {
+    /// Lower bound on the member count.
     at_least: u64,
-    /// No change of members lies between this seq and the next record.
+    /// Seq of a state of the members; no membership change lies between it and the next record.
     member_seq: u64,
-    /// It is told as a large group from this seq on; 0 = from before it was seen here.
+    /// Seq from which the group is published as large; 0 if that began before this owner read it.
     from: u64,
     since: Instant,
 }
 
-/// To whom something is told.
+/// Recipients of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// To these.
+pub(crate) enum Recipients {
+    /// Only the named users.
     Named(Arc<[UserId]>),
-    /// To the members of a large group, on whatever node.
-    Everybody(Crowd),
+    /// All members of a large group, on any node.
+    LargeGroup(GroupPushMeta),
 }
 
-/// What goes with a push to the members of a large group.
+/// Metadata of a push to the members of a large group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Crowd {
-    /// No change of members lies between it and the push.
+pub struct GroupPushMeta {
+    /// Seq of a state of the members; no membership change lies between it and the push.
     pub member_seq: u64,
-    /// From this seq on the group is told to nodes without a break; 0 = from before its owner knew it.
+    /// Seq from which the group has been published as large without interruption; 0 if that began before its owner read
+    /// the group.
     pub from: u64,
-    /// All nodes are told, not only those that declared interest.
+    /// Whether the push goes to all nodes, not only to those that declared interest.
     pub to_all: bool,
 }
 
@@ -91,12 +91,12 @@ impl Group {
 }
 
 impl Members {
-    /// No group at hand.
+    /// Creates an empty cache.
     pub(crate) fn new(small_max: usize) -> Self {
         Self { small_max, groups: HashMap::new(), batch: 0, weight: 0 }
     }
 
-    /// Makes room, between two batches.
+    /// Drops the groups least recently named if there are too many users. To be called between two batches.
     pub(crate) fn trim(&mut self) {
         self.trim_to(USERS_MAX);
     }
@@ -109,10 +109,10 @@ impl Members {
         let mut by_age: Vec<(u64, usize, ConversationId)> =
             self.groups.iter().map(|(id, group)| (group.batch, group.weight(), id.clone())).collect();
         by_age.sort_unstable_by(|a, b| b.cmp(a));
-        let kept = most / 4 * 3;
+        let weight_kept = most / 4 * 3;
         self.weight = 0;
         for (_, weight, id) in by_age {
-            if self.weight + weight > kept {
+            if self.weight + weight > weight_kept {
                 self.groups.remove(&id);
             } else {
                 self.weight += weight;
@@ -120,25 +120,25 @@ impl Members {
         }
     }
 
-    /// Reads a group, unless it is known; to be called before the batch that names it is archived.
+    /// Reads a group unless it is cached. To be called before the batch that names it is archived.
     pub(crate) async fn read(&mut self, store: &dyn Store, group: &ConversationId) -> Result<(), StoreError> {
         let small_max = self.small_max as u64;
-        if let Some(known) = self.groups.get_mut(group) {
-            known.batch = self.batch;
-            // A large one that may have become small is looked at again, and only here: within a batch it stays what it was.
-            if !matches!(&known.kind, Kind::Large(large) if large.at_least <= small_max) {
+        if let Some(cached) = self.groups.get_mut(group) {
+            cached.batch = self.batch;
+            // Only here may a large group become small again: it must not change within a batch.
+            if !matches!(&cached.kind, Kind::Large(large) if large.at_least <= small_max) {
                 return Ok(());
             }
         }
         let summary = store.summary(group, None).await?;
         let kind = match summary {
             Some(summary) if summary.members > small_max => {
-                let (from, since) = match self.groups.get(group).map(|known| &known.kind) {
+                let (from, since) = match self.groups.get(group).map(|cached| &cached.kind) {
                     Some(Kind::Large(large)) => (large.from, large.since),
                     _ => (0, Instant::now()),
                 };
                 let (at_least, member_seq) = (summary.members, summary.head.last_seq);
-                Kind::Large(Large { at_least, member_seq, from, since })
+                Kind::Large(LargeState { at_least, member_seq, from, since })
             }
             Some(_) => Kind::Small { users: users_of(store, group).await?, list: None },
             None => Kind::Small { users: BTreeSet::new(), list: None },
@@ -149,24 +149,28 @@ impl Members {
         Ok(())
     }
 
-    /// Whom a push goes to that changes no members; nobody for a group that was not read.
-    pub(crate) fn told(&mut self, group: &ConversationId) -> Told {
+    /// Returns the recipients of a push that changes no members; none if the group was not read.
+    pub(crate) fn recipients(&mut self, group: &ConversationId) -> Recipients {
         match self.groups.get_mut(group).map(|group| &mut group.kind) {
-            None => Told::Named(Arc::default()),
+            None => Recipients::Named(Arc::default()),
             Some(Kind::Small { users, list }) => {
                 let list = list.get_or_insert_with(|| users.iter().cloned().collect());
-                Told::Named(Arc::clone(list))
+                Recipients::Named(Arc::clone(list))
             }
             Some(Kind::Large(large)) => {
-                let to_all = large.since.elapsed() < SETTLE;
-                Told::Everybody(Crowd { member_seq: large.member_seq, from: large.from, to_all })
+                let to_all = large.since.elapsed() < INTEREST_SETTLE_TIME;
+                Recipients::LargeGroup(GroupPushMeta {
+                    member_seq: large.member_seq,
+                    from: large.from,
+                    to_all,
+                })
             }
         }
     }
 
-    /// Carries an accepted change out, and says whom it is told to: the members after it, and those whom it removed.
-    pub(crate) fn change(&mut self, change: &MemberChange, seq: u64) -> Told {
-        let before = self.told(&change.conversation);
+    /// Applies an accepted change and returns its recipients: the members after it, and those it removed.
+    pub(crate) fn change(&mut self, change: &MemberChange, seq: u64) -> Recipients {
+        let before = self.recipients(&change.conversation);
         let Some(group) = self.groups.get_mut(&change.conversation) else { return before };
         match &mut group.kind {
             Kind::Large(large) => large.change(change, seq),
@@ -179,15 +183,20 @@ impl Members {
                         let now = users.len();
                         if now > self.small_max {
                             self.weight = self.weight.saturating_sub(before);
-                            // It crosses the limit here: this change is told to all nodes, and what follows to those that have
-                            // members. Whom they have they read from the store, which has this change.
+                            // The group crosses the limit: this change goes to all nodes, later pushes only to nodes
+                            // with members. Those nodes read their members from the store, which has this change.
                             let (at_least, since) = (now as u64, Instant::now());
-                            group.kind = Kind::Large(Large { at_least, member_seq: seq, from: seq, since });
+                            group.kind =
+                                Kind::Large(LargeState { at_least, member_seq: seq, from: seq, since });
                             let member_seq = seq.saturating_sub(1);
-                            return Told::Everybody(Crowd { member_seq, from: seq, to_all: true });
+                            return Recipients::LargeGroup(GroupPushMeta {
+                                member_seq,
+                                from: seq,
+                                to_all: true,
+                            });
                         }
                         self.weight += now - before;
-                        self.told(&change.conversation)
+                        self.recipients(&change.conversation)
                     }
                     MemberAction::Leave | MemberAction::Kick => {
                         for user in &change.users {
@@ -209,10 +218,11 @@ impl Members {
     }
 }
 
-impl Large {
-    /// All nodes hear who comes and goes: one that has a user who comes may have no member yet.
-    fn change(&mut self, change: &MemberChange, seq: u64) -> Told {
-        let told = Crowd { member_seq: self.member_seq, from: self.from, to_all: true };
+impl LargeState {
+    /// Applies a change and returns its recipients. Membership changes go to all nodes, because the node of a new
+    /// member may have no other member.
+    fn change(&mut self, change: &MemberChange, seq: u64) -> Recipients {
+        let meta = GroupPushMeta { member_seq: self.member_seq, from: self.from, to_all: true };
         match change.action {
             MemberAction::Create | MemberAction::Join | MemberAction::Delete => self.member_seq = seq,
             MemberAction::Leave | MemberAction::Kick => {
@@ -220,23 +230,26 @@ impl Large {
                 self.at_least = self.at_least.saturating_sub(change.users.len() as u64);
             }
             MemberAction::Role | MemberAction::Settings | MemberAction::Mute | MemberAction::Unmute => {
-                return Told::Everybody(Crowd { to_all: self.since.elapsed() < SETTLE, ..told });
+                return Recipients::LargeGroup(GroupPushMeta {
+                    to_all: self.since.elapsed() < INTEREST_SETTLE_TIME,
+                    ..meta
+                });
             }
         }
-        Told::Everybody(told)
+        Recipients::LargeGroup(meta)
     }
 }
 
-/// Those of a small group.
+/// Reads all members of a small group.
 async fn users_of(store: &dyn Store, group: &ConversationId) -> Result<BTreeSet<UserId>, StoreError> {
     let (mut users, mut after): (BTreeSet<UserId>, Option<UserId>) = (BTreeSet::new(), None);
     loop {
-        let page = store.members(group, after.as_ref(), PAGE).await?;
+        let page = store.members(group, after.as_ref(), MEMBERS_PAGE_ROWS).await?;
         let Some((last, _)) = page.last() else { return Ok(users) };
         after = Some(last.clone());
-        let whole = page.len() < PAGE;
+        let is_last = page.len() < MEMBERS_PAGE_ROWS;
         users.extend(page.into_iter().map(|(user, _)| user));
-        if whole {
+        if is_last {
             return Ok(users);
         }
     }

@@ -1,7 +1,8 @@
-//! The owner of partitions: reads the log in order, asks the ledger, archives, answers and delivers (DESIGN 6.1; in which order, ADRs 11 and 16).
+//! Owner of one partition: reads the log in order, runs the ledger, archives, replies and publishes. The order of the
+//! last steps is in ADRs 11 and 16.
 //!
-//! Whatever goes wrong here stops the partition or retries; it never skips a record and never answers one that the
-//! ledger did not decide. Defeats S6 to S12 (seqs come from the log alone), S20 and S21 (ids are archived with it).
+//! An error stops the owner or is retried; it never makes the owner skip a record, or answer one that the ledger did
+//! not decide. Prevents S6 to S12 (seqs come from the log alone), S20 and S21 (ids are archived with it).
 
 use std::{
     collections::BTreeSet,
@@ -24,25 +25,25 @@ use tokio_util::sync::CancellationToken;
 
 use self::logins::Logins;
 use super::{
-    archiver::Archive,
-    batch::Cut,
-    exit::{GivenUp, retry, wait_for_store},
-    lag::{self, Tracker},
+    archiver::Archiver,
+    batch::RecordBatch,
+    exit::{OwnerExit, retry, wait_for_store},
+    lag::{self, LagTracker},
     membership::Members,
-    position_check::{Look, Looks},
+    position_check::{PositionCheck, PositionChecks},
     retention::{self, Sweeper},
     rules::{self, Switcher},
 };
 use crate::{
     bus::{Batch, ReadError, TopicId},
     delivery::{
-        answer_cache::{Answered, Voice},
-        local::Outbound,
+        answer_cache::{AnswerCache, AnswerLog},
         trace_steps,
     },
     ingest::intake,
     mail::ConnKey,
     metrics::Metrics,
+    partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
     ports::Ports,
     routes::Route,
     store::{Fence, Scan},
@@ -52,36 +53,36 @@ use crate::{
 mod logins;
 mod publish;
 
-/// Most records read in one batch, and about the most bytes.
-const BATCH_RECORDS: usize = 4_096;
-const BATCH_BYTES: usize = 4 * 1024 * 1024;
+/// Most records of one read from the log.
+const READ_RECORDS_MAX: usize = 4_096;
 
-/// Between two tries of a port that is away.
-pub(crate) const RETRY: Duration = Duration::from_millis(200);
+/// Approximate limit on the bytes of one read from the log.
+const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Records back to which rows stay in memory after they are archived.
-const KEEP_RECORDS: u64 = 200_000;
+/// Records before the end of the log whose rows stay in memory after they are archived.
+const CACHED_RECORDS: u64 = 200_000;
 
-/// Rows looked at for eviction after each batch.
-const EVICT_BUDGET: usize = 8_192;
+/// Rows checked for eviction after each batch.
+const EVICT_CHECK_ROWS: usize = 8_192;
 
-/// What the owner is told by the configuration.
+/// Settings of an owner, from the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Groups up to this many members are tracked until acked.
+    /// Most members of a group whose pushes are tracked until acked.
     pub small_group_max: usize,
-    /// How long messages and dedup keys are kept.
+    /// Retention of messages and dedup keys.
     pub retention: retention::Settings,
-    /// Which rules of the ledger are known, and wanted.
+    /// Known and wanted versions of the ledger's rules.
     pub rules: rules::Settings,
-    /// Messages are answered and delivered before they are archived, once the partition was owned for so long; none = never.
-    /// Only for a log whose records are durable when they are read, and as long as other nodes need to hear of an owner.
+    /// Time after the take-over from which messages are answered and published before they are archived; `None` for
+    /// never. Needs a log whose records are durable when read, and must exceed the time in which peers discover the
+    /// owner.
     pub answers_first: Option<Duration>,
-    /// A fault for tests: the owner panics at this message; empty = none.
+    /// Injected fault: id of the message at which the owner panics; empty for none.
     pub panic_on_msg_id: String,
 }
 
-/// One partition in one owner's hands.
+/// Consumer of one partition: reads the log, runs the ledger, archives, replies and publishes.
 pub(crate) struct Owner {
     partition: u32,
     fence: Fence,
@@ -90,24 +91,24 @@ pub(crate) struct Owner {
     members: Members,
     ports: Arc<Ports>,
     settings: Settings,
-    archive: Archive,
+    archive: Archiver,
     since: Instant,
-    /// Those in force, for who appends beside the loop.
+    /// Rules in force, for the background tasks that append.
     rules: watch::Sender<Rules>,
-    /// None = there are no other nodes that would ask again.
-    voice: Option<Voice>,
+    /// Answers given by this owner; `None` on a single node, where no origin asks again.
+    answer_log: Option<AnswerLog>,
     metrics: Metrics,
 }
 
-/// What an owner does next.
+/// Next input of an owner.
 enum Step {
-    Looked(Look),
+    Checked(PositionCheck),
     Logins(Vec<(ConnKey, Route)>),
-    Archived(Result<Duration, GivenUp>),
+    Archived(Result<Duration, OwnerExit>),
     Read(Result<Batch, ReadError>),
 }
 
-/// Whichever is ready; if both are, the former.
+/// Returns the output of the future that is ready first; of the former if both are.
 async fn first_of<T>(former: impl Future<Output = T>, latter: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
@@ -116,63 +117,64 @@ async fn first_of<T>(former: impl Future<Output = T>, latter: impl Future<Output
     }
 }
 
-/// A record with what the ledger said of it.
+/// Record with the outcome that the ledger gave it.
 type Decided = (Record, Outcome);
 
 impl Owner {
+    /// Takes the partition over at the store, and checks that the log continues where the archive ends.
     pub(crate) async fn take_over(
         partition: u32,
         ports: &Arc<Ports>,
-        answered: Option<&Arc<Answered>>,
+        answered: Option<&Arc<AnswerCache>>,
         settings: Settings,
         metrics: &Metrics,
-    ) -> Result<Self, GivenUp> {
+    ) -> Result<Self, OwnerExit> {
         let mut bounds = lag::from_log(&ports.owned, partition, ports.bus.bounds(partition)).await?;
         let (fence, topic) = (Fence(rand::random()), bounds.topic);
         let taken = retry(|| ports.store.take_over(partition, fence, topic)).await?;
         if bounds.next < taken.position.offset || ports.owned.ahead().is_allowed() {
-            // The former owner may have gone on after the first look, and told more than it archived; an end that still is
-            // before the archive is lost. A read there would wait for a record that is not the one that was archived.
+            // After the first check, the former owner may have published more than it archived. If the log still ends
+            // below the archive, its end is lost: a read there would wait for a record other than the archived one.
             bounds = ports.bus.bounds(partition).await?;
             if bounds.next < taken.position.offset {
-                return Err(GivenUp::missing(bounds, taken.position.offset));
+                return Err(OwnerExit::missing(bounds, taken.position.offset));
             }
         }
-        // Retention took everything that is archived, and no more: there is nothing to compare, and nothing missing.
-        let forgotten = taken.position.offset > 0 && bounds.first == taken.position.offset;
+        // Retention deleted exactly the archived records: nothing is missing, and nothing is left to compare.
+        let is_trimmed = taken.position.offset > 0 && bounds.first == taken.position.offset;
         let last = match taken.position.offset.checked_sub(1) {
-            _ if forgotten => None,
+            _ if is_trimmed => None,
             Some(offset) => {
                 let read = ports.bus.read(partition, offset, 1, 1);
                 match lag::from_log(&ports.owned, partition, read).await {
                     Err(ReadError::OutOfRange(bounds)) => {
-                        return Err(GivenUp::missing(bounds, taken.position.offset));
+                        return Err(OwnerExit::missing(bounds, taken.position.offset));
                     }
                     read => read?.records.into_iter().next(),
                 }
             }
             None => None,
         };
-        if !forgotten && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
-            return Err(GivenUp::LogReplaced);
+        if !is_trimmed && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
+            return Err(OwnerExit::LogReplaced);
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
         ledger.know_up_to(settings.rules.known);
         ledger.knows(taken.rules.ledger_version)?;
-        // Without a window every unknown key is looked up when it matters: there is no use in loading them first.
+        // Without a window every unknown key is looked up when it matters, so loading keys first is useless.
         if taken.rules.dedup_window > 0 {
-            let from = taken.position.offset.saturating_sub(KEEP_RECORDS);
+            let from = taken.position.offset.saturating_sub(CACHED_RECORDS);
             let keys = Scan::Keys { from, after: None, limit: usize::MAX };
             let keys = retry(|| ports.store.scan(partition, fence, &keys)).await?;
             ledger.load(keys.position, keys.rows)?;
             ledger.keys_complete_from(from);
         }
-        tracing::info!(partition, offset = taken.position.offset, "took a partition over");
+        tracing::info!(partition, offset = taken.position.offset, "partition taken over");
         let next = taken.position.offset;
-        let voice = answered.map(|answered| Voice::begin(answered, partition, fence, next));
-        let progress = Tracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
-        let teller = ports.owned.ahead().begin(partition, taken.position.offset, bounds.next);
-        let archive = Archive::new((partition, fence), ports, progress, teller, settings.retention.wall_ms);
+        let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
+        let progress = LagTracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
+        let mark = ports.owned.ahead().begin(partition, taken.position.offset, bounds.next);
+        let archive = Archiver::new((partition, fence), ports, progress, mark, settings.retention.wall_ms);
         Ok(Self {
             partition,
             fence,
@@ -184,56 +186,56 @@ impl Owner {
             archive,
             since: Instant::now(),
             rules: watch::Sender::new(taken.rules),
-            voice,
+            answer_log,
             metrics: metrics.clone(),
         })
     }
 
-    /// Reads on until the partition is given up, by its own need or because `stopping` says so; or until it is `lost`, then
-    /// without a step that nobody would tell of.
+    /// Processes the log until the owner exits by itself, `stopping` is cancelled, or the partition is `lost`. Once
+    /// lost, starts nothing whose result would not be published.
     pub(crate) async fn run(
         mut self,
         logins: &mut Logins,
-        out: &mut Outbound,
+        out: &mut Dispatcher,
         stopping: &CancellationToken,
         lost: &CancellationToken,
-    ) -> GivenUp {
-        // Ends with this, whichever way.
+    ) -> OwnerExit {
+        // Dropping this ends its tasks, however `run` ends.
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
         sweeper.spawn(self.switch());
-        let mut looks = Looks::new(self.partition, self.fence, &self.ports);
+        let mut checks = PositionChecks::new(self.partition, self.fence, &self.ports);
         sweeper.spawn(lag::watch_end(self.partition, Arc::clone(&self.ports)));
-        // Until then a log that is away is not read again; the archive goes on meanwhile.
-        let mut rest = None;
+        // Time before which an unavailable log is not read again; archiving continues.
+        let mut read_after = None;
         let mut logins_first = false;
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
             logins_first = !logins_first;
-            let step = self.step((next, archived), rest, (&mut looks, logins), logins_first);
+            let step = self.step((next, archived), read_after, (&mut checks, logins), logins_first);
             let step = tokio::select! {
                 biased;
                 () = lost.cancelled() => return self.archive.end(&mut self.ledger).await,
-                // Everything decided was told, and is archived.
-                () = stopping.cancelled() => return self.give_back(lost).await,
+                // Every decided record is published by now, but may be unarchived.
+                () = stopping.cancelled() => return self.release(lost).await,
                 step = step => step,
             };
             if matches!(step, Step::Read(_)) {
-                rest = None;
+                read_after = None;
             }
             let done = match step {
-                Step::Looked(look) => look.judge(&mut self.ledger),
+                Step::Checked(check) => check.verify(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
-                Step::Archived(done) => done.and_then(|took| self.archive.go_on(&mut self.ledger, took)),
+                Step::Archived(done) => done.and_then(|took| self.archive.advance(&mut self.ledger, took)),
                 Step::Read(Ok(batch)) => self.decide_all(batch, (logins, out), stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
-                    tracing::warn!(error, "the log can't be read now");
-                    rest = Some(Instant::now() + RETRY);
+                    tracing::warn!(error, partition = self.partition, "log unavailable; retrying");
+                    read_after = Some(Instant::now() + PORT_RETRY_INTERVAL);
                     Ok(())
                 }
-                // Lost, and the log says so first.
+                // Ownership is lost; the log reported it before the group did.
                 Step::Read(Err(ReadError::NotOwner)) => Err(self.archive.end(&mut self.ledger).await),
-                Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(GivenUp::missing(bounds, next)),
+                Step::Read(Err(ReadError::OutOfRange(bounds))) => Err(OwnerExit::missing(bounds, next)),
             };
             if let Err(error) = done {
                 return error;
@@ -241,24 +243,24 @@ impl Owner {
         }
     }
 
-    /// What comes next, of what may be there at once in a known order, so that a seed of the simulation is one run: what is ready
-    /// for a moment only is first, logins and the log are by turns, or the one that always is ready would keep the other out.
+    /// Waits for the next input. The poll order is fixed so that a simulation seed reproduces a run: short-lived events
+    /// first, then logins and log reads in alternation, so that neither starves the other.
     async fn step(
         &mut self,
         (next, archived): (u64, Position),
-        rest: Option<Instant>,
-        (looks, logins): (&mut Looks, &mut Logins),
+        read_after: Option<Instant>,
+        (checks, logins): (&mut PositionChecks, &mut Logins),
         logins_first: bool,
     ) -> Step {
         let (writes, partition, ports) = (self.archive.is_writing(), self.partition, &self.ports);
         let read = async {
-            if let Some(rest) = rest {
-                sleep_until(rest).await;
+            if let Some(time) = read_after {
+                sleep_until(time).await;
             }
-            ports.bus.read(partition, next, BATCH_RECORDS, BATCH_BYTES).await
+            ports.bus.read(partition, next, READ_RECORDS_MAX, READ_BYTES_MAX).await
         };
         let read = async {
-            // Who has something to write does not wait for the log alone.
+            // With an open transaction the owner waits for the store too, so a stall must count.
             let read = if writes { read.await } else { lag::from_log(&ports.owned, partition, read).await };
             Step::Read(read)
         };
@@ -272,21 +274,21 @@ impl Owner {
             async { if logins_first { first_of(taken, read).await } else { first_of(read, taken).await } };
         tokio::select! {
             biased;
-            done = self.archive.written() => Step::Archived(done),
-            look = looks.next(archived) => Step::Looked(look),
+            done = self.archive.transaction_done() => Step::Archived(done),
+            check = checks.next(archived) => Step::Checked(check),
             step = either => step,
         }
     }
 
-    /// Archives what was told, unless it is lost meanwhile.
-    async fn give_back(&mut self, lost: &CancellationToken) -> GivenUp {
+    /// Archives the published records, unless the partition is lost in the meantime.
+    async fn release(&mut self, lost: &CancellationToken) -> OwnerExit {
         let done = tokio::select! {
             biased;
             () = lost.cancelled() => None,
-            done = self.archive.all_beside(&mut self.ledger) => Some(done),
+            done = self.archive.flush_cancellable(&mut self.ledger) => Some(done),
         };
         match done {
-            Some(done) => done.err().unwrap_or(GivenUp::Asked),
+            Some(done) => done.err().unwrap_or(OwnerExit::Revoked),
             None => self.archive.end(&mut self.ledger).await,
         }
     }
@@ -311,65 +313,61 @@ impl Owner {
         }
     }
 
-    /// Tells who appends beside the loop what is in force.
-    fn note_rules(&self) {
+    /// Publishes the rules in force to the background tasks that append.
+    fn publish_rules(&self) {
         let (now, before) = (self.ledger.rules(), *self.rules.borrow());
         if now.ledger_version > before.ledger_version {
             self.metrics.rules_switched.increment(1);
-            tracing::info!(
-                partition = self.partition,
-                version = now.ledger_version,
-                "the rules were switched"
-            );
+            tracing::info!(partition = self.partition, version = now.ledger_version, "ledger rules switched");
         }
         if now != before {
             self.rules.send_replace(now);
         }
     }
 
-    /// A batch, portion by portion.
+    /// Decides, archives and publishes the records of one read, in batches.
     async fn decide_all(
         &mut self,
         batch: Batch,
-        (logins, out): (&mut Logins, &mut Outbound),
+        (logins, out): (&mut Logins, &mut Dispatcher),
         stopping: &CancellationToken,
         lost: &CancellationToken,
-    ) -> Result<(), GivenUp> {
+    ) -> Result<(), OwnerExit> {
         if batch.bounds.topic != self.topic {
-            return Err(GivenUp::LogReplaced);
+            return Err(OwnerExit::LogReplaced);
         }
         let mut rest = &batch.records[..];
-        while let Some(cut) = self.archive.portion().cut(batch.bounds, &mut rest) {
+        while let Some(part) = self.archive.sizer().next_batch(batch.bounds, &mut rest) {
             let decided = tokio::select! {
                 biased;
                 () = lost.cancelled() => None,
-                decided = self.decide(cut, out.has_reach()) => Some(decided?),
+                decided = self.decide(part, out.is_clustered()) => Some(decided?),
             };
             let Some(decided) = decided else { return Err(self.archive.end(&mut self.ledger).await) };
-            // Not broken off: what is archived here is told here.
-            self.tell_all(&decided, logins, out).await?;
+            // Not cancelled by `lost`: records archived here must be published here.
+            self.publish_all(&decided, logins, out).await?;
             if stopping.is_cancelled() {
-                return Err(self.give_back(lost).await);
+                return Err(self.release(lost).await);
             }
         }
         Ok(())
     }
 
-    /// Runs the ledger over a portion.
-    async fn decide(&mut self, cut: Cut, has_reach: bool) -> Result<Vec<Decided>, GivenUp> {
-        let Cut { records, rows, to, heard } = cut;
-        while !self.archive.has_room(rows, heard.bytes()) {
-            self.archive.one(&mut self.ledger).await?;
+    /// Runs the ledger over a batch.
+    async fn decide(&mut self, batch: RecordBatch, has_reach: bool) -> Result<Vec<Decided>, OwnerExit> {
+        let RecordBatch { records, rows, to, span } = batch;
+        while !self.archive.fits(rows, span.bytes()) {
+            self.archive.flush_one(&mut self.ledger).await?;
         }
         let mut decided: Vec<Decided> = Vec::with_capacity(records.len());
         let mut needs = BTreeSet::new();
         let known = records.iter().filter_map(|(_, record)| record.as_ref().ok());
         known.for_each(|record| self.ledger.needs(record, &mut needs));
-        self.archive.read(&heard);
+        self.archive.note_read(&span);
         if has_reach {
             self.read_members(&records).await?;
         }
-        // Behind that, and under the fence: members that a successor changed are not told.
+        // After the members, and under the fence: fails if a successor may have changed them.
         self.load(needs).await?;
         for (offset, record) in records {
             match record {
@@ -381,54 +379,56 @@ impl Owner {
                     decided.push((record, outcome));
                 }
                 Err(error) => {
-                    // A poison record voids only itself; nobody waits for its answer.
+                    // An undecodable record voids only itself; it has no origin to answer.
                     self.metrics.quarantined.increment(1);
-                    tracing::error!(%error, offset, partition = self.partition, "a record can't be decoded");
+                    let partition = self.partition;
+                    tracing::error!(%error, offset, partition, "undecodable record quarantined");
                     self.ledger.skip(offset)?;
                 }
             }
         }
         trace_steps::note(&self.ports.trace, &decided, trace::Step::Decided, self.partition);
-        self.archive.gather(to, rows, &decided, heard);
+        self.archive.add(to, rows, &decided, span);
         Ok(decided)
     }
 
-    /// Tells everybody concerned, before the outcome is archived or behind it.
-    async fn tell_all(
+    /// Publishes the outcomes of a batch, before or after it is archived.
+    async fn publish_all(
         &mut self,
         decided: &[Decided],
         logins: &mut Logins,
-        out: &mut Outbound,
-    ) -> Result<(), GivenUp> {
+        out: &mut Dispatcher,
+    ) -> Result<(), OwnerExit> {
         if self.answers_first(decided) {
-            self.archive.tells();
+            self.archive.mark_published();
             self.archive.start(&mut self.ledger)?;
         } else {
             self.archive_all(decided, logins, out).await?;
         }
-        self.note_rules();
+        self.publish_rules();
         for (record, outcome) in decided {
-            self.tell(record, *outcome, out).await?;
+            self.publish(record, *outcome, out).await?;
         }
-        if let Some(voice) = &self.voice {
-            voice.said(decided, self.ledger.next_offset());
+        if let Some(answer_log) = &self.answer_log {
+            answer_log.said(decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();
-        self.ledger.evict(self.ledger.next_offset().saturating_sub(KEEP_RECORDS), EVICT_BUDGET);
+        self.ledger.evict(self.ledger.next_offset().saturating_sub(CACHED_RECORDS), EVICT_CHECK_ROWS);
         Ok(())
     }
 
-    /// Whatever changes who is told of what is archived first: who is a member is read from the store.
+    /// Returns whether a batch is published before it is archived. A record that changes recipients is archived first,
+    /// because members are read from the store.
     fn answers_first(&self, decided: &[Decided]) -> bool {
         let after = self.settings.answers_first;
         after.is_some_and(|after| self.since.elapsed() >= after)
-            // Who is out of sight of the others is asked by nobody whether it has archived.
+            // Readers' barriers query only visible nodes, so a hidden one must archive first.
             && self.ports.peers.sees(&self.ports.me)
             && decided.iter().all(|(record, _)| matches!(record.body, Body::Message(_)))
     }
 
-    async fn apply(&mut self, offset: u64, record: &Record) -> Result<Outcome, GivenUp> {
+    async fn apply(&mut self, offset: u64, record: &Record) -> Result<Outcome, OwnerExit> {
         loop {
             match self.ledger.apply(offset, record) {
                 Err(Stop::Missing) => {
@@ -441,7 +441,7 @@ impl Owner {
         }
     }
 
-    async fn load(&mut self, needs: BTreeSet<Need>) -> Result<(), GivenUp> {
+    async fn load(&mut self, needs: BTreeSet<Need>) -> Result<(), OwnerExit> {
         if needs.is_empty() {
             return Ok(());
         }
@@ -451,8 +451,11 @@ impl Owner {
         Ok(self.ledger.load(rows.position, rows.rows)?)
     }
 
-    /// As they are before the batch: from there on each change moves them on.
-    async fn read_members(&mut self, records: &[(u64, Result<Record, RecordError>)]) -> Result<(), GivenUp> {
+    /// Reads the members of each group as of before the batch; publishing then applies each change.
+    async fn read_members(
+        &mut self,
+        records: &[(u64, Result<Record, RecordError>)],
+    ) -> Result<(), OwnerExit> {
         for record in records.iter().filter_map(|(_, record)| record.as_ref().ok()) {
             let Some(group) = record.conversation() else { continue };
             if matches!(group.kind(), ConversationKind::Group(_)) {

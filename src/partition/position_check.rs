@@ -1,5 +1,7 @@
-//! Looks whether the store still is where its owner left it, beside everything else: a store that was put back to an older
-//! state shows too little until its owner notices, which need not wait for a next record, and one that hangs holds up nobody.
+//! Background check that the store is still at its owner's position.
+//!
+//! A store restored to an older state shows too little until the owner notices. Polling finds that without waiting for
+//! the next record, and a hung store blocks nothing else.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,67 +11,67 @@ use tokio::{
     time::{self, Instant, Interval},
 };
 
-use super::exit::GivenUp;
+use super::exit::OwnerExit;
 use crate::{
     ports::Ports,
     store::{Fence, StoreError},
 };
 
-/// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+const POSITION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-/// The looks of one owner.
-pub(crate) struct Looks {
+/// Periodic position checks of one owner.
+pub(crate) struct PositionChecks {
     partition: u32,
     fence: Fence,
     ports: Arc<Ports>,
     tick: Interval,
-    /// At most one.
-    looking: JoinSet<Look>,
+    /// Check in progress; at most one.
+    checking: JoinSet<PositionCheck>,
 }
 
-/// Where the store was, and where it was known to be when somebody went to look.
-pub(crate) struct Look {
+/// Position found in the store, with the archived position when the check began.
+pub(crate) struct PositionCheck {
     from: Position,
-    seen: Result<Position, StoreError>,
+    found: Result<Position, StoreError>,
 }
 
-impl Looks {
+impl PositionChecks {
     pub(crate) fn new(partition: u32, fence: Fence, ports: &Arc<Ports>) -> Self {
-        let mut tick = time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+        let mut tick = time::interval_at(Instant::now() + POSITION_CHECK_INTERVAL, POSITION_CHECK_INTERVAL);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        Self { partition, fence, ports: Arc::clone(ports), tick, looking: JoinSet::new() }
+        Self { partition, fence, ports: Arc::clone(ports), tick, checking: JoinSet::new() }
     }
 
-    /// The next look that came to an end; `archived` is where the store is known to be. Cancel-safe.
-    pub(crate) async fn next(&mut self, archived: Position) -> Look {
+    /// Waits for the next check to finish; `archived` is the position that the store should have. Cancel-safe.
+    pub(crate) async fn next(&mut self, archived: Position) -> PositionCheck {
         loop {
             tokio::select! {
                 biased;
-                Some(Ok(look)) = self.looking.join_next() => return look,
-                _ = self.tick.tick(), if self.looking.is_empty() => self.begin(archived),
+                Some(Ok(check)) = self.checking.join_next() => return check,
+                _ = self.tick.tick(), if self.checking.is_empty() => self.begin(archived),
             }
         }
     }
 
     fn begin(&mut self, from: Position) {
         let (partition, fence, ports) = (self.partition, self.fence, Arc::clone(&self.ports));
-        self.looking.spawn(async move {
-            let seen = ports.store.load(partition, fence, &[]).await;
-            Look { from, seen: seen.map(|rows| rows.position) }
+        self.checking.spawn(async move {
+            let found = ports.store.load(partition, fence, &[]).await;
+            PositionCheck { from, found: found.map(|rows| rows.position) }
         });
     }
 }
 
-impl Look {
-    /// Whether the store still is this owner's, and where it left it. One that does not answer now is asked again.
-    pub(crate) fn judge(self, ledger: &mut Ledger) -> Result<(), GivenUp> {
-        match self.seen {
-            // Something was archived meanwhile: this may have been seen before or after that.
+impl PositionCheck {
+    /// Returns an error unless the store still has the owner's fence and position. A store that does not answer is
+    /// checked again.
+    pub(crate) fn verify(self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+        match self.found {
+            // A batch was archived in the meantime; the check may have read the position before or after that.
             Ok(_) if ledger.archived_position() != self.from => Ok(()),
             Ok(position) => Ok(ledger.load(position, [])?),
             Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_)) => Ok(()),
-            Err(error) => Err(GivenUp::Store(error)),
+            Err(error) => Err(OwnerExit::Store(error)),
         }
     }
 }

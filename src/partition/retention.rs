@@ -1,7 +1,9 @@
-//! Retention: what is older than a conversation keeps goes, and dedup keys older than any retry (DESIGN 1.2, 6.1).
+//! Retention: expires messages older than their conversation keeps them, and dedup keys older than any retry (ADR 6,
+//! flaw S22).
 //!
-//! The owner looks at times and appends what follows as records, `Prune` and `Rules`; only those records act, so every
-//! owner forgets the same. A look costs one read a conversation that does not keep for ever, and a page of what goes.
+//! The owner compares times with its clock and appends `Prune` and `Rules` records. Only those records take effect, so
+//! every owner expires the same data. A round costs one read per conversation that expires messages, and one page per
+//! conversation that has any to expire.
 
 use std::time::Duration;
 
@@ -16,41 +18,39 @@ use tidegate_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    bus::{AppendError, Bus},
-    ingest::intake::partition_of,
+    bus::{AppendError, Bus, partition_of},
     metrics::Metrics,
     store::{Direction, Fence, PageQuery, Scan, Store, StoreError},
 };
 
-/// The setting of a group that says how long it keeps its messages.
-pub const SETTING: &str = "retention";
+/// Key of the group setting that overrides the node's retention.
+pub const RETENTION_SETTING: &str = "retention";
 
-/// Conversations looked at in a turn, and keys.
-const HEADS: usize = 256;
-const KEYS: usize = 4_096;
+const HEADS_PAGE_ROWS: usize = 256;
+const KEYS_PAGE_ROWS: usize = 4_096;
 
-/// Rows that one `Prune` takes at most: its archive must not keep sends waiting.
-pub(crate) const ROWS: usize = 1_000;
-const ROWS_BYTES: usize = 4 << 20;
+/// Most rows that one `Prune` removes, so that its archive does not delay sends.
+pub(crate) const PRUNE_ROWS_MAX: usize = 1_000;
+const PRUNE_PAGE_BYTES_MAX: usize = 4 << 20;
 
-/// Keys are looked through this often, about: a key lives up to this much longer than it must.
-const KEYS_EVERY: Duration = Duration::from_secs(86_400);
+/// Approximate interval between two checks of the dedup keys, by which a key may outlive its retention.
+const KEYS_CHECK_INTERVAL: Duration = Duration::from_secs(86_400);
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// How long a conversation keeps its messages, by the broker's receive time.
+/// Retention of a conversation's messages, by the broker's receive time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// `none`: for an hour, so that who is away for a moment still gets them.
+    /// One hour (`none`), so that a briefly offline user still gets a message.
     Hour,
-    /// `1d`, `7d`, `30d`.
+    /// A number of days (`1d`, `7d` or `30d`).
     Days(u64),
-    /// `forever`.
+    /// No expiry (`forever`).
     Forever,
 }
 
 impl Keep {
-    /// Reads `none`, `1d`, `7d`, `30d` or `forever`.
+    /// Parses `none`, `1d`, `7d`, `30d` or `forever`.
     pub fn parse(text: &str) -> Option<Self> {
         Some(match Retention::from_word(text)? {
             Retention::None => Self::Hour,
@@ -61,11 +61,11 @@ impl Keep {
         })
     }
 
-    /// What holds in a conversation: the group's own setting where it has a valid one, or else the node's.
+    /// Returns the retention of a conversation: its group's valid setting, or else the node's.
     pub fn of(conversation: &ConversationId, head: &Head, node: Self) -> Self {
         match conversation.kind() {
             ConversationKind::Group(_) => {
-                head.settings.get(SETTING).and_then(|text| Self::parse(text)).unwrap_or(node)
+                head.settings.get(RETENTION_SETTING).and_then(|text| Self::parse(text)).unwrap_or(node)
             }
             ConversationKind::Direct(..) | ConversationKind::Room(_) => node,
         }
@@ -79,7 +79,8 @@ impl Keep {
         }
     }
 
-    /// Whether the round is one in which such conversations are looked at: a message goes late by at most a 60th.
+    /// Returns whether conversations with this retention are checked in this round. A message expires late by at most a
+    /// 60th of its retention.
     fn is_due(self, round: u64, every: Duration) -> bool {
         let ms = self.ms().unwrap_or(u64::MAX);
         let rounds = ms / 60 / u64::try_from(every.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -87,36 +88,36 @@ impl Keep {
     }
 }
 
-/// How an owner looks after retention.
+/// Settings of retention, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// What holds where no group says otherwise.
+    /// Retention of conversations without a setting of their own.
     pub node: Keep,
-    /// Between two rounds.
+    /// Interval between two rounds.
     pub every: Duration,
-    /// Dedup keys live at least this long.
+    /// Minimum lifetime of a dedup key.
     pub keys: Duration,
-    /// The wall clock, in ms since 1970.
+    /// Wall clock, in ms since 1970.
     pub wall_ms: fn() -> u64,
 }
 
-/// Looks after the retention of one partition, for as long as its owner has it.
+/// Enforces retention in one partition, for as long as its owner has it.
 pub(crate) struct Sweeper<'a> {
     pub(crate) partition: u32,
     pub(crate) fence: Fence,
     pub(crate) bus: &'a dyn Bus,
     pub(crate) store: &'a dyn Store,
     pub(crate) settings: Settings,
-    /// Those in force, as the owner has them.
+    /// Rules in force, as published by the owner.
     pub(crate) rules: watch::Receiver<Rules>,
-    /// What was asked for last, and may not be in force yet.
+    /// Last `keys_from` that this sweeper appended; may not be in force yet.
     pub(crate) keys_from: u64,
     pub(crate) metrics: Option<Metrics>,
 }
 
-/// Why a round was not finished; the next one does it.
+/// Error that ended a round early; the next round catches up.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unfinished {
+pub(crate) enum SweepError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -124,7 +125,7 @@ pub(crate) enum Unfinished {
 }
 
 impl Sweeper<'_> {
-    /// Until another owner has the partition.
+    /// Runs the rounds until another owner has the partition.
     pub(crate) async fn run(mut self) {
         let start = tokio::time::Instant::now() + self.settings.every;
         let mut tick = tokio::time::interval_at(start, self.settings.every);
@@ -132,50 +133,50 @@ impl Sweeper<'_> {
         for round in 0_u64.. {
             tick.tick().await;
             match self.round(round).await {
-                Err(Unfinished::Store(StoreError::Fenced)) => return,
+                Err(SweepError::Store(StoreError::Fenced)) => return,
                 Err(error) => {
-                    tracing::warn!(%error, partition = self.partition, "retention waits for the next round")
+                    tracing::warn!(%error, partition = self.partition, "retention round failed; next one retries")
                 }
                 Ok(()) => {}
             }
         }
     }
 
-    /// One look at everything that is due.
-    pub(crate) async fn round(&mut self, round: u64) -> Result<(), Unfinished> {
+    /// Checks all conversations and keys that are due in this round.
+    pub(crate) async fn round(&mut self, round: u64) -> Result<(), SweepError> {
         let mut after = None;
-        // What keeps as long as the node says is looked at when that is due; else only groups that may say otherwise.
+        // When the node's retention is not due, only groups with a setting of their own can be.
         let node = self.settings.node;
         let with_settings = node.ms().is_none() || !node.is_due(round, self.settings.every);
         loop {
-            let scan = Scan::Heads { after, limit: HEADS, with_settings };
+            let scan = Scan::Heads { after, limit: HEADS_PAGE_ROWS, with_settings };
             let page = self.store.scan(self.partition, self.fence, &scan).await?.rows;
-            let whole = page.len() < HEADS;
+            let is_last = page.len() < HEADS_PAGE_ROWS;
             after = None;
             for row in page {
                 if let Loaded::Head(id, Some(head)) = row {
-                    self.look_at(&id, &head, round).await?;
+                    self.prune(&id, &head, round).await?;
                     after = Some(id);
                 }
             }
-            if whole || after.is_none() {
+            if is_last || after.is_none() {
                 break;
             }
         }
         if self.keys_are_due(round) {
-            self.forget_keys().await?;
+            self.expire_keys().await?;
         }
         Ok(())
     }
 
-    /// Once a day, in a round that the owner's fence draws: partitions that were taken over together are not looked through
-    /// together, and one that moves often is looked through as often as any other.
+    /// Returns whether the dedup keys are checked in this round, once a day. The owner's fence draws the round:
+    /// partitions taken over together are not checked together, and one that moves often is checked as often as others.
     fn keys_are_due(&self, round: u64) -> bool {
-        let rounds = (KEYS_EVERY.as_millis() / self.settings.every.as_millis().max(1)).max(1);
+        let rounds = (KEYS_CHECK_INTERVAL.as_millis() / self.settings.every.as_millis().max(1)).max(1);
         u128::from(round) % rounds == self.fence.0 % rounds
     }
 
-    async fn look_at(&self, id: &ConversationId, head: &Head, round: u64) -> Result<(), Unfinished> {
+    async fn prune(&self, id: &ConversationId, head: &Head, round: u64) -> Result<(), SweepError> {
         let keep = Keep::of(id, head, self.settings.node);
         let mine = partition_of(id, self.bus.partitions()) == self.partition;
         let Some(ms) = keep.ms().filter(|_| mine && keep.is_due(round, self.settings.every)) else {
@@ -183,12 +184,13 @@ impl Sweeper<'_> {
         };
         let before = (self.settings.wall_ms)().saturating_sub(ms);
         let mut cursor = head.pruned_to;
-        // A first look at one row: most have nothing to give.
+        // Reads one row first, because most conversations have nothing to expire.
         let mut limit = 1;
         while cursor < head.last_seq {
-            let query = PageQuery { cursor, direction: Direction::Forward, limit, max_bytes: ROWS_BYTES };
+            let query =
+                PageQuery { cursor, direction: Direction::Forward, limit, max_bytes: PRUNE_PAGE_BYTES_MAX };
             let rows = self.store.page(id, query).await?.rows;
-            // Up to the first that is young enough, whatever the clocks of those behind it said.
+            // Stops at the first young row, whatever the times of the rows after it.
             let old = rows.iter().take_while(|stored| stored.row.time < before);
             let (count, up_to) = old.fold((0, cursor), |(count, _), stored| (count + 1, stored.row.seq));
             if limit > 1 && up_to > cursor {
@@ -203,24 +205,24 @@ impl Sweeper<'_> {
             if limit > 1 {
                 cursor = up_to;
             }
-            limit = ROWS;
+            limit = PRUNE_ROWS_MAX;
         }
         Ok(())
     }
 
-    /// Finds the oldest record of which a key is still needed; by each key's own time, so that no clock that was set
-    /// back makes one go too early.
-    async fn forget_keys(&mut self) -> Result<(), Unfinished> {
+    /// Appends the lowest offset whose dedup key is still needed. Each key's own time counts, so that a clock that was
+    /// set back expires no key early.
+    async fn expire_keys(&mut self) -> Result<(), SweepError> {
         let keep = u64::try_from(self.settings.keys.as_millis()).unwrap_or(u64::MAX);
         let Some(before) = (self.settings.wall_ms)().checked_sub(keep) else { return Ok(()) };
-        let known = self.rules.borrow().keys_from.max(self.keys_from);
+        let current_from = self.rules.borrow().keys_from.max(self.keys_from);
         let (mut after, mut from) = (None, None);
         loop {
-            let scan = Scan::Keys { from: known, after, limit: KEYS };
+            let scan = Scan::Keys { from: current_from, after, limit: KEYS_PAGE_ROWS };
             let page = self.store.scan(self.partition, self.fence, &scan).await?;
-            // Keys that come meanwhile are of records behind this place.
+            // Keys added during the scan belong to records after this position.
             let mut oldest = from.unwrap_or(page.position.offset);
-            let whole = page.rows.len() < KEYS;
+            let is_last = page.rows.len() < KEYS_PAGE_ROWS;
             for row in page.rows {
                 if let Loaded::Key(hash, Some(key)) = row {
                     after = Some(hash);
@@ -230,18 +232,18 @@ impl Sweeper<'_> {
                 }
             }
             from = Some(oldest);
-            if whole {
+            if is_last {
                 break;
             }
         }
         let keys_from = from.unwrap_or(0);
-        if keys_from > known {
+        if keys_from > current_from {
             let rules = *self.rules.borrow();
-            // Version 1 knows no record without a window; from 2 on what is not named stays.
+            // In version 1 every record sets the window; from version 2 on an omitted field keeps its value.
             let dedup_window = (rules.ledger_version < 2).then_some(rules.dedup_window);
             let change = RuleChange { ledger_version: rules.ledger_version, dedup_window, keys_from };
             self.append(Body::Rules(change)).await?;
-            tracing::info!(partition = self.partition, keys_from, "old dedup keys are forgotten");
+            tracing::info!(partition = self.partition, keys_from, "old dedup keys expired");
             self.keys_from = keys_from;
         }
         Ok(())
@@ -252,10 +254,10 @@ impl Sweeper<'_> {
     }
 }
 
-/// Appends what an owner says of its own partition: nobody waits for the answer.
+/// Appends a record of an owner to its own partition; no origin waits for the answer.
 pub(crate) async fn append(bus: &dyn Bus, partition: u32, body: Body, now: u64) -> Result<(), AppendError> {
     let node = NodeId::new("-").map_err(|error| AppendError::Rejected(error.to_string()))?;
-    let origin = Origin { node, boot: 0, conn: crate::ingest::admin::ADMIN_CONN, request: u64::MAX };
+    let origin = Origin { node, boot: 0, conn: crate::delivery::pending::ADMIN_CONN, request: u64::MAX };
     let record: Bytes = Record { origin, received_at: now, body, trace: None }.encode();
     bus.append(partition, vec![record]).await.map(drop)
 }

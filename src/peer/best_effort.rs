@@ -1,4 +1,4 @@
-//! What may be lost, from a peer to this node's shards: never waits, and what a room loses here is told to its members.
+//! Best-effort messages from peers: passed to the shards without waiting. Losses of a room are reported to its members.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,60 +9,62 @@ use prost::Message as _;
 use tidegate_protocol::{
     codec::PushFrame,
     id::{ConversationId, ConversationKind, UserId},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body},
 };
 
 use super::Peer;
 use crate::{
     directory::ShardSet,
-    large_group::subscriber::Source,
-    link::Stray,
+    large_group::subscriber::RecordSource,
+    link::BestEffortMessage,
     mail::{Audience, Delivery, Item, Mail, Volatile},
 };
 
-/// Rooms whose losses are remembered; those of others are only counted.
-const MISSED_MAX: usize = 4_096;
+/// Unreported losses that are tracked, one per shard and room; further ones count only in the metrics.
+const MISSED_ROOMS_MAX: usize = 4_096;
 
-/// What the shards had no room for, and were not told of yet; apart from that what nobody has counted.
+/// Messages that did not fit a shard's mailbox and are not reported yet; losses of unknown size are separate.
 pub(super) type Missed = Mutex<HashMap<(usize, ConversationId, Counted), u64>>;
 
-/// Whether it is known how much it is.
+/// Whether the number of lost messages is known.
 type Counted = bool;
 
 impl Peer {
-    /// Hands them to the shards that have somebody they are for, in order; nobody here → dropped.
-    pub(super) fn take_strays(&self, strays: Vec<Stray>) {
-        self.tell_missed();
+    /// Passes messages, in order, to the shards with recipients; messages without local recipients are dropped.
+    pub(super) fn deliver_best_effort(&self, messages: Vec<BestEffortMessage>) {
+        self.report_missed();
         let mut items: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
-        for stray in strays {
-            match stray {
-                Stray::Talk { room, push } => {
+        for message in messages {
+            match message {
+                BestEffortMessage::Talk { room, push } => {
                     let to = self.members_of_room(&room);
-                    // Decoded where it is for somebody only.
-                    let push = (!to.is_empty()).then(|| talk(&room, &push)).flatten();
+                    // Decode only if there are recipients.
+                    let push = (!to.is_empty()).then(|| room_push(&room, &push)).flatten();
                     add(&mut items, to, push);
                 }
-                Stray::Missed { room, count } => {
+                BestEffortMessage::Missed { room, count } => {
                     self.members_of_room(&room)
                         .iter()
                         .for_each(|shard| self.note_missed(shard, &room, count));
                 }
-                Stray::Signal { conversation, users, frame } => self.signal(conversation, users, &frame),
-                Stray::FanOut { record, .. } => {
-                    if let Some(crowds) = &self.crowds {
-                        crowds.records(Source::Peer, [record]);
+                BestEffortMessage::Signal { conversation, users, frame } => {
+                    self.signal(conversation, users, &frame)
+                }
+                BestEffortMessage::FanOut { record, .. } => {
+                    if let Some(subscriber) = &self.subscriber {
+                        subscriber.records(RecordSource::Peer, [record]);
                     }
                 }
-                Stray::Mark { conversation, user, seq, frame } => {
+                BestEffortMessage::Mark { conversation, user, seq, frame } => {
                     let to = self.directory.user(&user);
-                    add(&mut items, to, mark(conversation, user, seq, &frame));
+                    add(&mut items, to, marker_push(conversation, user, seq, &frame));
                 }
             }
         }
         for (shard, items) in items {
             self.post(shard, items);
         }
-        self.tell_missed();
+        self.report_missed();
     }
 
     fn members_of_room(&self, room: &ConversationId) -> ShardSet {
@@ -73,14 +75,14 @@ impl Peer {
     }
 
     fn signal(&self, conversation: ConversationId, users: Vec<UserId>, frame: &[u8]) {
-        let Some(frame) = self::frame(frame, |said| matches!(said, Said::Signal(_))) else { return };
+        let Some(frame) = self::frame(frame, |body| matches!(body, Body::Signal(_))) else { return };
         let (to, audience, only) = match conversation.kind() {
             ConversationKind::Direct(..) => {
                 let mut to = ShardSet::default();
                 users.iter().for_each(|user| to.extend(self.directory.user(user)));
                 (to, Audience::Users(users.into()), None)
             }
-            // A member by the sender's word and by the index of this node, which may be behind each (DESIGN 6.4).
+            // Recipients are in the sender's list and in this node's index; either may lag (ADR 12).
             ConversationKind::Group(_) => {
                 let to = self.directory.conversation(&conversation);
                 (to, Audience::Members, Some(Arc::new(users.into_iter().collect())))
@@ -119,13 +121,13 @@ impl Peer {
     fn note_missed(&self, shard: usize, room: &ConversationId, count: u64) {
         let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (shard, room.clone(), count > 0);
-        if missed.len() < MISSED_MAX || missed.contains_key(&key) {
+        if missed.len() < MISSED_ROOMS_MAX || missed.contains_key(&key) {
             *missed.entry(key).or_default() += count;
         }
     }
 
-    /// Has the shards tell what was lost; one that can't hear it now is told with the next strays.
-    fn tell_missed(&self) {
+    /// Reports losses to the shards; a shard with a full mailbox gets the report with the next messages.
+    fn report_missed(&self) {
         let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
         missed.retain(|(shard, room, _), count| {
             self.handle(*shard).is_some_and(|it| !it.try_post(Mail::Missed(room.clone(), *count)))
@@ -141,15 +143,15 @@ fn add(items: &mut BTreeMap<usize, Vec<Item>>, to: ShardSet, push: Option<Delive
     }
 }
 
-fn talk(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
-    let said = pb::Push::decode(push).ok().filter(|said| said.conversation == room.as_str());
-    let Some(said) = said else {
-        tracing::error!("a peer sent a room message that can't be decoded");
+fn room_push(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
+    let decoded = pb::Push::decode(push).ok().filter(|decoded| decoded.conversation == room.as_str());
+    let Some(decoded) = decoded else {
+        tracing::error!("undecodable room message from a peer; skipped");
         return None;
     };
     Some(Delivery {
         conversation: room.clone(),
-        seq: said.seq,
+        seq: decoded.seq,
         audience: Audience::Members,
         frame: Arc::new(PushFrame::from_push(push)),
         origin: None,
@@ -157,19 +159,19 @@ fn talk(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
     })
 }
 
-fn mark(conversation: ConversationId, user: UserId, seq: u64, frame: &[u8]) -> Option<Delivery> {
-    let is_mark = |said: &Said| matches!(said, Said::Receipt(_) | Said::Cleared(_) | Said::Hidden(_));
+fn marker_push(conversation: ConversationId, user: UserId, seq: u64, frame: &[u8]) -> Option<Delivery> {
+    let is_mark = |body: &Body| matches!(body, Body::Receipt(_) | Body::Cleared(_) | Body::Hidden(_));
     let frame = self::frame(frame, is_mark)?;
     let audience = Audience::Users([user].into());
     Some(Delivery { conversation, seq, audience, frame, origin: None, tracked: false })
 }
 
-/// The frame, if it is one of the kind.
-fn frame(bytes: &[u8], is_it: impl Fn(&Said) -> bool) -> Option<Arc<PushFrame>> {
+/// Decodes a frame, if it is of the expected kind.
+fn frame(bytes: &[u8], is_expected: impl Fn(&Body) -> bool) -> Option<Arc<PushFrame>> {
     let frame = pb::ServerFrame::decode(bytes).ok().filter(|frame| frame.id == 0);
-    let frame = frame.filter(|frame| frame.body.as_ref().is_some_and(is_it));
+    let frame = frame.filter(|frame| frame.body.as_ref().is_some_and(is_expected));
     if frame.is_none() {
-        tracing::error!("a peer sent a frame that is not of its kind");
+        tracing::error!("unexpected or undecodable frame from a peer; skipped");
     }
     frame.map(|frame| Arc::new(PushFrame::new(&frame)))
 }

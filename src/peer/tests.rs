@@ -1,4 +1,4 @@
-//! What the shards of a node hear when its peers call.
+//! Mail that the shards of a node get when its peers call.
 
 use tidegate_protocol::{
     id::{DeviceId, NodeId},
@@ -20,7 +20,7 @@ fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
 }
 
-/// A node of one shard whose mailbox only the test reads.
+/// Node with one shard, whose mailbox only the test reads.
 fn peer() -> (mio::Poll, Peer, Mailbox) {
     let poll = mio::Poll::new().unwrap();
     let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
@@ -45,7 +45,7 @@ fn delivery(push: &pb::Push, to: Vec<Target>) -> Delivery {
 }
 
 #[tokio::test]
-async fn an_answer_comes_to_the_connection_that_its_origin_names() {
+async fn answer_reaches_the_connection_that_its_origin_names() {
     let (_poll, peer, mut mailbox) = peer();
     let key = ConnKey { shard: 0, slot: 5, generation: 9 };
     let outcome = Outcome::Accepted { seq: 4, ordinal: 4, time: 77 };
@@ -60,7 +60,7 @@ async fn an_answer_comes_to_the_connection_that_its_origin_names() {
 }
 
 #[tokio::test]
-async fn a_push_goes_to_the_sessions_named_and_says_who_is_not_here() {
+async fn push_reaches_named_sessions_and_reports_missing_users() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let push =
@@ -76,7 +76,7 @@ async fn a_push_goes_to_the_sessions_named_and_says_who_is_not_here() {
 }
 
 #[tokio::test]
-async fn the_conn_that_sent_a_message_is_left_out_wherever_its_user_is_looked_for() {
+async fn sending_connection_gets_no_push_addressed_to_its_user() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let key = ConnKey { shard: 0, slot: 5, generation: 9 };
@@ -94,7 +94,7 @@ async fn the_conn_that_sent_a_message_is_left_out_wherever_its_user_is_looked_fo
 }
 
 #[tokio::test]
-async fn what_a_push_says_of_members_moves_the_indexes_in_order() {
+async fn membership_changes_in_pushes_update_indexes_in_order() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let event = |change: pb::MemberChange| pb::Push {
@@ -125,7 +125,7 @@ async fn what_a_push_says_of_members_moves_the_indexes_in_order() {
 }
 
 #[tokio::test]
-async fn a_push_that_makes_no_sense_is_left_out_and_the_others_come() {
+async fn undecodable_push_is_skipped_and_others_are_delivered() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let bad = Delivery {
@@ -140,7 +140,7 @@ async fn a_push_that_makes_no_sense_is_left_out_and_the_others_come() {
 }
 
 #[tokio::test]
-async fn a_session_that_moved_is_stopped_by_its_shard_and_only_up_to_its_epoch() {
+async fn moved_session_is_stopped_by_its_shard_up_to_its_epoch() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let asked =
@@ -153,24 +153,24 @@ async fn a_session_that_moved_is_stopped_by_its_shard_and_only_up_to_its_epoch()
             None => tokio::task::yield_now().await,
         }
     };
-    let Mail::Replaced(who, _, epoch, Some(asker)) = mail else { panic!("a replacement") };
+    let Mail::Replaced(who, _, epoch, Some(reply)) = mail else { panic!("a replacement") };
     assert_eq!((who, epoch), (user("ann"), 7));
-    asker.send(true).unwrap();
+    reply.send(true).unwrap();
     assert_eq!(asked.await.unwrap(), Ok(vec![true, false]));
 }
 
-/// A frame as a peer encodes it.
-fn server_frame(said: pb::server_frame::Body) -> bytes::Bytes {
-    pb::ServerFrame { id: 0, body: Some(said) }.encode_to_vec().into()
+/// Frame as a peer encodes it.
+fn server_frame(body: pb::server_frame::Body) -> bytes::Bytes {
+    pb::ServerFrame { id: 0, body: Some(body) }.encode_to_vec().into()
 }
 
-fn talk(room: &str, conversation: &str) -> Stray {
+fn talk(room: &str, conversation: &str) -> BestEffortMessage {
     let push = pb::Push { conversation: conversation.into(), seq: 5, ..Default::default() };
-    Stray::Talk { room: ConversationId::parse(room).unwrap(), push: push.encode_to_vec().into() }
+    BestEffortMessage::Talk { room: ConversationId::parse(room).unwrap(), push: push.encode_to_vec().into() }
 }
 
 #[tokio::test]
-async fn strays_go_to_whom_they_are_for_and_what_is_not_of_its_kind_to_nobody() {
+async fn best_effort_messages_reach_only_their_recipients() {
     let (_poll, peer, mut mailbox) = peer();
     let (hall, tea) = (ConversationId::parse("r:hall").unwrap(), ConversationId::parse("g:tea").unwrap());
     peer.directory.hold_conversation(&hall, 0);
@@ -178,8 +178,14 @@ async fn strays_go_to_whom_they_are_for_and_what_is_not_of_its_kind_to_nobody() 
     peer.directory.add_user(&user("ann"), 0);
     let receipt = || server_frame(pb::server_frame::Body::Receipt(pb::Receipt::default()));
     let signal = || server_frame(pb::server_frame::Body::Signal(pb::Signal::default()));
-    let mark = |whose, frame| Stray::Mark { conversation: tea.clone(), user: user(whose), seq: 2, frame };
-    let signalled = |frame| Stray::Signal { conversation: tea.clone(), users: vec![user("ann")], frame };
+    let mark = |whose, frame| BestEffortMessage::Mark {
+        conversation: tea.clone(),
+        user: user(whose),
+        seq: 2,
+        frame,
+    };
+    let signalled =
+        |frame| BestEffortMessage::Signal { conversation: tea.clone(), users: vec![user("ann")], frame };
     let strays = vec![
         talk("r:hall", "r:hall"),
         talk("r:elsewhere", "r:elsewhere"),
@@ -190,8 +196,8 @@ async fn strays_go_to_whom_they_are_for_and_what_is_not_of_its_kind_to_nobody() 
         mark("ann", signal()),
         signalled(signal()),
         signalled(receipt()),
-        Stray::Missed { room: hall.clone(), count: 3 },
-        Stray::Missed { room: tea.clone(), count: 3 },
+        BestEffortMessage::Missed { room: hall.clone(), count: 3 },
+        BestEffortMessage::Missed { room: tea.clone(), count: 3 },
     ];
     peer.strays(&me(), strays).await.unwrap();
     let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };
@@ -213,7 +219,7 @@ async fn strays_go_to_whom_they_are_for_and_what_is_not_of_its_kind_to_nobody() 
 }
 
 #[tokio::test]
-async fn strays_never_wait_for_a_shard_and_what_a_room_loses_there_is_told_once_there_is_room() {
+async fn full_shard_delays_no_message_and_room_losses_are_reported() {
     let (_poll, peer, mut mailbox) = peer();
     peer.directory.hold_conversation(&ConversationId::parse("r:hall").unwrap(), 0);
     for _ in 0..mail::MAILBOX_MAX {
@@ -225,11 +231,11 @@ async fn strays_never_wait_for_a_shard_and_what_a_room_loses_there_is_told_once_
     while let Some(mail) = mailbox.take() {
         assert!(matches!(mail, Mail::ShedMemory));
     }
-    // Beside that some that nobody counted: one word is no part of the other.
+    // A loss of unknown size is reported separately.
     peer.may_lack(vec![ConversationId::parse("r:hall").unwrap()]);
     let mut told = [mailbox.take(), mailbox.take()].map(|mail| match mail {
         Some(Mail::Missed(_, count)) => count,
-        _ => panic!("a word"),
+        _ => panic!("a report of losses"),
     });
     told.sort_unstable();
     assert_eq!(told, [0, 4]);

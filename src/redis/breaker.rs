@@ -1,96 +1,100 @@
-//! A breaker: after some failures in a row nobody waits for a server that is away; one probe at a time asks again.
+//! Circuit breaker: after several consecutive failures, calls fail at once, and one probe at a time retries the server.
 
 use std::time::Duration;
 
 use tidegate_protocol::Time;
 
-/// Failures in a row that open it.
-const FAILURES: u32 = 3;
-/// How long it stays open at first.
-const OPEN_FIRST: Duration = Duration::from_millis(100);
-/// How long at most, doubled with each failed probe; short, so that a server that is back is used within a second.
-const OPEN_MOST: Duration = Duration::from_millis(800);
+/// Consecutive failures that open the breaker.
+const FAILURES_MAX: u32 = 3;
+/// Time for which it first stays open.
+const OPEN_TIME_MIN: Duration = Duration::from_millis(100);
+/// Limit on the open time, which doubles with each failed probe. Short, so that a server is used again within a second
+/// of its return.
+const OPEN_TIME_MAX: Duration = Duration::from_millis(800);
 
-/// Closed, open, or half open while a probe is out.
+/// Circuit breaker: closed, open, or half open while a probe is in flight.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    failed: u32,
-    /// One of the failures since the last answer was more than an answer that did not come in time.
-    broken: bool,
+    failures: u32,
+    /// Whether a failure since the last reply was anything but a late reply.
+    has_other_failure: bool,
     open: Option<Open>,
 }
 
 #[derive(Debug)]
 struct Open {
     until: Time,
-    span: Duration,
-    probing: bool,
+    open_time: Duration,
+    is_probing: bool,
 }
 
-/// Whether a call may go.
+/// Permission for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
-    /// Go.
-    Free,
-    /// Go alone: what becomes of it decides.
+pub(super) enum BreakerPermit {
+    /// Call allowed: the breaker is closed.
+    Normal,
+    /// Single call allowed while the breaker is open; its outcome closes the breaker or keeps it open.
     Probe,
-    /// Fail at once.
+    /// Call refused: fail at once.
     Refused,
 }
 
 impl Breaker {
-    /// Asks before each call; a `Free` or `Probe` is followed by exactly one of the other methods.
-    pub(super) fn pass(&mut self, now: Time) -> Pass {
+    /// Returns the permit for a call. A `Normal` or `Probe` permit must be followed by one call of
+    /// [`Self::succeeded`], [`Self::failed`] or [`Self::abandoned`].
+    pub(super) fn acquire(&mut self, now: Time) -> BreakerPermit {
         match &mut self.open {
-            None => Pass::Free,
-            Some(open) if now < open.until || open.probing => Pass::Refused,
+            None => BreakerPermit::Normal,
+            Some(open) if now < open.until || open.is_probing => BreakerPermit::Refused,
             Some(open) => {
-                open.probing = true;
-                Pass::Probe
+                open.is_probing = true;
+                BreakerPermit::Probe
             }
         }
     }
 
-    /// The server answered.
-    pub(super) fn answered(&mut self, pass: Pass) {
-        // An answer to a call of the time before it opened says nothing about now.
-        if pass == Pass::Probe || self.open.is_none() {
+    /// Records that the server replied.
+    pub(super) fn succeeded(&mut self, permit: BreakerPermit) {
+        // A reply to a call from before the breaker opened does not show that the server works now.
+        if permit == BreakerPermit::Probe || self.open.is_none() {
             *self = Self::default();
         }
     }
 
-    /// No answer in time (`late`), no connection, or an answer that says that the server can't serve. True if it opened now.
-    pub(super) fn failed(&mut self, pass: Pass, late: bool, now: Time) -> bool {
-        self.broken |= !late;
+    /// Records a failure: no reply in time (`is_late`), no connection, or a server that can't serve. Returns whether it
+    /// opened the breaker.
+    pub(super) fn failed(&mut self, permit: BreakerPermit, is_late: bool, now: Time) -> bool {
+        self.has_other_failure |= !is_late;
         match &mut self.open {
-            Some(open) if pass == Pass::Probe => {
-                let span = (open.span * 2).min(OPEN_MOST);
-                *open = Open { until: now + span, span, probing: false };
+            Some(open) if permit == BreakerPermit::Probe => {
+                let open_time = (open.open_time * 2).min(OPEN_TIME_MAX);
+                *open = Open { until: now + open_time, open_time, is_probing: false };
                 true
             }
             Some(_) => false,
             None => {
-                self.failed += 1;
-                if self.failed < FAILURES {
+                self.failures += 1;
+                if self.failures < FAILURES_MAX {
                     return false;
                 }
-                self.open = Some(Open { until: now + OPEN_FIRST, span: OPEN_FIRST, probing: false });
+                let until = now + OPEN_TIME_MIN;
+                self.open = Some(Open { until, open_time: OPEN_TIME_MIN, is_probing: false });
                 true
             }
         }
     }
 
-    /// Whether all that is held against the server is that it was late.
+    /// Returns whether all failures since the last reply were late replies.
     pub(super) fn is_only_late(&self) -> bool {
-        !self.broken
+        !self.has_other_failure
     }
 
-    /// The caller gave up before there was an outcome.
-    pub(super) fn dropped(&mut self, pass: Pass) {
+    /// Records that the caller was cancelled before an outcome.
+    pub(super) fn abandoned(&mut self, permit: BreakerPermit) {
         if let Some(open) = self.open.as_mut()
-            && pass == Pass::Probe
+            && permit == BreakerPermit::Probe
         {
-            open.probing = false;
+            open.is_probing = false;
         }
     }
 }
@@ -106,85 +110,85 @@ mod tests {
     }
 
     #[test]
-    fn three_failures_in_a_row_open_it_and_one_probe_closes_it() {
+    fn three_consecutive_failures_open_it_and_one_probe_closes_it() {
         let mut breaker = Breaker::default();
         for outcome in [false, false, true, false, false] {
-            let pass = breaker.pass(at(0));
-            assert_eq!(pass, Pass::Free);
-            if outcome { breaker.answered(pass) } else { assert!(!breaker.failed(pass, true, at(0))) }
+            let permit = breaker.acquire(at(0));
+            assert_eq!(permit, BreakerPermit::Normal);
+            if outcome { breaker.succeeded(permit) } else { assert!(!breaker.failed(permit, true, at(0))) }
         }
-        assert!(breaker.failed(Pass::Free, true, at(0)));
-        assert_eq!(breaker.pass(at(99)), Pass::Refused);
-        assert_eq!(breaker.pass(at(100)), Pass::Probe);
-        assert_eq!(breaker.pass(at(100)), Pass::Refused, "one at a time");
-        assert!(breaker.failed(Pass::Probe, true, at(150)));
-        assert_eq!(breaker.pass(at(349)), Pass::Refused, "twice as long");
-        assert_eq!(breaker.pass(at(350)), Pass::Probe);
-        breaker.dropped(Pass::Probe);
-        assert_eq!(breaker.pass(at(350)), Pass::Probe, "a probe that nobody waited for holds up nobody");
-        breaker.answered(Pass::Free);
-        assert_eq!(breaker.pass(at(350)), Pass::Refused, "an old answer closes nothing");
-        breaker.answered(Pass::Probe);
-        assert_eq!(breaker.pass(at(350)), Pass::Free);
+        assert!(breaker.failed(BreakerPermit::Normal, true, at(0)));
+        assert_eq!(breaker.acquire(at(99)), BreakerPermit::Refused);
+        assert_eq!(breaker.acquire(at(100)), BreakerPermit::Probe);
+        assert_eq!(breaker.acquire(at(100)), BreakerPermit::Refused, "one at a time");
+        assert!(breaker.failed(BreakerPermit::Probe, true, at(150)));
+        assert_eq!(breaker.acquire(at(349)), BreakerPermit::Refused, "twice as long");
+        assert_eq!(breaker.acquire(at(350)), BreakerPermit::Probe);
+        breaker.abandoned(BreakerPermit::Probe);
+        assert_eq!(breaker.acquire(at(350)), BreakerPermit::Probe, "an abandoned probe is repeated");
+        breaker.succeeded(BreakerPermit::Normal);
+        assert_eq!(breaker.acquire(at(350)), BreakerPermit::Refused, "an earlier call's reply is ignored");
+        breaker.succeeded(BreakerPermit::Probe);
+        assert_eq!(breaker.acquire(at(350)), BreakerPermit::Normal);
     }
 
     #[test]
-    fn it_is_only_late_until_something_else_is_wrong_and_then_until_an_answer() {
+    fn other_failure_is_remembered_until_a_reply() {
         let mut breaker = Breaker::default();
-        let opened = [(); 3].map(|()| breaker.failed(Pass::Free, true, at(0)));
+        let opened = [(); 3].map(|()| breaker.failed(BreakerPermit::Normal, true, at(0)));
         assert_eq!(opened, [false, false, true]);
-        assert_eq!((breaker.pass(at(0)), breaker.is_only_late()), (Pass::Refused, true));
-        let probe = breaker.pass(at(100));
+        assert_eq!((breaker.acquire(at(0)), breaker.is_only_late()), (BreakerPermit::Refused, true));
+        let probe = breaker.acquire(at(100));
         breaker.failed(probe, false, at(100));
-        assert_eq!((breaker.pass(at(100)), breaker.is_only_late()), (Pass::Refused, false));
-        let probe = breaker.pass(at(300));
+        assert_eq!((breaker.acquire(at(100)), breaker.is_only_late()), (BreakerPermit::Refused, false));
+        let probe = breaker.acquire(at(300));
         breaker.failed(probe, true, at(500));
-        assert!(!breaker.is_only_late(), "nor does a server that is late after that");
-        let probe = breaker.pass(at(900));
-        breaker.answered(probe);
+        assert!(!breaker.is_only_late(), "a late reply after it changes nothing");
+        let probe = breaker.acquire(at(900));
+        breaker.succeeded(probe);
         assert!(breaker.is_only_late());
     }
 
     proptest! {
-        /// Whatever happens: never two probes at once, never refused for longer than the most, and closed by an
-        /// answered probe.
+        /// At most one probe is in flight, a refusal lasts for the maximum open time at most, and a successful probe
+        /// closes the breaker.
         #[test]
-        fn it_never_locks_itself_out(steps in prop::collection::vec((0_u64..400, 0_u8..4), 1..200)) {
+        fn breaker_never_locks_itself_out(steps in prop::collection::vec((0_u64..400, 0_u8..4), 1..200)) {
             let (mut breaker, mut now, mut out, mut probes) = (Breaker::default(), 0, Vec::new(), 0);
             let mut refused_since = None;
-            for (passed, what) in steps {
+            for (passed, action) in steps {
                 now += passed;
-                if what == 0 || out.is_empty() {
-                    let pass = breaker.pass(at(now));
-                    match pass {
-                        Pass::Refused if probes == 0 => {
+                if action == 0 || out.is_empty() {
+                    let permit = breaker.acquire(at(now));
+                    match permit {
+                        BreakerPermit::Refused if probes == 0 => {
                             let since = *refused_since.get_or_insert(now);
                             prop_assert!(now - since < 800, "refused since {since}, now {now}");
                         }
-                        Pass::Refused => {}
-                        Pass::Probe | Pass::Free => {
-                            probes += u32::from(pass == Pass::Probe);
+                        BreakerPermit::Refused => {}
+                        BreakerPermit::Probe | BreakerPermit::Normal => {
+                            probes += u32::from(permit == BreakerPermit::Probe);
                             prop_assert!(probes <= 1);
                             refused_since = None;
-                            out.push(pass);
+                            out.push(permit);
                         }
                     }
                     continue;
                 }
-                let pass = out.remove(0);
-                probes -= u32::from(pass == Pass::Probe);
-                match what {
+                let permit = out.remove(0);
+                probes -= u32::from(permit == BreakerPermit::Probe);
+                match action {
                     1 => {
-                        breaker.answered(pass);
-                        if pass == Pass::Probe {
+                        breaker.succeeded(permit);
+                        if permit == BreakerPermit::Probe {
                             prop_assert!(breaker.open.is_none());
                         }
                     }
                     2 => {
-                        breaker.failed(pass, what == 2, at(now));
+                        breaker.failed(permit, action == 2, at(now));
                         refused_since = None;
                     }
-                    _ => breaker.dropped(pass),
+                    _ => breaker.abandoned(permit),
                 }
             }
         }

@@ -1,6 +1,6 @@
 -- KEYS 1 chain:{user}:device: hash of epoch, state
--- ARGV 1 epoch; 2 state; 3 how long it lives, ms
--- Returns 1 when saved, 0 when a newer conn has spoken (S37).
+-- ARGV 1 epoch; 2 state; 3 lifetime of the key, ms
+-- Returns 1 if saved, 0 if a newer connection has saved before (S37).
 local saved = redis.call('HGET', KEYS[1], 'epoch')
 if saved and tonumber(saved) > tonumber(ARGV[1]) then
   return 0

@@ -1,4 +1,4 @@
-//! One shared connection to Redis: every call has a deadline, and none waits for a server that is known to be away.
+//! Shared connection to Redis. Every call has a deadline, and none waits for a server that is known to be unavailable.
 
 use std::{
     sync::{
@@ -20,19 +20,19 @@ use tokio::time::{timeout, timeout_at};
 
 use super::{
     ConnectError, Script,
-    breaker::{Breaker, Pass},
+    breaker::{Breaker, BreakerPermit},
     connect::{Conn, Source},
 };
 use crate::config;
 
-/// Calls that go in one pipeline; more are sent one pipeline after the other, each with a deadline of its own.
-const PIPELINE_MAX: usize = 500;
+/// Limit on the calls of one pipeline. More are sent as consecutive pipelines, each with its own deadline.
+const PIPELINE_CALLS_MAX: usize = 500;
 
-/// How long a connection may take to be made, beside the calls that want it: of several sentinels the first may be away, and
-/// the driver gives each a second, which is more than a call has.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Timeout of a connection attempt, in the background of the calls that wait for it. It exceeds a call's deadline,
+/// since the first of several sentinels may be unavailable, and the driver waits a second for each.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A command or a run of a script.
+/// Redis command or script call.
 #[derive(Debug)]
 pub(crate) struct Call {
     script: Option<&'static Script>,
@@ -40,49 +40,49 @@ pub(crate) struct Call {
     args: Vec<String>,
 }
 
-/// Why a call has no answer.
+/// Failed or unconfirmed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallError {
-    /// Nothing happened.
-    Away(String),
-    /// Nothing happened: the server was late just now, which is all that is known against it.
+    /// Call without effect: the server is unavailable.
+    Unavailable(String),
+    /// Call without effect: refused because recent replies were late. No other failure is known.
     Slow(String),
-    /// It may have happened.
+    /// Call in doubt.
     Unknown(String),
-    /// It may have happened, or happen yet: nothing came in time over a connection that stands.
+    /// Call in doubt that may still take effect: no reply in time, over an intact connection.
     Late(String),
 }
 
-/// A connection to Redis, made when it is first needed and again when it broke. Its tasks live on the runtime of
-/// whoever calls first.
+/// Client of Redis. Connects with the first call, and again after a failure; its tasks run on the first caller's
+/// runtime.
 pub(crate) struct Client {
     source: Arc<Source>,
     timeout: Duration,
     prefix: String,
     begun: Instant,
     breaker: Mutex<Breaker>,
-    conn: Mutex<Option<Connecting>>,
-    servers: Arc<Servers>,
+    conn: Mutex<Option<SharedConn>>,
+    servers: Arc<ServerTracker>,
 }
 
-/// Which server answers.
+/// Tracker of the server that the client is connected to.
 #[derive(Default)]
-struct Servers {
-    /// What the last connection was to, if that was to be learnt; none before the first.
+struct ServerTracker {
+    /// Server of the last connection, with `Some(None)` if it could not be identified; `None` before the first.
     last: Mutex<Option<Option<String>>>,
     changes: AtomicU64,
 }
 
-/// A connection that is being made, or was, or why there is none.
-type Connecting = Shared<BoxFuture<'static, Result<Conn, String>>>;
+/// Connection attempt and its result, shared by the calls that wait for it.
+type SharedConn = Shared<BoxFuture<'static, Result<Conn, String>>>;
 
 impl Call {
-    /// A command: its name, then keys and arguments.
+    /// Creates a command from its name, keys and arguments.
     pub(crate) fn command<const N: usize>(words: [&str; N]) -> Self {
         Self { script: None, keys: Vec::new(), args: words.map(str::to_owned).into() }
     }
 
-    /// A script over keys of one slot.
+    /// Creates a call of a script, with keys of one slot.
     pub(crate) fn script<const N: usize>(script: &'static Script, keys: [String; N]) -> Self {
         Self { script: Some(script), keys: keys.into(), args: Vec::new() }
     }
@@ -119,113 +119,117 @@ impl Client {
         })
     }
 
-    /// A key; what is in braces decides its slot.
+    /// Returns a prefixed key. The part of `name` in braces selects the slot.
     pub(crate) fn key(&self, kind: &str, name: &str) -> String {
         format!("{}:{kind}:{name}", self.prefix)
     }
 
-    /// How often another server answered than before, or may have: what was acked by the old one may be missing there.
+    /// Returns how often the client has connected to another server than before, or may have. The new one may lack
+    /// writes that the old one acknowledged.
     pub(crate) fn changes(&self) -> u64 {
         self.servers.changes.load(Ordering::SeqCst)
     }
 
-    /// Makes one call and reads its answer.
+    /// Sends one call and returns its reply.
     pub(crate) async fn one<T: FromRedisValue>(&self, call: Call) -> Result<T, CallError> {
-        let mut answers = self.all(vec![call]).await?;
-        answers.pop().ok_or_else(|| CallError::Unknown("no answer".to_owned()))
+        let mut replies = self.all(vec![call]).await?;
+        replies.pop().ok_or_else(|| CallError::Unknown("no reply from Redis".to_owned()))
     }
 
-    /// Makes the calls as one pipeline (in a cluster: each to its place at the same time); one answer each, in order.
-    /// Nothing is atomic across them. The first that failed fails all; then others may have happened.
+    /// Sends the calls as one pipeline, or to all slots concurrently in a cluster; returns one reply each, in order.
+    ///
+    /// Nothing is atomic across calls. The first failure fails all of them, although others may have taken effect.
     pub(crate) async fn all<T: FromRedisValue>(&self, calls: Vec<Call>) -> Result<Vec<T>, CallError> {
-        let mut answers = Vec::with_capacity(calls.len());
-        for part in calls.chunks(PIPELINE_MAX) {
-            let some_happened = !answers.is_empty();
-            for value in self.guarded(part).await.map_err(|error| error.after(some_happened))? {
-                let answer = from_redis_value(value);
-                answers.push(answer.map_err(|error| CallError::Unknown(format!("not understood: {error}")))?);
+        let mut replies = Vec::with_capacity(calls.len());
+        for part in calls.chunks(PIPELINE_CALLS_MAX) {
+            let some_executed = !replies.is_empty();
+            for value in self.send_guarded(part).await.map_err(|error| error.after(some_executed))? {
+                let reply = from_redis_value(value);
+                let unreadable = |error| CallError::Unknown(format!("unexpected reply from Redis: {error}"));
+                replies.push(reply.map_err(unreadable)?);
             }
         }
-        Ok(answers)
+        Ok(replies)
     }
 
-    /// A pipeline behind the breaker, within the deadline.
-    async fn guarded(&self, calls: &[Call]) -> Result<Vec<Value>, CallError> {
-        let mut permit = Permit::new(self)?;
+    /// Sends a pipeline if the breaker permits it, within the deadline.
+    async fn send_guarded(&self, calls: &[Call]) -> Result<Vec<Value>, CallError> {
+        let mut permit = PermitGuard::acquire(self)?;
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let outcome = match timeout_at(deadline, self.connected()).await {
+        let outcome = match timeout_at(deadline, self.connection()).await {
             Ok(Ok(conn)) => {
-                let sent = timeout_at(deadline, Self::attempt(conn, calls)).await;
-                sent.unwrap_or_else(|_| Err(Failed::late(self.timeout, CallError::Late)))
+                let sent = timeout_at(deadline, Self::send(conn, calls)).await;
+                sent.unwrap_or_else(|_| Err(CallFailure::late(self.timeout, CallError::Late)))
             }
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(Failed::late(self.timeout, CallError::Away)),
+            Err(_) => Err(CallFailure::late(self.timeout, CallError::Unavailable)),
         };
         match outcome {
             Ok(values) => {
-                permit.answered();
+                permit.succeeded();
                 Ok(values)
             }
-            Err(failed) => {
-                if !failed.serves {
-                    let opened = permit.failed(matches!(failed.error, CallError::Late(_)));
-                    if opened || failed.reconnect {
+            Err(failure) => {
+                if !failure.server_works {
+                    let opened = permit.failed(matches!(failure.error, CallError::Late(_)));
+                    if opened || failure.reconnect {
                         self.disconnect();
                     }
                 } else {
-                    permit.answered();
+                    permit.succeeded();
                 }
-                Err(failed.error)
+                Err(failure.error)
             }
         }
     }
 
-    async fn attempt(mut conn: Conn, calls: &[Call]) -> Result<Vec<Value>, Failed> {
+    async fn send(mut conn: Conn, calls: &[Call]) -> Result<Vec<Value>, CallFailure> {
         let mut values = conn.send(calls.iter().map(|call| call.build(false)).collect()).await?;
         let missing: Vec<usize> = (0..values.len()).filter(|&at| is_no_script(&values[at])).collect();
         if !missing.is_empty() {
-            // S33: by its text, which loads it wherever the call went.
-            let again = missing.iter().map(|&at| calls[at].build(true)).collect();
-            for (at, value) in missing.into_iter().zip(conn.send(again).await?) {
+            // S33: EVAL with the text also loads the script, on the server that lacked it.
+            let with_text = missing.iter().map(|&at| calls[at].build(true)).collect();
+            for (at, value) in missing.into_iter().zip(conn.send(with_text).await?) {
                 values[at] = value;
             }
         }
-        let some_happened = values.iter().any(|value| !matches!(value, Value::ServerError(_)));
+        let some_executed = values.iter().any(|value| !matches!(value, Value::ServerError(_)));
         for value in &values {
             if let Value::ServerError(error) = value {
-                return Err(Failed::of(&RedisError::from(error.clone()), some_happened));
+                return Err(CallFailure::of(&RedisError::from(error.clone()), some_executed));
             }
         }
         Ok(values)
     }
 
-    async fn connected(&self) -> Result<Conn, Failed> {
-        let connecting = self.connecting();
-        connecting.await.map_err(Failed::connecting)
+    async fn connection(&self) -> Result<Conn, CallFailure> {
+        let conn = self.shared_conn();
+        conn.await.map_err(CallFailure::no_connection)
     }
 
-    /// The connection, if there is one that was not given up; else one is made, whether the call waits for it or not.
-    fn connecting(&self) -> Connecting {
+    /// Returns the connection or the attempt in progress; otherwise starts an attempt, which outlives a cancelled
+    /// caller.
+    fn shared_conn(&self) -> SharedConn {
         let mut conn = self.conn();
         if let Some(conn) = conn.as_ref().filter(|conn| !matches!(conn.peek(), Some(Err(_)))) {
             return conn.clone();
         }
-        let (source, within) = (Arc::clone(&self.source), self.timeout);
+        let (source, call_timeout) = (Arc::clone(&self.source), self.timeout);
         let servers = Arc::clone(&self.servers);
-        let made = async move {
-            let made = timeout(CONNECT_MAX, source.connect(within)).await;
-            let made = made.map_err(|_| format!("no connection within {CONNECT_MAX:?}"))?;
-            let mut made = made.map_err(|error| error.to_string())?;
-            servers.connected(made.server().await);
-            Ok(made)
+        let attempt = async move {
+            let connected = timeout(CONNECT_TIMEOUT, source.connect(call_timeout)).await;
+            let connected = connected.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))?;
+            let mut connected = connected.map_err(|error| error.to_string())?;
+            servers.record(connected.server().await);
+            Ok(connected)
         };
-        let made = conn.insert(made.boxed().shared());
-        // Whoever waits for it may not stay until it is made.
-        tokio::spawn(made.clone());
-        made.clone()
+        let attempt = conn.insert(attempt.boxed().shared());
+        // Spawned, since the waiting calls may time out before it completes.
+        tokio::spawn(attempt.clone());
+        attempt.clone()
     }
 
-    /// Forgets the connection. If one is being made right now, it is a fresh one anyway.
+    /// Drops the connection, except one still being established, which is new anyway.
     fn disconnect(&self) {
         let mut conn = self.conn();
         if conn.as_ref().is_some_and(|conn| conn.peek().is_some()) {
@@ -233,7 +237,7 @@ impl Client {
         }
     }
 
-    fn conn(&self) -> MutexGuard<'_, Option<Connecting>> {
+    fn conn(&self) -> MutexGuard<'_, Option<SharedConn>> {
         self.conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -246,20 +250,20 @@ impl Client {
     }
 }
 
-impl Servers {
-    /// A server that can't be told from another one counts as another.
-    fn connected(&self, to: Option<String>) {
+impl ServerTracker {
+    /// Records the server of a new connection; one that can't be identified counts as another server.
+    fn record(&self, server: Option<String>) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.as_ref().is_some_and(|last| *last != to || to.is_none()) {
+        if last.as_ref().is_some_and(|last| *last != server || server.is_none()) {
             self.changes.fetch_add(1, Ordering::SeqCst);
         }
-        *last = Some(to);
+        *last = Some(server);
     }
 }
 
 impl Conn {
-    /// One answer for each command, errors of the server included.
-    async fn send(&mut self, cmds: Vec<Cmd>) -> Result<Vec<Value>, Failed> {
+    /// Returns one reply for each command; errors of the server are replies, too.
+    async fn send(&mut self, cmds: Vec<Cmd>) -> Result<Vec<Value>, CallFailure> {
         let sent = match self {
             Self::One(conn) => {
                 let mut pipeline = redis::Pipeline::with_capacity(cmds.len());
@@ -270,7 +274,7 @@ impl Conn {
                 conn.send_packed_commands(&pipeline, 0, count).await
             }
             Self::Cluster(conn) => {
-                // A pipeline may not cross slots there; the driver sends what waits together by itself.
+                // A pipeline may not cross slots, but the driver batches concurrent commands automatically.
                 let routed = cmds.into_iter().map(|cmd| {
                     let mut conn = conn.clone();
                     async move { redis::aio::ConnectionLike::req_packed_command(&mut conn, &cmd).await }
@@ -278,13 +282,13 @@ impl Conn {
                 join_all(routed).await.into_iter().map(as_value).collect()
             }
         };
-        sent.map_err(|error| Failed::of(&error, true))
+        sent.map_err(|error| CallFailure::of(&error, true))
     }
 }
 
-/// A cluster connection tells an error of the server as its own; a pipeline tells it as a value.
-fn as_value(answer: Result<Value, RedisError>) -> Result<Value, RedisError> {
-    match answer {
+/// Converts NOSCRIPT to a value, as in a pipeline's replies; a cluster connection returns it as its own error.
+fn as_value(reply: Result<Value, RedisError>) -> Result<Value, RedisError> {
+    match reply {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
             redis::parse_redis_value(b"-NOSCRIPT\r\n")
         }
@@ -297,93 +301,98 @@ fn is_no_script(value: &Value) -> bool {
 }
 
 impl CallError {
-    fn after(self, some_happened: bool) -> Self {
+    /// Puts the error in doubt if earlier calls of the batch were executed.
+    fn after(self, some_executed: bool) -> Self {
         match self {
-            Self::Away(why) | Self::Slow(why) if some_happened => Self::Unknown(why),
+            Self::Unavailable(why) | Self::Slow(why) if some_executed => Self::Unknown(why),
             error => error,
         }
     }
 }
 
-/// Errors that come before anything is done, from a server that can do nothing now.
-const CANT_SERVE: [&str; 7] =
+/// Error codes returned before any execution by a server that can't serve any call now.
+const SERVER_ERROR_CODES: [&str; 7] =
     ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "TRYAGAIN", "MISCONF", "NOREPLICAS"];
-/// Errors that come before anything is done, about this call.
-const REFUSES: [&str; 9] =
+/// Error codes returned before any execution that concern this call only.
+const CALL_ERROR_CODES: [&str; 9] =
     ["NOSCRIPT", "OOM", "BUSY", "MOVED", "ASK", "CROSSSLOT", "NOAUTH", "NOPERM", "WRONGPASS"];
 
-/// A failure and what it says of the connection and the server.
-struct Failed {
+/// Failure of a call, with its consequences for the connection and the breaker.
+struct CallFailure {
     error: CallError,
     reconnect: bool,
-    /// The server works and refused this call alone.
-    serves: bool,
+    /// Whether the server works and refused this call only.
+    server_works: bool,
 }
 
-impl Failed {
+impl CallFailure {
     fn late(after: Duration, error: fn(String) -> CallError) -> Self {
-        Self { error: error(format!("no answer within {after:?}")), reconnect: false, serves: false }
+        let error = error(format!("no reply from Redis within {after:?}"));
+        Self { error, reconnect: false, server_works: false }
     }
 
-    fn connecting(why: String) -> Self {
-        Self { error: CallError::Away(why), reconnect: true, serves: false }
+    fn no_connection(why: String) -> Self {
+        Self { error: CallError::Unavailable(why), reconnect: true, server_works: false }
     }
 
-    fn of(error: &RedisError, some_happened: bool) -> Self {
+    fn of(error: &RedisError, some_executed: bool) -> Self {
         let why = error.to_string();
-        // Redis 6.2 wraps what a script was told into an error of the script.
+        // Redis 6.2 wraps the error of a command inside a script into a script error.
         let read_only = error.code() == Some("READONLY") || why.contains("READONLY");
         let code = if read_only { "READONLY" } else { error.code().unwrap_or_default() };
-        let cant_serve = CANT_SERVE.contains(&code);
-        let refused = cant_serve || REFUSES.contains(&code);
-        let broken = matches!(
+        let cant_serve = SERVER_ERROR_CODES.contains(&code);
+        let is_refusal = cant_serve || CALL_ERROR_CODES.contains(&code);
+        let is_disconnected = matches!(
             error.retry_method(),
             RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
         );
         let from_server = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         let error = match () {
-            () if refused && !some_happened => CallError::Away(why),
-            // The driver has a deadline of its own, which may come a moment before ours.
+            () if is_refusal && !some_executed => CallError::Unavailable(why),
+            // The driver's own deadline may fire slightly before the client's.
             () if error.is_timeout() => CallError::Late(why),
             () => CallError::Unknown(why),
         };
-        Self { error, reconnect: read_only || broken, serves: from_server && !cant_serve }
+        let server_works = from_server && !cant_serve;
+        Self { error, reconnect: read_only || is_disconnected, server_works }
     }
 }
 
-/// A pass of the breaker that is given back whatever becomes of the call.
-struct Permit<'a> {
+/// Permit of the breaker, returned with the outcome of the call or when the call is cancelled.
+struct PermitGuard<'a> {
     client: &'a Client,
-    pass: Option<Pass>,
+    permit: Option<BreakerPermit>,
 }
 
-impl<'a> Permit<'a> {
-    fn new(client: &'a Client) -> Result<Self, CallError> {
+impl<'a> PermitGuard<'a> {
+    fn acquire(client: &'a Client) -> Result<Self, CallError> {
         let mut breaker = client.breaker();
-        match breaker.pass(client.now()) {
-            Pass::Refused if breaker.is_only_late() => {
-                Err(CallError::Slow("it was late just now".to_owned()))
+        match breaker.acquire(client.now()) {
+            BreakerPermit::Refused if breaker.is_only_late() => {
+                Err(CallError::Slow("recent replies from Redis were late".to_owned()))
             }
-            Pass::Refused => Err(CallError::Away("it did not answer just now".to_owned())),
-            pass => Ok(Self { client, pass: Some(pass) }),
+            BreakerPermit::Refused => Err(CallError::Unavailable("recent calls to Redis failed".to_owned())),
+            permit => Ok(Self { client, permit: Some(permit) }),
         }
     }
 
-    fn answered(&mut self) {
-        if let Some(pass) = self.pass.take() {
-            self.client.breaker().answered(pass);
+    fn succeeded(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.client.breaker().succeeded(permit);
         }
     }
 
-    fn failed(&mut self, late: bool) -> bool {
-        self.pass.take().is_some_and(|pass| self.client.breaker().failed(pass, late, self.client.now()))
+    fn failed(&mut self, is_late: bool) -> bool {
+        self.permit
+            .take()
+            .is_some_and(|permit| self.client.breaker().failed(permit, is_late, self.client.now()))
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for PermitGuard<'_> {
     fn drop(&mut self) {
-        if let Some(pass) = self.pass.take() {
-            self.client.breaker().dropped(pass);
+        if let Some(permit) = self.permit.take() {
+            self.client.breaker().abandoned(permit);
         }
     }
 }

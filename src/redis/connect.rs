@@ -1,4 +1,4 @@
-//! How to reach Redis: one server, the master that sentinels name, or a cluster; RESP3, TLS.
+//! Connections to Redis: one server, the master named by sentinels, or a cluster; over RESP3, with TLS if configured.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -14,32 +14,32 @@ use tokio::sync::Mutex;
 
 use crate::{config, private};
 
-/// Why there can't be a connection, whatever the server does.
+/// Error of the configuration, which prevents any connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A file of the configuration.
+    /// Unreadable file of the configuration.
     #[error("redis.{key}: {path}: {error}")]
     File {
-        /// Which key names it.
+        /// Configuration key that names the file.
         key: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What is wrong with it.
+        /// Error of reading the file.
         error: std::io::Error,
     },
-    /// An address or a certificate.
+    /// Invalid address or certificate.
     #[error("redis: {0}")]
     Config(#[from] RedisError),
 }
 
-/// Where connections come from.
+/// Factory of connections, for one server, sentinels or a cluster.
 pub(super) enum Source {
     Standalone(redis::Client),
     Sentinel(Mutex<SentinelClient>),
     Cluster(ClusterClient),
 }
 
-/// A connection that many callers share.
+/// Connection shared by many callers.
 #[derive(Clone)]
 pub(super) enum Conn {
     One(MultiplexedConnection),
@@ -47,7 +47,7 @@ pub(super) enum Conn {
 }
 
 impl Conn {
-    /// Which run of which server answers, where that can be told: none in a cluster, or for a user who may not ask.
+    /// Returns the run id of the connected server. `None` in a cluster, or if the user may not query it.
     pub(super) async fn server(&mut self) -> Option<String> {
         let Self::One(conn) = self else { return None };
         let about: String = redis::cmd("INFO").arg("server").query_async(conn).await.ok()?;
@@ -58,7 +58,7 @@ impl Conn {
 impl Source {
     pub(super) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
         if config.tls {
-            // Two crates may have brought a provider each; ours is the one. An error says that one is set already.
+            // Several crates may bring a TLS provider; this one is the default. An error means that one is already set.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
         let certificates = certificates(config)?;
@@ -122,7 +122,7 @@ impl Source {
         }
     }
 
-    /// A fresh connection; the caller bounds the time, as each server that is asked for it may take its own.
+    /// Opens a connection. The caller must limit the time, since `timeout` applies to each server that is tried.
     pub(super) async fn connect(&self, timeout: Duration) -> Result<Conn, RedisError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))
@@ -166,15 +166,15 @@ fn certificates(config: &config::Redis) -> Result<Option<TlsCertificates>, Conne
     Ok(config.tls.then_some(TlsCertificates { client_tls: None, root_cert }))
 }
 
-/// What a file has, if one is named; read `by` this.
+/// Returns the contents of a file, using `read_file`; `None` if the path is empty.
 fn read(
     key: &'static str,
     path: &Path,
-    by: fn(&Path) -> io::Result<Vec<u8>>,
+    read_file: fn(&Path) -> io::Result<Vec<u8>>,
 ) -> Result<Option<Vec<u8>>, ConnectError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
     let file = |error| ConnectError::File { key, path: path.display().to_string(), error };
-    by(path).map(Some).map_err(file)
+    read_file(path).map(Some).map_err(file)
 }

@@ -1,6 +1,6 @@
--- KEYS 1 id:{name}: who has claimed it and not announced itself yet
--- ARGV 1 the claimant; 2 how long the claim stands, ms
--- Returns 1 when it is the claimant's now, also when it was before; 0 when it is somebody else's.
+-- KEYS 1 id:{name}: claimant that has not announced itself yet
+-- ARGV 1 claimant; 2 lifetime of the claim, ms
+-- Returns 1 if the claimant has the claim, now or from before; 0 if another one has it.
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
   return 0

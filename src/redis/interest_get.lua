@@ -1,6 +1,6 @@
 -- KEYS 1 interest:{conversation}, as in interest_put.lua
 -- ARGV none
--- Returns {now (us), node/boot, generation, ...} of those whose interest has not lapsed, by the server's clock (S32).
+-- Returns {now (us), node/boot, generation, ...} of the runs with a live interest, by the server's clock (S32).
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local fields = redis.call('HGETALL', KEYS[1])

@@ -1,6 +1,6 @@
 -- KEYS 1 interest:{conversation}: hash of node/boot -> generation, and of node/boot! -> until (us)
--- ARGV 1 node/boot; 2 generation; 3 the lease, ms
--- Returns the generation that stands. Never withdrawn, only lapsed; who lapsed is forgotten when somebody new comes.
+-- ARGV 1 node/boot; 2 generation; 3 lease, ms
+-- Returns the generation in force. Interests expire and are never withdrawn; a new run's interest removes expired ones.
 local key, run = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])

@@ -1,7 +1,7 @@
 -- KEYS 1 route:{user}, as in route_set.lua
--- ARGV 1 device; 2 token; 3 its epoch; 4 how long an owner that left is remembered, ms
--- Returns 1: deleted; 0: this token is over, it can't come (back) by a registration; -1: it may still come.
--- Compares the whole token: S1, S2, S3, S5. What it remembers lets epochs rise when clocks do not: S9.
+-- ARGV 1 device; 2 token; 3 its epoch; 4 time for which a deleted row is remembered, ms
+-- Returns 1: deleted; 0: no row, and no registration can write one with this token; -1: no row, but one may follow.
+-- Compares the whole token: S1, S2, S3, S5. The remembered epoch makes epochs rise even if clocks do not: S9.
 local key, device, token, epoch = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])

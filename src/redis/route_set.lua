@@ -1,9 +1,9 @@
--- KEYS 1 route:{user}: hash of device -> node/boot/epoch, and of #device -> epoch@when of an owner that left
--- ARGV 1 device; 2 node/boot; 3 epoch; 4 "new", "only" or "again"; 5 for "only": the token that must stand;
---      6 how long the key lives, ms
--- Returns {"set", replaced token or ""}; {"behind", the highest epoch seen}: come back above it;
---      {"other", present token or ""}: the row is not the caller's.
--- The newest epoch wins, and no epoch is taken twice for a device: S1, S2, S5, S9.
+-- KEYS 1 route:{user}: hash of device -> node/boot/epoch, and of #device -> epoch@time (us) of a deleted row
+-- ARGV 1 device; 2 node/boot; 3 epoch; 4 "new", "only" or "again"; 5 for "only": the required present token;
+--      6 lifetime of the key, ms
+-- Returns {"set", replaced token or ""}; {"behind", highest epoch seen}: retry with an epoch above it;
+--      {"other", present token or ""}: the row has another owner.
+-- The newest epoch wins, and no epoch is used twice for a device: S1, S2, S5, S9.
 local key, device, epoch = KEYS[1], ARGV[1], tonumber(ARGV[3])
 local token = ARGV[2] .. '/' .. ARGV[3]
 local present = redis.call('HGET', key, device) or ''

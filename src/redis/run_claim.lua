@@ -1,8 +1,8 @@
 -- KEYS 1 run:{node/boot}; 2 rows:{node/boot}: sorted set of user!device!epoch, all with score 0
--- ARGV 1 how long both live, ms; 2 the epoch to be above, or "" when the rows that follow have theirs;
---      3.. one user!device, or rows as they are listed
--- Returns the epoch to register with, "" when none was asked for, "retired" when this run is over.
--- Called before a row is written, so that a row is never without its place in this list: S3, S4, S5.
+-- ARGV 1 lifetime of both keys, ms; 2 exclusive lower bound of the new epoch, or "" if the entries have epochs;
+--      3.. one user!device, or entries user!device!epoch
+-- Returns the epoch to register with, "" if none was requested, "retired" if this run is retired.
+-- Called before a row is written, so that a row always has its entry in this list: S3, S4, S5.
 if redis.call('HGET', KEYS[1], 'retired') then
   return 'retired'
 end

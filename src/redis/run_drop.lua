@@ -1,7 +1,7 @@
 -- KEYS 1 rows:{node/boot}, as in run_claim.lua
--- ARGV 1 how old a claim is that nobody will use any more, us; then pairs: row as it is listed, "over" or "maybe"
--- Returns how many were dropped. A young claim may belong to a registration that is under way: a sweep must come
--- again for it (S3).
+-- ARGV 1 age above which a claim is unused, us; then pairs: entry, and "over" to drop it or "maybe" to drop it by age
+-- Returns the number of dropped entries. A young claim may belong to a registration in flight, so a sweep must come
+-- back for it (S3).
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local dropped = 0

@@ -1,6 +1,6 @@
--- KEYS 1 run:{node/boot}: hash of info, beat, until (us), retired
--- ARGV 1 what the node says of itself; 2 the lease, ms; 3 how long the key lives, ms
--- Returns the beat, 1 at first; -1 when this run was retired (S5). By the server's clock (S32).
+-- KEYS 1 run:{node/boot}: hash of info, beat (renewal counter), until (us), retired
+-- ARGV 1 announcement of the node; 2 lease, ms; 3 lifetime of the key, ms
+-- Returns the renewal counter, which starts at 1; -1 if this run is retired (S5). By the server's clock (S32).
 if redis.call('HGET', KEYS[1], 'retired') then
   return -1
 end

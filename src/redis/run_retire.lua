@@ -1,6 +1,6 @@
 -- KEYS 1 run:{node/boot}, as in run_renew.lua
--- ARGV 1 "lapsed": only if the lease has run out, or "leaving"; 2 how long it is remembered, ms
--- Returns 1 when the run is retired, now or before; 0 when its lease lives (S5).
+-- ARGV 1 "lapsed" (only if the lease has expired) or "leaving"; 2 time for which it is remembered, ms
+-- Returns 1 if the run is retired, now or before; 0 if its lease is live (S5).
 if redis.call('HGET', KEYS[1], 'retired') then
   return 1
 end

@@ -1,6 +1,6 @@
 -- KEYS 1 run:{node/boot}, as in run_renew.lua; 2 rows:{node/boot}, as in run_claim.lua
 -- ARGV none
--- Returns {info or "", beat, "live" | "lapsed" | "retired", how many rows are listed}, by the server's clock (S32).
+-- Returns {info or "", renewal counter, "live" | "lapsed" | "retired", number of entries}, by the server's clock (S32).
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local run = redis.call('HMGET', KEYS[1], 'info', 'beat', 'until', 'retired')

@@ -1,10 +1,10 @@
-//! A script: its text and the name by which a server that has it runs it.
+//! Lua script: its text, and the hash by which a server runs it once loaded.
 
 use std::sync::OnceLock;
 
 use redis::Cmd;
 
-/// One file of `redis/*.lua`.
+/// Script from a file of `redis/*.lua`.
 #[derive(Debug)]
 pub(crate) struct Script {
     text: &'static str,
@@ -16,14 +16,15 @@ impl Script {
         Self { text, hash: OnceLock::new() }
     }
 
-    /// Runs it by its hash; a server that does not know it (S33: restarted, failed over, flushed) says NOSCRIPT.
+    /// Returns the command that runs the script by its hash. A server that lacks it, for instance after a restart,
+    /// failover or flush, replies NOSCRIPT (flaw S33).
     pub(super) fn by_hash(&self) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(self.hash.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned()));
         cmd
     }
 
-    /// Runs it by its text, after which the server knows it.
+    /// Returns the command that runs the script by its text, which also loads it.
     pub(super) fn by_text(&self) -> Cmd {
         let mut cmd = redis::cmd("EVAL");
         cmd.arg(self.text);

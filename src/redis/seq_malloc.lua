@@ -1,11 +1,12 @@
--- KEYS 1 seq:{key}: hash of CURR (last number given), LAST (last of the block), TIME (of the last refill, us),
---      SIZE (of that block), FENCE (epoch of the store), LOCK (token of who refills), UNTIL (when its lock ends, us)
--- ARGV 1 how many; 2 lock token: 128 random bits of the caller; 3 the epoch the caller knows; 4 lock time, ms;
---      5 the highest number of this key that the caller has seen given; 6 the longest lock time of any caller, ms
+-- KEYS 1 seq:{key}: hash of CURR (last issued number), LAST (last of the block), TIME (of the last refill, us),
+--      SIZE (of that block), FENCE (epoch of the store), LOCK (token of the refilling caller), UNTIL (its expiry, us)
+-- ARGV 1 count; 2 lock token: 128 random bits of the caller; 3 epoch known to the caller; 4 lock time, ms;
+--      5 highest number of this key known to the caller; 6 longest lock time of any caller, ms
 -- Returns {"ok", first, last, fence}; {"missing", 0, 0} and {"exhausted", us since the last refill, its size}: the
---      caller has the lock now, reserves in the store and calls seq_publish.lua; {"locked", us until the lock ends}.
--- Numbers of an older epoch, or behind what was seen given, count as missing: S9. A lock has a token of the caller's
--- and an end: S7, S10. Who needs more than there is takes nothing: S6. The server's clock: S12.
+--      caller has acquired the lock, reserves a block in the store and calls seq_publish.lua; {"locked", us until the
+--      lock expires}.
+-- Numbers of an older epoch, or below a known issued number, count as missing: S9. A lock has the caller's token and
+-- expires: S7, S10. A request larger than the remainder takes nothing: S6. Times are by the server's clock: S12.
 local key, count, fence, seen = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -17,8 +18,8 @@ if there and curr + count <= last then
   return {'ok', curr + 1, curr + count, tonumber(saved[5])}
 end
 local ends = tonumber(saved[7] or '0')
--- The caller's own lock is one whose answer was lost. One that ends later than any could is of before the clock was
--- set back.
+-- A lock of the caller itself is left from a lost reply. A lock that expires later than any possible one is left from
+-- before the clock was set back.
 if saved[6] and saved[6] ~= ARGV[2] and now < ends and ends <= now + tonumber(ARGV[6]) * 1000 then
   return {'locked', ends - now}
 end

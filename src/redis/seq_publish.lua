@@ -1,9 +1,9 @@
 -- KEYS 1 seq:{key}, as in seq_malloc.lua
--- ARGV 1 lock token; 2 how many the caller takes at once; 3 first and 4 last number of a block that the store has
---      reserved; 5 the epoch that came with it; 6 how long the key lives, ms
--- Returns {"ok", first, last}: one range without holes, from what was left if the block follows it at once;
---      {"refused"}: the lock is another's, or a newer epoch stands: the caller throws the whole block away.
--- A refused block is a hole, never a number twice: S7, S10, S11. CURR is set only to what was given: S6, S12.
+-- ARGV 1 lock token; 2 count that the caller takes at once; 3 first and 4 last number of a block reserved in the
+--      store; 5 epoch of the block; 6 lifetime of the key, ms
+-- Returns {"ok", first, last}: one contiguous range, which starts with the previous remainder if the block adjoins it;
+--      {"refused"}: another caller has the lock, or a newer epoch is in force; the caller discards the whole block.
+-- A refused block is a hole, never a repeated number: S7, S10, S11. CURR is set only to issued numbers: S6, S12.
 local key, count, first, last, fence =
   KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local saved = redis.call('HMGET', key, 'CURR', 'LAST', 'FENCE', 'LOCK')

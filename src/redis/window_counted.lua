@@ -1,8 +1,8 @@
--- KEYS 1 window:key:length: hash of start (us), now (hits of this bucket), before (hits of the one before)
+-- KEYS 1 count:length:key: hash of start (us), now (hits in this bucket), before (hits in the previous one)
 -- ARGV 1 length of the window, us; 2 limit, at least 1; 3 "hit", or "undo"
--- Returns 0 when the hit was counted, else after how many us it would be.
--- The hits of the bucket before are taken as spread evenly: never off by more than those of one bucket, and by
--- nothing under an even load. 80 bytes for any limit (S31); the server's clock (S32); PEXPIRE (S35).
+-- Returns 0 if the hit was counted, otherwise the time until it would be, us.
+-- Assumes that the previous bucket's hits are spread evenly: the error is at most one bucket's hits, and zero under
+-- an even load. 80 bytes for any limit (S31); the server's clock (S32); PEXPIRE (S35).
 local key, length, limit = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])

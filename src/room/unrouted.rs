@@ -1,4 +1,7 @@
-//! What was said in rooms while the routes did not say who is there: a node that nobody knew yet may have had members.
+//! Room messages that were sent while the routes could not name the nodes with members.
+//!
+//! They went to the discovered nodes only. A node that is discovered shortly afterwards may have had members, and is
+//! sent the number of messages that they may have missed.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,46 +14,47 @@ use tokio::time::Instant;
 
 use crate::routes::NodeBoot;
 
-/// A node that takes clients is known to the others by then: it renews its lease every 3 s, and so do they.
-const KEPT: Duration = Duration::from_secs(10);
+/// Time for which unrouted messages are remembered. By then every node that takes clients is discovered, since nodes
+/// renew their leases every 3 s.
+const UNROUTED_RETENTION: Duration = Duration::from_secs(10);
 
-/// Rooms noted at once; of others nothing is told.
-const ROOMS_MAX: usize = 4_096;
+/// Most rooms whose messages are counted; losses in further rooms are not reported.
+const UNROUTED_ROOMS_MAX: usize = 4_096;
 
-/// Counted by room, for nodes that come to be known.
+/// Counts of unrouted messages by room, for nodes that are discovered later.
 #[derive(Default)]
-pub(super) struct Blind(Mutex<State>);
+pub(super) struct UnroutedPosts(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    said: HashMap<ConversationId, (u64, Instant)>,
+    posts: HashMap<ConversationId, (u64, Instant)>,
     nodes: BTreeSet<NodeBoot>,
 }
 
-impl Blind {
-    /// So much is about to be said there, to the nodes that are known: to be called before these are looked up.
-    pub(super) fn note(&self, room: &ConversationId, count: u64, now: Instant) {
+impl UnroutedPosts {
+    /// Counts messages that are about to go to the discovered nodes only; call it before looking these up.
+    pub(super) fn record(&self, room: &ConversationId, count: u64, now: Instant) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.said.len() < ROOMS_MAX || state.said.contains_key(room) {
-            let (said, last) = state.said.entry(room.clone()).or_insert((0, now));
-            *said += count;
+        if state.posts.len() < UNROUTED_ROOMS_MAX || state.posts.contains_key(room) {
+            let (posts, last) = state.posts.entry(room.clone()).or_insert((0, now));
+            *posts += count;
             *last = now;
         }
     }
 
-    /// The nodes that are known now: those that were not before, and what they may have missed; never less than they did.
-    pub(super) fn missed(
+    /// Takes the nodes discovered now; returns the new ones with the counts they may have missed, never too low.
+    pub(super) fn missed_by_new(
         &self,
         nodes: Vec<NodeBoot>,
         now: Instant,
     ) -> Vec<(NodeBoot, Vec<(ConversationId, u64)>)> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut state.nodes, nodes.into_iter().collect());
-        let new = state.nodes.difference(&before).filter(|_| !state.said.is_empty());
-        let said = || state.said.iter().map(|(room, (count, _))| (room.clone(), *count)).collect();
-        let missed = new.map(|node| (node.clone(), said())).collect();
-        // Afterwards: a look that was late tells what it would have told in time.
-        state.said.retain(|_, (_, last)| *last + KEPT > now);
+        let new = state.nodes.difference(&before).filter(|_| !state.posts.is_empty());
+        let posts = || state.posts.iter().map(|(room, (count, _))| (room.clone(), *count)).collect();
+        let missed = new.map(|node| (node.clone(), posts())).collect();
+        // Expire last, so that a late call still returns what an earlier one would have returned.
+        state.posts.retain(|_, (_, last)| *last + UNROUTED_RETENTION > now);
         missed
     }
 }

@@ -1,4 +1,4 @@
-//! `Routes` with planned faults.
+//! Fault-injecting wrapper of `Routes`.
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
@@ -20,14 +20,14 @@ impl Breaks for RoutesError {
 
 #[async_trait]
 impl Routes for Faulty<dyn Routes> {
-    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
-        let mut taken = None;
-        let work = async {
-            let done = self.inner.register(wish).await;
-            taken = done.as_ref().ok().map(|done| done.token.clone());
-            done
+    async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
+        let mut token = None;
+        let call = async {
+            let result = self.inner.register(registration).await;
+            token = result.as_ref().ok().map(|registered| registered.token.clone());
+            result
         };
-        match (self.call("register", work).await, taken) {
+        match (self.call("register", call).await, token) {
             (Err(RoutesError::Unknown(why)), Some(token)) => Err(RoutesError::InDoubt { why, token }),
             (other, _) => other,
         }

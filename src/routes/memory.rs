@@ -1,4 +1,4 @@
-//! `Routes` in memory.
+//! `Routes` adapter in memory.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -19,22 +19,22 @@ use super::{
     RoutesError, Token,
 };
 
-/// How many retired runs of nodes are remembered, so that they stay retired.
-const RETIRED_MAX: usize = 4_096;
+/// Number of retired runs that are remembered, so that they stay retired.
+const RETIRED_RUNS_MAX: usize = 4_096;
 
-/// The routes of profile `single`, and of tests with many nodes in one process.
+/// Routes of profile `single`, and of tests with many nodes in one process.
 pub struct MemoryRoutes {
     now: Box<dyn Fn() -> Time + Send + Sync>,
     leases: Leases,
     state: Mutex<State>,
 }
 
-/// How long what is not renewed counts.
+/// Lease times: how long an entry counts without renewal.
 #[derive(Clone, Copy, Debug)]
 pub struct Leases {
-    /// A node's lease.
+    /// Lease of a node run.
     pub node: Duration,
-    /// An interest.
+    /// Lease of an interest.
     pub interest: Duration,
 }
 
@@ -48,9 +48,9 @@ type Devices = SmallVec<[(DeviceId, Token); 1]>;
 
 #[derive(Default)]
 struct State {
-    /// The last epoch given: one counter for all devices rises for each of them.
+    /// Last assigned epoch; a single counter, so it rises for each device.
     epoch: u64,
-    /// A device or two a user, so a list takes a tenth of what a map would.
+    /// Devices of each user. A user has one or two, so a list takes a tenth of a map's memory.
     users: HashMap<UserId, Devices>,
     runs: HashMap<NodeBoot, Run>,
     retired: HashSet<NodeBoot>,
@@ -59,25 +59,28 @@ struct State {
     interests_swept: Time,
 }
 
-/// What is known of one run of a node.
+/// State of one node run.
 #[derive(Default)]
 struct Run {
-    /// None until it announces itself.
+    /// Last announcement and its time; `None` before the first one.
     announced: Option<(NodeInfo, Time)>,
     beat: u64,
-    /// Its rows, the same as in `users`.
+    /// Rows of the run, the same as in `users`.
     rows: BTreeMap<(UserId, DeviceId), u64>,
 }
 
 impl MemoryRoutes {
-    /// Empty routes. Epochs begin at `wall_ms` (ms since 1970) in µs, so they rise across restarts as long as that
-    /// clock does, and are of the size that a Redis clock gives; `now` is monotonic time.
+    /// Creates empty routes. `now` is monotonic time.
+    ///
+    /// Epochs start at `wall_ms` (ms since 1970), in µs: they rise across restarts as long as that clock does, and have
+    /// the same range as those of a Redis clock.
     pub fn new(wall_ms: u64, leases: Leases, now: impl Fn() -> Time + Send + Sync + 'static) -> Self {
         let state = State { epoch: wall_ms.saturating_mul(1_000), ..State::default() };
         Self { now: Box::new(now), leases, state: Mutex::new(state) }
     }
 
-    /// Forgets everything, as Redis does when it is emptied: for tests of what follows. Epochs go on rising, as by its clock.
+    /// Drops everything, like an emptied Redis, for tests of the recovery. Epochs keep rising, as they do by Redis's
+    /// clock.
     pub fn lose_everything(&self) {
         let mut state = self.lock();
         *state = State { epoch: state.epoch, ..State::default() };
@@ -118,8 +121,8 @@ impl State {
     fn forget_row(&mut self, owner: &Token, user: &UserId, device: &DeviceId) {
         let Some(run) = self.runs.get_mut(&owner.at) else { return };
         run.rows.remove(&(user.clone(), device.clone()));
-        let swept = run.rows.is_empty() && (run.announced.is_none() || self.retired.contains(&owner.at));
-        if swept {
+        let is_swept = run.rows.is_empty() && (run.announced.is_none() || self.retired.contains(&owner.at));
+        if is_swept {
             self.runs.remove(&owner.at);
         }
     }
@@ -142,7 +145,7 @@ impl State {
         if self.retired.insert(run.clone()) {
             self.retired_order.push_back(run.clone());
         }
-        if self.retired_order.len() > RETIRED_MAX
+        if self.retired_order.len() > RETIRED_RUNS_MAX
             && let Some(oldest) = self.retired_order.pop_front()
         {
             self.retired.remove(&oldest);
@@ -178,17 +181,17 @@ impl State {
 
 #[async_trait]
 impl Routes for MemoryRoutes {
-    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
-        let Registration { user, device, at, above, only_if } = wish;
+    async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
+        let Registration { user, device, at, above, only_if } = registration;
         let mut state = self.lock();
         state.refuse_retired(&at)?;
         let current = state.current(&user, &device);
         if only_if.is_some() && only_if.as_ref() != current {
             return Err(RoutesError::NotCurrent(current.cloned()));
         }
-        // The row may have been re-asserted with an epoch that this counter has not given.
-        let seen = current.map_or(0, |it| it.epoch).max(above);
-        state.epoch = state.epoch.max(seen) + 1;
+        // The row may have been re-asserted with an epoch above this counter.
+        let highest = current.map_or(0, |it| it.epoch).max(above);
+        state.epoch = state.epoch.max(highest) + 1;
         let token = Token { at, epoch: state.epoch };
         let replaced = state.set(user, device, token.clone());
         Ok(Registered { token, replaced })
@@ -213,17 +216,17 @@ impl Routes for MemoryRoutes {
         if let Some(row) = rows.first() {
             state.refuse_retired(&row.token.at)?;
         }
-        let mut stands = Vec::with_capacity(rows.len());
+        let mut in_force = Vec::with_capacity(rows.len());
         for row in rows {
             let current = state.current(&row.user, &row.device);
-            let newer = current.is_some_and(|it| it.epoch >= row.token.epoch && *it != row.token);
-            if !newer {
+            let is_replaced = current.is_some_and(|it| it.epoch >= row.token.epoch && *it != row.token);
+            if !is_replaced {
                 state.epoch = state.epoch.max(row.token.epoch);
                 state.set(row.user.clone(), row.device.clone(), row.token.clone());
             }
-            stands.push(!newer);
+            in_force.push(!is_replaced);
         }
-        Ok(stands)
+        Ok(in_force)
     }
 
     async fn renew(&self, info: &NodeInfo) -> Result<u64, RoutesError> {

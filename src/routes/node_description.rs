@@ -1,68 +1,68 @@
-//! What a node says of itself beside what other nodes must know: for the assignment of clients, and for people.
+//! Node details beyond what other nodes require: for the assignment of clients, and for display.
 
 use serde::{Deserialize, Serialize};
 
-/// Said with each renewal of the lease. A version that knows less or more of it is understood: what is missing has its
-/// default.
+/// Description of a node, announced with each lease renewal. Missing fields of other versions get their defaults, and
+/// unknown ones are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub struct About {
-    /// How much of the load it gets at the same headroom; 0 = none while others have room.
+pub struct NodeDescription {
+    /// Weight for new clients among nodes with equal headroom; 0: receives none while another node has capacity.
     pub weight: u32,
-    /// Which version it runs, for the shares.
+    /// Version that the node runs, for the assignment by share.
     pub version: String,
-    /// The users that this version gets, in percent; none = those whom no other version gets.
+    /// Percentage of users assigned to this version; `None`: the users that no other version claims.
     pub share: Option<u8>,
-    /// Where it is.
+    /// Zone of the node.
     pub zone: String,
-    /// What else operators want to see of it, as key=value.
+    /// Further labels for operators, as key=value.
     pub labels: Vec<String>,
-    /// Newcomers a second that it takes from nodes which leave.
+    /// Clients per second that the node accepts from draining nodes.
     pub accepts: u32,
-    /// How far its drain is.
+    /// Progress of the node's drain, if it has one.
     pub drain: Option<Draining>,
-    /// How far it is behind in its own topic; none = it has none, or can't ask for its end.
+    /// Lag of the node in its own topic; `None` if it has no topic or can't query its end.
     pub node_topic: Option<TopicLag>,
 }
 
-/// How far a node is in its own topic.
+/// Position and lag of a node in its own topic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TopicLag {
-    /// It is done with everything below.
+    /// Offset below which the node has processed everything.
     pub position: u64,
-    /// The end of the topic.
+    /// End offset of the topic.
     pub end: u64,
-    /// The age of the oldest record that it has read and is not done with, in ms; 0 = there is none.
+    /// Age of the oldest record that was read and not processed, in ms; 0 if there is none.
     pub behind_ms: u64,
 }
 
 impl TopicLag {
-    /// How many records wait.
+    /// Returns the number of records that the node has not processed.
     pub fn behind(&self) -> u64 {
         self.end.saturating_sub(self.position)
     }
 }
 
-/// How far a drain is.
+/// Progress of a drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Draining {
-    /// The phase, by its name.
+    /// Name of the phase.
     pub phase: String,
-    /// Clients when it began.
+    /// Number of clients at the start.
     pub from: u32,
-    /// Those of them that are left.
+    /// Number of those clients that are still connected.
     pub left: u32,
-    /// Those of them that have not heard of it.
+    /// Number of those clients that have not been notified of the drain.
     pub unnoticed: u32,
-    /// Clients closed a second; 0 while nobody is.
+    /// Clients closed per second; 0 while none are.
     pub rate: u32,
-    /// Since when, in ms.
+    /// Time since the start, in ms.
     pub for_ms: u64,
 }
 
-impl Default for About {
+impl Default for NodeDescription {
     fn default() -> Self {
         Self {
             weight: 100,

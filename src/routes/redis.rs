@@ -1,9 +1,9 @@
-//! `Routes` in Redis: rows and run lists in hashes and sorted sets, every step a script over one slot.
+//! `Routes` adapter for Redis: rows and run lists in hashes and sorted sets; every step is a script over one slot.
 //!
-//! A row is `route:{user}`: device → node/boot/epoch. What runs are known, and which rows each has, lies in the slot
-//! of the run: `run:{node/boot}` and `rows:{node/boot}`. Nothing spans two slots, so a registration first claims a
-//! place in the list of its run, which a retired run does not get, and then takes the row; a place without a row is
-//! swept, a row without a place can't be (ADR 9; flaws S1-S5, S9).
+//! A row is a field of `route:{user}`: device → node/boot/epoch. The state of a run and the list of its rows are in the
+//! run's slot: `run:{node/boot}` and `rows:{node/boot}`. Since nothing spans two slots, a registration first claims an
+//! entry in the list of its run, which a retired run is refused, and then takes the row. An entry without a row is
+//! swept; a row without an entry can't exist (ADR 9; flaws S1-S5, S9).
 
 use std::{
     sync::{
@@ -37,38 +37,38 @@ static RUN_RENEW: Script = Script::new(include_str!("../redis/run_renew.lua"));
 static RUN_RETIRE: Script = Script::new(include_str!("../redis/run_retire.lua"));
 static RUN_STATE: Script = Script::new(include_str!("../redis/run_state.lua"));
 
-/// How long what nobody touches stays: bounds garbage. A conn that lives longer is asserted again before.
+/// Lifetime of an untouched row, which bounds garbage. The row of a longer connection is re-asserted before it expires.
 pub const ROW_TTL: Duration = Duration::from_secs(30 * 24 * 3_600);
-/// How long a retired run is remembered as such.
-const RETIRED_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
-/// From a claim to its row, at most: later the claim is made again.
-const CLAIM_FOR: Duration = Duration::from_secs(2);
-/// How old a claim without a row is when a sweep drops it: more than [`CLAIM_FOR`] and a call.
-const CLAIM_OVER: Duration = Duration::from_secs(5);
-/// How long a row that was deleted is remembered, so that epochs rise although the clocks of two servers differ.
-const GONE_TTL: Duration = Duration::from_secs(60);
-/// How often a registration comes back above an epoch that was in its way. Before the nth time it waits up to 2^n ms, by chance: of
-/// many that come for one device at once, each would be in the way of the others.
-const TRIES: u32 = 10;
+/// Time for which a retired run is remembered.
+const RETIRED_RUN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
+/// Time within which a claim must be used for its row; later it is made again.
+const CLAIM_USE_MAX: Duration = Duration::from_secs(2);
+/// Age at which a sweep drops a claim without a row; more than [`CLAIM_USE_MAX`] and a call.
+const CLAIM_DROP_AGE: Duration = Duration::from_secs(5);
+/// Time for which a deleted row is remembered, so that epochs rise even if the clocks of two servers differ.
+const DELETED_ROW_TTL: Duration = Duration::from_secs(60);
+/// Attempts of a registration whose epoch was too low. Before the nth repetition it waits a random time up to 2^n ms;
+/// otherwise concurrent registrations of one device would keep overtaking each other.
+const REGISTRATION_ATTEMPTS: u32 = 10;
 
-/// The routes of profile `cluster`.
+/// Routes of profile `cluster`.
 pub struct RedisRoutes {
     client: Arc<Client>,
     leases: Leases,
-    /// [`Client::changes`], as the last renewal saw them.
+    /// Value of [`Client::changes`] at the last renewal.
     changes: AtomicU64,
 }
 
 impl RedisRoutes {
-    /// Routes at the servers that the configuration names; connects with the first call, on the runtime of its caller.
+    /// Creates routes on the configured servers. Connects with the first call, on the runtime of its caller.
     ///
     /// # Errors
-    /// What is wrong with the configuration or its files; a server that is away is told by each call.
+    /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
     pub fn connect(config: &config::Redis, leases: Leases) -> Result<Self, ConnectError> {
         Ok(Self::over(Arc::new(Client::new(config)?), leases))
     }
 
-    /// Routes over a connection that is shared.
+    /// Creates routes on a shared client.
     pub(crate) fn over(client: Arc<Client>, leases: Leases) -> Self {
         Self { client, leases, changes: AtomicU64::new(0) }
     }
@@ -101,8 +101,8 @@ impl RedisRoutes {
         Ok(states.into_iter().map(state).collect())
     }
 
-    /// Those of the runs whose leases live at `now` (us), by the clock of a server that was just asked: one command a run,
-    /// because this goes with every message of a large group or a room.
+    /// Returns the runs with a live lease at `now` (µs), the time of a server that has just replied. Costs one plain
+    /// command per run, because it is done for every message of a large group or a room.
     async fn live_at<'a>(&self, now: u64, runs: &'a [NodeBoot]) -> Result<Vec<&'a NodeBoot>, RoutesError> {
         let lease = |run| {
             let [key, _] = self.run_keys(run);
@@ -127,14 +127,14 @@ struct RunState {
 impl From<CallError> for RoutesError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Away(why) | CallError::Slow(why) => Self::Unavailable(why),
+            CallError::Unavailable(why) | CallError::Slow(why) => Self::Unavailable(why),
             CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
     }
 }
 
-/// The lease tells a server that is slow from one that is away.
-fn of_lease(error: CallError) -> RoutesError {
+/// Converts an error of a lease call, which distinguishes a slow server from an unavailable one.
+fn lease_error(error: CallError) -> RoutesError {
     match error {
         CallError::Late(why) | CallError::Slow(why) => RoutesError::Late(why),
         error => error.into(),
@@ -143,44 +143,44 @@ fn of_lease(error: CallError) -> RoutesError {
 
 #[async_trait]
 impl Routes for RedisRoutes {
-    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
-        let mut above = wish.above;
+    async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
+        let mut above = registration.above;
         let mut stale = Vec::new();
-        for turn in 0..TRIES {
-            if turn > 0 {
-                tokio::time::sleep(Duration::from_millis(rand::random_range(0..1 << turn))).await;
+        for attempt in 0..REGISTRATION_ATTEMPTS {
+            if attempt > 0 {
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..1 << attempt))).await;
             }
             let begun = Instant::now();
-            let Some(epoch) = self.claim_new(&wish, above).await? else { return Err(RoutesError::LeaseLost) };
-            let token = Token { at: wish.at.clone(), epoch };
-            let row = Route { user: wish.user.clone(), device: wish.device.clone(), token };
-            if begun.elapsed() > CLAIM_FOR {
-                // A sweep may have dropped the claim by the time the row would be there.
+            let claimed = self.claim_new(&registration, above).await?;
+            let Some(epoch) = claimed else { return Err(RoutesError::LeaseLost) };
+            let token = Token { at: registration.at.clone(), epoch };
+            let row = Route { user: registration.user.clone(), device: registration.device.clone(), token };
+            if begun.elapsed() > CLAIM_USE_MAX {
+                // A sweep could drop the claim before the row is written.
                 stale.push((row, false));
                 continue;
             }
-            let how = if wish.only_if.is_some() { "only" } else { "new" };
-            let outcome = self.client.one(self.set_call(&row, how, wish.only_if.as_ref())).await;
+            let mode = if registration.only_if.is_some() { "only" } else { "new" };
+            let outcome = self.client.one(self.set_call(&row, mode, registration.only_if.as_ref())).await;
             let outcome = outcome.map_err(|error| match error.into() {
                 RoutesError::Unknown(why) => RoutesError::InDoubt { why, token: row.token.clone() },
                 error => error,
             })?;
             match rows::outcome(outcome)? {
                 rows::Outcome::Set(replaced) => {
-                    // With `only_if` the same owner is told even where nothing was there to replace it.
-                    let over = replaced.clone().map(|token| (Route { token, ..row.clone() }, true));
-                    stale.extend(over);
+                    let replaced_row = replaced.clone().map(|token| (Route { token, ..row.clone() }, true));
+                    stale.extend(replaced_row);
                     self.tidy(stale).await;
                     return Ok(Registered { token: row.token, replaced });
                 }
-                rows::Outcome::Behind(seen) => {
-                    above = above.max(seen);
-                    // Another conn of this run may own exactly this place.
-                    if seen != epoch {
+                rows::Outcome::EpochTooLow(highest) => {
+                    above = above.max(highest);
+                    // With an equal epoch, the entry may be that of another connection of this run.
+                    if highest != epoch {
                         stale.push((row, true));
                     }
                 }
-                rows::Outcome::Other(present) => {
+                rows::Outcome::OtherOwner(present) => {
                     stale.push((row, true));
                     self.tidy(stale).await;
                     return Err(RoutesError::NotCurrent(present));
@@ -188,15 +188,15 @@ impl Routes for RedisRoutes {
             }
         }
         self.tidy(stale).await;
-        Err(RoutesError::Unavailable("the epochs of this device rise too fast".to_owned()))
+        Err(RoutesError::Unavailable("too many concurrent registrations of this device".to_owned()))
     }
 
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
         let states: Vec<i64> =
             self.client.all(rows.iter().map(|row| self.remove_call(row)).collect()).await?;
-        // A place that has just lost its row says that somebody left and was not told of yet; the second call drops it.
-        let over = rows.iter().zip(&states).filter(|(_, state)| **state != 1);
-        self.tidy(over.map(|(row, state)| (row.clone(), *state >= 0)).collect()).await;
+        // The entry of a row deleted now marks an unpublished departure; the second call drops it (ADR 14).
+        let absent = rows.iter().zip(&states).filter(|(_, state)| **state != 1);
+        self.tidy(absent.map(|(row, state)| (row.clone(), *state >= 0)).collect()).await;
         Ok(states.into_iter().map(|state| state == 1).collect())
     }
 
@@ -216,37 +216,37 @@ impl Routes for RedisRoutes {
             .arg(codec::info_text(info))
             .arg(self.leases.node.as_millis())
             .arg(ROW_TTL.as_millis());
-        let beat: i64 = self.client.one(call).await.map_err(of_lease)?;
+        let beat: i64 = self.client.one(call).await.map_err(lease_error)?;
         let beat = u64::try_from(beat).map_err(|_| RoutesError::LeaseLost)?;
-        // After it has announced itself, or somebody who lists the runs would drop it as unknown.
+        // Listed only after the announcement: a node that lists the runs drops unannounced ones.
         let listed = Call::command(["SADD", &self.runs_key(), &info.boot.to_string()]);
-        let _: i64 = self.client.one(listed).await.map_err(of_lease)?;
-        // A replica that was promoted may lack the last second of rows, and have the right beat.
+        let _: i64 = self.client.one(listed).await.map_err(lease_error)?;
+        // A promoted replica may have the right counter and still lack the latest rows.
         let changes = self.client.changes();
         if self.changes.swap(changes, Ordering::SeqCst) != changes {
-            return Err(RoutesError::Unknown("another server answers than before".to_owned()));
+            return Err(RoutesError::Unknown("reply from another server than before".to_owned()));
         }
         Ok(beat)
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError> {
         let names = self.client.one(Call::command(["SMEMBERS", &self.runs_key()]));
-        let names: Vec<String> = names.await.map_err(of_lease)?;
+        let names: Vec<String> = names.await.map_err(lease_error)?;
         let runs: Vec<NodeBoot> = names.iter().filter_map(|name| codec::run(name)).collect();
-        let (mut rows, mut over) = (Vec::new(), Vec::new());
-        for (run, state) in runs.iter().zip(self.states(&runs).await.map_err(of_lease)?) {
+        let (mut rows, mut ended) = (Vec::new(), Vec::new());
+        for (run, state) in runs.iter().zip(self.states(&runs).await.map_err(lease_error)?) {
             match codec::info(run, &state.info) {
                 Some(info) if state.lease != Lease::Retired || state.rows > 0 => {
                     rows.push(NodeRow { info, beat: state.beat, lease: state.lease });
                 }
-                // Announced before a loss and never heard of since, or swept.
-                _ => over.push(run.to_string()),
+                // Swept, or announced before a loss of the routes and not renewed since.
+                _ => ended.push(run.to_string()),
             }
         }
-        if !over.is_empty() {
-            let forget =
-                over.iter().fold(Call::command(["SREM", &self.runs_key()]), |call, run| call.arg(run));
-            let _: i64 = self.client.one(forget).await.map_err(of_lease)?;
+        if !ended.is_empty() {
+            let unlist =
+                ended.iter().fold(Call::command(["SREM", &self.runs_key()]), |call, run| call.arg(run));
+            let _: i64 = self.client.one(unlist).await.map_err(lease_error)?;
         }
         rows.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
         Ok(rows)
@@ -258,7 +258,7 @@ impl Routes for RedisRoutes {
             Retire::Leaving => "leaving",
             Retire::Lapsed => "lapsed",
         };
-        let call = Call::script(&RUN_RETIRE, [key]).arg(ground).arg(RETIRED_TTL.as_millis());
+        let call = Call::script(&RUN_RETIRE, [key]).arg(ground).arg(RETIRED_RUN_TTL.as_millis());
         let retired: i64 = self.client.one(call).await?;
         Ok(retired == 1)
     }

@@ -1,4 +1,4 @@
-//! `Scratch` with planned faults.
+//! Fault-injecting wrapper of a `Scratch`.
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{DeviceId, UserId};

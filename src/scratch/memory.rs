@@ -1,4 +1,4 @@
-//! `Scratch` in memory: bounded by forgetting what was not used for longest.
+//! `Scratch` adapter in memory, bounded by evicting the least recently written entries.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,24 +16,24 @@ use tidegate_protocol::{
 
 use super::{ChainSave, ChainState, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
 
-/// What one entry costs beside its ids and times, roughly.
+/// Approximate size of an entry in addition to its ids and times.
 const ENTRY_BYTES: usize = 128;
 
-/// The scratch of profile `single`.
+/// Scratch store of profile `single`.
 pub struct MemoryScratch {
     now: Box<dyn Fn() -> Time + Send + Sync>,
     state: Mutex<State>,
 }
 
 struct State {
-    chains: Young<(UserId, DeviceId), ChainState>,
-    windows: Young<(String, Duration), VecDeque<Time>>,
+    chains: GenerationMap<(UserId, DeviceId), ChainState>,
+    windows: GenerationMap<(String, Duration), VecDeque<Time>>,
 }
 
-/// A map of two generations: when the young one has half of the bytes allowed, the old one is forgotten and the
-/// young one takes its place. Whatever was touched since survives.
-struct Young<K, V> {
-    /// With the bytes that each is charged.
+/// Map of two generations. When the young one reaches half of the allowed bytes, it replaces the old one, whose entries
+/// are evicted unless they were written since.
+struct GenerationMap<K, V> {
+    /// Entries with the bytes charged for each.
     young: HashMap<K, (V, usize)>,
     old: HashMap<K, (V, usize)>,
     bytes: usize,
@@ -41,9 +41,11 @@ struct Young<K, V> {
 }
 
 impl MemoryScratch {
-    /// Keeps at most about `max_bytes` each of chains and of windows; `now` is the node's monotonic clock.
+    /// Creates an empty store with approximately `max_bytes` for chains, and as many for windows. `now` is the node's
+    /// monotonic clock.
     pub fn new(max_bytes: usize, now: impl Fn() -> Time + Send + Sync + 'static) -> Self {
-        let state = State { chains: Young::new(max_bytes / 2), windows: Young::new(max_bytes / 2) };
+        let (chains, windows) = (GenerationMap::new(max_bytes / 2), GenerationMap::new(max_bytes / 2));
+        let state = State { chains, windows };
         Self { now: Box::new(now), state: Mutex::new(state) }
     }
 
@@ -76,7 +78,7 @@ impl Scratch for MemoryScratch {
 
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
         let mut state = self.lock();
-        // Under the lock, so that times in a window never fall.
+        // Read under the lock, so that times in a window never decrease.
         let now = (self.now)();
         let mut longest: Option<(Duration, usize)> = None;
         for (index, rule) in rules.iter().enumerate() {
@@ -101,7 +103,8 @@ impl Scratch for MemoryScratch {
     }
 }
 
-/// How long until one more hit would pass; forgets the hits that have left the window.
+/// Returns the time until another hit would be allowed, or `None` if it is allowed now. Drops hits older than the
+/// window.
 fn wait(hits: Option<&mut VecDeque<Time>>, rule: &WindowRule, now: Time) -> Option<Duration> {
     let limit = rule.limit as usize;
     if limit == 0 {
@@ -111,11 +114,11 @@ fn wait(hits: Option<&mut VecDeque<Time>>, rule: &WindowRule, now: Time) -> Opti
     while hits.front().is_some_and(|&hit| hit + rule.window <= now) {
         hits.pop_front();
     }
-    let last_in_the_way = hits.get(hits.len().checked_sub(limit)?)?;
-    Some((*last_in_the_way + rule.window).since(now))
+    let blocking = hits.get(hits.len().checked_sub(limit)?)?;
+    Some((*blocking + rule.window).since(now))
 }
 
-impl<K: Hash + Eq, V> Young<K, V> {
+impl<K: Hash + Eq, V> GenerationMap<K, V> {
     fn new(half: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), bytes: 0, half }
     }

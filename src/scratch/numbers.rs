@@ -1,8 +1,9 @@
-//! Numbers with many writers: blocks reserved durably, handed out quickly (DESIGN 6.6).
+//! Number allocation for many writers: blocks are reserved durably, and their numbers issued quickly
+//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
 //!
-//! Live rooms, timelines and boxes number their entries from any node, without the log. The truth is a floor for each
-//! key in a durable place ([`Floors`]); what hands the numbers of a reserved block out may be lost or rolled back at
-//! any time, and then costs a hole. [`crate::scratch::RedisNumbers`] hands out with Redis.
+//! Live rooms number their entries from any node, without the log. The source of truth is a durable high-water mark per
+//! key ([`Floors`]). The state that issues the numbers of a reserved block may be lost or rolled back at any time,
+//! which costs a hole in the numbers. [`crate::scratch::RedisNumbers`] keeps that state in Redis.
 
 use std::{
     collections::HashMap,
@@ -15,71 +16,72 @@ use async_trait::async_trait;
 
 use super::ScratchError;
 
-/// A block that nobody else ever gets.
+/// Reserved block of numbers, exclusive to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// All its numbers; the first block of a key begins with 1.
+    /// Numbers of the block; the first block of a key begins with 1.
     pub numbers: RangeInclusive<u64>,
-    /// The fence: the epoch at the time. What was handed out under an older one is not to be trusted.
+    /// Epoch at the time of the reservation, which acts as fence: state of an older epoch must not issue numbers.
     pub epoch: u64,
 }
 
-/// Why the durable place did not do it.
+/// Failed call on the number blocks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FloorError {
-    /// Nothing is known to have happened; a block that was reserved all the same is a hole. The same call may succeed
-    /// later.
-    #[error("the store of the floors is away: {0}")]
+    /// Call in doubt; the same call may succeed later. A block reserved anyway becomes a hole.
+    #[error("number store unavailable: {0}")]
     Away(String),
 }
 
-/// Where the floors are: durable.
+/// Durable number blocks: a high-water mark (floor) per key.
 ///
-/// Apart from `Store`, whose methods are about one partition and its owner: these rows have no partition, no owner and
-/// no position (ADR 9). An adapter of `Store` is the natural place to implement it.
+/// Separate from `Store`, whose methods concern one partition and its owner: these rows have no partition, owner or
+/// position (ADR 9). Adapters of `Store` implement it on the same database.
 #[async_trait]
 pub trait Floors: Send + Sync {
-    /// Moves the floor of the key up by `size` in one durable compare-and-set and returns what lies between. Two calls
-    /// never get the same number, whatever crashes and whoever retries; blocks of one key rise.
+    /// Reserves the next `size` numbers of the key in one durable compare-and-set. No two calls ever return the same
+    /// number, whatever crashes or is retried, and the blocks of a key rise.
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError>;
 
-    /// The epoch, 0 at first.
+    /// Returns the epoch, which starts at 0.
     async fn epoch(&self) -> Result<u64, FloorError>;
 
-    /// Raises the epoch, durably, and returns it. All blocks reserved after it carry it.
+    /// Durably raises the epoch and returns it. All blocks reserved later carry it.
     async fn raise(&self) -> Result<u64, FloorError>;
 }
 
-/// Hands numbers out.
+/// Allocator of numbers.
 #[async_trait]
 pub trait Numbers: Send + Sync {
-    /// The next `count` numbers of the key, one range without holes. Between ranges there may be holes.
+    /// Returns the next `count` numbers of the key, as one contiguous range. There may be holes between ranges.
     ///
-    /// No number twice, and rising, until what hands them out is rolled back; from [`Numbers::changed`] on again. A
-    /// writer that meets a number which is stored already (by unique key) calls `changed` and takes the next; whoever
-    /// has no store to arbitrate must not tell things apart by number (rooms: by msg_id).
+    /// Numbers rise and never repeat, unless the issuing state is rolled back; calling [`Numbers::changed`] restores
+    /// that. A writer that finds a number already stored, by its unique key, calls `changed` and takes the next.
+    /// Without such a store, a number must not serve as identity: room messages are identified by msg_id.
     async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError>;
 
-    /// What hands out may have lost something: an unexpected beat, or a number met twice. After Ok nothing is
-    /// handed out here that was reserved before; after an error nothing is that others could have been given, until it is Ok.
+    /// Reports that the issuing state may have lost writes, after an unexpected renewal counter or a repeated number.
+    ///
+    /// After `Ok`, no number reserved before is issued by this node. After an error, until a call succeeds, no number
+    /// is issued that another node could have been given.
     async fn changed(&self) -> Result<(), ScratchError>;
 }
 
-/// The highest number that was seen of each key, the younger half of them: two maps, the older forgotten when the
-/// younger is full.
+/// Highest known number per key, for at least the `half` most recent keys. Two maps; the old one is dropped when the
+/// young one is full.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct HighestNumbers {
     young: HashMap<String, u64>,
     old: HashMap<String, u64>,
     half: usize,
 }
 
-impl Seen {
+impl HighestNumbers {
     pub(super) fn new(keys: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), half: (keys / 2).max(1) }
     }
 
-    /// 0 when nothing is known.
+    /// Returns the highest number of the key, or 0 if unknown.
     pub(super) fn get(&self, key: &str) -> u64 {
         self.young.get(key).or_else(|| self.old.get(key)).copied().unwrap_or(0)
     }
@@ -93,19 +95,19 @@ impl Seen {
     }
 }
 
-/// What is left of blocks that a node has reserved for itself alone.
+/// Remainders of the blocks that a node has reserved for itself.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct OwnBlocks {
     blocks: HashMap<String, RangeInclusive<u64>>,
     keys: usize,
 }
 
-impl Own {
+impl OwnBlocks {
     pub(super) fn new(keys: usize) -> Self {
         Self { blocks: HashMap::new(), keys }
     }
 
-    /// The next `count` numbers, if there are so many.
+    /// Takes the next `count` numbers, if the block has that many.
     pub(super) fn take(&mut self, key: &str, count: u64) -> Option<RangeInclusive<u64>> {
         let block = self.blocks.get_mut(key)?;
         let (first, last) = (*block.start(), block.start() + (count - 1));
@@ -116,7 +118,7 @@ impl Own {
         Some(first..=last)
     }
 
-    /// A new block; what is left of older ones is a hole.
+    /// Stores a new block; the remainder of the previous one becomes a hole.
     pub(super) fn put(&mut self, key: &str, block: RangeInclusive<u64>) {
         if self.blocks.len() >= self.keys && !self.blocks.contains_key(key) {
             self.blocks.clear();
@@ -124,8 +126,8 @@ impl Own {
         self.blocks.insert(key.to_owned(), block);
     }
 
-    /// Higher numbers were given: what is left is a hole.
-    pub(super) fn forget(&mut self, key: &str) {
+    /// Drops the block of a key, since higher numbers were issued; its remainder becomes a hole.
+    pub(super) fn remove(&mut self, key: &str) {
         self.blocks.remove(key);
     }
 
@@ -134,18 +136,19 @@ impl Own {
     }
 }
 
-/// Numbers of a node on its own: those of a key rise from the clock at its first one, so that a restart repeats none.
+/// Numbers of a single node. Those of a key rise from the clock at its first number, so that none repeats after a
+/// restart.
 pub struct ClockNumbers {
     now_ms: fn() -> u64,
-    /// The last number of each key, and one that no number of a forgotten key was above.
+    /// Last number of each key, and an upper bound of the numbers of evicted keys.
     state: Mutex<(HashMap<String, u64>, u64)>,
 }
 
-/// Keys that a node on its own remembers.
+/// Limit on the keys whose last number is remembered; at the limit all are evicted.
 const CLOCK_KEYS_MAX: usize = 100_000;
 
 impl ClockNumbers {
-    /// `now_ms` is the wall clock, in ms since 1970.
+    /// Creates the allocator. `now_ms` is the wall clock, in ms since 1970.
     pub fn new(now_ms: fn() -> u64) -> Self {
         Self { now_ms, state: Mutex::default() }
     }
@@ -166,13 +169,13 @@ impl Numbers for ClockNumbers {
         Ok(first..=*number)
     }
 
-    /// It loses nothing.
+    /// Does nothing, since this state is never rolled back.
     async fn changed(&self) -> Result<(), ScratchError> {
         Ok(())
     }
 }
 
-/// Floors in memory, for tests: as durable as the process.
+/// Number blocks in memory, for tests; as durable as the process.
 #[derive(Debug, Default)]
 pub struct MemoryFloors {
     state: Mutex<(HashMap<String, u64>, u64)>,
@@ -205,7 +208,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn numbers_of_the_clock_rise_in_a_key_and_after_a_restart() {
+    async fn clock_numbers_rise_per_key_and_across_a_restart() {
         let take = async |numbers: &ClockNumbers, count| {
             numbers.take("r:hall", NonZeroU64::new(count).unwrap()).await.unwrap()
         };
@@ -213,7 +216,7 @@ mod tests {
         assert_eq!(take(&numbers, 2).await, 1_001..=1_002);
         assert_eq!(take(&numbers, 1).await, 1_003..=1_003);
         assert_eq!(take(&ClockNumbers::new(|| 2_000), 1).await, 2_001..=2_001);
-        // However many keys there are, none gets a number again.
+        // An evicted key does not get a number again.
         for n in 0..CLOCK_KEYS_MAX {
             numbers.take(&n.to_string(), NonZeroU64::MIN).await.unwrap();
         }
@@ -221,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_ones_own_is_given_out_once_and_its_rest_is_a_hole() {
-        let mut own = Own::new(2);
+    fn own_block_is_issued_once_and_its_remainder_is_a_hole() {
+        let mut own = OwnBlocks::new(2);
         assert_eq!(own.take("a", 1), None);
         own.put("a", 11..=20);
         assert_eq!(
@@ -231,7 +234,7 @@ mod tests {
         );
         assert_eq!(own.take("a", 1), None);
         own.put("a", 31..=40);
-        own.forget("a");
+        own.remove("a");
         assert_eq!(own.take("a", 1), None);
     }
 }

@@ -1,4 +1,4 @@
-//! `Scratch` in Redis.
+//! `Scratch` adapter for Redis.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,21 +16,22 @@ static CHAIN_SAVE: Script = Script::new(include_str!("../redis/chain_save.lua"))
 static WINDOW_COUNTED: Script = Script::new(include_str!("../redis/window_counted.lua"));
 static WINDOW_EXACT: Script = Script::new(include_str!("../redis/window_exact.lua"));
 
-/// How long a chain that nobody saves stays.
+/// Lifetime of a chain that is not saved again.
 const CHAIN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
-/// Up to this limit each hit is remembered; above it two buckets are counted (DESIGN 8).
-const EXACT_MAX: u32 = 256;
+/// Largest limit for which each hit is stored, which is exact. Larger limits count hits in two buckets.
+const EXACT_LIMIT_MAX: u32 = 256;
 
-/// The scratch of profile `cluster`.
+/// Scratch store of profile `cluster`.
 ///
-/// Windows of different keys are in different slots, so a hit that some rules allow and another refuses is counted for
-/// the length of one call and then taken back: meanwhile another hit may be refused for it, never one allowed too much.
+/// Windows of different keys are in different slots. A hit that some rules allow and another refuses is therefore
+/// counted for the duration of one call, then taken back. Meanwhile another hit may be refused because of it, but never
+/// wrongly allowed.
 pub struct RedisScratch {
     client: Arc<Client>,
 }
 
 #[derive(Deserialize, Serialize)]
-struct Saved {
+struct SavedChain {
     expected: String,
     done: Vec<String>,
     #[serde(default)]
@@ -38,15 +39,15 @@ struct Saved {
 }
 
 impl RedisScratch {
-    /// Scratch at the servers that the configuration names; connects with the first call, on the runtime of its caller.
+    /// Creates a store on the configured servers. Connects with the first call, on the runtime of its caller.
     ///
     /// # Errors
-    /// What is wrong with the configuration or its files; a server that is away is told by each call.
+    /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
     pub fn connect(config: &config::Redis) -> Result<Self, ConnectError> {
         Ok(Self::over(Arc::new(Client::new(config)?)))
     }
 
-    /// Scratch over a connection that is shared.
+    /// Creates a store on a shared client.
     pub(crate) fn over(client: Arc<Client>) -> Self {
         Self { client }
     }
@@ -56,12 +57,12 @@ impl RedisScratch {
     }
 
     fn window_key(&self, rule: &WindowRule) -> String {
-        let kind = if exact(rule) { "hits" } else { "count" };
+        let kind = if is_exact(rule) { "hits" } else { "count" };
         self.client.key(kind, &format!("{}:{}", rule.window.as_micros(), rule.key))
     }
 
     fn hit_call(&self, rule: &WindowRule, name: &str) -> Call {
-        let (script, name) = if exact(rule) { (&WINDOW_EXACT, name) } else { (&WINDOW_COUNTED, "hit") };
+        let (script, name) = if is_exact(rule) { (&WINDOW_EXACT, name) } else { (&WINDOW_COUNTED, "hit") };
         Call::script(script, [self.window_key(rule)])
             .arg(rule.window.as_micros().max(1))
             .arg(rule.limit)
@@ -70,7 +71,7 @@ impl RedisScratch {
 
     fn undo_call(&self, rule: &WindowRule, name: &str) -> Call {
         let key = self.window_key(rule);
-        if exact(rule) {
+        if is_exact(rule) {
             Call::command(["ZREM", &key, name])
         } else {
             Call::script(&WINDOW_COUNTED, [key])
@@ -81,15 +82,15 @@ impl RedisScratch {
     }
 }
 
-fn exact(rule: &WindowRule) -> bool {
-    rule.limit <= EXACT_MAX
+fn is_exact(rule: &WindowRule) -> bool {
+    rule.limit <= EXACT_LIMIT_MAX
 }
 
 fn saved_text(state: &ChainState) -> String {
     let newest = |ids: &[MsgId]| {
         ids[ids.len().saturating_sub(DONE_IDS_MAX)..].iter().map(ToString::to_string).collect()
     };
-    let saved = Saved {
+    let saved = SavedChain {
         expected: state.expected.to_string(),
         done: newest(&state.done),
         skipped: newest(&state.skipped),
@@ -97,9 +98,9 @@ fn saved_text(state: &ChainState) -> String {
     serde_json::to_string(&saved).unwrap_or_default()
 }
 
-/// None: written by something else; as good as lost.
+/// Parses a saved chain. `None` if this version can't parse it, which callers treat as lost.
 fn saved_state(epoch: u64, text: &str) -> Option<ChainState> {
-    let saved: Saved = serde_json::from_str(text).ok()?;
+    let saved: SavedChain = serde_json::from_str(text).ok()?;
     let ids = |ids: Vec<String>| ids.iter().map(|id| MsgId::new(id)).collect::<Result<_, _>>().ok();
     Some(ChainState {
         epoch,
@@ -112,7 +113,7 @@ fn saved_state(epoch: u64, text: &str) -> Option<ChainState> {
 impl From<CallError> for ScratchError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Away(why) | CallError::Slow(why) => Self::Unavailable(why),
+            CallError::Unavailable(why) | CallError::Slow(why) => Self::Unavailable(why),
             CallError::Unknown(why) | CallError::Late(why) => Self::Unknown(why),
         }
     }
@@ -138,10 +139,10 @@ impl Scratch for RedisScratch {
     }
 
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
-        // S31: a name from the caller, so that no two hits are one.
+        // S31: random names from the caller, so that no two hits collide.
         let name = format!("{:032x}", rand::random::<u128>());
-        let asked: Vec<&WindowRule> = rules.iter().filter(|rule| rule.limit > 0).collect();
-        let calls = asked.iter().map(|rule| self.hit_call(rule, &name)).collect();
+        let checked: Vec<&WindowRule> = rules.iter().filter(|rule| rule.limit > 0).collect();
+        let calls = checked.iter().map(|rule| self.hit_call(rule, &name)).collect();
         let mut waits = self.client.all::<u64>(calls).await?.into_iter();
         let mut longest: Option<(Duration, usize)> = None;
         let mut counted = Vec::new();
@@ -160,9 +161,9 @@ impl Scratch for RedisScratch {
         let Some((retry_after, rule)) = longest else { return Ok(Hit::Allowed) };
         if !counted.is_empty() {
             let undo = counted.iter().map(|rule| self.undo_call(rule, &name)).collect();
-            // A refusal stands whether or not this came through; the hit then leaves with its window.
+            // The refusal holds even if this fails; the hit then expires with its window.
             if let Err(error) = self.client.all::<u64>(undo).await {
-                tracing::debug!(?error, "a refused hit stays counted until its window has passed");
+                tracing::debug!(?error, "failed to take back a refused hit; counted until its window ends");
             }
         }
         Ok(Hit::Refused { rule, retry_after })

@@ -1,5 +1,7 @@
-//! `Numbers` with Redis: blocks from the floors, handed out by `seq_malloc.lua`. While Redis is away the node hands numbers
-//! out by itself, from blocks that it reserves for itself alone: they are new, but no others rise with them.
+//! `Numbers` adapter for Redis: durably reserved blocks, whose numbers `seq_malloc.lua` issues.
+//!
+//! While Redis is unavailable the node issues numbers itself, from blocks that it reserves for itself. These numbers
+//! are unique, but do not rise in step with those of other nodes.
 
 use std::{
     num::NonZeroU64,
@@ -16,7 +18,7 @@ use redis::Value;
 
 use super::{
     ScratchError,
-    numbers::{Block, FloorError, Floors, Numbers, Own, Seen},
+    numbers::{Block, FloorError, Floors, HighestNumbers, Numbers, OwnBlocks},
 };
 use crate::{
     config,
@@ -26,57 +28,57 @@ use crate::{
 static SEQ_MALLOC: Script = Script::new(include_str!("../redis/seq_malloc.lua"));
 static SEQ_PUBLISH: Script = Script::new(include_str!("../redis/seq_publish.lua"));
 
-/// How long one refill may take before another caller does it: so short that the next call after a holder died has
-/// its numbers within a second.
-const LOCK: Duration = Duration::from_millis(300);
-/// The same where the floors are slow, and then the next call takes as much longer: twice what they took last, up to this. With less than they take each caller would take the
-/// lock from the one before, and nobody's block be published.
-const LOCK_MAX: Duration = Duration::from_millis(900);
-/// How long a caller waits for a lock and tries again before it goes on without numbers.
-const GIVE_UP: Duration = Duration::from_millis(950);
-/// Failures of the server or the floors in one call: one is an old connection, more are a server that is away.
+/// Shortest time for which a refill holds its lock. Short, so that after a holder died the next call succeeds within a
+/// second.
+const REFILL_LOCK_MIN: Duration = Duration::from_millis(300);
+/// Longest time for which a refill holds its lock: twice the last reservation, if that was slow. A lock shorter than
+/// the reservation would pass from caller to caller without any block being published.
+const REFILL_LOCK_MAX: Duration = Duration::from_millis(900);
+/// Time for which a caller retries before it uses a block of its own.
+const TAKE_RETRY_MAX: Duration = Duration::from_millis(950);
+/// Limit on the failures in one call: a single one may be a stale connection, more mean that a server is unavailable.
 const FAILURES_MAX: u32 = 3;
-/// How long numbers that nobody takes stay ready; then the rest of their block is a hole.
+/// Time for which unused numbers stay available; then the rest of their block becomes a hole.
 const KEY_TTL: Duration = Duration::from_secs(24 * 3_600);
-/// A block that lasted less than this was too small, one that lasted more than this times 60 too large.
-const BLOCK_LASTS: Duration = Duration::from_secs(1);
-/// How much a block may grow.
-const GROWTH_MAX: u64 = 32;
-/// Above no epoch, so that the first answer of the floors takes its place.
-const UNKNOWN: u64 = u64::MAX;
-/// Keys whose last number is remembered.
-const SEEN_MAX: usize = 100_000;
-/// Keys whose own block is remembered.
-const OWN_MAX: usize = 10_000;
+/// Time that a block should last. One that lasted less was too small; one that lasted over 60 times as long, too large.
+const BLOCK_USE_MIN: Duration = Duration::from_secs(1);
+/// Limit on the growth of a block, as a multiple of its initial size.
+const BLOCK_GROWTH_MAX: u64 = 32;
+/// Placeholder of an unknown epoch; the first epoch from the number store replaces it.
+const UNKNOWN_EPOCH: u64 = u64::MAX;
+/// Limit on the keys whose last number is remembered.
+const HIGHEST_KEYS_MAX: usize = 100_000;
+/// Limit on the keys with an own block.
+const OWN_KEYS_MAX: usize = 10_000;
 
 /// Numbers of profile `cluster`.
 pub struct RedisNumbers {
     client: Arc<Client>,
     floors: Arc<dyn Floors>,
     block: u64,
-    /// What the floors said; [`UNKNOWN`] before they were asked.
+    /// Highest known epoch; [`UNKNOWN_EPOCH`] before the first query.
     epoch: AtomicU64,
-    /// How long the floors took for the last block, in us.
-    reserved_us: AtomicU64,
-    /// Redis may have been rolled back, and the floors could not be told yet: what it has left is not taken (S9).
-    doubtful: AtomicBool,
-    seen: Mutex<Seen>,
-    own: Mutex<Own>,
+    /// Duration of the last reservation, in µs.
+    reservation_us: AtomicU64,
+    /// Whether Redis may have been rolled back and the epoch is not raised yet, so that its numbers are not used (S9).
+    may_be_rolled_back: AtomicBool,
+    highest: Mutex<HighestNumbers>,
+    own: Mutex<OwnBlocks>,
 }
 
 enum Malloc {
     Ok(RangeInclusive<u64>, u64),
-    /// The lock is ours: what size the next block is to have.
+    /// Lock acquired, with the size of the block to reserve.
     Refill(u64),
     Locked(Duration),
 }
 
 impl RedisNumbers {
-    /// Numbers at the servers that the configuration names, from blocks of `block` numbers (100 for rooms, 50 otherwise:
-    /// DESIGN 6.6), more under load. Connects with the first call, on the runtime of its caller.
+    /// Creates an allocator on the configured servers, with blocks of `block` numbers, and larger ones under load.
+    /// Connects with the first call, on the runtime of its caller.
     ///
     /// # Errors
-    /// What is wrong with the configuration or its files; a server that is away is told by each call.
+    /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
     pub fn connect(
         config: &config::Redis,
         floors: Arc<dyn Floors>,
@@ -85,27 +87,28 @@ impl RedisNumbers {
         Ok(Self::over(Arc::new(Client::new(config)?), floors, block))
     }
 
-    /// Numbers over a connection that is shared.
+    /// Creates an allocator on a shared client.
     pub(crate) fn over(client: Arc<Client>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
-        let (seen, own) = (Mutex::new(Seen::new(SEEN_MAX)), Mutex::new(Own::new(OWN_MAX)));
-        let (epoch, doubtful) = (AtomicU64::new(UNKNOWN), AtomicBool::new(false));
+        let highest = Mutex::new(HighestNumbers::new(HIGHEST_KEYS_MAX));
+        let own = Mutex::new(OwnBlocks::new(OWN_KEYS_MAX));
+        let (epoch, may_be_rolled_back) = (AtomicU64::new(UNKNOWN_EPOCH), AtomicBool::new(false));
         Self {
             client,
             floors,
             block: block.get(),
             epoch,
-            reserved_us: AtomicU64::new(0),
-            doubtful,
-            seen,
+            reservation_us: AtomicU64::new(0),
+            may_be_rolled_back,
+            highest,
             own,
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn highest(&self) -> MutexGuard<'_, HighestNumbers> {
+        self.highest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn own(&self) -> MutexGuard<'_, Own> {
+    fn own(&self) -> MutexGuard<'_, OwnBlocks> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,66 +116,67 @@ impl RedisNumbers {
         self.client.key("seq", &format!("{{{key}}}"))
     }
 
-    /// Notes an epoch; false if a later one is known.
-    fn learn(&self, epoch: u64) -> bool {
-        let later = |known| (known == UNKNOWN || known < epoch).then_some(epoch);
+    /// Records an epoch; returns false if a later one is known.
+    fn record_epoch(&self, epoch: u64) -> bool {
+        let later = |known| (known == UNKNOWN_EPOCH || known < epoch).then_some(epoch);
         match self.epoch.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later) {
             Ok(_) => true,
             Err(known) => known == epoch,
         }
     }
 
-    async fn known_epoch(&self) -> Result<u64, ScratchError> {
-        if self.epoch.load(Ordering::SeqCst) == UNKNOWN {
-            self.learn(self.floors.epoch().await.map_err(away)?);
+    async fn current_epoch(&self) -> Result<u64, ScratchError> {
+        if self.epoch.load(Ordering::SeqCst) == UNKNOWN_EPOCH {
+            self.record_epoch(self.floors.epoch().await.map_err(unavailable)?);
         }
         Ok(self.epoch.load(Ordering::SeqCst))
     }
 
     async fn malloc(&self, key: &str, count: u64, lock: &str) -> Result<Malloc, ScratchError> {
-        let epoch = self.known_epoch().await?;
+        let epoch = self.current_epoch().await?;
         let call = Call::script(&SEQ_MALLOC, [self.key(key)])
             .arg(count)
             .arg(lock)
             .arg(epoch)
             .arg(self.lock_time().as_millis())
-            .arg(self.seen().get(key))
-            .arg(LOCK_MAX.as_millis());
-        let (state, numbers) = words(&self.client.one(call).await?)?;
+            .arg(self.highest().get(key))
+            .arg(REFILL_LOCK_MAX.as_millis());
+        let (state, numbers) = parse_reply(&self.client.one(call).await?)?;
         match (state.as_str(), numbers.as_slice()) {
             ("ok", [first, last, epoch]) => Ok(Malloc::Ok(*first..=*last, *epoch)),
             ("missing", _) => Ok(Malloc::Refill(self.block)),
             ("exhausted", [lasted, size]) => Ok(Malloc::Refill(self.next_size(*lasted, *size))),
             ("locked", [left]) => Ok(Malloc::Locked(Duration::from_micros(*left))),
-            _ => Err(ScratchError::Unknown(format!("seq_malloc.lua said {state:?}"))),
+            _ => Err(ScratchError::Unknown(format!("unexpected reply of seq_malloc.lua: {state:?}"))),
         }
     }
 
     fn lock_time(&self) -> Duration {
-        (Duration::from_micros(self.reserved_us.load(Ordering::Relaxed)) * 2).clamp(LOCK, LOCK_MAX)
+        let reservation = Duration::from_micros(self.reservation_us.load(Ordering::Relaxed));
+        (reservation * 2).clamp(REFILL_LOCK_MIN, REFILL_LOCK_MAX)
     }
 
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, ScratchError> {
         let begun = Instant::now();
-        let block = self.floors.reserve(key, size).await.map_err(away);
-        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.reserved_us.store(took.min(1_000_000), Ordering::Relaxed);
+        let block = self.floors.reserve(key, size).await.map_err(unavailable);
+        let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.reservation_us.store(elapsed_us.min(1_000_000), Ordering::Relaxed);
         block
     }
 
     fn next_size(&self, lasted_us: u64, size: u64) -> u64 {
         let lasted = Duration::from_micros(lasted_us);
-        let next = if lasted < BLOCK_LASTS {
+        let next = if lasted < BLOCK_USE_MIN {
             size.saturating_mul(2)
-        } else if lasted > BLOCK_LASTS * 60 {
+        } else if lasted > BLOCK_USE_MIN * 60 {
             size / 2
         } else {
             size
         };
-        next.clamp(self.block, self.block.saturating_mul(GROWTH_MAX))
+        next.clamp(self.block, self.block.saturating_mul(BLOCK_GROWTH_MAX))
     }
 
-    /// Reserves a block and publishes it; none when it was refused, and then the block is a hole (S11).
+    /// Reserves a block and publishes it to Redis. `None` if Redis refuses it, and the block becomes a hole (S11).
     async fn refill(
         &self,
         key: &str,
@@ -182,7 +186,7 @@ impl RedisNumbers {
     ) -> Result<Option<RangeInclusive<u64>>, ScratchError> {
         let size = NonZeroU64::new(size.max(count)).unwrap_or(NonZeroU64::MIN);
         let block = self.reserve(key, size).await?;
-        self.learn(block.epoch);
+        self.record_epoch(block.epoch);
         let call = Call::script(&SEQ_PUBLISH, [self.key(key)])
             .arg(lock)
             .arg(count)
@@ -190,46 +194,46 @@ impl RedisNumbers {
             .arg(block.numbers.end())
             .arg(block.epoch)
             .arg(KEY_TTL.as_millis());
-        let (state, numbers) = words(&self.client.one(call).await?)?;
+        let (state, numbers) = parse_reply(&self.client.one(call).await?)?;
         match (state.as_str(), numbers.as_slice()) {
-            ("ok", [first, last]) if self.learn(block.epoch) => Ok(Some(*first..=*last)),
+            ("ok", [first, last]) if self.record_epoch(block.epoch) => Ok(Some(*first..=*last)),
             ("ok" | "refused", _) => Ok(None),
-            _ => Err(ScratchError::Unknown(format!("seq_publish.lua said {state:?}"))),
+            _ => Err(ScratchError::Unknown(format!("unexpected reply of seq_publish.lua: {state:?}"))),
         }
     }
 }
 
-fn away(error: FloorError) -> ScratchError {
+fn unavailable(error: FloorError) -> ScratchError {
     ScratchError::Unavailable(error.to_string())
 }
 
-/// A word, then numbers.
-fn words(answer: &Value) -> Result<(String, Vec<u64>), ScratchError> {
+/// Parses a script's reply: a state, then numbers.
+fn parse_reply(reply: &Value) -> Result<(String, Vec<u64>), ScratchError> {
     let parts = |value: &Value| -> Option<(String, Vec<u64>)> {
         let Value::Array(parts) = value else { return None };
-        let (word, numbers) = parts.split_first()?;
+        let (state, numbers) = parts.split_first()?;
         let numbers = numbers.iter().map(|it| redis::from_redis_value_ref(it).ok()).collect::<Option<_>>()?;
-        Some((redis::from_redis_value_ref(word).ok()?, numbers))
+        Some((redis::from_redis_value_ref(state).ok()?, numbers))
     };
-    parts(answer).ok_or_else(|| ScratchError::Unknown("a script's answer was not understood".to_owned()))
+    parts(reply).ok_or_else(|| ScratchError::Unknown("unexpected reply of a script".to_owned()))
 }
 
-/// Between callers that wait for one lock, so that they do not come back together.
+/// Returns a random retry delay, so that callers that wait for one lock do not all retry at once.
 fn jitter() -> Duration {
     Duration::from_micros(5_000 + rand::random::<u64>() % 15_000)
 }
 
 impl RedisNumbers {
-    /// From a block that is this node's alone: nobody else has these numbers or ever will, whatever Redis believes. What
-    /// Redis has left of older blocks lies below them, and is not taken here any more once it is back ([`Seen`]).
+    /// Takes numbers from a block of this node, which no other node ever gets, whatever the state of Redis. Older
+    /// blocks in Redis lie below them, so this node does not use those once Redis returns ([`HighestNumbers`]).
     async fn take_own(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
         if let Some(numbers) = self.own().take(key, count.get()) {
             return Ok(numbers);
         }
         let size = NonZeroU64::new(self.block.max(count.get())).unwrap_or(NonZeroU64::MIN);
         let block = self.reserve(key, size).await?;
-        self.learn(block.epoch);
-        self.seen().raise(key, *block.numbers.end());
+        self.record_epoch(block.epoch);
+        self.highest().raise(key, *block.numbers.end());
         let last = block.numbers.start() + (count.get() - 1);
         self.own().put(key, last + 1..=*block.numbers.end());
         Ok(*block.numbers.start()..=last)
@@ -237,23 +241,23 @@ impl RedisNumbers {
 
     async fn take_shared(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
         let begun = Instant::now();
-        // S10: from the caller, for this call alone.
+        // S10: a random lock token for this call only.
         let lock = format!("{:032x}", rand::random::<u128>());
-        let mut last = ScratchError::Unavailable("another caller holds the lock of these numbers".to_owned());
+        let mut last = ScratchError::Unavailable("another caller holds the refill lock".to_owned());
         let mut failures = 0;
         loop {
-            if self.doubtful.load(Ordering::SeqCst) {
-                return Err(ScratchError::Unavailable("it may have lost numbers that were given".to_owned()));
+            if self.may_be_rolled_back.load(Ordering::SeqCst) {
+                return Err(ScratchError::Unavailable("Redis may have been rolled back".to_owned()));
             }
-            // Asked once more after the time is up: it may be this node that was held up, not the holder.
-            let last_try = begun.elapsed() >= GIVE_UP;
+            // One more attempt after the time is up: this node may have been delayed, not the lock holder.
+            let is_last_attempt = begun.elapsed() >= TAKE_RETRY_MAX;
             let outcome = match self.malloc(key, count.get(), &lock).await {
                 Ok(Malloc::Ok(numbers, epoch)) => {
-                    // Between the call and now somebody here may have seen that Redis was rolled back.
-                    Ok(self.learn(epoch).then_some(numbers))
+                    // A rollback of Redis may have been detected during the call.
+                    Ok(self.record_epoch(epoch).then_some(numbers))
                 }
                 Ok(Malloc::Refill(size)) => self.refill(key, count.get(), &lock, size).await,
-                Ok(Malloc::Locked(left)) if !last_try => {
+                Ok(Malloc::Locked(left)) if !is_last_attempt => {
                     tokio::time::sleep(jitter().min(left)).await;
                     Ok(None)
                 }
@@ -261,15 +265,15 @@ impl RedisNumbers {
                 Err(error) => Err(error),
             };
             match outcome {
-                // Seen meanwhile.
-                Ok(Some(_)) if self.doubtful.load(Ordering::SeqCst) => {}
+                // Not used: a rollback was detected during the call.
+                Ok(Some(_)) if self.may_be_rolled_back.load(Ordering::SeqCst) => {}
                 Ok(Some(numbers)) => {
-                    self.seen().raise(key, *numbers.end());
+                    self.highest().raise(key, *numbers.end());
                     return Ok(numbers);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    // What may have been handed out to nobody is a hole; asking again is safe.
+                    // A retry is safe: numbers that the failed attempt may have taken become a hole.
                     failures += 1;
                     if failures == FAILURES_MAX {
                         return Err(error);
@@ -278,7 +282,7 @@ impl RedisNumbers {
                     tokio::time::sleep(jitter()).await;
                 }
             }
-            if last_try {
+            if is_last_attempt {
                 return Err(last);
             }
         }
@@ -290,22 +294,22 @@ impl Numbers for RedisNumbers {
     async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
         match Box::pin(self.take_shared(key, count)).await {
             Ok(numbers) => {
-                self.own().forget(key);
+                self.own().remove(key);
                 Ok(numbers)
             }
             Err(error) => {
-                tracing::debug!(%error, key, "numbers from a block of this node alone");
+                tracing::debug!(%error, key, "numbers from Redis unavailable; using this node's own block");
                 self.take_own(key, count).await
             }
         }
     }
 
     async fn changed(&self) -> Result<(), ScratchError> {
-        self.doubtful.store(true, Ordering::SeqCst);
-        let epoch = self.floors.raise().await.map_err(away)?;
-        self.learn(epoch);
+        self.may_be_rolled_back.store(true, Ordering::SeqCst);
+        let epoch = self.floors.raise().await.map_err(unavailable)?;
+        self.record_epoch(epoch);
         self.own().clear();
-        self.doubtful.store(false, Ordering::SeqCst);
+        self.may_be_rolled_back.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -1,20 +1,21 @@
-//! Carries out what a session says: login, sends, rooms, acks, replies, close.
+//! Session actions: carries out the logins, sends, room joins, acks, replies and closes that a session machine emits.
 
-use std::{collections::VecDeque, sync::Arc, time::SystemTime};
+use std::{collections::VecDeque, sync::Arc};
 
 use tidegate_protocol::{
     Code, codec,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
     machine::session::{Action, Alarm, Answer, ChainSaved, LoggedIn, Submit},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as FrameBody},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{
     Shard,
-    conn::{Conn, LIVE, Who},
+    conn::{Conn, LIVE, LoginState},
 };
 use crate::{
+    clock::wall_ms,
     ingest::intake,
     inline, login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
@@ -22,21 +23,21 @@ use crate::{
 };
 
 impl Shard {
-    /// Applies the actions in the shared buffer, then the sends they set free, until there are none.
+    /// Applies the actions in the shared buffer, then submits the sends that they release, until none are left.
     pub(super) fn act(&mut self, conn: &mut Conn) {
         loop {
-            let mut actions = std::mem::take(&mut self.scratch.actions);
+            let mut actions = std::mem::take(&mut self.buffers.actions);
             for action in actions.drain(..) {
                 self.apply(conn, action);
             }
-            if self.scratch.actions.is_empty() {
-                self.scratch.actions = actions;
+            if self.buffers.actions.is_empty() {
+                self.buffers.actions = actions;
             }
             let limits = &self.context.limits;
-            let submit = conn.session.poll_submit(limits, self.now, &mut self.scratch.actions);
+            let submit = conn.session.poll_submit(limits, self.now, &mut self.buffers.actions);
             match submit {
                 Some(submit) => self.submit(conn, *submit),
-                None if self.scratch.actions.is_empty() => return,
+                None if self.buffers.actions.is_empty() => return,
                 None => {}
             }
         }
@@ -52,8 +53,8 @@ impl Shard {
                 self.hub.leave(&ConversationId::room(&room), conn.key.slot);
             }
             Action::Acked { conversation, seq } => {
-                if !self.awaited.is_empty() {
-                    self.note_ack(conn, &conversation, seq);
+                if !self.unacked_traces.is_empty() {
+                    self.trace_ack(conn, &conversation, seq);
                 }
                 if let Some(window) = &mut conn.window {
                     window.ack(&conversation, seq);
@@ -68,12 +69,12 @@ impl Shard {
             }
             Action::Alarm(alarm) => self.alarm(conn, &alarm),
             Action::Reply(frame) => {
-                if matches!(&frame.body, Some(Said::Error(error)) if error.code == UNKNOWN) {
+                if matches!(&frame.body, Some(FrameBody::Error(error)) if error.code == UNKNOWN) {
                     self.context.metrics.unknowns.increment(1);
                 }
                 self.reply(conn, &frame);
             }
-            Action::Query { id, query } => self.ask(conn, id, *query),
+            Action::Query { id, query } => self.start_query(conn, id, *query),
             Action::Answer(frame) => {
                 let frame = codec::encode_frame(&frame, self.conns.hot[conn.key.slot as usize].wire);
                 conn.outbox.get_or_insert_with(Box::default).push_answer(frame);
@@ -85,7 +86,7 @@ impl Shard {
     fn login(&mut self, conn: &mut Conn, hello: &pb::Hello) {
         let refused = |shard: &mut Self, conn: &mut Conn, code: Code, reason: &'static str| {
             shard.context.metrics.login_refusals.increment(1);
-            conn.session.login_refused(code, reason, &mut shard.scratch.actions);
+            conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
         let identity = match self.context.verifier.verify(&hello.token) {
             Ok(identity) => identity,
@@ -98,14 +99,13 @@ impl Shard {
             return refused(self, conn, Code::DeviceMismatch, "");
         }
         let key = conn.key;
-        let wish = conn.session.wished();
+        let settings = conn.session.wished();
         let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
-        let work = login::login(ports, identity.user, device, wish, shards);
+        let work = login::login(ports, identity.user, device, settings, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {
                 if let Some(home) = home {
-                    // The shard is gone only when the node stops.
                     home.post(Mail::LoginDone(key, done)).await.ok();
                 }
             })
@@ -115,7 +115,10 @@ impl Shard {
         }
     }
 
-    /// The route stands: index the user, then ask for the groups (DESIGN 6.4, reader at login).
+    /// Indexes the user of a registered route, then requests the user's memberships.
+    ///
+    /// The user is indexed before the memberships are read, so a message accepted in between reaches
+    /// the connection by one of the two ways.
     pub(super) fn on_login(&mut self, conn: &mut Conn, done: Result<LoginDone, LoginError>) {
         if !conn.is_open() {
             return self.forget_login(done);
@@ -124,7 +127,7 @@ impl Shard {
             Ok(done) => done,
             Err(LoginError { code, reason }) => {
                 self.context.metrics.login_refusals.increment(1);
-                conn.session.login_refused(code, reason, &mut self.scratch.actions);
+                conn.session.login_refused(code, reason, &mut self.buffers.actions);
                 return self.act(conn);
             }
         };
@@ -133,30 +136,32 @@ impl Shard {
         if done.replaced {
             self.replace_others(&done);
         }
-        self.joining.push((conn.key, done.route.clone()));
-        conn.who = Some(Box::new(Who { route: done.route, chain: done.chain, outdated: Vec::new() }));
+        self.logins.push((conn.key, done.route.clone()));
+        conn.login =
+            Some(Box::new(LoginState { route: done.route, chain: done.chain, outdated: Vec::new() }));
     }
 
-    /// The groups are indexed: the session may say Welcome. What was said before stays before: a group with pushes in
-    /// hand lets the connection in behind them, so that a newcomer gets none from before its join. These groups are
-    /// taken off the list, for their hold is released by then.
+    /// Adds the connection to its user's groups, then lets the session send Welcome.
+    ///
+    /// In a group with queued pushes the join is queued after them, so that the connection gets none from before its
+    /// join. Such groups are removed from `groups`: their reference is released when the join is applied.
     pub(super) fn on_memberships(&mut self, conn: &mut Conn, groups: &mut Vec<ConversationId>) {
-        let Some(who) = conn.who.as_ref().filter(|_| conn.is_open()) else { return };
-        let user: Arc<[UserId]> = [who.route.user.clone()].into();
+        let Some(login) = conn.login.as_ref().filter(|_| conn.is_open()) else { return };
+        let user: Arc<[UserId]> = [login.route.user.clone()].into();
         groups.retain(|group| {
-            let now = self.hub.change(Item::Join(group.clone(), Arc::clone(&user))).is_some();
-            if now {
+            let is_applied = self.hub.queue_change(Item::Join(group.clone(), Arc::clone(&user))).is_some();
+            if is_applied {
                 self.hub.join(group, conn.key.slot);
             }
-            now
+            is_applied
         });
-        let login = LoggedIn {
-            user: who.route.user.clone(),
-            device: who.route.device.clone(),
-            epoch: who.route.token.epoch,
-            session: format!("{}-{:x}", who.route.token.at.node, who.route.token.epoch),
+        let logged_in = LoggedIn {
+            user: login.route.user.clone(),
+            device: login.route.device.clone(),
+            epoch: login.route.token.epoch,
+            session: format!("{}-{:x}", login.route.token.at.node, login.route.token.epoch),
             node: self.context.node.clone(),
-            chain_saved: who.chain.clone().map(|ChainState { expected, done, skipped, .. }| ChainSaved {
+            chain_saved: login.chain.clone().map(|ChainState { expected, done, skipped, .. }| ChainSaved {
                 expected,
                 done,
                 skipped,
@@ -165,16 +170,17 @@ impl Shard {
             server_time_ms: wall_ms(),
             fresh_next_id: fresh_id(),
         };
-        conn.session.logged_in(login, &self.context.limits, self.now, &mut self.scratch.actions);
+        conn.session.logged_in(logged_in, &self.context.limits, self.now, &mut self.buffers.actions);
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
         self.act(conn);
-        self.tell_late(conn);
+        self.notify_late_login(conn);
         self.resume(conn);
         self.flush(conn);
     }
 
-    /// The connection went away before its route stood. What that replaced has no route any more, and hears so.
+    /// Removes the route of a login whose connection closed meanwhile. A connection that it replaced has lost its
+    /// route, and is closed as well.
     pub(super) fn forget_login(&mut self, done: Result<LoginDone, LoginError>) {
         let Ok(done) = done else { return };
         if done.replaced {
@@ -186,15 +192,14 @@ impl Shard {
     fn replace_others(&mut self, done: &LoginDone) {
         let route = &done.route;
         let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch, None);
-        // All shards: one where the old connection has its route, but is not indexed yet, is in no directory. It
-        // reads its mail after it has indexed it.
+        // All shards, not those of the directory: the old connection may be registered but not indexed yet. Its shard
+        // reads this mail after it has indexed the connection.
         for (shard, handle) in self.context.shards().iter().enumerate() {
             if shard == self.context.index {
-                self.own.push(mail());
+                self.own_mail.push(mail());
             } else {
                 let handle = handle.clone();
                 let mail = mail();
-                // A shard is gone only when the node stops, and then its clients are told so.
                 self.context.runtime.spawn(async move { handle.post(mail).await.ok() });
             }
         }
@@ -204,17 +209,17 @@ impl Shard {
         self.context.metrics.sends.increment(1);
         let planned = !self.context.panic_in_shard && submit.msg_id.as_str() == self.context.panic_on_msg_id;
         if cfg!(debug_assertions) && planned {
-            panic!("a fault injected by fault.panic_on_msg_id");
+            panic!("fault injected by fault.panic_on_msg_id");
         }
         if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
             return self.publish(conn, submit);
         }
-        let Some(who) = &conn.who else { return };
+        let Some(login) = &conn.login else { return };
         let (ticket, order) = (submit.ticket, submit.order);
         let message = Message {
             conversation: submit.conversation,
-            sender: who.route.user.clone(),
-            device: who.route.device.clone(),
+            sender: login.route.user.clone(),
+            device: login.route.device.clone(),
             msg_id: submit.msg_id,
             attempt: submit.attempt,
             body_hash: body_hash(&submit.content),
@@ -228,25 +233,26 @@ impl Shard {
             conn: conn.key.pack(),
             request: ticket,
         };
-        // Refused here, a chain waits for its client; refused by the log, it would end the connection.
+        // A refusal here leaves the chain waiting for the client's retry; a refusal
+        // by the log would close the connection.
         let refusal = intake::refusal(&self.context.ports, &message.conversation);
         let received_at = wall_ms();
-        let trace = self.trace(submit.trace, &message, received_at);
+        let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
-        let room = match refusal {
+        let reserved = match refusal {
             Some(code) => Err(code),
             None => self.context.intake.reserve(intake::weight(&record)),
         };
-        match room {
+        match reserved {
             Ok(()) => self.batch.push(record),
             Err(code) => {
                 let limits = &self.context.limits;
-                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.scratch.actions);
+                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.buffers.actions);
             }
         }
     }
 
-    /// Saves where the chain stands, and one more id that is done, or skipped.
+    /// Saves the chain's expected id, and appends `id` to the done or skipped ids.
     fn save_chain(
         &mut self,
         conn: &mut Conn,
@@ -254,9 +260,9 @@ impl Shard {
         list: fn(&mut ChainState) -> &mut Vec<MsgId>,
         id: MsgId,
     ) {
-        let Some(who) = &mut conn.who else { return };
-        let epoch = who.route.token.epoch;
-        let chain = who.chain.get_or_insert_with(|| ChainState {
+        let Some(login) = &mut conn.login else { return };
+        let epoch = login.route.token.epoch;
+        let chain = login.chain.get_or_insert_with(|| ChainState {
             epoch,
             expected: expected.clone(),
             done: Vec::new(),
@@ -265,7 +271,7 @@ impl Shard {
         chain.epoch = epoch;
         chain.expected = expected;
         let ids = list(chain);
-        // A client that insists on a skipped id has it saved once.
+        // A client may send a skipped id repeatedly.
         if ids.last() != Some(&id) {
             ids.push(id);
         }
@@ -273,43 +279,43 @@ impl Shard {
             ids.remove(0);
         }
         let save = ChainSave {
-            user: who.route.user.clone(),
-            device: who.route.device.clone(),
+            user: login.route.user.clone(),
+            device: login.route.device.clone(),
             state: chain.clone(),
         };
         let ports = Arc::clone(&self.context.ports);
         let work = async move {
             if let Err(error) = ports.scratch.save_chains(vec![save]).await {
-                tracing::debug!(%error, "the state of a chain was not saved");
+                tracing::debug!(%error, "failed to save the state of a chain");
             }
         };
-        // Lost scratch costs the client a resend, which the ledger answers as a duplicate.
+        // A lost save costs the client a resend, which the ledger answers as a duplicate.
         inline::run(&self.context.runtime, work, |()| Box::pin(std::future::ready(())));
     }
 
     fn alarm(&self, conn: &Conn, alarm: &Alarm) {
-        let user = conn.who.as_ref().map(|who| who.route.user.as_str());
+        let user = conn.login.as_ref().map(|login| login.route.user.as_str());
         match alarm {
             Alarm::OrderBlocked { expected } => {
                 self.context.metrics.order_blocked.increment(1);
-                if let Some(who) = &conn.who {
-                    self.context.ports.events.order_blocked(&who.route, expected);
+                if let Some(login) = &conn.login {
+                    self.context.ports.events.order_blocked(&login.route, expected);
                 }
-                tracing::info!(user, "a chain waits too long for its next id");
+                tracing::info!(user, "chain blocked: expected id is overdue");
             }
             Alarm::OrderSkipped { .. } => {
                 self.context.metrics.order_skipped.increment(1);
-                tracing::info!(user, "a chain goes on without an id that never came");
+                tracing::info!(user, "chain continued; missing id skipped");
             }
-            Alarm::OrderWindowFull { .. } => tracing::info!(user, "a chain's hold is full; reading stops"),
+            Alarm::OrderWindowFull { .. } => tracing::info!(user, "chain hold full; reading paused"),
         }
     }
 
-    /// Answers from the owner for some of this connection's sends.
+    /// Passes the owner's answers at the front of the queue to this connection's session.
     pub(super) fn on_answers(&mut self, conn: &mut Conn, answers: &mut VecDeque<(ConnKey, u64, Answer)>) {
         while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
             let limits = &self.context.limits;
-            conn.session.answered(ticket, answer, limits, self.now, &mut self.scratch.actions);
+            conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
         }
         self.act(conn);
         self.resume(conn);
@@ -317,14 +323,9 @@ impl Shard {
     }
 }
 
-/// The code of a send whose answer came too late.
+/// Code of a send that was not answered in time.
 const UNKNOWN: u32 = Code::Unknown as u32;
 
 fn fresh_id() -> MsgId {
     MsgId::new(&uuid::Uuid::new_v4().simple().to_string()).expect("32 hex digits are an id")
-}
-
-/// The wall clock in ms since 1970: shown to people, never used to decide.
-pub(super) fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

@@ -1,6 +1,9 @@
-//! What a shard keeps for each connection: 12 hot bytes in a dense array, the rest in one box.
+//! Connection state of a shard: 12 hot bytes per connection in a dense array, the rest in one box.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use mio::net::TcpStream;
 use tidegate_protocol::{
@@ -11,20 +14,20 @@ use tidegate_protocol::{
     ws,
 };
 
-use super::{outbox::Outbox, query::Asking};
-use crate::{budget::Seat, mail::ConnKey, routes::Route, scratch::ChainState};
+use super::outbox::Outbox;
+use crate::{budget::Seat, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainState};
 
-/// Logged in and in the indexes: may be pushed to.
+/// Flag: logged in and indexed, so it may be pushed to.
 pub(super) const LIVE: u8 = 1;
-/// Its outbox holds something, so nothing may be written past it.
+/// Flag: the outbox is not empty, so nothing may be written past it.
 pub(super) const WAITING: u8 = 2;
-/// On the list of connections to flush at the end of the turn.
+/// Flag: listed for the flush at the end of the turn.
 pub(super) const DIRTY: u8 = 4;
 
-/// Was sent everything and only lingers.
-pub(super) const TOLD: u8 = 8;
+/// Flag: everything is sent, the connection only lingers.
+pub(super) const LINGERING: u8 = 8;
 
-/// What a fan-out touches of a connection: nothing else, so that four members share a cache line.
+/// Part of a connection that a fan-out touches, small enough that four share a cache line.
 pub(super) struct Hot {
     pub(super) stream: Option<TcpStream>,
     pub(super) generation: u32,
@@ -32,11 +35,11 @@ pub(super) struct Hot {
     pub(super) flags: u8,
 }
 
-/// How the bytes of a connection are to be read.
+/// Framing of the bytes that a connection receives.
 pub(super) enum Stage {
-    /// Nothing known yet.
+    /// Not detected yet.
     Detect,
-    /// An HTTP request that should become a WebSocket.
+    /// An HTTP request, expected to upgrade to a WebSocket.
     Http,
     /// Protobuf frames with a varint length.
     Tcp,
@@ -46,62 +49,62 @@ pub(super) enum Stage {
     Ws(ws::Decoder),
 }
 
-/// Bytes of a frame that is not complete yet; only there while one is.
-pub(super) struct Partial {
+/// Bytes of an incomplete frame; allocated only while there is one.
+pub(super) struct PartialFrame {
     pub(super) bytes: Vec<u8>,
-    /// How far a newline was looked for.
+    /// Number of bytes already searched for a newline.
     pub(super) scanned: usize,
     pub(super) since: Time,
 }
 
-/// A push that waits for its ack.
+/// Push that waits for its ack.
 #[derive(Clone)]
-pub(super) struct Sent {
+pub(super) struct TrackedPush {
     pub(super) conversation: ConversationId,
     pub(super) seq: u64,
     pub(super) frame: Arc<PushFrame>,
 }
 
-/// The way out of a connection.
+/// Phase of a closing connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The final frame is on its way.
+    /// The final frame is being written, until this time at the latest.
     Flushing(Time),
-    /// Our side is shut; input is discarded until then.
+    /// The write side is shut; input is discarded until this time.
     Lingering(Time),
-    /// Nothing more to do: free it.
-    Gone,
+    /// The slot can be freed.
+    Closed,
 }
 
-/// Who is logged in.
-pub(super) struct Who {
+/// State of a connection that has registered a route.
+pub(super) struct LoginState {
     pub(super) route: Route,
-    /// Where the device's chain stands, as saved.
+    /// State of the device's chain, as saved.
     pub(super) chain: Option<ChainState>,
-    /// Void sends that wait for a newer epoch.
+    /// Tickets of void sends that wait for a newer epoch.
     pub(super) outdated: Vec<u64>,
 }
 
-/// One connection.
+/// Boxed state of one connection.
 pub(super) struct Conn {
     pub(super) key: ConnKey,
     pub(super) stage: Stage,
     pub(super) session: Session,
-    pub(super) who: Option<Box<Who>>,
+    pub(super) login: Option<Box<LoginState>>,
     pub(super) outbox: Option<Box<Outbox>>,
-    pub(super) window: Option<Box<Window<Sent>>>,
-    pub(super) partial: Option<Box<Partial>>,
-    pub(super) asking: Option<Box<Asking>>,
+    pub(super) window: Option<Box<Window<TrackedPush>>>,
+    pub(super) partial: Option<Box<PartialFrame>>,
+    pub(super) open_query: Option<Box<OpenQuery>>,
     pub(super) ending: Option<Ending>,
-    /// When the socket last refused bytes, while it does.
+    /// Time since which the socket takes no bytes; `None` if it takes them.
     pub(super) blocked_since: Option<Time>,
-    /// The socket refused bytes and has not said since that it takes some: writing would be a wasted system call.
+    /// Whether the socket refused bytes and the poll has not reported it writable since: a write would be wasted.
     pub(super) refused: bool,
-    /// Reading stopped while bytes may wait in the socket.
+    /// Whether reading is paused while bytes may wait in the socket.
     pub(super) paused: bool,
-    /// The poll said that the peer will send nothing more; what it sent may still be unread.
+    /// Whether the poll has reported the end of input; earlier input may still be unread.
     pub(super) peer_ended: bool,
-    /// The end of what the peer sent was met.
+    /// Whether the end of input has been read.
     pub(super) half_closed: bool,
     pub(super) address: IpAddr,
     pub(super) _seat: Seat,
@@ -112,74 +115,89 @@ impl Conn {
         self.ending.is_none()
     }
 
-    pub(super) fn is_gone(&self) -> bool {
-        self.ending == Some(Ending::Gone)
+    pub(super) fn is_closed(&self) -> bool {
+        self.ending == Some(Ending::Closed)
     }
 }
 
-/// The connections of one shard: a slab of boxes beside the dense array.
+/// Connections of one shard: a slab of boxes, parallel to the dense array.
 #[derive(Default)]
 pub(super) struct Conns {
     pub(super) hot: Vec<Hot>,
     boxes: Vec<Option<Box<Conn>>>,
-    /// When the sweep has to look at a connection, in ticks.
+    /// Tick at which the sweep must check each slot.
     pub(super) deadlines: Vec<u32>,
     free: Vec<u32>,
 }
 
-/// No deadline.
-pub(super) const NEVER: u32 = u32::MAX;
+/// Tick of a slot without a deadline.
+pub(super) const NO_DEADLINE: u32 = u32::MAX;
 
 impl Conns {
-    /// A place and the generation of its next connection.
+    /// Reserves a slot; returns it with the generation of its next connection.
     pub(super) fn reserve(&mut self) -> (u32, u32) {
         match self.free.pop() {
             Some(slot) => (slot, self.hot[slot as usize].generation),
             None => {
                 self.hot.push(Hot { stream: None, generation: 0, wire: Wire::JsonLine, flags: 0 });
                 self.boxes.push(None);
-                self.deadlines.push(NEVER);
+                self.deadlines.push(NO_DEADLINE);
                 (self.hot.len() as u32 - 1, 0)
             }
         }
     }
 
-    /// Takes the box out, to work on it beside the rest of the shard.
+    /// Takes the box out, so that the rest of the shard can be borrowed with it.
     pub(super) fn take(&mut self, slot: u32) -> Option<Box<Conn>> {
         self.boxes.get_mut(slot as usize)?.take()
     }
 
-    /// Puts the box back.
+    /// Puts a taken box back.
     pub(super) fn put(&mut self, conn: Box<Conn>) {
         let slot = conn.key.slot as usize;
         self.boxes[slot] = Some(conn);
     }
 
-    /// The slot of a key, if that very connection is still there.
+    /// Returns the slot of a key, if that very connection still exists.
     pub(super) fn find(&self, key: ConnKey) -> Option<u32> {
         let hot = self.hot.get(key.slot as usize)?;
         (hot.stream.is_some() && hot.generation == key.generation).then_some(key.slot)
     }
 
-    /// A look into a box.
+    /// Returns the boxed state of a slot, if it is not taken out.
     pub(super) fn peek(&self, slot: u32) -> Option<&Conn> {
         self.boxes.get(slot as usize)?.as_deref()
     }
 
-    /// Gives the place back; the stream, if any, is the caller's to close.
+    /// Releases the slot, and returns its stream for the caller to close.
     pub(super) fn release(&mut self, slot: u32) -> Option<TcpStream> {
         let hot = &mut self.hot[slot as usize];
         hot.generation = (hot.generation + 1) & 0xff_ffff;
         hot.flags = 0;
-        self.deadlines[slot as usize] = NEVER;
+        self.deadlines[slot as usize] = NO_DEADLINE;
         self.free.push(slot);
         self.hot[slot as usize].stream.take()
     }
 
-    /// Every slot in use.
+    /// Returns all slots in use.
     pub(super) fn slots(&self) -> Vec<u32> {
         (0..self.hot.len() as u32).filter(|slot| self.hot[*slot as usize].stream.is_some()).collect()
     }
+}
+
+/// Open query of a connection; allocated only while there is one.
+pub(super) struct OpenQuery {
+    pub(super) id: u64,
+    /// Positions that the client declared in a `sync`.
+    pub(super) positions: Arc<sync::Positions>,
+    /// Whether a part of the answer is sent; the query continues or ends once the client has taken it.
+    pub(super) is_sent: bool,
+    /// Conversation after which a `sync` continues.
+    pub(super) next: Option<ConversationId>,
+    /// Set before the query appends to the log: from then on a timeout is answered `UNKNOWN`.
+    pub(super) appends: Arc<AtomicBool>,
+    /// Unread messages in the conversations that a `sync` has sent so far.
+    pub(super) unread: u64,
 }
 
 #[cfg(test)]
@@ -187,8 +205,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_connections_share_a_cache_line_and_the_box_stays_small() {
-        // In debug builds mio keeps the id of the poll beside each socket.
+    fn hot_state_is_12_bytes_and_box_stays_below_its_limit() {
+        // In debug builds mio stores the poll's id with each socket.
         assert_eq!(size_of::<Hot>(), if cfg!(debug_assertions) { 24 } else { 12 });
         assert!(size_of::<Conn>() <= 448, "{}", size_of::<Conn>());
     }

@@ -1,4 +1,4 @@
-//! What a shard is given at start: its number, its limits, and the handles to the rest of the node.
+//! Shard context: the index and limits of a shard, and its handles to the rest of the node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     assign::Assigner,
     auth::Verifier,
     conversation::recall::Recaller,
-    delivery::best_effort::Beside,
+    delivery::best_effort::BestEffortSender,
     directory::Directory,
     ingest::intake::Intake,
     mail::{ShardHandle, ShardHandles},
@@ -20,71 +20,71 @@ use crate::{
     room::Rooms,
 };
 
-/// The surroundings of a shard; everything shared is behind an `Arc`.
+/// Dependencies and settings of a shard; everything shared is behind an `Arc`.
 #[derive(Clone)]
 pub struct Context {
-    /// Which shard.
+    /// Index of the shard.
     pub index: usize,
-    /// The node's name.
+    /// Name of the node.
     pub node: NodeId,
-    /// This run of the node.
+    /// Id of the node's run.
     pub boot: u64,
-    /// Bounds of sessions.
+    /// Limits of sessions.
     pub limits: session::Limits,
-    /// Groups up to this many members take signals.
+    /// Largest member count of a group that takes signals.
     pub small_group_max: usize,
-    /// Bounds of outboxes.
+    /// Limits of outboxes.
     pub caps: Caps,
-    /// Bytes that may wait in its mailbox.
+    /// Largest number of bytes that wait in the mailbox.
     pub mailbox_bytes: usize,
-    /// From the first byte of a frame to its last.
+    /// Longest time from the first byte of a frame to its last.
     pub frame_deadline: Duration,
-    /// For a socket that takes no bytes.
+    /// Longest time for which a socket may take no bytes.
     pub write_deadline: Duration,
-    /// How long input is discarded after the final frame.
+    /// Time for which input is discarded after the final frame.
     pub linger: Duration,
-    /// Who may upgrade to WebSocket.
+    /// Origins that may upgrade to WebSocket.
     pub upgrade: upgrade::Policy,
-    /// Checks tokens.
+    /// Token verifier.
     pub verifier: Arc<Verifier>,
-    /// Where clients are sent.
+    /// Assigner of clients to nodes.
     pub assigner: Arc<Assigner>,
-    /// Which shards have whom.
+    /// Directory of the shards that have a user or a conversation's members.
     pub directory: Arc<Directory>,
-    /// All shards.
+    /// Mailbox handles of all shards.
     pub handles: ShardHandles,
-    /// The way to the log.
+    /// Intake of the log.
     pub intake: Arc<Intake>,
-    /// The five ports.
+    /// Ports of the node.
     pub ports: Arc<Ports>,
-    /// Takes messages back.
+    /// Checker and sender of recalls.
     pub recaller: Recaller,
-    /// Who numbers live rooms, and the nodes that have members of them.
+    /// Numbers of live rooms, and the nodes that have members of them.
     pub rooms: Arc<Rooms>,
-    /// The way of signals and marks to the other nodes; none = there are no other nodes.
-    pub beside: Option<Arc<Beside>>,
-    /// The services runtime, for futures that must wait.
+    /// Sender of signals and marks to other nodes; `None` on a single node.
+    pub best_effort: Option<Arc<BestEffortSender>>,
+    /// Services runtime, for futures that are not ready at once.
     pub runtime: Handle,
-    /// What is counted.
+    /// Metrics of the node.
     pub metrics: Metrics,
-    /// A fault for tests; empty = none.
+    /// Message id that triggers a panic in tests; empty for none.
     pub panic_on_msg_id: String,
-    /// Whether that fault ends the shard and not only the connection.
+    /// Whether that panic ends the shard instead of the connection.
     pub panic_in_shard: bool,
 }
 
 impl Context {
-    /// All shards; empty only while the node starts.
+    /// Returns the handles of all shards; empty only while the node starts.
     pub fn shards(&self) -> &[ShardHandle] {
         self.handles.get().map_or(&[], Vec::as_slice)
     }
 
-    /// This shard's own handle.
+    /// Returns this shard's own handle.
     pub fn own_handle(&self) -> Option<ShardHandle> {
         self.shards().get(self.index).cloned()
     }
 
-    /// Size of the shared read buffer: a whole frame of the largest size, and room to read on.
+    /// Returns the size of the shared read buffer: one frame of the largest size, plus 64 KiB for further input.
     pub(super) fn read_bytes(&self) -> usize {
         self.limits.frame_bytes_max as usize + tidegate_protocol::ws::HEADER_MAX + 64 * 1024
     }

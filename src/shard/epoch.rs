@@ -1,9 +1,9 @@
-//! A connection whose epoch is below one that the ledger has seen of its device takes a newer one (DESIGN 6.3).
+//! Epoch renewal, for a connection whose epoch is below one that the ledger has seen from its device.
 //!
-//! That is a connection which was replaced and does not know yet, or one that logged in after the clock of the routes was set
-//! back. The first loses its route's compare-and-set and ends `REPLACED`. The second goes on above: what was void is told
-//! *unknown*, so its client sends it again, once, under the newer epoch; a chain begins anew instead (`RESYNC`), because its
-//! numbers belong to an epoch.
+//! Such a connection was either replaced and has not learned of it, or it logged in after the clock of the routes was
+//! set back. The first fails the compare-and-set of its route and is closed with `REPLACED`. The second continues with
+//! a newer epoch: its void sends are answered `UNKNOWN`, and the client resends them once under the new epoch. A
+//! chained connection is closed with `RESYNC` instead, because a chain's numbers belong to its epoch (ADR 9).
 
 use std::sync::Arc;
 
@@ -17,27 +17,26 @@ use crate::{
 };
 
 impl Shard {
-    /// A send of this connection is void.
+    /// Handles a void send: renews the epoch, or answers the send if the epoch is already newer.
     pub(super) fn on_outdated(&mut self, conn: &mut Conn, it: Outdated) {
-        let Some(who) = conn.who.as_mut().filter(|_| conn.ending.is_none()) else { return };
-        if who.route.token.epoch > it.newest {
-            // It was sent before the epoch was renewed.
-            return self.say_again(conn, it.ticket);
+        let Some(login) = conn.login.as_mut().filter(|_| conn.ending.is_none()) else { return };
+        if login.route.token.epoch > it.newest {
+            // The send preceded the renewal.
+            return self.answer_void(conn, it.ticket);
         }
-        who.outdated.push(it.ticket);
-        if who.outdated.len() > 1 {
+        login.outdated.push(it.ticket);
+        if login.outdated.len() > 1 {
             return;
         }
-        let (key, route) = (conn.key, who.route.clone());
-        tracing::info!(user = %route.user, newest = it.newest, "the ledger has seen a newer epoch of a device");
+        let (key, route) = (conn.key, login.route.clone());
+        tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
         let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
         let work = login::renew(ports, route, it.newest, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {
                 if let Some(home) = home {
-                    // The shard is gone only when the node stops.
-                    home.post(Mail::Renewed(key, done)).await.ok();
+                    home.post(Mail::EpochRenewed(key, done)).await.ok();
                 }
             })
         });
@@ -46,37 +45,37 @@ impl Shard {
         }
     }
 
-    /// Its route has a newer epoch, or not.
+    /// Handles the outcome of an epoch renewal, and answers the void sends.
     pub(super) fn on_renewed(&mut self, conn: &mut Conn, done: Result<Route, RoutesError>) {
-        let Some(who) = conn.who.as_mut().filter(|_| conn.ending.is_none()) else {
-            return self.renewed_for_nobody(done);
+        let Some(login) = conn.login.as_mut().filter(|_| conn.ending.is_none()) else {
+            return self.remove_unused_route(done);
         };
-        let tickets = std::mem::take(&mut who.outdated);
+        let tickets = std::mem::take(&mut login.outdated);
         match done {
             Ok(route) => {
                 conn.session.epoch_is(route.token.epoch);
-                who.route = route;
-                tickets.into_iter().for_each(|ticket| self.say_again(conn, ticket));
+                login.route = route;
+                tickets.into_iter().for_each(|ticket| self.answer_void(conn, ticket));
             }
             Err(RoutesError::NotCurrent(Some(_))) => {
-                conn.session.close(Code::Replaced, "", &mut self.scratch.actions);
+                conn.session.close(Code::Replaced, "", &mut self.buffers.actions);
             }
             Err(error) => {
-                tracing::debug!(%error, "an epoch was not renewed: the client comes back for one");
+                tracing::debug!(%error, "failed to renew an epoch; the client must reconnect");
                 tickets.into_iter().for_each(|ticket| self.answer(conn, ticket, Answer::AppendFailed));
             }
         }
         self.act(conn);
     }
 
-    /// The connection went meanwhile, with the route that it knew.
-    pub(super) fn renewed_for_nobody(&self, done: Result<Route, RoutesError>) {
+    /// Removes the renewed route of a connection that has closed: the close removed only the older one.
+    pub(super) fn remove_unused_route(&self, done: Result<Route, RoutesError>) {
         if let Ok(route) = done {
             self.unregister(route);
         }
     }
 
-    /// The void of several connections, each through its session.
+    /// Handles the void sends of several connections.
     pub(super) fn take_outdated(&mut self, outdated: Vec<Outdated>) {
         for it in outdated {
             if let Some(slot) = self.conns.find(it.key) {
@@ -90,7 +89,7 @@ impl Shard {
         }
     }
 
-    /// The answer to [`Mail::Renewed`].
+    /// Handles [`Mail::EpochRenewed`].
     pub(super) fn take_renewed(&mut self, key: ConnKey, done: Result<Route, RoutesError>) {
         match self.conns.find(key) {
             Some(slot) => self.with_conn(slot, |shard, conn| {
@@ -98,17 +97,18 @@ impl Shard {
                 shard.resume(conn);
                 shard.flush(conn);
             }),
-            None => self.renewed_for_nobody(done),
+            None => self.remove_unused_route(done),
         }
     }
 
-    fn say_again(&mut self, conn: &mut Conn, ticket: u64) {
+    /// Answers a void send: the client resends it, or, with a chain, reconnects.
+    fn answer_void(&mut self, conn: &mut Conn, ticket: u64) {
         let answer = if conn.session.has_chain() { Answer::AppendFailed } else { Answer::Unknown };
         self.answer(conn, ticket, answer);
     }
 
     fn answer(&mut self, conn: &mut Conn, ticket: u64, answer: Answer) {
         let limits = &self.context.limits;
-        conn.session.answered(ticket, answer, limits, self.now, &mut self.scratch.actions);
+        conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
     }
 }

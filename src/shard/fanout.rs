@@ -1,7 +1,7 @@
-//! Fan-out: one encoded frame to many connections, written directly from the loop in one `write` each.
+//! Fan-out: writes one encoded frame to many connections, directly from the loop, in one `write` each.
 //!
-//! A member whose outbox is empty is served from its 12 hot bytes alone; pushes that came together go out together,
-//! so a quiet group gets its message at once and a hot one coalesces by itself.
+//! A member with an empty outbox is served from its 12 hot bytes alone. Pushes that arrive together are written
+//! together, so a quiet group gets its message at once and the messages of a busy one share their writes.
 
 use std::{cell::OnceCell, collections::HashSet, io, io::IoSlice, sync::Arc};
 
@@ -15,42 +15,42 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    conn::{Conn, DIRTY, LIVE, Sent, WAITING},
+    conn::{Conn, DIRTY, LIVE, TrackedPush, WAITING},
     hub::Work,
-    outbox::Pushed,
+    outbox::PushOutcome,
 };
 use crate::{
     mail::{Audience, Delivery, Item, Mail},
     net::transfer,
 };
 
-/// A run of pushes as slices and their length, made for a wire when the first member uses it.
-struct Slices<'a> {
-    run: &'a [Delivery],
+/// Batch of pushes as slices with their total length, built for a wire when the first member needs it.
+struct BatchSlices<'a> {
+    batch: &'a [Delivery],
     by_wire: [OnceCell<(SmallVec<[IoSlice<'a>; 4]>, usize)>; 4],
 }
 
 impl Shard {
-    /// Serves about `budget` members, then lets others have their turn.
+    /// Serves approximately `budget` members.
     pub(super) fn fan_out(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0 {
             match self.hub.next_work(left) {
                 None => return,
                 Some(Work::Change(item)) => self.apply_change(item),
-                Some(Work::Fan { group, run, start, end }) => {
+                Some(Work::Members { group, batch, start, end }) => {
                     left = left.saturating_sub(end - start).min(left - 1);
-                    self.serve(group, &run, start, end);
+                    self.serve(group, &batch, start, end);
                 }
-                Some(Work::Named { run, start, end }) => {
+                Some(Work::Named { batch, start, end }) => {
                     left = left.saturating_sub(end - start).min(left - 1);
-                    run.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
+                    batch.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
                 }
             }
         }
     }
 
-    /// A delivery or a change of members, in log order.
+    /// Handles a delivery or a membership change, in log order.
     pub(super) fn take_item(&mut self, item: Item) {
         match item {
             Item::Push(delivery) => match &delivery.audience {
@@ -62,20 +62,20 @@ impl Shard {
                 }
             },
             change => {
-                if let Some(change) = self.hub.change(change) {
+                if let Some(change) = self.hub.queue_change(change) {
                     self.apply_change(change);
                 }
             }
         }
     }
 
-    /// A room frame from one of our own connections, to all shards that have members.
-    pub(super) fn spread(&mut self, delivery: Delivery) {
+    /// Pushes a room frame of one of this shard's connections to all shards that have members.
+    pub(super) fn broadcast(&mut self, delivery: Delivery) {
         for shard in self.context.directory.conversation(&delivery.conversation).iter() {
             if shard == self.context.index {
                 self.hub.push(delivery.clone());
             } else if let Some(handle) = self.context.shards().get(shard).cloned()
-                && !(self.tell_missed(shard, &delivery.conversation)
+                && !(self.report_missed(shard, &delivery.conversation)
                     && handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())])))
             {
                 self.context.metrics.shed.increment(1);
@@ -84,30 +84,31 @@ impl Shard {
         }
     }
 
-    /// Has the other shard tell what was lost before; false = it can't hear that now either.
-    fn tell_missed(&mut self, shard: usize, room: &ConversationId) -> bool {
+    /// Reports earlier lost room frames to the other shard. Returns `false` if its
+    /// mailbox has no capacity for that either.
+    fn report_missed(&mut self, shard: usize, room: &ConversationId) -> bool {
         let key = (shard, room.clone());
         let Some(count) = self.missed.get(&key).copied() else { return true };
-        let told = self
+        let sent = self
             .context
             .shards()
             .get(shard)
             .is_none_or(|handle| handle.try_post(Mail::Missed(room.clone(), count)));
-        if told {
+        if sent {
             self.missed.remove(&key);
         }
-        told
+        sent
     }
 
-    /// Tries again to tell the other shards what was lost.
-    pub(super) fn tell_all_missed(&mut self) {
+    /// Retries the reports of lost room frames to all shards.
+    pub(super) fn retry_missed_reports(&mut self) {
         let keys: Vec<(usize, ConversationId)> = self.missed.keys().cloned().collect();
         for (shard, room) in keys {
-            self.tell_missed(shard, &room);
+            self.report_missed(shard, &room);
         }
     }
 
-    /// Frames of a room were lost on the way here: every member hears how many.
+    /// Adds `count` lost frames of a room to the `Shed` of every member.
     pub(super) fn on_missed(&mut self, room: &ConversationId, count: u64) {
         for slot in self.hub.members_of(room) {
             self.with_conn(slot, |shard, conn| {
@@ -123,7 +124,7 @@ impl Shard {
         let (conversation, users, join) = match &item {
             Item::Join(conversation, users) => (conversation, users, true),
             Item::Part(conversation, users) => (conversation, users, false),
-            Item::Keep(conversation, users) => return self.keep_only(conversation, users),
+            Item::Keep(conversation, users) => return self.retain_members(conversation, users),
             Item::Behind(lag) => return self.on_lag(lag),
             Item::Push(_) => return,
         };
@@ -133,7 +134,7 @@ impl Shard {
                 if join {
                     self.hub.join(conversation, slot);
                 } else {
-                    self.hub.part(conversation, slot);
+                    self.hub.remove_member(conversation, slot);
                 }
             }
         }
@@ -142,57 +143,57 @@ impl Shard {
         }
     }
 
-    fn keep_only(&mut self, conversation: &ConversationId, users: &HashSet<UserId>) {
+    fn retain_members(&mut self, conversation: &ConversationId, users: &HashSet<UserId>) {
         for slot in self.hub.members_of(conversation) {
-            let who = self.conns.peek(slot).and_then(|conn| conn.who.as_deref());
-            if who.is_none_or(|who| !users.contains(&who.route.user)) {
-                self.hub.part(conversation, slot);
+            let login = self.conns.peek(slot).and_then(|conn| conn.login.as_deref());
+            if login.is_none_or(|login| !users.contains(&login.route.user)) {
+                self.hub.remove_member(conversation, slot);
             }
         }
     }
 
-    fn serve(&mut self, group: u32, run: &Arc<[Delivery]>, start: usize, end: usize) {
-        let slices = Slices::new(run);
-        let origins: SmallVec<[u32; 4]> = run
+    fn serve(&mut self, group: u32, batch: &Arc<[Delivery]>, start: usize, end: usize) {
+        let slices = BatchSlices::new(batch);
+        let origins: SmallVec<[u32; 4]> = batch
             .iter()
             .filter_map(|delivery| delivery.origin)
             .filter(|key| usize::from(key.shard) == self.context.index)
             .filter_map(|key| self.conns.find(key))
             .collect();
-        if run.iter().any(|delivery| delivery.frame.trace().is_some()) {
-            self.note_fan_out(run, end - start);
+        if batch.iter().any(|delivery| delivery.frame.trace().is_some()) {
+            self.trace_fan_out(batch, end - start);
         }
-        let plain = !run.iter().any(|delivery| delivery.tracked);
+        let plain = !batch.iter().any(|delivery| delivery.tracked);
         let mut written = 0;
         for index in start..end {
             let Some(slot) = self.hub.member(group, index) else { continue };
             let hot = &self.conns.hot[slot as usize];
             let direct = plain && hot.flags & (LIVE | WAITING | DIRTY) == LIVE && !origins.contains(&slot);
             let Some(stream) = hot.stream.as_ref().filter(|_| direct) else {
-                self.serve_with_care(slot, run);
+                self.serve_via_conn(slot, batch);
                 continue;
             };
             let (bytes, len) = slices.of(hot.wire);
             let result = transfer::write_slices(stream, bytes);
-            written += run.len() as u64;
+            written += batch.len() as u64;
             match result {
                 Ok(taken) if taken == len => {}
-                other => self.serve_rest(slot, run, other),
+                other => self.serve_rest(slot, batch, other),
             }
         }
         self.context.metrics.pushes.increment(written);
     }
 
-    /// The socket took a part of the run, or none of it.
-    fn serve_rest(&mut self, slot: u32, run: &[Delivery], result: io::Result<usize>) {
+    /// Queues the part of the batch that the socket did not take, or drops the connection if the socket failed.
+    fn serve_rest(&mut self, slot: u32, batch: &[Delivery], result: io::Result<usize>) {
         let mut skip = match result {
             Ok(bytes) => bytes,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
-            Err(_) => return self.with_conn(slot, Self::peer_gone),
+            Err(_) => return self.with_conn(slot, Self::abort),
         };
         let wire = self.conns.hot[slot as usize].wire;
         self.with_conn(slot, |shard, conn| {
-            for delivery in run {
+            for delivery in batch {
                 let frame = delivery.frame.bytes(wire);
                 if skip >= frame.len() {
                     skip -= frame.len();
@@ -209,17 +210,18 @@ impl Shard {
         });
     }
 
-    /// A member that needs its box: it has a window, waits already, sent one of these itself, or is not live yet.
-    fn serve_with_care(&mut self, slot: u32, run: &[Delivery]) {
+    /// Serves a member that needs its box: it has a window or queued frames, sent
+    /// one of the pushes, or is not live yet.
+    fn serve_via_conn(&mut self, slot: u32, batch: &[Delivery]) {
         self.with_conn(slot, |shard, conn| {
             let key = conn.key;
-            for delivery in run.iter().filter(|delivery| delivery.origin != Some(key)) {
+            for delivery in batch.iter().filter(|delivery| delivery.origin != Some(key)) {
                 shard.push(conn, delivery);
             }
         });
     }
 
-    /// To those of whom it names that stand from `start` to before `end` in its list.
+    /// Pushes to the named recipients in `start..end`.
     fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) {
         match &delivery.audience {
             Audience::Members => {}
@@ -253,12 +255,12 @@ impl Shard {
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         self.context.metrics.pushes.increment(1);
         if let Some(trace) = delivery.frame.trace() {
-            self.note_push(conn, delivery, *trace);
+            self.trace_push(conn, delivery, *trace);
         }
         if delivery.tracked && !self.track(conn, delivery) {
             let outbox = conn.outbox.get_or_insert_with(Box::default);
-            let marked = outbox.mark_behind(&delivery.conversation, delivery.seq);
-            return self.pushed(conn, marked);
+            let outcome = outbox.mark_behind(&delivery.conversation, delivery.seq);
+            return self.handle_push_outcome(conn, outcome);
         }
         self.queue(conn, delivery, delivery.frame.bytes(wire).clone());
     }
@@ -266,46 +268,46 @@ impl Shard {
     fn track(&mut self, conn: &mut Conn, delivery: &Delivery) -> bool {
         let limits = conn.session.window_limits(&self.context.limits);
         let window = conn.window.get_or_insert_with(|| Box::new(Window::new(limits)));
-        let sent = Sent {
+        let push = TrackedPush {
             conversation: delivery.conversation.clone(),
             seq: delivery.seq,
             frame: Arc::clone(&delivery.frame),
         };
         let bytes = delivery.frame.proto().len();
-        window.track(&delivery.conversation, delivery.seq, sent, bytes, self.now) == Tracked::Ok
+        window.track(&delivery.conversation, delivery.seq, push, bytes, self.now) == Tracked::Ok
     }
 
-    /// Puts a frame into the outbox; the turn's end flushes it.
+    /// Puts a frame into the outbox, which is flushed at the end of the turn.
     pub(super) fn queue(&mut self, conn: &mut Conn, delivery: &Delivery, frame: Bytes) {
         if !conn.is_open() {
             return;
         }
         let outbox = conn.outbox.get_or_insert_with(Box::default);
         let caps = self.context.caps;
-        let pushed = match delivery.conversation.kind() {
+        let outcome = match delivery.conversation.kind() {
             ConversationKind::Room(_) => outbox.push_bulk(frame, &delivery.conversation, caps),
             ConversationKind::Direct(..) | ConversationKind::Group(_) => {
                 outbox.push_normal(frame, &delivery.conversation, delivery.seq, caps)
             }
         };
-        self.pushed(conn, pushed);
+        self.handle_push_outcome(conn, outcome);
     }
 
-    pub(super) fn pushed(&mut self, conn: &mut Conn, pushed: Pushed) {
-        match pushed {
-            Pushed::Queued => {}
-            Pushed::Behind => self.context.metrics.behind.increment(1),
-            Pushed::Shed => self.context.metrics.shed.increment(1),
-            Pushed::Overflow => {
+    pub(super) fn handle_push_outcome(&mut self, conn: &mut Conn, outcome: PushOutcome) {
+        match outcome {
+            PushOutcome::Queued => {}
+            PushOutcome::Behind => self.context.metrics.behind.increment(1),
+            PushOutcome::Shed => self.context.metrics.shed.increment(1),
+            PushOutcome::Overflow => {
                 self.slow(conn);
-                // Its last word leaves now: the replies at hand belong to whoever is flushed next.
+                // Flush now: the final frame is in the reply buffer, which belongs to the connection flushed next.
                 return self.flush(conn);
             }
         }
         self.mark_dirty(conn);
     }
 
-    /// Has the connection flushed at the end of the turn; before Welcome it waits for that.
+    /// Lists the connection for the flush at the end of the turn; before its Welcome it is flushed later.
     pub(super) fn mark_dirty(&mut self, conn: &Conn) {
         let hot = &mut self.conns.hot[conn.key.slot as usize];
         if hot.flags & LIVE != 0 && hot.flags & DIRTY == 0 {
@@ -315,17 +317,18 @@ impl Shard {
     }
 }
 
-impl<'a> Slices<'a> {
-    fn new(run: &'a [Delivery]) -> Self {
-        Self { run, by_wire: Default::default() }
+impl<'a> BatchSlices<'a> {
+    fn new(batch: &'a [Delivery]) -> Self {
+        Self { batch, by_wire: Default::default() }
     }
 
-    /// Always inlined: a call costs each member an eighth of its instructions (`cargo xtask test counts`).
+    /// Returns the slices for a wire. Always inlined: a call costs an eighth of a member's instructions
+    /// (`cargo xtask test counts`).
     #[inline(always)]
     fn of(&self, wire: Wire) -> (&[IoSlice<'a>], usize) {
         let (slices, len) = self.by_wire[wire as usize].get_or_init(|| {
             let slices: SmallVec<[IoSlice<'a>; 4]> =
-                self.run.iter().map(|delivery| IoSlice::new(delivery.frame.bytes(wire))).collect();
+                self.batch.iter().map(|delivery| IoSlice::new(delivery.frame.bytes(wire))).collect();
             let len = slices.iter().map(|slice| slice.len()).sum();
             (slices, len)
         });

@@ -1,9 +1,9 @@
-//! Who is here: user → connections and group → members of one shard, and the fan-out work in hand.
+//! Hub: the indexes of one shard (user → connections, group → members), and its pending fan-out work.
 //!
-//! Plain single-threaded maps; nothing here is touched by another thread. Members of a group lie in one dense array
-//! with back-links, so joining and leaving are O(1) and a fan-out walks memory in order. Pushes and membership
-//! changes of a group share one queue, so that a kick is exact; a fan-out is cut into slices, so that a group of
-//! ten thousand does not starve the others.
+//! The maps are single-threaded; no other thread touches them. The members of a group lie in one dense array with
+//! back-links, so joining and leaving are O(1) and a fan-out walks memory in order. Pushes and membership changes of a
+//! group share one queue, so that a removal takes effect exactly between two pushes. A fan-out is cut into slices, so
+//! that a group of ten thousand does not starve the others.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,39 +20,40 @@ use tidegate_protocol::{
 
 use crate::{
     directory::Directory,
-    mail::{Audience, Delivery, Item, Size},
+    mail::{Audience, Delivery, GroupSize, Item},
 };
 
-/// Most pushes of one group written together.
-const RUN_MAX: usize = 64;
+/// Most pushes of one group that are written together.
+const BATCH_PUSHES_MAX: usize = 64;
 
-/// Bytes of pushes that may wait for their fan-out or be in it; above it mail stays in the mailbox and room sends are refused.
+/// Bytes of pushes and changes that wait for fan-out or are in it. Above this, mail stays in
+/// the mailbox and room sends are refused.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// A push for more who are named waits for its turn, in slices.
-const NAMED_MAX: usize = 1_000;
+/// Most named recipients that are served at once; a push with more is queued and served in slices.
+const NAMED_INLINE_MAX: usize = 1_000;
 
-/// Groups that a connection was taken out of, and that are remembered for it.
-const PARTED_MAX: usize = 64;
+/// Most removals from groups that are remembered for one connection.
+const REMOVED_GROUPS_MAX: usize = 64;
 
-/// Marks a member that left while a fan-out was walking the array.
-const LEFT: u32 = u32::MAX;
+/// Mark of a member that left during a fan-out over its array.
+const VACANT: u32 = u32::MAX;
 
-/// The indexes of one shard.
+/// Indexes and fan-out queue of one shard.
 pub(super) struct Hub {
     shard: usize,
     directory: Arc<Directory>,
     users: HashMap<UserId, SmallVec<[u32; 2]>, RandomState>,
     ids: HashMap<ConversationId, u32, RandomState>,
     groups: Slab<Group>,
-    /// slot → its groups, and where it stands in each.
+    /// Slot → its groups, with its position in each.
     links: Vec<SmallVec<[Link; 3]>>,
-    /// slot → the groups that its user was removed from since it is here, oldest first.
-    parted: HashMap<u32, VecDeque<ConversationId>, RandomState>,
-    /// Groups with work in hand, each once.
+    /// Slot → the groups that its user was removed from while connected, oldest first.
+    removed: HashMap<u32, VecDeque<ConversationId>, RandomState>,
+    /// Groups with pending work, without duplicates.
     ready: VecDeque<u32>,
-    /// Bytes of all pushes and changes whose fan-out is not done.
-    waiting: usize,
+    /// Bytes of all pushes and changes whose fan-out is not complete.
+    waiting_bytes: usize,
 }
 
 struct Group {
@@ -62,18 +63,18 @@ struct Group {
     job: Option<Job>,
     queued: bool,
     holes: bool,
-    /// How large it is, and when that was seen.
-    size: Option<(Size, Time)>,
+    /// Size of the group, with the time of the lookup.
+    size: Option<(GroupSize, Time)>,
 }
 
 struct Job {
-    run: Arc<[Delivery]>,
-    /// What the run weighs; it waits until everybody is served.
+    batch: Arc<[Delivery]>,
+    /// Weight of the batch, counted as waiting until its last member is served.
     bytes: usize,
     next: usize,
-    /// Members that join later stand beyond it and are not served.
+    /// End of the members or recipients to serve; members that join later lie beyond it.
     end: usize,
-    /// It is one push for those whom it names, and `next` and `end` are places in its list.
+    /// Whether the batch is one push with named recipients, of which `next` and `end` are indexes.
     named: bool,
 }
 
@@ -83,34 +84,34 @@ struct Link {
     position: u32,
 }
 
-/// What to do next.
+/// Piece of fan-out work.
 pub(super) enum Work {
-    /// Write `run` to the members from `start` to before `end`.
-    Fan {
-        /// The group, for [`Hub::member`].
+    /// Write `batch` to the members in `start..end`.
+    Members {
+        /// Index of the group, for [`Hub::member`].
         group: u32,
-        /// The pushes, in order.
-        run: Arc<[Delivery]>,
-        /// First member index.
+        /// Pushes, in order.
+        batch: Arc<[Delivery]>,
+        /// Index of the first member.
         start: usize,
-        /// Past the last member index.
+        /// Index after the last member.
         end: usize,
     },
-    /// Write the one push to those whom it names, from `start` to before `end`.
+    /// Write the single push to its named recipients in `start..end`.
     Named {
-        /// The push.
-        run: Arc<[Delivery]>,
-        /// First place in its list.
+        /// The single push.
+        batch: Arc<[Delivery]>,
+        /// Index of the first recipient.
         start: usize,
-        /// Past the last place.
+        /// Index after the last recipient.
         end: usize,
     },
-    /// A membership change, or a hint about pushes left out, whose turn has come.
+    /// Apply a membership change, or a hint about omitted pushes.
     Change(Item),
 }
 
 impl Hub {
-    /// The empty indexes of shard number `shard`.
+    /// Creates the empty indexes of shard number `shard`.
     pub(super) fn new(shard: usize, directory: Arc<Directory>) -> Self {
         Self {
             shard,
@@ -119,18 +120,18 @@ impl Hub {
             ids: HashMap::default(),
             groups: Slab::new(),
             links: Vec::new(),
-            parted: HashMap::default(),
+            removed: HashMap::default(),
             ready: VecDeque::new(),
-            waiting: 0,
+            waiting_bytes: 0,
         }
     }
 
-    /// Whether so much waits for fan-out that nothing may be added which can wait elsewhere.
+    /// Returns whether so much waits for fan-out that work which can wait elsewhere must not be added.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting >= WAITING_BYTES_MAX
+        self.waiting_bytes >= WAITING_BYTES_MAX
     }
 
-    /// The connection `slot` belongs to `user`.
+    /// Indexes the connection `slot` under `user`.
     pub(super) fn add_user(&mut self, user: &UserId, slot: u32) {
         let slots = self.users.entry(user.clone()).or_default();
         if slots.is_empty() {
@@ -139,12 +140,12 @@ impl Hub {
         slots.push(slot);
     }
 
-    /// The connections of `user` here.
+    /// Returns the connections of `user` on this shard.
     pub(super) fn slots(&self, user: &UserId) -> &[u32] {
         self.users.get(user).map_or(&[], |slots| slots)
     }
 
-    /// Forgets the connection: its user entry and all its memberships.
+    /// Removes the connection from its user's entry and from all groups.
     pub(super) fn remove(&mut self, user: &UserId, slot: u32) {
         if let Some(slots) = self.users.get_mut(user) {
             slots.retain(|other| *other != slot);
@@ -156,13 +157,13 @@ impl Hub {
         while let Some(link) = self.links.get(slot as usize).and_then(|links| links.last().copied()) {
             self.unlink(link, slot);
         }
-        self.parted.remove(&slot);
+        self.removed.remove(&slot);
     }
 
-    /// Adds the connection to a group or room; says whether it was not in it before.
+    /// Adds the connection to a group or room; returns `false` if it was in it already.
     pub(super) fn join(&mut self, conversation: &ConversationId, slot: u32) -> bool {
-        if let Some(parted) = self.parted.get_mut(&slot) {
-            parted.retain(|other| other != conversation);
+        if let Some(removed) = self.removed.get_mut(&slot) {
+            removed.retain(|other| other != conversation);
         }
         let group = match self.ids.get(conversation) {
             Some(group) => *group,
@@ -181,7 +182,7 @@ impl Hub {
         true
     }
 
-    /// Takes the connection out of a group or room; says whether it was in it.
+    /// Removes the connection from a group or room; returns `false` if it was not in it.
     pub(super) fn leave(&mut self, conversation: &ConversationId, slot: u32) -> bool {
         let Some(group) = self.ids.get(conversation).copied() else { return false };
         let links = self.links.get(slot as usize);
@@ -193,43 +194,44 @@ impl Hub {
         true
     }
 
-    /// Takes the connection out of a group whose member its user is no more, wherever it was, and remembers that.
-    pub(super) fn part(&mut self, conversation: &ConversationId, slot: u32) {
+    /// Removes the connection from a group that its user is no longer a member of, and remembers that. It also remembers
+    /// the removal if the connection was not indexed in the group.
+    pub(super) fn remove_member(&mut self, conversation: &ConversationId, slot: u32) {
         self.leave(conversation, slot);
-        let parted = self.parted.entry(slot).or_default();
-        parted.retain(|other| other != conversation);
-        if parted.len() == PARTED_MAX {
-            parted.pop_front();
+        let removed = self.removed.entry(slot).or_default();
+        removed.retain(|other| other != conversation);
+        if removed.len() == REMOVED_GROUPS_MAX {
+            removed.pop_front();
         }
-        parted.push_back(conversation.clone());
+        removed.push_back(conversation.clone());
     }
 
-    /// Whether the connection's user was removed from that group, and not taken in again, as far as is known here: what a
-    /// store says may be older than that.
-    pub(super) fn has_parted(&self, conversation: &ConversationId, slot: u32) -> bool {
-        self.parted.get(&slot).is_some_and(|parted| parted.contains(conversation))
+    /// Returns whether the connection's user is known to have been removed from the group and not added again. A reply
+    /// from the store may be older than that.
+    pub(super) fn was_removed(&self, conversation: &ConversationId, slot: u32) -> bool {
+        self.removed.get(&slot).is_some_and(|removed| removed.contains(conversation))
     }
 
-    /// Whether the connection is in that group or room.
+    /// Returns whether the connection is in the group or room.
     pub(super) fn is_in(&self, conversation: &ConversationId, slot: u32) -> bool {
         self.ids.get(conversation).is_some_and(|group| {
             self.links.get(slot as usize).is_some_and(|links| links.iter().any(|link| link.group == *group))
         })
     }
 
-    /// Queues a push for the members of its conversation; nobody here → dropped.
+    /// Queues a push for the members of its conversation; drops it if there are none on this shard.
     pub(super) fn push(&mut self, delivery: Delivery) {
         if let Some(group) = self.ids.get(&delivery.conversation).copied() {
             self.enqueue(group, Item::Push(delivery));
         }
     }
 
-    /// Queues a push for many who are named, or one behind others of its conversation; gives it back when it can be written at
-    /// once.
+    /// Queues a push with many named recipients, or with work of its conversation before it. Returns any other push,
+    /// which can be written at once.
     pub(super) fn push_named(&mut self, delivery: Delivery) -> Option<Delivery> {
         let group = self.ids.get(&delivery.conversation).copied();
-        let waits = |group: &u32| self.groups[*group as usize].queued;
-        match group.filter(|group| delivery.audience.named() > NAMED_MAX || waits(group)) {
+        let is_queued = |group: &u32| self.groups[*group as usize].queued;
+        match group.filter(|group| delivery.audience.named() > NAMED_INLINE_MAX || is_queued(group)) {
             Some(group) => {
                 self.enqueue(group, Item::Push(delivery));
                 None
@@ -238,8 +240,9 @@ impl Hub {
         }
     }
 
-    /// Queues a membership change, or a hint about pushes left out, behind the pushes that came before it; gives it back when nothing is before it.
-    pub(super) fn change(&mut self, item: Item) -> Option<Item> {
+    /// Queues a membership change or a hint about omitted pushes after earlier work of
+    /// its group. Returns it if there is none.
+    pub(super) fn queue_change(&mut self, item: Item) -> Option<Item> {
         let conversation = match &item {
             Item::Join(conversation, _) | Item::Part(conversation, _) | Item::Keep(conversation, _) => {
                 conversation
@@ -253,46 +256,46 @@ impl Hub {
         None
     }
 
-    /// The member at `index`; `None` when it left meanwhile.
+    /// Returns the member at `index`; `None` if it has left.
     pub(super) fn member(&self, group: u32, index: usize) -> Option<u32> {
         let slot = *self.groups.get(group as usize)?.members.get(index)?;
-        (slot != LEFT).then_some(slot)
+        (slot != VACANT).then_some(slot)
     }
 
-    /// How large a group is, if that was seen after `since`.
-    pub(super) fn size(&self, conversation: &ConversationId, since: Time) -> Option<&Size> {
+    /// Returns the size of a group, if it was looked up after `since`.
+    pub(super) fn size(&self, conversation: &ConversationId, since: Time) -> Option<&GroupSize> {
         let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize])?;
         group.size.as_ref().filter(|(_, seen)| *seen > since).map(|(size, _)| size)
     }
 
-    /// A group was seen to be that large.
-    pub(super) fn note_size(&mut self, conversation: &ConversationId, size: Size, now: Time) {
+    /// Records the size of a group.
+    pub(super) fn record_size(&mut self, conversation: &ConversationId, size: GroupSize, now: Time) {
         if let Some(group) = self.ids.get(conversation) {
             self.groups[*group as usize].size = Some((size, now));
         }
     }
 
-    /// All members of a conversation here.
+    /// Returns all members of a conversation on this shard.
     pub(super) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
         let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize]);
-        group.into_iter().flat_map(|group| &group.members).copied().filter(|slot| *slot != LEFT).collect()
+        group.into_iter().flat_map(|group| &group.members).copied().filter(|slot| *slot != VACANT).collect()
     }
 
-    /// Whether fan-out work waits.
+    /// Returns whether fan-out work waits.
     pub(super) fn has_work(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// The next piece of work, at most `budget` members of one group; groups take turns.
+    /// Returns the next piece of work, at most `budget` members of one group; groups alternate.
     pub(super) fn next_work(&mut self, budget: usize) -> Option<Work> {
         while let Some(index) = self.ready.pop_front() {
             self.finish_job(index);
             let group = &mut self.groups[index as usize];
             if group.job.is_none() {
-                let (run, named) = take_run(&mut group.pending);
-                if run.is_empty() {
+                let (batch, named) = take_batch(&mut group.pending);
+                if batch.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
-                        self.waiting -= change.weight();
+                        self.waiting_bytes -= change.weight();
                         self.ready.push_front(index);
                         return Some(Work::Change(change));
                     }
@@ -300,18 +303,18 @@ impl Hub {
                     self.close_if_empty(index);
                     continue;
                 }
-                let bytes = run.iter().map(Delivery::weight).sum();
-                let end = if named { run[0].audience.named() } else { group.members.len() };
-                group.job = Some(Job { run, bytes, next: 0, end, named });
+                let bytes = batch.iter().map(Delivery::weight).sum();
+                let end = if named { batch[0].audience.named() } else { group.members.len() };
+                group.job = Some(Job { batch, bytes, next: 0, end, named });
             }
             let job = group.job.as_mut().expect("set above or before");
             let (start, end) = (job.next, job.end.min(job.next + budget));
             job.next = end;
-            let (run, named) = (Arc::clone(&job.run), job.named);
+            let (batch, named) = (Arc::clone(&job.batch), job.named);
             self.ready.push_back(index);
             return Some(match named {
-                true => Work::Named { run, start, end },
-                false => Work::Fan { group: index, run, start, end },
+                true => Work::Named { batch, start, end },
+                false => Work::Members { group: index, batch, start, end },
             });
         }
         None
@@ -334,7 +337,7 @@ impl Hub {
     }
 
     fn enqueue(&mut self, index: u32, item: Item) {
-        self.waiting += item.weight();
+        self.waiting_bytes += item.weight();
         let group = &mut self.groups[index as usize];
         group.pending.push_back(item);
         if !group.queued {
@@ -347,7 +350,7 @@ impl Hub {
         self.links[slot as usize].retain(|other| other.group != link.group);
         let group = &mut self.groups[link.group as usize];
         if group.job.is_some() {
-            group.members[link.position as usize] = LEFT;
+            group.members[link.position as usize] = VACANT;
             group.holes = true;
             return;
         }
@@ -358,21 +361,21 @@ impl Hub {
     }
 
     fn relink(&mut self, group: u32, slot: Option<u32>, position: u32) {
-        let links = slot.filter(|slot| *slot != LEFT).and_then(|slot| self.links.get_mut(slot as usize));
+        let links = slot.filter(|slot| *slot != VACANT).and_then(|slot| self.links.get_mut(slot as usize));
         if let Some(link) = links.and_then(|links| links.iter_mut().find(|link| link.group == group)) {
             link.position = position;
         }
     }
 
-    /// Ends a job that has served everybody and closes the holes that were left meanwhile.
+    /// Ends a fully served job, and compacts the members that left during it.
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
         let Some(job) = group.job.take_if(|job| job.next >= job.end) else { return };
-        self.waiting -= job.bytes;
+        self.waiting_bytes -= job.bytes;
         if !std::mem::take(&mut group.holes) {
             return;
         }
-        group.members.retain(|slot| *slot != LEFT);
+        group.members.retain(|slot| *slot != VACANT);
         for position in 0..self.groups[index as usize].members.len() {
             let slot = self.groups[index as usize].members[position];
             self.relink(index, Some(slot), position as u32);
@@ -389,19 +392,20 @@ impl Hub {
     }
 }
 
-/// The next pushes that go to all members, or one that goes to those whom it names (true).
-fn take_run(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
+/// Takes the next pushes to all members, or one push with named recipients (`true`).
+fn take_batch(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
     let to_all = |item: &Item| matches!(item, Item::Push(it) if matches!(it.audience, Audience::Members));
     let named = matches!(pending.front(), Some(Item::Push(_))) && !pending.front().is_some_and(to_all);
-    let pushes = if named { 1 } else { pending.iter().take(RUN_MAX).take_while(|item| to_all(item)).count() };
-    let run = pending
+    let pushes =
+        if named { 1 } else { pending.iter().take(BATCH_PUSHES_MAX).take_while(|item| to_all(item)).count() };
+    let batch = pending
         .drain(..pushes)
         .filter_map(|item| match item {
             Item::Push(delivery) => Some(delivery),
             Item::Join(..) | Item::Part(..) | Item::Keep(..) | Item::Behind(_) => None,
         })
         .collect();
-    (run, named)
+    (batch, named)
 }
 
 #[cfg(test)]

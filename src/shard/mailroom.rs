@@ -1,4 +1,4 @@
-//! What other threads told this shard, in the order they told it; and what the shard tells the owner.
+//! Mail of a shard: handles mail from other threads in order, and hands the turn's sends and logins to the intake.
 
 use std::{collections::VecDeque, mem};
 
@@ -10,24 +10,24 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot::Sender;
 
-use super::{Shard, conn::Who};
+use super::{Shard, conn::LoginState};
 use crate::{
     ingest::intake,
     link::Session,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
 };
 
-/// Connections that one memory alarm ends on a shard.
-const SHED_CONNS: usize = 16;
+/// Most connections that one memory alarm closes on a shard.
+const SHED_CONNS_MAX: usize = 16;
 
 impl Shard {
-    /// Handles at most `budget` mails of other threads, and all of its own. While the fan-out is behind, mail waits in
-    /// the mailbox, which is bounded, so that those who push wait as well.
+    /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, mail
+    /// waits in the bounded mailbox, so that its senders wait too.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0 && !self.hub.is_full() {
             let Some(mail) = self.mailbox.take() else { break };
-            // What a mail costs is what is in it.
+            // A mail costs what it contains.
             let cost = match &mail {
                 Mail::Deliver(items) => items.len(),
                 Mail::Answers(answers) => answers.len(),
@@ -37,7 +37,7 @@ impl Shard {
             left = left.saturating_sub(cost.max(1));
             self.handle(mail);
         }
-        for mail in mem::take(&mut self.own) {
+        for mail in mem::take(&mut self.own_mail) {
             self.handle(mail);
         }
     }
@@ -48,10 +48,10 @@ impl Shard {
                 if self.stopping {
                     self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 } else {
-                    let slot = self.welcome(stream, address, seat);
-                    if let (Some(slot), true) = (slot, self.leaving.is_some()) {
-                        // It came through the door while that closed: it is refused as those behind it are.
-                        self.ask_to_leave(slot, Code::Draining);
+                    let slot = self.add_conn(stream, address, seat);
+                    if let (Some(slot), true) = (slot, self.drain.is_some()) {
+                        // Accepted just before the drain began: refused like every later connection.
+                        self.close_gracefully(slot, Code::Draining);
                     }
                 }
             }
@@ -67,10 +67,10 @@ impl Shard {
                 }),
                 None => self.forget_login(done),
             },
-            Mail::Found(key, found) => {
+            Mail::QueryDone(key, result) => {
                 if let Some(slot) = self.conns.find(key) {
                     self.with_conn(slot, |shard, conn| {
-                        shard.on_found(conn, found);
+                        shard.on_query_result(conn, result);
                         shard.act(conn);
                         shard.flush(conn);
                     });
@@ -82,37 +82,38 @@ impl Shard {
                 }
                 self.release_holds(&groups);
             }
-            Mail::Replaced(user, device, epoch, asker) => self.take_replaced(&user, &device, epoch, asker),
+            Mail::Replaced(user, device, epoch, reply) => self.take_replaced(&user, &device, epoch, reply),
             Mail::Outdated(outdated) => self.take_outdated(outdated),
-            Mail::Renewed(key, done) => self.take_renewed(key, done),
+            Mail::EpochRenewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
-            Mail::Sized(key, id, signal, size) => self.on_sized(key, id, signal, size),
-            Mail::Numbered(room, turn) => self.on_numbered(&room, turn),
-            Mail::Joined(key, id, room) => self.on_joined(key, id, &room),
+            Mail::GroupSize(key, id, signal, size) => self.on_group_size(key, id, signal, size),
+            Mail::RoomNumbers(room, numbers) => self.on_numbered(&room, numbers),
+            Mail::RoomJoined(key, id, room) => self.on_joined(key, id, &room),
             Mail::Drain(order) => self.on_drain(order),
             Mail::Reassert(order) => self.on_reassert(order),
             Mail::Stop(code) => {
                 self.stopping = true;
-                self.ask_all_to_leave(code);
+                self.close_all_gracefully(code);
             }
             Mail::Missed(room, count) => self.on_missed(&room, count),
             Mail::ShedMemory => self.shed_memory(),
         }
     }
 
-    /// A newer login of the device stands.
-    fn take_replaced(&mut self, user: &UserId, device: &DeviceId, epoch: u64, asker: Option<Sender<bool>>) {
-        let is_old = |who: &Who| who.route.device == *device && who.route.token.epoch < epoch;
+    /// Closes the connections of the device that are older than `epoch`, and replies whether there were any.
+    fn take_replaced(&mut self, user: &UserId, device: &DeviceId, epoch: u64, reply: Option<Sender<bool>>) {
+        let is_old = |login: &LoginState| login.route.device == *device && login.route.token.epoch < epoch;
         let old = self.slots_of(user, is_old);
         for slot in &old {
             self.close_now(*slot, Code::Replaced);
         }
-        if let Some(asker) = asker {
-            // Who asked may have gone on without the answer.
-            asker.send(!old.is_empty()).ok();
+        if let Some(reply) = reply {
+            // The caller may have stopped waiting.
+            reply.send(!old.is_empty()).ok();
         }
     }
 
+    /// Passes answers to the sessions of their connections, in order.
     pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
         while let Some(key) = answers.front().map(|(key, ..)| *key) {
             match self.conns.find(key) {
@@ -122,7 +123,7 @@ impl Shard {
         }
     }
 
-    /// Pushes were left out on the way here: whom they were for hears up to where.
+    /// Marks the recipients of omitted pushes as behind, up to the last omitted seq.
     pub(super) fn on_lag(&mut self, lag: &Lag) {
         let slots: Vec<u32> = match &lag.audience {
             Audience::Members => self.hub.members_of(&lag.conversation),
@@ -133,40 +134,42 @@ impl Shard {
             self.with_conn(slot, |shard, conn| {
                 if conn.is_open() {
                     let outbox = conn.outbox.get_or_insert_with(Box::default);
-                    let marked = outbox.mark_behind(&lag.conversation, lag.max_seq);
-                    shard.pushed(conn, marked);
+                    let outcome = outbox.mark_behind(&lag.conversation, lag.max_seq);
+                    shard.handle_push_outcome(conn, outcome);
                 }
             });
         }
     }
 
-    /// The open connections of a user that `is_it` says yes to.
-    fn slots_of(&self, user: &UserId, is_it: impl Fn(&Who) -> bool) -> Vec<u32> {
-        let of_it = |slot: &u32| {
+    /// Returns the open connections of a user whose login `matches`.
+    fn slots_of(&self, user: &UserId, matches: impl Fn(&LoginState) -> bool) -> Vec<u32> {
+        let is_match = |slot: &u32| {
             let conn = self.conns.peek(*slot).filter(|conn| conn.is_open());
-            conn.and_then(|conn| conn.who.as_deref()).is_some_and(&is_it)
+            conn.and_then(|conn| conn.login.as_deref()).is_some_and(&matches)
         };
-        self.hub.slots(user).iter().copied().filter(of_it).collect()
+        self.hub.slots(user).iter().copied().filter(is_match).collect()
     }
 
-    /// The connections of these sessions that are here.
+    /// Returns the connections of these sessions on this shard.
     pub(super) fn slots_of_sessions(&self, sessions: &[Session]) -> Vec<u32> {
-        let of = |it: &Session| {
-            self.slots_of(&it.user, |who| who.route.device == it.device && who.route.token.epoch == it.epoch)
+        let slots_of_session = |it: &Session| {
+            let matches =
+                |login: &LoginState| login.route.device == it.device && login.route.token.epoch == it.epoch;
+            self.slots_of(&it.user, matches)
         };
-        sessions.iter().flat_map(of).collect()
+        sessions.iter().flat_map(slots_of_session).collect()
     }
 
-    /// Closes one connection through its session, so that the client is told.
+    /// Closes one connection at once, with a `Close` frame from its session.
     pub(super) fn close_now(&mut self, slot: u32, code: Code) {
         self.with_conn(slot, |shard, conn| {
-            conn.session.close(code, "", &mut shard.scratch.actions);
+            conn.session.close(code, "", &mut shard.buffers.actions);
             shard.act(conn);
             shard.flush(conn);
         });
     }
 
-    /// The owner held these open until this shard knew of its members; now the hub holds what it needs.
+    /// Releases the references that kept this shard subscribed until its hub had the members; the hub holds its own.
     pub(super) fn release_holds(&self, conversations: &[ConversationId]) {
         for conversation in conversations {
             self.context.directory.release_conversation(conversation, self.context.index);
@@ -175,7 +178,7 @@ impl Shard {
 
     fn shed_memory(&mut self) {
         let weight = |slot: &u32| {
-            // What was queued this turn and not offered to the socket yet is nobody's fault.
+            // Only blocked sockets: frames queued this turn have not been offered to the socket yet.
             let conn = self.conns.peek(*slot).filter(|conn| conn.blocked_since.is_some());
             conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
         };
@@ -187,26 +190,26 @@ impl Shard {
             .filter(|(bytes, _)| *bytes > 0)
             .collect();
         heavy.sort_unstable_by(|a, b| b.cmp(a));
-        for (bytes, slot) in heavy.into_iter().take(SHED_CONNS) {
-            tracing::warn!(bytes, "memory is short: ending a connection with a full outbox");
+        for (bytes, slot) in heavy.into_iter().take(SHED_CONNS_MAX) {
+            tracing::warn!(bytes, "memory is short; closing a connection with a full outbox");
             self.context.metrics.slow.increment(1);
             self.with_conn(slot, Self::reset);
         }
     }
 
-    /// Gives this turn's sends and logins to the owner; what it can't take now is offered again next turn.
-    pub(super) fn hand_over(&mut self) {
+    /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.
+    pub(super) fn submit_turn(&mut self) {
         let is_planned = |record: &Record| intake::is_message(record, &self.context.panic_on_msg_id);
         if cfg!(debug_assertions) && self.context.panic_in_shard && self.batch.iter().any(is_planned) {
-            panic!("a fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
+            panic!("fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
         }
         if !self.batch.is_empty() {
             self.batch = self.context.intake.offer_records(mem::take(&mut self.batch));
         }
-        if !self.joining.is_empty() {
-            self.joining = self.context.intake.offer_logins(mem::take(&mut self.joining));
-            // Who has gone meanwhile waits for nothing.
-            self.joining.retain(|(key, _)| self.conns.find(*key).is_some());
+        if !self.logins.is_empty() {
+            self.logins = self.context.intake.offer_logins(mem::take(&mut self.logins));
+            // Connections that closed meanwhile need no memberships.
+            self.logins.retain(|(key, _)| self.conns.find(*key).is_some());
         }
         if self.frames_in > 0 {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));

@@ -1,23 +1,23 @@
-//! Frames waiting for one connection: bounded in bytes, three priorities, nothing kept when empty.
+//! Outbox: the frames queued for one connection, bounded in bytes, in three priorities, freed when empty.
 //!
-//! Full is answered by the caller's rule: control overflow closes `SLOW`, conversation frames become one `Behind`
-//! a conversation, room frames are dropped and counted for a `Shed` (DESIGN 4; flaws of `reliability.md` rows 43, 45).
+//! When it is full, a control frame closes the connection with `SLOW`, conversation frames become one `Behind` per
+//! conversation, and room frames are dropped and counted for a `Shed` (SPEC 4 and 7).
 
 use std::{collections::VecDeque, io, io::IoSlice};
 
 use bytes::Bytes;
 use tidegate_protocol::id::ConversationId;
 
-/// Most slices handed to one `writev`.
-const SLICES_MAX: usize = 64;
+/// Most slices passed to one `writev`.
+const WRITE_SLICES_MAX: usize = 64;
 
-/// Most conversations that may be behind at once; above it the connection is slow for good.
-const BEHIND_MAX: usize = 1_024;
+/// Most conversations that may be behind at once; one more closes the connection with `SLOW`.
+const BEHIND_CONVERSATIONS_MAX: usize = 1_024;
 
-/// Frames waiting for one connection.
+/// Frames queued for one connection, and the hints about omitted ones.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// The frame that is partly written already, and how much of it; it must end before anything else begins.
+    /// Frame in progress, with the bytes already written; no other frame may begin before its end.
     current: Option<(Bytes, usize)>,
     control: VecDeque<Bytes>,
     normal: VecDeque<Bytes>,
@@ -28,33 +28,33 @@ pub(super) struct Outbox {
     shed: Vec<(ConversationId, u64)>,
 }
 
-/// Bounds of an outbox, in bytes.
+/// Limits of an outbox, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
-    /// For replies and other control frames.
+    /// Limit for replies and other control frames.
     pub control: usize,
-    /// For messages and room frames together.
+    /// Limit for messages and room frames together.
     pub data: usize,
 }
 
-/// What a client is told once there is room: where it is behind and up to which seq, what was shed and how much.
+/// Hints for a client about omitted frames: conversations with the last omitted seq, rooms with the number shed.
 pub(super) type Hints = (Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>);
 
-/// What became of a frame.
+/// Outcome of a push into an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pushed {
-    /// It waits in the outbox.
+pub(super) enum PushOutcome {
+    /// Queued in the outbox.
     Queued,
-    /// Left out; its conversation is marked `Behind`.
+    /// Omitted; the conversation is marked `Behind`.
     Behind,
-    /// Dropped and counted.
+    /// Dropped, and counted for a `Shed`.
     Shed,
-    /// The connection must close `SLOW`.
+    /// Over the limit; the connection must close with `SLOW`.
     Overflow,
 }
 
 impl Outbox {
-    /// Whether nothing waits to be written or told.
+    /// Returns whether no frame and no hint waits.
     pub(super) fn is_empty(&self) -> bool {
         self.current.is_none()
             && self.control.is_empty()
@@ -64,68 +64,68 @@ impl Outbox {
             && self.shed.is_empty()
     }
 
-    /// Bytes waiting.
+    /// Returns the bytes waiting to be written.
     pub(super) fn bytes(&self) -> usize {
         self.control_bytes
             + self.data_bytes
             + self.current.as_ref().map_or(0, |(frame, done)| frame.len() - done)
     }
 
-    /// A reply or another control frame.
-    pub(super) fn push_control(&mut self, frame: Bytes, caps: Caps) -> Pushed {
+    /// Queues a reply or another control frame.
+    pub(super) fn push_control(&mut self, frame: Bytes, caps: Caps) -> PushOutcome {
         if self.control_bytes + frame.len() > caps.control {
-            return Pushed::Overflow;
+            return PushOutcome::Overflow;
         }
         self.control_bytes += frame.len();
         self.control.push_back(frame);
-        Pushed::Queued
+        PushOutcome::Queued
     }
 
-    /// The last words of a connection that closes: behind everything that waits, never before it.
-    pub(super) fn push_last(&mut self, frame: Bytes) {
+    /// Queues a final frame of a closing connection, after everything that waits.
+    pub(super) fn push_final(&mut self, frame: Bytes) {
         self.data_bytes += frame.len();
         self.bulk.push_back(frame);
     }
 
-    /// A part of the answer to a query: there is one at a time, and it is bounded, so it is not refused.
+    /// Queues a part of the answer to a query; never refused, since there is one bounded part at a time.
     pub(super) fn push_answer(&mut self, frame: Bytes) {
         self.data_bytes += frame.len();
         self.normal.push_back(frame);
     }
 
-    /// The rest of a frame of which `done` bytes are written; only while nothing else is under way.
+    /// Queues the rest of a frame of which `done` bytes are written; allowed only while no other frame is in progress.
     pub(super) fn push_rest(&mut self, frame: Bytes, done: usize) {
         debug_assert!(self.current.is_none());
         self.current = Some((frame, done));
     }
 
-    /// A message of a conversation.
+    /// Queues a message of a conversation, or marks the conversation as behind.
     pub(super) fn push_normal(
         &mut self,
         frame: Bytes,
         conversation: &ConversationId,
         seq: u64,
         caps: Caps,
-    ) -> Pushed {
+    ) -> PushOutcome {
         if let Some(entry) = self.behind.iter_mut().find(|(id, _)| id == conversation) {
             entry.1 = entry.1.max(seq);
-            return Pushed::Behind;
+            return PushOutcome::Behind;
         }
         if self.is_over(frame.len(), caps) {
             return self.mark_behind(conversation, seq);
         }
         self.data_bytes += frame.len();
         self.normal.push_back(frame);
-        Pushed::Queued
+        PushOutcome::Queued
     }
 
-    /// One frame always fits, however large, or it could never be delivered at all.
+    /// Returns whether a frame exceeds the limit. One frame always fits, however large, or it could never be delivered.
     fn is_over(&self, bytes: usize, caps: Caps) -> bool {
         self.data_bytes > 0 && self.data_bytes + bytes > caps.data
     }
 
-    /// Room frames that were lost on the way here: told like those that found no room. 0 = nobody knows how many, which is
-    /// told apart from those that were counted.
+    /// Adds room frames that were lost before this outbox to the `Shed` of the room. A `count` of 0 means an unknown
+    /// number, which is reported separately.
     pub(super) fn add_shed(&mut self, room: &ConversationId, count: u64) {
         match self.shed.iter_mut().find(|(id, before)| id == room && (*before == 0) == (count == 0)) {
             Some(entry) => entry.1 += count,
@@ -133,49 +133,49 @@ impl Outbox {
         }
     }
 
-    /// Tells the client later that it lacks messages of `conversation` up to `seq`.
-    pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> Pushed {
-        let full = self.behind.len() >= BEHIND_MAX;
+    /// Marks a conversation as behind: the client gets a hint that messages up to `seq` were omitted.
+    pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> PushOutcome {
+        let full = self.behind.len() >= BEHIND_CONVERSATIONS_MAX;
         match self.behind.iter_mut().find(|(id, _)| id == conversation) {
             Some(entry) => entry.1 = entry.1.max(seq),
-            None if full => return Pushed::Overflow,
+            None if full => return PushOutcome::Overflow,
             None => self.behind.push((conversation.clone(), seq)),
         }
-        Pushed::Behind
+        PushOutcome::Behind
     }
 
-    /// A frame of a live room: the lossy class.
-    pub(super) fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> Pushed {
+    /// Queues a frame of a live room, or sheds it.
+    pub(super) fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> PushOutcome {
         if self.is_over(frame.len(), caps) {
             self.add_shed(room, 1);
-            return Pushed::Shed;
+            return PushOutcome::Shed;
         }
         self.data_bytes += frame.len();
         self.bulk.push_back(frame);
-        Pushed::Queued
+        PushOutcome::Queued
     }
 
-    /// Everything but the frame under way is given up, because the connection closes.
+    /// Drops everything except the frame in progress, because the connection closes.
     pub(super) fn abandon(&mut self) {
         *self = Self { current: self.current.take(), ..Self::default() };
     }
 
-    /// What is to be told once there is room: (behind, shed). Empty unless the queues are.
+    /// Takes the hints once the message queues are empty.
     pub(super) fn take_hints(&mut self) -> Option<Hints> {
         let idle = self.current.is_none() && self.normal.is_empty() && self.bulk.is_empty();
         if idle { self.take_hints_now() } else { None }
     }
 
-    /// The same, without waiting for room: the connection closes.
+    /// Takes the hints even if frames wait, because the connection closes.
     pub(super) fn take_hints_now(&mut self) -> Option<Hints> {
         (!self.behind.is_empty() || !self.shed.is_empty())
             .then(|| (std::mem::take(&mut self.behind), std::mem::take(&mut self.shed)))
     }
 
-    /// Writes as much as `write` takes, in priority order; `WouldBlock` ends it without an error.
+    /// Writes as much as `write` takes, in priority order; `WouldBlock` ends the writing without an error.
     ///
     /// # Errors
-    /// Passes on what `write` says, and `WriteZero`.
+    /// Returns other errors of `write`, and `WriteZero` if it takes nothing.
     pub(super) fn write_with(
         &mut self,
         mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
@@ -200,11 +200,11 @@ impl Outbox {
         }
     }
 
-    fn slices(&self) -> smallvec::SmallVec<[IoSlice<'_>; SLICES_MAX]> {
+    fn slices(&self) -> smallvec::SmallVec<[IoSlice<'_>; WRITE_SLICES_MAX]> {
         let current = self.current.iter().map(|(frame, done)| IoSlice::new(&frame[*done..]));
         let queued =
             self.control.iter().chain(&self.normal).chain(&self.bulk).map(|frame| IoSlice::new(frame));
-        current.chain(queued).take(SLICES_MAX).collect()
+        current.chain(queued).take(WRITE_SLICES_MAX).collect()
     }
 
     fn advance(&mut self, mut written: usize) {
@@ -246,7 +246,7 @@ mod tests {
         ConversationId::parse(text).unwrap()
     }
 
-    /// Takes `step` bytes a call, `total` in all, then blocks.
+    /// Writes `step` bytes per call and `total` in all, then blocks.
     fn drain(outbox: &mut Outbox, step: usize, total: usize) -> Vec<u8> {
         let mut out = Vec::new();
         outbox
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn control_overtakes_messages_but_never_cuts_a_frame_under_way() {
+    fn control_overtakes_messages_but_not_a_frame_in_progress() {
         let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
         outbox.push_normal(Bytes::from_static(b"first"), &g, 1, CAPS);
         outbox.push_normal(Bytes::from_static(b"second"), &g, 2, CAPS);
@@ -278,13 +278,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_outbox_turns_a_conversation_into_one_behind_hint() {
+    fn full_outbox_turns_a_conversation_into_one_behind_hint() {
         let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
-        assert_eq!(outbox.push_normal(vec![0; 25].into(), &g, 1, CAPS), Pushed::Queued);
-        assert_eq!(outbox.push_normal(vec![0; 25].into(), &g, 2, CAPS), Pushed::Behind);
-        assert_eq!(outbox.push_normal(vec![0; 1].into(), &g, 3, CAPS), Pushed::Behind, "no seq after a hole");
-        assert_eq!(outbox.push_normal(vec![0; 1].into(), &conversation("g:h"), 9, CAPS), Pushed::Queued);
-        assert!(outbox.take_hints().is_none(), "told only when there is room");
+        assert_eq!(outbox.push_normal(vec![0; 25].into(), &g, 1, CAPS), PushOutcome::Queued);
+        assert_eq!(outbox.push_normal(vec![0; 25].into(), &g, 2, CAPS), PushOutcome::Behind);
+        assert_eq!(
+            outbox.push_normal(vec![0; 1].into(), &g, 3, CAPS),
+            PushOutcome::Behind,
+            "no seq after a hole"
+        );
+        assert_eq!(outbox.push_normal(vec![0; 1].into(), &conversation("g:h"), 9, CAPS), PushOutcome::Queued);
+        assert!(outbox.take_hints().is_none(), "hints wait until the queues are empty");
         drain(&mut outbox, 100, 100);
         assert_eq!(outbox.take_hints(), Some((vec![(g, 3)], vec![])));
         assert!(outbox.is_empty());
@@ -294,27 +298,27 @@ mod tests {
     fn room_frames_are_dropped_and_counted() {
         let (mut outbox, r) = (Outbox::default(), conversation("r:r"));
         outbox.push_bulk(vec![0; 30].into(), &r, CAPS);
-        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), Pushed::Shed);
-        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), Pushed::Shed);
-        // What nobody has counted is told apart.
+        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), PushOutcome::Shed);
+        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), PushOutcome::Shed);
+        // An unknown count is reported separately.
         [0, 3, 0].iter().for_each(|count| outbox.add_shed(&r, *count));
         drain(&mut outbox, 100, 100);
         assert_eq!(outbox.take_hints(), Some((vec![], vec![(r.clone(), 5), (r, 0)])));
     }
 
     #[test]
-    fn last_words_come_behind_all_that_waits() {
+    fn final_frames_follow_everything_queued() {
         let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
         outbox.push_normal(Bytes::from_static(b"message"), &g, 1, CAPS);
-        outbox.push_last(Bytes::from_static(b"close"));
+        outbox.push_final(Bytes::from_static(b"close"));
         assert_eq!(drain(&mut outbox, 100, 100), b"messageclose");
         assert_eq!(outbox.bytes(), 0);
     }
 
     #[test]
-    fn replies_that_are_never_read_overflow() {
+    fn unread_replies_overflow_at_the_control_limit() {
         let mut outbox = Outbox::default();
-        assert_eq!(outbox.push_control(vec![0; 20].into(), CAPS), Pushed::Queued);
-        assert_eq!(outbox.push_control(vec![0; 1].into(), CAPS), Pushed::Overflow);
+        assert_eq!(outbox.push_control(vec![0; 20].into(), CAPS), PushOutcome::Queued);
+        assert_eq!(outbox.push_control(vec![0; 1].into(), CAPS), PushOutcome::Overflow);
     }
 }

@@ -1,8 +1,8 @@
-//! Talk in live rooms: what is said in a turn is numbered together, then fanned out here and handed to the nodes that have
-//! members.
+//! Sends to live rooms: numbers a turn's messages together, fans them out here, and
+//! forwards them to nodes with members.
 //!
-//! One numbering a room is under way at a time, so a sender's order stays; what is said meanwhile waits for the next one,
-//! bounded in bytes. On a node of its own numbers are there at once, and nothing waits.
+//! One numbering per room is in flight at a time, which keeps each sender's order. Messages sent meanwhile wait for the
+//! next one, bounded in bytes. On a single node the numbers are available at once, and nothing waits.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,152 +18,154 @@ use tidegate_protocol::{
     machine::session::{Answer, Submit},
 };
 
-use super::{Shard, actions::wall_ms, conn::Conn};
+use super::{Shard, conn::Conn};
 use crate::{
+    clock::wall_ms,
     inline,
-    mail::{Audience, ConnKey, Delivery, Mail, Turn},
+    mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
 };
 
-/// Bytes of messages to rooms that may wait for their numbers on one shard.
-const BYTES_MAX: usize = 1024 * 1024;
+/// Most bytes of room messages that wait for their numbers on one shard.
+const ROOM_QUEUE_BYTES_MAX: usize = 1024 * 1024;
 
-/// What a message weighs beside its content.
-const ENTRY_BYTES: usize = 256;
+/// Bytes that a message counts in addition to its content.
+const POST_OVERHEAD_BYTES: usize = 256;
 
-/// What waits for its number, by room.
+/// Room messages that wait for their numbers, by room.
 #[derive(Default)]
-pub(super) struct Talks {
-    rooms: HashMap<ConversationId, Talk, RandomState>,
-    /// Rooms with something said for which no numbering is under way, each once.
+pub(super) struct RoomQueue {
+    rooms: HashMap<ConversationId, PostQueue, RandomState>,
+    /// Rooms with waiting messages and no numbering in flight, without duplicates.
     ready: Vec<ConversationId>,
     bytes: usize,
 }
 
+/// Messages of one room.
 #[derive(Default)]
-struct Talk {
-    /// For the next numbering.
-    said: Vec<Said>,
-    /// The numbering under way is for these.
-    asked: Vec<Said>,
+struct PostQueue {
+    /// Messages for the next numbering.
+    waiting: Vec<RoomPost>,
+    /// Messages of the numbering in flight.
+    numbering: Vec<RoomPost>,
 }
 
-struct Said {
+/// Message to a room, with its sender.
+struct RoomPost {
     origin: ConnKey,
     sender: UserId,
     submit: Submit,
 }
 
-impl Talks {
-    /// Whether something is to be numbered now.
+impl RoomQueue {
+    /// Returns whether a numbering can start now.
     pub(super) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
     fn is_full(&self) -> bool {
-        self.bytes >= BYTES_MAX
+        self.bytes >= ROOM_QUEUE_BYTES_MAX
     }
 
-    fn add(&mut self, said: Said) {
-        self.bytes += weight(&said);
-        let room = said.submit.conversation.clone();
-        let talk = self.rooms.entry(room.clone()).or_default();
-        if talk.said.is_empty() && talk.asked.is_empty() {
+    fn add(&mut self, post: RoomPost) {
+        self.bytes += weight(&post);
+        let room = post.submit.conversation.clone();
+        let queue = self.rooms.entry(room.clone()).or_default();
+        if queue.waiting.is_empty() && queue.numbering.is_empty() {
             self.ready.push(room);
         }
-        talk.said.push(said);
+        queue.waiting.push(post);
     }
 
-    /// What was said in the room is asked numbers for: for so many.
-    fn ask(&mut self, room: &ConversationId) -> Option<NonZeroU64> {
-        let talk = self.rooms.get_mut(room)?;
-        talk.asked = std::mem::take(&mut talk.said);
-        NonZeroU64::new(talk.asked.len() as u64)
+    /// Moves the room's waiting messages into a new numbering, and returns their count.
+    fn start_numbering(&mut self, room: &ConversationId) -> Option<NonZeroU64> {
+        let queue = self.rooms.get_mut(room)?;
+        queue.numbering = std::mem::take(&mut queue.waiting);
+        NonZeroU64::new(queue.numbering.len() as u64)
     }
 
-    /// What the numbering that has come back was for.
-    fn answered(&mut self, room: &ConversationId) -> Vec<Said> {
-        let Some(talk) = self.rooms.get_mut(room) else { return Vec::new() };
-        let asked = std::mem::take(&mut talk.asked);
-        if talk.said.is_empty() {
+    /// Ends the numbering in flight, and returns its messages.
+    fn finish_numbering(&mut self, room: &ConversationId) -> Vec<RoomPost> {
+        let Some(queue) = self.rooms.get_mut(room) else { return Vec::new() };
+        let numbered = std::mem::take(&mut queue.numbering);
+        if queue.waiting.is_empty() {
             self.rooms.remove(room);
         } else {
             self.ready.push(room.clone());
         }
-        self.bytes -= asked.iter().map(weight).sum::<usize>();
-        asked
+        self.bytes -= numbered.iter().map(weight).sum::<usize>();
+        numbered
     }
 }
 
-fn weight(said: &Said) -> usize {
-    said.submit.content.len() + ENTRY_BYTES
+fn weight(post: &RoomPost) -> usize {
+    post.submit.content.len() + POST_OVERHEAD_BYTES
 }
 
 impl Shard {
-    /// A message to a live room: waits for the numbers of this turn, if its sender is in the room.
+    /// Queues a message to a live room for this turn's numbering, if its sender is in the room.
     pub(super) fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let limits = &self.context.limits;
-        let full = self.hub.is_full() || self.talks.is_full() || self.context.intake.is_short();
+        let full = self.hub.is_full() || self.room_queue.is_full() || self.context.intake.is_short();
         if full {
-            let (ticket, out) = (submit.ticket, &mut self.scratch.actions);
+            let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
             return conn.session.submit_refused(ticket, Code::Busy, "", limits, self.now, out);
         }
-        match &conn.who {
-            Some(who) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
-                self.talks.add(Said { origin: conn.key, sender: who.route.user.clone(), submit });
+        match &conn.login {
+            Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
+                self.room_queue.add(RoomPost { origin: conn.key, sender: login.route.user.clone(), submit });
             }
             _ => {
                 let refusal =
                     Answer::Refused { code: Code::NotAMember, message: "join the room first".into() };
-                let out = &mut self.scratch.actions;
+                let out = &mut self.buffers.actions;
                 conn.session.answered(submit.ticket, refusal, limits, self.now, out);
             }
         }
     }
 
-    /// Asks numbers for what was said in this turn.
-    pub(super) fn number_talks(&mut self) {
-        for room in std::mem::take(&mut self.talks.ready) {
-            let Some(count) = self.talks.ask(&room) else { continue };
+    /// Requests numbers for the waiting messages of all rooms.
+    pub(super) fn number_posts(&mut self) {
+        for room in std::mem::take(&mut self.room_queue.ready) {
+            let Some(count) = self.room_queue.start_numbering(&room) else { continue };
             let (rooms, home) = (Arc::clone(&self.context.rooms), self.context.own_handle());
-            let (asked, named) = (room.clone(), room.clone());
-            let work = async move { rooms.turn(&asked, count).await };
-            let turn = inline::run(&self.context.runtime, work, move |turn| {
+            let (requested, named) = (room.clone(), room.clone());
+            let work = async move { rooms.assign_numbers(&requested, count).await };
+            let numbers = inline::run(&self.context.runtime, work, move |numbers| {
                 Box::pin(async move {
                     if let Some(home) = home {
-                        // The shard is gone only when the node stops.
-                        home.post(Mail::Numbered(named, turn)).await.ok();
+                        home.post(Mail::RoomNumbers(named, numbers)).await.ok();
                     }
                 })
             });
-            if let Some(turn) = turn {
-                self.on_numbered(&room, turn);
+            if let Some(numbers) = numbers {
+                self.on_numbered(&room, numbers);
             }
         }
     }
 
-    /// The numbers are there: everybody hears what was said, and who said it that it is so.
-    pub(super) fn on_numbered(&mut self, room: &ConversationId, turn: Result<Turn, Code>) {
-        let said = self.talks.answered(room);
-        let mut answers = VecDeque::with_capacity(said.len());
-        match turn {
-            Ok(Turn { numbers, nodes }) => {
+    /// Publishes the numbered messages, or refuses them, and answers their senders.
+    pub(super) fn on_numbered(&mut self, room: &ConversationId, numbers: Result<RoomNumbers, Code>) {
+        let posts = self.room_queue.finish_numbering(room);
+        let mut answers = VecDeque::with_capacity(posts.len());
+        match numbers {
+            Ok(RoomNumbers { numbers, nodes }) => {
                 let time = wall_ms();
-                for (seq, said) in numbers.zip(said) {
-                    answers.push_back((said.origin, said.submit.ticket, Answer::Accepted { seq, time }));
-                    self.tell_room(said, seq, time, &nodes);
+                for (seq, post) in numbers.zip(posts) {
+                    answers.push_back((post.origin, post.submit.ticket, Answer::Accepted { seq, time }));
+                    self.push_post(post, seq, time, &nodes);
                 }
             }
             Err(code) => {
-                answers.extend(said.into_iter().map(|said| {
-                    (said.origin, said.submit.ticket, Answer::Refused { code, message: "".into() })
+                answers.extend(posts.into_iter().map(|post| {
+                    (post.origin, post.submit.ticket, Answer::Refused { code, message: "".into() })
                 }))
             }
         }
         self.answers(answers);
     }
 
-    fn tell_room(&mut self, said: Said, seq: u64, time: u64, nodes: &[crate::routes::NodeBoot]) {
-        let Said { origin, sender, submit } = said;
+    fn push_post(&mut self, post: RoomPost, seq: u64, time: u64, nodes: &[crate::routes::NodeBoot]) {
+        let RoomPost { origin, sender, submit } = post;
         let frame = PushFrame::from_parts(
             submit.conversation.as_str(),
             seq,
@@ -173,9 +175,9 @@ impl Shard {
             &submit.content,
         );
         if let Some(push) = frame.push().filter(|_| !nodes.is_empty()) {
-            self.context.rooms.carry(nodes, &submit.conversation, &push);
+            self.context.rooms.forward(nodes, &submit.conversation, &push);
         }
-        self.spread(Delivery {
+        self.broadcast(Delivery {
             conversation: submit.conversation,
             seq,
             audience: Audience::Members,
@@ -185,36 +187,35 @@ impl Shard {
         });
     }
 
-    /// Brings a connection into a room. It hears so once the other nodes know that the room has members here, and not
-    /// later than they can be told.
+    /// Adds a connection to a room. The join is confirmed once the room's interest is declared to the
+    /// other nodes, or that attempt has failed.
     pub(super) fn join_room(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
-        let place = ConversationId::room(room);
-        self.hub.join(&place, conn.key.slot);
-        if self.context.rooms.is_declared(&place) {
+        let conversation = ConversationId::room(room);
+        self.hub.join(&conversation, conn.key.slot);
+        if self.context.rooms.is_declared(&conversation) {
             let limits = &self.context.limits;
-            return conn.session.joined(id, room, Ok(()), limits, &mut self.scratch.actions);
+            return conn.session.joined(id, room, Ok(()), limits, &mut self.buffers.actions);
         }
         let rooms = Arc::clone(&self.context.rooms);
         let (key, named, home) = (conn.key, room.clone(), self.context.own_handle());
-        let work = async move { rooms.declare(&place).await };
+        let work = async move { rooms.declare(&conversation).await };
         let done = inline::run(&self.context.runtime, work, move |()| {
             Box::pin(async move {
                 if let Some(home) = home {
-                    // The shard is gone only when the node stops.
-                    home.post(Mail::Joined(key, id, named)).await.ok();
+                    home.post(Mail::RoomJoined(key, id, named)).await.ok();
                 }
             })
         });
         if done.is_some() {
-            conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.scratch.actions);
+            conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.buffers.actions);
         }
     }
 
-    /// The other nodes know that the room has members here.
+    /// Confirms a join after the attempt to declare the room's interest.
     pub(super) fn on_joined(&mut self, key: ConnKey, id: u64, room: &RoomId) {
         let Some(slot) = self.conns.find(key) else { return };
         self.with_conn(slot, |shard, conn| {
-            conn.session.joined(id, room, Ok(()), &shard.context.limits, &mut shard.scratch.actions);
+            conn.session.joined(id, room, Ok(()), &shard.context.limits, &mut shard.buffers.actions);
             shard.act(conn);
             shard.flush(conn);
         });

@@ -1,7 +1,8 @@
-//! Volatile frames: written at the end of a turn to whoever has nothing else waiting, and dropped for everybody else.
+//! Signals: volatile frames, written at the end of a turn to connections with
+//! nothing else waiting, dropped for the rest.
 //!
-//! They never enter an outbox, so they neither delay a message nor take its room; the few that wait for the end of a turn
-//! are bounded in number, and so are the members that a turn serves.
+//! They never enter an outbox, so they neither delay a message nor use its capacity. The number of signals that wait
+//! for the end of a turn is bounded, and so is the number of members served in a turn.
 
 use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use tidegate_protocol::{
     Code, Time,
     codec::PushFrame,
     id::{ConversationId, ConversationKind, UserId},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as FrameBody},
 };
 
 use super::{
@@ -20,27 +21,27 @@ use crate::{
     conversation::group_size,
     directory::ShardSet,
     inline,
-    mail::{Audience, ConnKey, Mail, Size, Volatile},
+    mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
     net::transfer,
 };
 
-/// Signals that may wait for the end of a turn.
-const WAITING_MAX: usize = 256;
+/// Most signals that wait for the end of a turn.
+const SIGNALS_WAITING_MAX: usize = 256;
 
-/// Members served in one turn.
-const BUDGET: usize = 1_024;
+/// Most members that signals are written to in one turn.
+const MEMBERS_BUDGET: usize = 1_024;
 
-/// For how long the size of a group is believed.
-const SIZE_FRESH: Duration = Duration::from_secs(10);
+/// Time for which a looked-up group size is used on a single node.
+const SIZE_MAX_AGE: Duration = Duration::from_secs(10);
 
-/// The same where the members come with it: a removal that this node did not hear of ends here.
-const MEMBERS_FRESH: Duration = Duration::from_secs(2);
+/// Time for which a looked-up member list is used in a cluster; a removal that this node missed takes effect after it.
+const MEMBERS_MAX_AGE: Duration = Duration::from_secs(2);
 
-/// What is said to who signals to a large group.
-const TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
+/// Refusal of a signal to a large group.
+const GROUP_TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
 
 impl Shard {
-    /// Checks whether the connection may, and passes the signal on.
+    /// Checks whether the connection may send the signal, and broadcasts it.
     pub(super) fn signal(
         &mut self,
         conn: &mut Conn,
@@ -55,41 +56,44 @@ impl Shard {
             }
             ConversationKind::Group(_) | ConversationKind::Room(_) => Audience::Members,
         };
-        let frame = Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Said::Signal(signal)) }));
+        let frame =
+            Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(FrameBody::Signal(signal)) }));
         let mut volatile = Volatile { conversation, audience, only: None, frame, origin: Some(conn.key) };
         if matches!(volatile.audience, Audience::Users(_)) {
-            self.signalled(conn, id, Ok(()));
-            return self.spread_signal(volatile);
+            self.answer_signal(conn, id, Ok(()));
+            return self.broadcast_signal(volatile);
         }
         let is_in = self.hub.is_in(&volatile.conversation, conn.key.slot);
-        let has_gone = self.hub.has_parted(&volatile.conversation, conn.key.slot);
-        if !is_in && (has_gone || self.context.beside.is_none()) {
-            return self.signalled(conn, id, Err((Code::NotAMember, "")));
+        let was_removed = self.hub.was_removed(&volatile.conversation, conn.key.slot);
+        if !is_in && (was_removed || self.context.best_effort.is_none()) {
+            return self.answer_signal(conn, id, Err((Code::NotAMember, "")));
         }
-        let fresh = if self.context.beside.is_some() { MEMBERS_FRESH } else { SIZE_FRESH };
-        let since = self.now.as_millis().checked_sub(fresh.as_millis() as u64).map(Time::from_millis);
-        // Who is not in the index and did not go may have come in without this node hearing of it: the store says.
+        let max_age = if self.context.best_effort.is_some() { MEMBERS_MAX_AGE } else { SIZE_MAX_AGE };
+        let since = self.now.as_millis().checked_sub(max_age.as_millis() as u64).map(Time::from_millis);
+        // A sender outside the index that was not removed may have joined without
+        // this node learning of it: ask the store.
         match self.hub.size(&volatile.conversation, since.unwrap_or_default()).filter(|_| is_in).cloned() {
             Some(size) => {
-                let outcome = allowed(conn, &size);
-                self.signalled(conn, id, outcome);
+                let outcome = check_signal(conn, &size);
+                self.answer_signal(conn, id, outcome);
                 if outcome.is_ok() {
                     volatile.only = size.members;
-                    self.spread_signal(volatile);
+                    self.broadcast_signal(volatile);
                 }
             }
-            None => self.ask_size(conn.key, id, volatile),
+            None => self.look_up_size(conn.key, id, volatile),
         }
     }
 
-    fn signalled(&mut self, conn: &mut Conn, id: u64, outcome: Result<(), (Code, &str)>) {
-        conn.session.signalled(id, outcome, &self.context.limits, &mut self.scratch.actions);
+    /// Passes the outcome of a signal to its sender's session.
+    fn answer_signal(&mut self, conn: &mut Conn, id: u64, outcome: Result<(), (Code, &str)>) {
+        conn.session.signalled(id, outcome, &self.context.limits, &mut self.buffers.actions);
     }
 
-    /// Looks up how large the group is; the signal waits for that as mail.
-    fn ask_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
+    /// Looks up the size of the group; the signal returns with it as mail.
+    fn look_up_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
         let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max);
-        let (conversation, exact) = (volatile.conversation.clone(), self.context.beside.is_none());
+        let (conversation, exact) = (volatile.conversation.clone(), self.context.best_effort.is_none());
         let work = async move {
             let found = match exact {
                 true => group_size::of(&*store, &conversation, max).await,
@@ -101,64 +105,68 @@ impl Shard {
         let sized = inline::run(&self.context.runtime, work, move |sized| {
             Box::pin(async move {
                 if let Some(home) = home {
-                    // The shard is gone only when the node stops.
-                    home.post(Mail::Sized(key, id, waiting, sized)).await.ok();
+                    home.post(Mail::GroupSize(key, id, waiting, sized)).await.ok();
                 }
             })
         });
         if let Some(sized) = sized {
-            self.own.push(Mail::Sized(key, id, volatile, sized));
+            self.own_mail.push(Mail::GroupSize(key, id, volatile, sized));
         }
     }
 
-    /// The size of the group is known: the client has its answer, the others the signal.
-    pub(super) fn on_sized(
+    /// Answers the sender, and broadcasts the signal if the group's size and members allow it.
+    pub(super) fn on_group_size(
         &mut self,
         key: ConnKey,
         id: u64,
         mut volatile: Volatile,
-        sized: Result<Size, (Code, &'static str)>,
+        sized: Result<GroupSize, (Code, &'static str)>,
     ) {
         if let Ok(size) = &sized {
-            self.hub.note_size(&volatile.conversation, size.clone(), self.now);
+            self.hub.record_size(&volatile.conversation, size.clone(), self.now);
         }
         let Some(slot) = self.conns.find(key) else { return };
         let is_in = self.hub.is_in(&volatile.conversation, slot);
-        // Who was removed since it asked, or before the store heard of it, stays outside.
-        let may_be_in = self.context.beside.is_some() && !self.hub.has_parted(&volatile.conversation, slot);
+        // A sender that was removed during the lookup, or before the store had the removal, stays out.
+        let may_be_in =
+            self.context.best_effort.is_some() && !self.hub.was_removed(&volatile.conversation, slot);
         let mut outcome = Err((Code::NotAMember, ""));
         self.with_conn(slot, |shard, conn| {
             if is_in || may_be_in {
                 outcome = match &sized {
-                    Ok(size) if is_in || size.small => allowed(conn, size),
-                    // Of a large one nobody is named.
+                    Ok(size) if is_in || size.small => check_signal(conn, size),
+                    // For a large group the store returns no member list to check.
                     Ok(_) => Err((Code::NotAMember, "")),
                     Err(refusal) => Err(*refusal),
                 };
             }
             if outcome.is_ok() {
-                // The news of it was lost on the way here: from now on it hears the signals of others, too.
+                // The join was lost on the way to this node; index it, so that the connection gets signals too.
                 shard.hub.join(&volatile.conversation, slot);
             }
-            shard.signalled(conn, id, outcome);
+            shard.answer_signal(conn, id, outcome);
             shard.act(conn);
             shard.flush(conn);
         });
         if let (Ok(()), Ok(size)) = (outcome, sized) {
             volatile.only = size.members;
-            self.spread_signal(volatile);
+            self.broadcast_signal(volatile);
         }
     }
 
-    /// To the other nodes, and to all shards that have somebody; one whose mailbox is full does without.
-    fn spread_signal(&mut self, volatile: Volatile) {
-        if let Some(beside) = &self.context.beside {
+    /// Sends a signal to the other nodes and to all shards with recipients; a shard with a full mailbox is skipped.
+    fn broadcast_signal(&mut self, volatile: Volatile) {
+        if let Some(best_effort) = &self.context.best_effort {
             match (&volatile.audience, &volatile.only) {
                 (Audience::Users(users), _) => {
-                    beside.signal_to_users(&volatile.conversation, users, &volatile.frame);
+                    best_effort.signal_to_users(&volatile.conversation, users, &volatile.frame);
                 }
                 (_, Some(members)) => {
-                    beside.signal_to_group(&volatile.conversation, members.iter().cloned(), &volatile.frame);
+                    best_effort.signal_to_group(
+                        &volatile.conversation,
+                        members.iter().cloned(),
+                        &volatile.frame,
+                    );
                 }
                 _ => {}
             }
@@ -188,18 +196,18 @@ impl Shard {
         }
     }
 
-    /// Keeps a signal until the end of the turn, if there is room.
+    /// Queues a signal for the end of the turn, or drops it if the queue is full.
     pub(super) fn take_signal(&mut self, volatile: Volatile) {
-        if self.signals.len() < WAITING_MAX {
+        if self.signals.len() < SIGNALS_WAITING_MAX {
             self.signals.push_back(volatile);
         } else {
             self.context.metrics.signals_dropped.increment(1);
         }
     }
 
-    /// Writes the signals that wait, unless messages do.
-    pub(super) fn tell_signals(&mut self) {
-        let mut left = BUDGET;
+    /// Writes the waiting signals, unless fan-out work waits.
+    pub(super) fn write_signals(&mut self) {
+        let mut left = MEMBERS_BUDGET;
         while left > 0 && !self.hub.has_work() {
             let Some(signal) = self.signals.pop_front() else { return };
             let slots: Vec<u32> = match &signal.audience {
@@ -210,23 +218,23 @@ impl Shard {
                 Audience::Sessions(sessions) => self.slots_of_sessions(sessions),
             };
             left = left.saturating_sub(slots.len().max(1));
-            let here = signal.origin.filter(|key| usize::from(key.shard) == self.context.index);
-            let origin = here.and_then(|key| self.conns.find(key));
+            let local_origin = signal.origin.filter(|key| usize::from(key.shard) == self.context.index);
+            let origin = local_origin.and_then(|key| self.conns.find(key));
             for slot in slots {
                 if Some(slot) != origin && self.is_for(slot, signal.only.as_deref()) {
-                    self.tell_signal(slot, &signal.frame);
+                    self.write_signal(slot, &signal.frame);
                 }
             }
         }
     }
 
-    /// Whether the connection is one of a user who is named, where users are.
+    /// Returns whether the connection's user is in `only`; always if that is `None`.
     fn is_for(&self, slot: u32, only: Option<&HashSet<UserId>>) -> bool {
-        let who = self.conns.peek(slot).and_then(|conn| conn.who.as_ref());
-        only.is_none_or(|users| who.is_some_and(|who| users.contains(&who.route.user)))
+        let login = self.conns.peek(slot).and_then(|conn| conn.login.as_ref());
+        only.is_none_or(|users| login.is_some_and(|login| users.contains(&login.route.user)))
     }
 
-    fn tell_signal(&mut self, slot: u32, frame: &PushFrame) {
+    fn write_signal(&mut self, slot: u32, frame: &PushFrame) {
         let hot = &self.conns.hot[slot as usize];
         let idle = hot.flags & (LIVE | WAITING | DIRTY) == LIVE;
         let Some(stream) = hot.stream.as_ref().filter(|_| idle) else {
@@ -235,7 +243,7 @@ impl Shard {
         let bytes = frame.bytes(hot.wire);
         match transfer::write(stream, bytes) {
             Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
-            // What was begun has to be ended.
+            // A frame that was begun must be completed.
             Ok(taken) if taken > 0 => {
                 self.context.metrics.signals.increment(1);
                 self.with_conn(slot, |shard, conn| {
@@ -245,19 +253,19 @@ impl Shard {
                 });
             }
             Err(error) if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                self.with_conn(slot, Self::peer_gone);
+                self.with_conn(slot, Self::abort);
             }
             Ok(_) | Err(_) => self.context.metrics.signals_dropped.increment(1),
         }
     }
 }
 
-/// Whether the group takes signals, and takes one of this connection.
-fn allowed(conn: &Conn, size: &Size) -> Result<(), (Code, &'static str)> {
+/// Checks that the group is small enough for signals, and that the sender is a member.
+fn check_signal(conn: &Conn, size: &GroupSize) -> Result<(), (Code, &'static str)> {
     let is_member =
-        |users: &HashSet<UserId>| conn.who.as_ref().is_some_and(|who| users.contains(&who.route.user));
+        |users: &HashSet<UserId>| conn.login.as_ref().is_some_and(|login| users.contains(&login.route.user));
     match &size.members {
-        _ if !size.small => Err(TOO_LARGE),
+        _ if !size.small => Err(GROUP_TOO_LARGE),
         Some(users) if !is_member(users) => Err((Code::NotAMember, "")),
         _ => Ok(()),
     }

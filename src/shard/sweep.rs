@@ -1,4 +1,4 @@
-//! Deadlines: one dense array of ticks that is walked ten times a second; no timer per connection.
+//! Deadline sweep: walks one dense array of ticks ten times a second, instead of a timer per connection.
 
 use tidegate_protocol::{
     Code, Time,
@@ -6,24 +6,24 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Shard, TICK,
-    conn::{Conn, Ending, NEVER, Sent},
+    SWEEP_INTERVAL, Shard,
+    conn::{Conn, Ending, NO_DEADLINE, TrackedPush},
 };
 
 impl Shard {
-    /// Looks at every connection whose deadline has come.
+    /// Handles every connection whose deadline has passed, and retries reports of lost room frames.
     pub(super) fn sweep(&mut self) {
-        self.tell_all_missed();
+        self.retry_missed_reports();
         let tick = self.tick_of(self.now);
         for slot in 0..self.conns.deadlines.len() {
             if self.conns.deadlines[slot] <= tick {
-                self.conns.deadlines[slot] = NEVER;
+                self.conns.deadlines[slot] = NO_DEADLINE;
                 self.with_conn(slot as u32, Self::on_deadline);
             }
         }
     }
 
-    /// Notes when the connection is to be looked at next; never later than noted before.
+    /// Sets the tick of the connection's next check, never later than the tick already set.
     pub(super) fn rearm(&mut self, conn: &Conn) {
         if let Some(due) = self.due(conn) {
             let tick = self.tick_of(due).saturating_add(1);
@@ -33,13 +33,13 @@ impl Shard {
     }
 
     fn tick_of(&self, time: Time) -> u32 {
-        u32::try_from(time.as_millis() / TICK.as_millis() as u64).unwrap_or(NEVER - 1)
+        u32::try_from(time.as_millis() / SWEEP_INTERVAL.as_millis() as u64).unwrap_or(NO_DEADLINE - 1)
     }
 
     fn due(&self, conn: &Conn) -> Option<Time> {
         match conn.ending {
             Some(Ending::Flushing(until) | Ending::Lingering(until)) => return Some(until),
-            Some(Ending::Gone) => return None,
+            Some(Ending::Closed) => return None,
             None => {}
         }
         let session = conn.session.poll_timeout(&self.context.limits);
@@ -53,7 +53,7 @@ impl Shard {
     fn on_deadline(&mut self, conn: &mut Conn) {
         match conn.ending {
             Some(Ending::Flushing(until)) if until <= self.now => return self.reset(conn),
-            Some(Ending::Lingering(until)) if until <= self.now => return self.peer_gone(conn),
+            Some(Ending::Lingering(until)) if until <= self.now => return self.abort(conn),
             Some(_) => return,
             None => {}
         }
@@ -65,10 +65,10 @@ impl Shard {
             } else {
                 Code::FrameTimeout
             };
-            conn.session.close(code, "", &mut self.scratch.actions);
+            conn.session.close(code, "", &mut self.buffers.actions);
             self.act(conn);
         } else {
-            conn.session.handle_timeout(&self.context.limits, self.now, &mut self.scratch.actions);
+            conn.session.handle_timeout(&self.context.limits, self.now, &mut self.buffers.actions);
             self.act(conn);
             self.retransmit(conn);
             self.resume(conn);
@@ -90,13 +90,14 @@ impl Shard {
         }
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         self.context.metrics.retransmits.increment(resend.len() as u64);
-        for Sent { conversation, seq, frame } in resend {
+        for TrackedPush { conversation, seq, frame } in resend {
             if !conn.is_open() {
                 return;
             }
             let outbox = conn.outbox.get_or_insert_with(Box::default);
-            let pushed = outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, self.context.caps);
-            self.pushed(conn, pushed);
+            let outcome =
+                outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, self.context.caps);
+            self.handle_push_outcome(conn, outcome);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The steps of traced messages that a shard sees: taken in, pushed, acked. Nothing here is done for the others.
+//! Trace steps of a shard: records when a traced message is received, pushed and acked; untraced messages cost nothing.
 
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind},
@@ -12,11 +12,11 @@ use crate::{
     trace::{Facts, Step},
 };
 
-/// Traced pushes of a shard that wait for their acks; of more the oldest are not followed.
-const AWAITED_MAX: usize = 256;
+/// Most traced pushes of a shard that wait for their acks; beyond it, the oldest are no longer tracked.
+const UNACKED_TRACES_MAX: usize = 256;
 
-/// A traced push that its device has not acked.
-pub(super) struct Awaited {
+/// Traced push that its device has not acked.
+pub(super) struct UnackedTrace {
     slot: u32,
     conversation: ConversationId,
     seq: u64,
@@ -24,8 +24,8 @@ pub(super) struct Awaited {
 }
 
 impl Shard {
-    /// Whether the message is traced; then its first step is noted.
-    pub(super) fn trace(
+    /// Records the first step of a message and returns its trace context, if the message is traced.
+    pub(super) fn trace_received(
         &self,
         given: Option<TraceContext>,
         message: &Message,
@@ -48,29 +48,34 @@ impl Shard {
         Some(trace)
     }
 
-    /// A traced push goes into a connection's outbox.
+    /// Records that a traced push enters a connection's outbox, and tracks its ack.
     #[cold]
-    pub(super) fn note_push(&mut self, conn: &Conn, delivery: &Delivery, trace: TraceContext) {
-        let Some(who) = &conn.who else { return };
+    pub(super) fn trace_push(&mut self, conn: &Conn, delivery: &Delivery, trace: TraceContext) {
+        let Some(login) = &conn.login else { return };
         let facts = Facts {
             conversation: delivery.conversation.as_str(),
             seq: delivery.seq,
-            user: who.route.user.as_str(),
-            device: who.route.device.as_str(),
+            user: login.route.user.as_str(),
+            device: login.route.device.as_str(),
             ..Facts::default()
         };
         self.context.ports.trace.note(&trace, Step::Pushed, facts, format_args!(""));
-        if self.awaited.len() >= AWAITED_MAX {
-            self.awaited.pop_front();
+        if self.unacked_traces.len() >= UNACKED_TRACES_MAX {
+            self.unacked_traces.pop_front();
         }
         let conversation = delivery.conversation.clone();
-        self.awaited.push_back(Awaited { slot: conn.key.slot, conversation, seq: delivery.seq, trace });
+        self.unacked_traces.push_back(UnackedTrace {
+            slot: conn.key.slot,
+            conversation,
+            seq: delivery.seq,
+            trace,
+        });
     }
 
-    /// Traced pushes go to a part of a group's members, without a look at who they are.
+    /// Records that traced pushes are written to a slice of a group's members, without naming them.
     #[cold]
-    pub(super) fn note_fan_out(&self, run: &[Delivery], members: usize) {
-        for delivery in run {
+    pub(super) fn trace_fan_out(&self, batch: &[Delivery], members: usize) {
+        for delivery in batch {
             let Some(trace) = delivery.frame.trace() else { continue };
             let facts =
                 Facts { conversation: delivery.conversation.as_str(), seq: delivery.seq, ..Facts::default() };
@@ -80,19 +85,19 @@ impl Shard {
         }
     }
 
-    /// A device has everything up to `seq`.
+    /// Records the acks of traced pushes up to `seq`.
     #[cold]
-    pub(super) fn note_ack(&mut self, conn: &Conn, conversation: &ConversationId, seq: u64) {
-        let Some(who) = &conn.who else { return };
+    pub(super) fn trace_ack(&mut self, conn: &Conn, conversation: &ConversationId, seq: u64) {
+        let Some(login) = &conn.login else { return };
         let tracer = &self.context.ports.trace;
-        self.awaited.retain(|it| {
+        self.unacked_traces.retain(|it| {
             let acked = it.slot == conn.key.slot && it.seq <= seq && it.conversation == *conversation;
             if acked {
                 let facts = Facts {
                     conversation: conversation.as_str(),
                     seq: it.seq,
-                    user: who.route.user.as_str(),
-                    device: who.route.device.as_str(),
+                    user: login.route.user.as_str(),
+                    device: login.route.device.as_str(),
                     ..Facts::default()
                 };
                 tracer.note(&it.trace, Step::Acked, facts, format_args!(""));
@@ -101,10 +106,10 @@ impl Shard {
         });
     }
 
-    /// The connection is gone: nobody acks for it, and its place is given to another.
-    pub(super) fn forget_awaited(&mut self, slot: u32) {
-        if !self.awaited.is_empty() {
-            self.awaited.retain(|it| it.slot != slot);
+    /// Stops tracking the pushes of a closed connection, since its slot is reused.
+    pub(super) fn forget_traces(&mut self, slot: u32) {
+        if !self.unacked_traces.is_empty() {
+            self.unacked_traces.retain(|it| it.slot != slot);
         }
     }
 }

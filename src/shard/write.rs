@@ -1,4 +1,4 @@
-//! From frames to bytes: replies at once, the rest through the outbox, one `writev` a connection and turn.
+//! Writing: replies are written at once, other frames through the outbox, with one `writev` per connection and turn.
 
 use std::io;
 
@@ -14,29 +14,29 @@ use tidegate_protocol::{
 use super::{
     Shard,
     conn::{Conn, Ending, WAITING},
-    outbox::{Caps, Hints, Outbox, Pushed},
+    outbox::{Caps, Hints, Outbox, PushOutcome},
 };
 use crate::net::transfer;
 
 impl Shard {
-    /// Adds a frame to the replies of the connection that is being worked on.
+    /// Appends a frame to the shared reply buffer, for the connection in hand.
     pub(super) fn reply(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
         let wire = self.conns.hot[conn.key.slot as usize].wire;
-        append(frame, wire, &mut self.scratch.reply);
+        append(frame, wire, &mut self.buffers.reply);
     }
 
-    /// Writes the replies at hand and what waits; whatever the socket does not take stays in the outbox.
+    /// Writes the buffered replies and the outbox; bytes that the socket does not take stay in the outbox.
     pub(super) fn flush(&mut self, conn: &mut Conn) {
-        let reply = std::mem::take(&mut self.scratch.reply);
+        let reply = std::mem::take(&mut self.buffers.reply);
         let result = self.try_flush(conn, &reply);
         if result.is_err() {
-            self.peer_gone(conn);
-        } else if !self.scratch.reply.is_empty() {
-            // The connection was found slow on the way: the replies are given up, its last word is not.
+            self.abort(conn);
+        } else if !self.buffers.reply.is_empty() {
+            // The flush found the connection slow: the replies are dropped, and its final frame is written.
             return self.flush(conn);
         }
-        self.scratch.reply = reply;
-        self.scratch.reply.clear();
+        self.buffers.reply = reply;
+        self.buffers.reply.clear();
         self.after_flush(conn);
     }
 
@@ -58,16 +58,20 @@ impl Shard {
             let closing = !conn.is_open();
             let outbox = conn.outbox.get_or_insert_with(Box::default);
             if closing && rest.len() == reply.len() {
-                say_last(outbox, Bytes::copy_from_slice(rest), self.conns.hot[conn.key.slot as usize].wire);
+                push_final_frames(
+                    outbox,
+                    Bytes::copy_from_slice(rest),
+                    self.conns.hot[conn.key.slot as usize].wire,
+                );
             } else if rest.len() < reply.len() {
                 outbox.push_rest(Bytes::copy_from_slice(rest), 0);
-            } else if outbox.push_control(Bytes::copy_from_slice(rest), caps) == Pushed::Overflow {
+            } else if outbox.push_control(Bytes::copy_from_slice(rest), caps) == PushOutcome::Overflow {
                 self.slow(conn);
                 return Ok(());
             }
         }
         if logging_in {
-            // Pushes that came since the user is indexed wait for Welcome.
+            // Pushes since the user was indexed wait for Welcome.
             return Ok(());
         }
         if conn.refused {
@@ -81,7 +85,7 @@ impl Shard {
             match outbox.take_hints() {
                 Some(hints) => {
                     let wire = self.conns.hot[conn.key.slot as usize].wire;
-                    if !tell(outbox, hints, wire, self.context.caps) {
+                    if !push_hints(outbox, hints, wire, self.context.caps) {
                         self.slow(conn);
                         return Ok(());
                     }
@@ -109,15 +113,15 @@ impl Shard {
             return;
         }
         hot.flags &= !WAITING;
-        if Self::is_taken(conn) {
-            self.again.push(conn.key.slot);
+        if Self::is_answer_taken(conn) {
+            self.revisit.push(conn.key.slot);
         }
         if let Some(Ending::Flushing(_)) = conn.ending {
             self.shut(conn);
         }
     }
 
-    /// The connection reads too slowly: it ends `SLOW`, and what waits is given up.
+    /// Closes a connection that reads too slowly with `SLOW`, and drops its outbox.
     pub(super) fn slow(&mut self, conn: &mut Conn) {
         self.context.metrics.slow.increment(1);
         if let Some(outbox) = &mut conn.outbox {
@@ -127,21 +131,23 @@ impl Shard {
     }
 }
 
-/// Replies to one connection that are gathered before they are written: what one read asks for in small frames can be
-/// thirty times its size, and the caps of the outbox are only asked when something is written.
-pub(super) const REPLY_CHUNK: usize = 16 * 1024;
+/// Bytes of replies to one connection that are gathered before a write.
+///
+/// Replies to small frames can be thirty times the size of the read, and the limits of the outbox are
+/// checked only when something is written.
+pub(super) const REPLY_CHUNK_BYTES: usize = 16 * 1024;
 
-/// Queues the hints; false = there is no room even for them.
-fn tell(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) -> bool {
-    hint_frames(hints, wire).into_iter().all(|frame| outbox.push_control(frame, caps) == Pushed::Queued)
+/// Queues the hints as control frames. Returns `false` if they exceed the limit.
+fn push_hints(outbox: &mut Outbox, hints: Hints, wire: Wire, caps: Caps) -> bool {
+    hint_frames(hints, wire).into_iter().all(|frame| outbox.push_control(frame, caps) == PushOutcome::Queued)
 }
 
-/// Puts the final frames of a connection behind what waits for it, and behind the hints about what does not.
-fn say_last(outbox: &mut Outbox, words: Bytes, wire: Wire) {
+/// Queues the final frames of a closing connection after everything that waits, and after the hints.
+fn push_final_frames(outbox: &mut Outbox, frames: Bytes, wire: Wire) {
     if let Some(hints) = outbox.take_hints_now() {
-        hint_frames(hints, wire).for_each(|frame| outbox.push_last(frame));
+        hint_frames(hints, wire).for_each(|frame| outbox.push_final(frame));
     }
-    outbox.push_last(words);
+    outbox.push_final(frames);
 }
 
 fn hint_frames((behind, shed): Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
@@ -156,7 +162,7 @@ fn hint_frames((behind, shed): Hints, wire: Wire) -> impl Iterator<Item = Bytes>
         .map(move |body| codec::encode_frame(&pb::ServerFrame { id: 0, body: Some(body) }, wire))
 }
 
-/// Appends a frame as it goes out on `wire`.
+/// Appends a frame, encoded for `wire`.
 pub(super) fn append(frame: &pb::ServerFrame, wire: Wire, out: &mut Vec<u8>) {
     match wire {
         Wire::Tcp => {

@@ -1,7 +1,8 @@
-//! The exported form of a store: JSON lines, with which a node's conversations move without being renumbered.
+//! Export format of a store: JSON lines that move a node's conversations elsewhere without new seqs.
 //!
-//! `docs/store.md` describes the format. It names no adapter: whoever fills another store reads the same entries in
-//! the same order ([`read`]), checked by the same rules ([`Order`]), and can write them as deltas through the port.
+//! `docs/store.md` describes the format, which is independent of any adapter. Every import reads the same entries in
+//! the same order ([`read`]), validates them by the same rules ([`Order`]), and can write them as deltas through the
+//! port.
 
 mod body;
 mod form;
@@ -23,199 +24,199 @@ use tidegate_protocol::{
 };
 
 pub use self::{body::BodyLine, order::Order};
-use super::{Hidden, Level, Mark};
+use super::{Hidden, Mark, UserState};
 
-/// The version of the format that this program writes and reads.
+/// Version of the format that this program writes and reads.
 pub const DUMP_VERSION: u32 = 1;
 
-/// The longest line that is read, in bytes: a message of 1 MiB in base64, or 1,000 users in one change, with room.
+/// Longest line accepted, in bytes. A message of 1 MiB in base64, or a change of 1,000 users, fits with a margin.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
-/// One line. The order of the variants is that of the lines; members, devices and rows follow their conversation.
+/// One line of an export. Lines come in the order of the variants; members, devices and rows follow their conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
-    /// The first line: what this is.
+    /// First line, which identifies the format.
     TidegateExport(Header),
-    /// Where a partition of the log stands.
+    /// Archived position and rules of a log partition.
     Partition(PartitionLine),
-    /// A record that the log holds: the last archived one, by which the position is known again, and what follows it.
+    /// Record in the log: the last archived one, which identifies the position, or a later one.
     Log(LogLine),
-    /// A conversation begins.
+    /// Head of a conversation.
     Conversation(ConversationLine),
-    /// Who is or was in it.
+    /// Current or former member of the conversation.
     Member(MemberLine),
-    /// Where a device stands in its own order there.
+    /// Epoch and chain position of a device in the conversation.
     Device(DeviceLine),
-    /// A row of its history.
+    /// Row of the conversation's history.
     Row(RowLine),
-    /// Up to where a user has read and cleared, and what is hidden.
+    /// Read mark, cleared mark and hidden entries of a user in a conversation.
     Mark(MarkLine),
-    /// What a user wishes, on all devices.
-    Wishes(WishesLine),
-    /// An id that was decided.
+    /// Settings of a user, for all devices.
+    Wishes(UserSettingsLine),
+    /// Dedup key of a decided record.
     Key(KeyLine),
-    /// The last line: how many came before it.
+    /// Last line: the number of lines before it.
     End(u64),
 }
 
-/// See [`Entry::TidegateExport`].
+/// Fields of [`Entry::TidegateExport`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// [`DUMP_VERSION`].
+    /// Format version, [`DUMP_VERSION`].
     pub version: u32,
-    /// The name of the log.
+    /// Topic id of the log.
     #[serde(with = "form::hex")]
     pub topic: Hash16,
 }
 
-/// See [`Entry::Partition`].
+/// Fields of [`Entry::Partition`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionLine {
-    /// Which.
+    /// Partition number.
     pub number: u32,
-    /// The offset of the next record to archive.
+    /// Offset of the next record to archive.
     pub offset: u64,
-    /// The hash of the last archived record.
+    /// Hash of the last archived record.
     #[serde(with = "form::hex")]
     pub hash: Hash16,
-    /// The rules in force there.
+    /// Ledger version in force at the position.
     pub ledger_version: u32,
-    /// See [`Rules::dedup_window`].
+    /// Dedup window, see [`Rules::dedup_window`].
     pub dedup_window: u64,
-    /// See [`Rules::keys_from`].
+    /// Offset below which keys have expired, see [`Rules::keys_from`].
     pub keys_from: u64,
 }
 
-/// See [`Entry::Log`].
+/// Fields of [`Entry::Log`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogLine {
-    /// The partition.
+    /// Partition number.
     pub partition: u32,
-    /// The record's place.
+    /// Offset of the record.
     pub offset: u64,
-    /// The record, as `record.proto` has it.
+    /// Encoded record, see `record.proto`.
     #[serde(with = "form::base64")]
     pub record: Vec<u8>,
 }
 
-/// See [`Entry::Conversation`]; the fields are those of [`Head`].
+/// Fields of [`Entry::Conversation`], named as in [`Head`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConversationLine {
-    /// Its key.
+    /// Conversation id.
     #[serde(with = "form::text")]
     pub id: ConversationId,
-    /// The last seq handed out.
+    /// Last seq assigned.
     pub last_seq: u64,
-    /// How many of them are messages.
+    /// Number of messages among the assigned seqs.
     pub messages: u64,
-    /// What retention took.
+    /// Last seq removed by retention.
     pub pruned_to: u64,
-    /// Where the group ended; 0 = it lives.
+    /// Seq of the group's deletion; 0 if it exists.
     pub deleted_seq: u64,
-    /// How many users are in it now.
+    /// Number of current members.
     pub members: u64,
-    /// The group's settings.
+    /// Settings of the group.
     pub settings: BTreeMap<String, String>,
 }
 
-/// See [`Entry::Member`]; the fields are those of [`Member`].
+/// Fields of [`Entry::Member`], named as in [`Member`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberLine {
-    /// Who.
+    /// User id.
     #[serde(with = "form::text")]
     pub user: UserId,
-    /// As what.
+    /// Role in the group.
     pub role: Role,
-    /// Since which seq.
+    /// Seq of the latest join.
     pub joined_seq: u64,
-    /// Up to which seq; 0 = is in.
+    /// Seq of the latest departure; 0 if the user is a member.
     pub left_seq: u64,
-    /// How many messages are the user's own.
+    /// Number of messages that the user has sent.
     pub sent: u64,
-    /// Messages before the joining.
+    /// Number of messages before the join.
     pub joined_messages: u64,
-    /// Messages before the leaving.
+    /// Number of messages before the departure.
     pub left_messages: u64,
-    /// Whether the user may not talk.
+    /// Whether the user is muted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub muted: bool,
-    /// The times before: joined_seq, left_seq, joined_messages, left_messages of each.
+    /// Earlier stays, each as joined_seq, left_seq, joined_messages, left_messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stays: Vec<[u64; 4]>,
 }
 
-/// See [`Entry::Device`].
+/// Fields of [`Entry::Device`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceLine {
-    /// Whose.
+    /// User id.
     #[serde(with = "form::text")]
     pub user: UserId,
-    /// Which.
+    /// Device id.
     #[serde(with = "form::text")]
     pub device: DeviceId,
-    /// The newest conn epoch seen.
+    /// Newest connection epoch seen.
     pub epoch: u64,
-    /// The next number of its chain.
+    /// Next number of the device's chain.
     pub next_n: u64,
 }
 
-/// See [`Entry::Row`]; the fields are those of [`tidegate_protocol::machine::ledger::Row`].
+/// Fields of [`Entry::Row`], named as in [`tidegate_protocol::machine::ledger::Row`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowLine {
-    /// Its seq.
+    /// Seq of the row.
     pub seq: u64,
-    /// Messages up to and including it.
+    /// Number of messages up to and including this row.
     pub ordinal: u64,
-    /// The sender's own up to and including it.
+    /// Number of the sender's own messages up to and including this row.
     pub own: u64,
-    /// The broker's receive time, in ms since 1970.
+    /// Receive time at the broker, in ms since 1970.
     pub time: u64,
-    /// The record's place in the log.
+    /// Log offset of the record.
     pub offset: u64,
-    /// The seq and time of its recall.
+    /// Seq and time of the recall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled: Option<(u64, u64)>,
-    /// What it is.
+    /// Content of the row.
     pub body: BodyLine,
 }
 
-/// See [`Entry::Mark`].
+/// Fields of [`Entry::Mark`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MarkLine {
-    /// Whose.
+    /// User id.
     #[serde(with = "form::text")]
     pub user: UserId,
-    /// Where.
+    /// Conversation id.
     #[serde(with = "form::text")]
     pub conversation: ConversationId,
-    /// Everything up to here is read.
+    /// Seq up to which the user has read.
     pub seq: u64,
-    /// Messages up to there.
+    /// Number of messages up to that seq.
     pub messages: u64,
-    /// How many of them are the user's own.
+    /// Number of the user's own messages among them.
     pub own: u64,
-    /// The same of what is cleared: seq, messages, own.
+    /// Cleared mark: seq, messages, own.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cleared: [u64; 3],
-    /// What is hidden above that: the seq, and whether it would count as unread.
+    /// Hidden entries above the cleared mark: seq, and whether it would count as unread.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<(u64, bool)>,
 }
 
-/// See [`Entry::Wishes`]; the fields are those of [`UserSettings`], absent where the user never said.
+/// Fields of [`Entry::Wishes`], named as in [`UserSettings`]; absent if the user never set them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
-pub struct WishesLine {
+pub struct UserSettingsLine {
     #[serde(with = "form::text")]
     pub user: UserId,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -232,43 +233,43 @@ pub struct WishesLine {
     pub search: String,
 }
 
-/// See [`Entry::Key`].
+/// Fields of [`Entry::Key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyLine {
-    /// The partition.
+    /// Partition number.
     pub partition: u32,
-    /// The key: a hash over conversation, sender, device and msg_id.
+    /// Dedup key: a hash over conversation, sender, device and msg_id.
     #[serde(with = "form::hex")]
     pub key: Hash16,
-    /// The hash of the content.
+    /// Hash of the content.
     #[serde(with = "form::hex")]
     pub body_hash: Hash16,
-    /// The seq it got; 0 when it was refused.
+    /// Assigned seq; 0 if the record was refused.
     pub seq: u64,
-    /// The time it was acked with.
+    /// Time in the ack.
     pub time: u64,
-    /// The record's place in the log.
+    /// Log offset of the record.
     pub offset: u64,
-    /// Why it was refused for good: the name of a [`Code`].
+    /// Name of the [`Code`] of a permanent refusal.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "form::code")]
     pub refused: Option<Code>,
 }
 
-/// What is left out of a line.
+/// Returns whether a field has its default value and is left out of the line.
 fn is_default<T: Default + PartialEq>(it: &T) -> bool {
     *it == T::default()
 }
 
 impl PartitionLine {
-    /// As the store says it.
+    /// Creates the line from the values of the store.
     pub fn new(number: u32, position: Position, rules: Rules) -> Self {
         let Rules { ledger_version, dedup_window, keys_from } = rules;
         let Position { offset, hash } = position;
         Self { number, offset, hash, ledger_version, dedup_window, keys_from }
     }
 
-    /// As the store takes it.
+    /// Returns the position and rules of the line.
     pub fn parts(&self) -> (Position, Rules) {
         let Self { ledger_version, dedup_window, keys_from, .. } = *self;
         (Position { offset: self.offset, hash: self.hash }, Rules { ledger_version, dedup_window, keys_from })
@@ -276,7 +277,7 @@ impl PartitionLine {
 }
 
 impl ConversationLine {
-    /// As the store says it.
+    /// Creates the line from the values of the store.
     pub fn new(id: ConversationId, head: &Head, members: u64) -> Self {
         let Head { last_seq, messages, pruned_to, deleted_seq, settings } = head;
         let (last_seq, messages, pruned_to) = (*last_seq, *messages, *pruned_to);
@@ -284,7 +285,7 @@ impl ConversationLine {
         Self { id, last_seq, messages, pruned_to, deleted_seq, members, settings }
     }
 
-    /// As the store takes it.
+    /// Returns the head of the line.
     pub fn head(&self) -> Head {
         Head {
             last_seq: self.last_seq,
@@ -297,7 +298,7 @@ impl ConversationLine {
 }
 
 impl MemberLine {
-    /// As the store says it.
+    /// Creates the line from the values of the store.
     pub fn new(user: UserId, member: &Member, stays: &[Stay]) -> Self {
         let Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays: _, muted } =
             *member;
@@ -306,14 +307,14 @@ impl MemberLine {
         Self { user, role, joined_seq, left_seq, sent, joined_messages, left_messages, muted, stays }
     }
 
-    /// As the store takes it.
+    /// Returns the member row of the line.
     pub fn member(&self) -> Member {
         let Self { role, joined_seq, left_seq, sent, joined_messages, left_messages, muted, .. } = *self;
         let stays = u32::try_from(self.stays.len()).unwrap_or(u32::MAX);
         Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted }
     }
 
-    /// The times before.
+    /// Iterates over the earlier stays.
     pub fn stays(&self) -> impl Iterator<Item = Stay> {
         self.stays.iter().map(|[joined_seq, left_seq, joined_messages, left_messages]| Stay {
             joined_seq: *joined_seq,
@@ -325,27 +326,29 @@ impl MemberLine {
 }
 
 impl DeviceLine {
-    /// As the store takes it.
+    /// Returns the device row of the line.
     pub fn row(&self) -> Device {
         Device { epoch: self.epoch, next_n: self.next_n }
     }
 }
 
 impl MarkLine {
-    /// As the store says it; but no place counts more messages than seqs. Marks of former members once did, where
-    /// retention had passed them: harmless, as unread looks only at messages of the user's own time.
-    pub fn new(user: UserId, conversation: ConversationId, level: &Level) -> Self {
-        let Level { mark: Mark { seq, messages, own }, cleared, hidden } = level;
+    /// Creates the line from the values of the store, with each message count capped at its seq.
+    ///
+    /// Older versions could store higher counts for former members after retention. That was harmless, since the unread
+    /// count covers only messages from the user's own stays.
+    pub fn new(user: UserId, conversation: ConversationId, state: &UserState) -> Self {
+        let UserState { mark: Mark { seq, messages, own }, cleared, hidden } = state;
         let (seq, messages, own) = (*seq, *messages.min(seq), *own);
         let cleared = [cleared.seq, cleared.messages.min(cleared.seq), cleared.own];
         let hidden = hidden.iter().map(|it| (it.seq, it.counts)).collect();
         Self { user, conversation, seq, messages, own, cleared, hidden }
     }
 
-    /// As the store takes it.
-    pub fn level(&self) -> Level {
+    /// Returns the user state of the line.
+    pub fn state(&self) -> UserState {
         let [seq, messages, own] = self.cleared;
-        Level {
+        UserState {
             mark: Mark { seq: self.seq, messages: self.messages, own: self.own },
             cleared: Mark { seq, messages, own },
             hidden: self.hidden.iter().map(|(seq, counts)| Hidden { seq: *seq, counts: *counts }).collect(),
@@ -353,10 +356,10 @@ impl MarkLine {
     }
 }
 
-impl WishesLine {
-    /// As the store says it.
-    pub fn new(user: UserId, wishes: &UserSettings) -> Self {
-        let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search } = *wishes;
+impl UserSettingsLine {
+    /// Creates the line from the values of the store.
+    pub fn new(user: UserId, settings: &UserSettings) -> Self {
+        let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search } = *settings;
         Self {
             user,
             ack_timeout_ms,
@@ -368,11 +371,11 @@ impl WishesLine {
         }
     }
 
-    /// As the store takes it.
+    /// Returns the user settings of the line.
     ///
     /// # Errors
-    /// Names the wish that has no such value.
-    pub fn wishes(&self) -> Result<UserSettings, SettingError> {
+    /// Names the setting whose value is invalid.
+    pub fn settings(&self) -> Result<UserSettings, SettingError> {
         UserSettings::of(&pb::Settings {
             chain: false,
             ack_timeout_ms: self.ack_timeout_ms,
@@ -386,36 +389,36 @@ impl WishesLine {
 }
 
 impl KeyLine {
-    /// As the store says it.
+    /// Creates the line from the values of the store.
     pub fn new(partition: u32, key: Hash16, row: Key) -> Self {
         let Key { seq, time, body_hash, offset, refused } = row;
         Self { partition, key, body_hash, seq, time, offset, refused }
     }
 
-    /// As the store takes it.
+    /// Returns the dedup row of the line.
     pub fn row(&self) -> Key {
         let Self { body_hash, seq, time, offset, refused, .. } = *self;
         Key { seq, time, body_hash, offset, refused }
     }
 }
 
-/// Why an export could not be read; each text names the line, and the cure where there is one.
+/// Error of reading an export; each text names the line, and the cure if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadDumpError {
-    /// The file, or what takes the entries, failed.
+    /// Reading the file, or the consumer of its entries, failed.
     #[error("line {line}: {error}")]
     Io {
-        /// Where, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
-    /// The line is no entry, or does not fit those before it.
+    /// The line is not an entry, or contradicts the lines before it.
     #[error("line {line}: {what}")]
     Bad {
-        /// Where, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// What is wrong and what to do.
+        /// Fault and cure.
         what: String,
     },
 }
@@ -423,16 +426,16 @@ pub enum ReadDumpError {
 /// Writes an entry as a line.
 ///
 /// # Errors
-/// Those of `to`.
+/// Writing to `to` failed.
 pub fn write(entry: &Entry, to: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *to, entry)?;
     to.write_all(b"\n")
 }
 
-/// Reads an export to its end and hands over each entry, in order, once it is known to fit those before it.
+/// Reads an export to its end and passes each entry to `take`, in order, after checking it against those before it.
 ///
 /// # Errors
-/// At the first line that is wrong; what was handed over until then must be thrown away.
+/// Stops at the first invalid line; the caller must discard the entries taken until then.
 pub fn read(
     from: &mut dyn BufRead,
     mut take: impl FnMut(Entry) -> io::Result<()>,
@@ -449,11 +452,11 @@ pub fn read(
                 return Ok(line - 1);
             }
             return Err(bad(
-                "the file ends before its last line (`end`): export it again, or copy it anew".into()
+                "the file ends before its last line (`end`): export it again, or copy it again".into()
             ));
         }
         if text.last() != Some(&b'\n') {
-            return Err(bad("the line is cut off: export it again, or copy it anew".into()));
+            return Err(bad("the line is cut off: export it again, or copy it again".into()));
         }
         let entry = parse(&text, line).map_err(bad)?;
         let mut fault = None;
@@ -461,7 +464,7 @@ pub fn read(
             fault.get_or_insert(what);
         });
         if let Some(what) = fault {
-            return Err(bad(format!("{what}; the file was changed or put together: export it again")));
+            return Err(bad(format!("{what}; the file was edited or merged: export it again")));
         }
         take(entry).map_err(|error| ReadDumpError::Io { line, error })?;
     }
@@ -470,12 +473,12 @@ pub fn read(
 fn parse(text: &[u8], line: u64) -> Result<Entry, String> {
     if line > 1 {
         return serde_json::from_slice(text)
-            .map_err(|error| format!("this is no line of an export ({error}); export it again"));
+            .map_err(|error| format!("not a line of an export ({error}); export it again"));
     }
-    // Of another version only this much is known.
+    // The version field is all that is known of other versions.
     let first: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
     match first["tidegate_export"]["version"].as_u64() {
-        None => Err("this is no export of Tidegate; make one with `tidegate store export`".into()),
+        None => Err("not an export of Tidegate; create one with `tidegate store export`".into()),
         Some(version) if version != u64::from(DUMP_VERSION) => Err(format!(
             "the export has version {version}, this program reads {DUMP_VERSION}; import it with the tidegate that wrote it"
         )),

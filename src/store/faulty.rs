@@ -1,4 +1,4 @@
-//! `Store` with planned faults.
+//! `Store` wrapper that injects planned faults, for tests.
 
 use async_trait::async_trait;
 use tidegate_protocol::{

@@ -1,7 +1,7 @@
-//! Fills an empty store from an export, through the port: what one node kept becomes the partitions of a cluster.
+//! Import of an export into an empty store, through the port: one node's data becomes the partitions of a cluster.
 //!
-//! Seqs stay. Offsets are those of another log, so here they all mean "before everything"; until [`Filling::finish`] no
-//! partition is at a position that an owner would take for its log's, so what is half filled is never gone on from.
+//! Seqs are kept. Offsets belong to another log, so they all become "before everything". Until [`Filling::finish`], no
+//! partition is at a position that matches its log, so no owner continues from a partial import.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,41 +16,45 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Fence, Level, Personal, Store, StoreError,
+    Fence, Personal, Store, StoreError, UserState,
     dump::{BodyLine, Entry, KeyLine, LogLine, MarkLine, PartitionLine, RowLine},
 };
 use crate::bus::Bounds;
 
-/// Lines of one partition that go together, and about their bytes.
-const PART_LINES: usize = 1_000;
-const PART_BYTES: usize = 1 << 20;
+/// Lines of one partition that are written together.
+const PARTITION_LINES_MAX: usize = 1_000;
 
-/// What waits in memory at most, of all partitions together.
-const ALL_BYTES: usize = 64 << 20;
+/// Approximate bytes of one partition that are written together.
+const PARTITION_BYTES_MAX: usize = 1 << 20;
 
-/// Marks and wishes that go together.
-const PERSONAL: usize = 1_000;
+/// Bytes staged in memory, of all partitions together; above it, all partitions are written.
+const STAGED_BYTES_MAX: usize = 64 << 20;
 
-/// A line besides its content, about.
+/// Mark changes, and users' settings, that are written together.
+const PERSONAL_LINES_MAX: usize = 1_000;
+
+/// Estimated size of a line without its content.
 const LINE_BYTES: usize = 256;
 
-/// How often the store is asked while it is away, and how long between.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(200);
+/// Retries while the store is unavailable: 10 s in total, at [`RETRY_INTERVAL`].
+const RETRIES_MAX: u32 = 50;
 
-/// Why a store could not be filled; each text names the cure.
+/// Delay between retries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Error of an import into a store; each text names the cure.
 #[derive(Debug, thiserror::Error)]
 pub enum FillError {
-    /// Somebody archived there before.
-    #[error("partition {0} was archived to {1:?} already; an import needs a store without anything in it")]
+    /// A partition already has an archive.
+    #[error("partition {0} is already archived up to {1:?}; import into an empty store")]
     NotEmpty(u32, Position),
-    /// A node took a partition over.
-    #[error("a node was started meanwhile; stop all nodes and import again")]
+    /// A node took a partition over during the import.
+    #[error("a node was started during the import; stop all nodes and import again")]
     Disturbed,
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The line can't be taken over.
+    /// A line can't be imported.
     #[error("{0}")]
     Line(String),
 }
@@ -64,64 +68,66 @@ impl From<StoreError> for FillError {
     }
 }
 
-/// A partition that is being filled.
-struct Part {
+/// Import state of one partition.
+struct PartitionImport {
     fence: Fence,
-    /// Where the log begins: where the first owner starts.
+    /// Beginning of the log, from which the first owner continues.
     start: Position,
+    /// Position of the partition in the store.
     at: Position,
     pending: Delta,
     lines: usize,
     bytes: usize,
 }
 
-/// The conversation whose lines come now.
-struct Here {
+/// Conversation whose lines are being read.
+struct OpenConversation {
     id: ConversationId,
     part: usize,
     head: Head,
-    /// The last row taken, or what retention took before the first.
+    /// Seq of the last row staged; before the first row, the last seq that retention removed.
     seq: u64,
 }
 
-/// A store that is being filled from the entries of an export, in their order.
+/// Import of the entries of an export into a store, in their order.
 pub struct Filling<'a> {
     store: &'a dyn Store,
-    place: fn(&ConversationId, u32) -> u32,
-    parts: Vec<Part>,
-    here: Option<Here>,
-    /// Below it a partition of the export has forgotten its keys; and where it was archived to.
-    forgotten: BTreeMap<u32, (u64, u64)>,
-    /// The partitions of keys, known by the rows that they are computed from.
+    partition_of: fn(&ConversationId, u32) -> u32,
+    parts: Vec<PartitionImport>,
+    conversation: Option<OpenConversation>,
+    /// Per partition of the export: the offset below which keys have expired, and the archived offset.
+    exported: BTreeMap<u32, (u64, u64)>,
+    /// Partition of each key, determined by the row that the key is computed from.
     keys: HashMap<Hash16, usize>,
     marks: Vec<(UserId, ConversationId, Personal)>,
-    wishes: Vec<(UserId, UserSettings)>,
+    settings: Vec<(UserId, UserSettings)>,
 }
 
 impl<'a> Filling<'a> {
-    /// For the partitions of an empty log; `place` says in which of so many a conversation lives.
-    pub fn new(store: &'a dyn Store, log: &[Bounds], place: fn(&ConversationId, u32) -> u32) -> Self {
+    /// Creates an import into the partitions of an empty log; `partition_of` returns a conversation's partition, given
+    /// their number.
+    pub fn new(store: &'a dyn Store, log: &[Bounds], partition_of: fn(&ConversationId, u32) -> u32) -> Self {
         let part = |bounds: &Bounds| {
             let start = Position { offset: bounds.next, hash: Hash16::default() };
             let (at, fence) = (Position::START, Fence(rand::random()));
-            Part { fence, start, at, pending: nothing(at), lines: 0, bytes: 0 }
+            PartitionImport { fence, start, at, pending: empty_delta(at), lines: 0, bytes: 0 }
         };
         Self {
             store,
-            place,
+            partition_of,
             parts: log.iter().map(part).collect(),
-            here: None,
-            forgotten: BTreeMap::new(),
+            conversation: None,
+            exported: BTreeMap::new(),
             keys: HashMap::new(),
             marks: Vec::new(),
-            wishes: Vec::new(),
+            settings: Vec::new(),
         }
     }
 
-    /// Takes all partitions over, in the order of `log`, and leaves each where no owner goes on from.
+    /// Takes all partitions over, in the order of `log`, and moves each to a position from which no owner continues.
     ///
     /// # Errors
-    /// One was archived before; the store is away for 10 s.
+    /// A partition was archived before, or the store is unavailable for 10 s.
     pub async fn take_over(&mut self, log: &[Bounds]) -> Result<(), FillError> {
         for (number, bounds) in (0..).zip(log) {
             let Some(part) = self.parts.get_mut(number as usize) else { break };
@@ -136,10 +142,10 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    /// Takes an entry; true = [`Self::write`] is to be called before the next one.
+    /// Stages an entry. Returns whether [`Self::write`] must be called before the next one.
     ///
     /// # Errors
-    /// What makes no sense in another log, with the cure.
+    /// The entry has no meaning in another log; the text has the cure.
     pub fn stage(&mut self, entry: Entry) -> Result<bool, FillError> {
         if matches!(entry, Entry::Conversation(_) | Entry::Mark(_) | Entry::Wishes(_) | Entry::Key(_)) {
             self.end_conversation();
@@ -151,18 +157,19 @@ impl<'a> Filling<'a> {
             Entry::Log(it) => self.log(&it)?,
             Entry::Conversation(it) => {
                 let part = self.part_of(&it.id);
-                self.here = Some(Here { part, head: it.head(), seq: it.pruned_to, id: it.id });
+                self.conversation =
+                    Some(OpenConversation { part, head: it.head(), seq: it.pruned_to, id: it.id });
                 self.count(part, LINE_BYTES);
             }
             Entry::Member(it) => {
-                let (id, part) = self.here()?;
+                let (id, part) = self.current()?;
                 let delta = &mut self.parts[part].pending;
                 delta.stays.extend(it.stays().map(|stay| (id.clone(), it.user.clone(), stay)));
                 delta.members.push((id, it.user.clone(), it.member()));
                 self.count(part, LINE_BYTES * (1 + it.stays.len()));
             }
             Entry::Device(it) => {
-                let (id, part) = self.here()?;
+                let (id, part) = self.current()?;
                 let row = it.row();
                 self.parts[part].pending.devices.push((id, it.user, it.device, row));
                 self.count(part, LINE_BYTES);
@@ -170,8 +177,8 @@ impl<'a> Filling<'a> {
             Entry::Row(it) => self.row(&it)?,
             Entry::Mark(it) => self.mark(it),
             Entry::Wishes(it) => {
-                let wishes = it.wishes().map_err(|error| FillError::Line(error.to_string()))?;
-                self.wishes.push((it.user, wishes));
+                let settings = it.settings().map_err(|error| FillError::Line(error.to_string()))?;
+                self.settings.push((it.user, settings));
             }
             Entry::Key(it) => self.key(&it),
         }
@@ -181,18 +188,20 @@ impl<'a> Filling<'a> {
     fn partition(&mut self, it: &PartitionLine) -> Result<(), FillError> {
         if it.ledger_version > LEDGER_NEWEST {
             return Err(FillError::Line(format!(
-                "the rules of the export are those of ledger {}, this tidegate knows them up to {LEDGER_NEWEST}; import it with the \
-                 tidegate that wrote it",
+                "the export has rules of ledger {}, this tidegate supports them up to {LEDGER_NEWEST}; import it with the tidegate \
+                 that wrote it",
                 it.ledger_version
             )));
         }
-        self.forgotten.insert(it.number, (it.keys_from, it.offset));
+        self.exported.insert(it.number, (it.keys_from, it.offset));
         Ok(())
     }
 
-    /// What is archived needs no log. What is not was answered to nobody, but may be of somebody who asks again.
+    /// Checks that a log record is archived, so that the new log need not contain it.
+    ///
+    /// The sender of an undecided record got no answer and may retry, so the record must not be dropped.
     fn log(&self, it: &LogLine) -> Result<(), FillError> {
-        let archived = self.forgotten.get(&it.partition).is_some_and(|(_, archived)| it.offset < *archived);
+        let archived = self.exported.get(&it.partition).is_some_and(|(_, archived)| it.offset < *archived);
         archived.then_some(()).ok_or_else(|| {
             FillError::Line(format!(
                 "record {} was not decided when the node stopped: start the node on its data once more, stop it, and \
@@ -203,7 +212,7 @@ impl<'a> Filling<'a> {
     }
 
     fn row(&mut self, it: &RowLine) -> Result<(), FillError> {
-        let (id, part) = self.here()?;
+        let (id, part) = self.current()?;
         let stored = it.stored(&id).map_err(|error| FillError::Line(error.to_string()))?;
         let (mut row, recalled) = (stored.row, stored.recalled);
         let key = match &row.body {
@@ -211,9 +220,9 @@ impl<'a> Filling<'a> {
             Body::Member(change) => Some(request_key(change)),
             Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
         };
-        // Only of those that still have one: memory is for some days of messages, not for all.
-        let kept = self.forgotten.values().map(|(keys_from, _)| *keys_from).min().unwrap_or(0);
-        if let Some(key) = key.filter(|_| row.offset >= kept) {
+        // Only rows whose key has not expired: memory must hold the keys of some days, not of the whole history.
+        let keys_from = self.exported.values().map(|(keys_from, _)| *keys_from).min().unwrap_or(0);
+        if let Some(key) = key.filter(|_| row.offset >= keys_from) {
             self.keys.insert(key, part);
         }
         let weight = match (&row.body, &it.body) {
@@ -226,8 +235,8 @@ impl<'a> Filling<'a> {
         if let Some(by) = recalled {
             to.pending.recalled.push(Recalled { conversation: id, seq: row.seq, by });
         }
-        if let Some(here) = &mut self.here {
-            here.seq = row.seq;
+        if let Some(conversation) = &mut self.conversation {
+            conversation.seq = row.seq;
         }
         to.pending.rows.push(row);
         self.count(part, LINE_BYTES + weight);
@@ -235,7 +244,7 @@ impl<'a> Filling<'a> {
     }
 
     fn mark(&mut self, it: MarkLine) {
-        let Level { mark, cleared, hidden } = it.level();
+        let UserState { mark, cleared, hidden } = it.state();
         let (user, id) = (it.user, it.conversation);
         let changes = [
             (mark.seq > 0).then_some(Personal::Read(mark)),
@@ -245,10 +254,12 @@ impl<'a> Filling<'a> {
         self.marks.extend(changes.into_iter().flatten().map(|it| (user.clone(), id.clone(), it)));
     }
 
-    /// A key whose row is gone, or that was refused and has none, may be of any conversation: its hash says which, and
+    /// Stages a key in the partition of its row, or in all partitions if it has none.
+    ///
+    /// A key has no row if retention removed it or the record was refused. Its hash includes the conversation, so it
     /// matches in no other partition.
     fn key(&mut self, it: &KeyLine) {
-        if self.forgotten.get(&it.partition).is_some_and(|(keys_from, _)| it.offset < *keys_from) {
+        if self.exported.get(&it.partition).is_some_and(|(keys_from, _)| it.offset < *keys_from) {
             return;
         }
         let parts = match self.keys.remove(&it.key) {
@@ -264,19 +275,19 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn here(&self) -> Result<(ConversationId, usize), FillError> {
-        let here = self.here.as_ref().map(|here| (here.id.clone(), here.part));
-        here.ok_or_else(|| FillError::Line("the line belongs to no conversation".into()))
+    fn current(&self) -> Result<(ConversationId, usize), FillError> {
+        let current = self.conversation.as_ref().map(|it| (it.id.clone(), it.part));
+        current.ok_or_else(|| FillError::Line("the line belongs to no conversation".into()))
     }
 
     fn part_of(&self, id: &ConversationId) -> usize {
         let count = u32::try_from(self.parts.len()).unwrap_or(u32::MAX);
-        (self.place)(id, count) as usize
+        (self.partition_of)(id, count) as usize
     }
 
-    /// Its head says all of it only now: until then it ends with the last row written.
+    /// Stages the complete head of the conversation; until here its stored head ended at the last row written.
     fn end_conversation(&mut self) {
-        if let Some(Here { id, part, head, .. }) = self.here.take() {
+        if let Some(OpenConversation { id, part, head, .. }) = self.conversation.take() {
             self.parts[part].pending.heads.push((id, head));
         }
     }
@@ -288,18 +299,18 @@ impl<'a> Filling<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.parts.iter().any(Part::is_full)
-            || self.marks.len() >= PERSONAL
-            || self.wishes.len() >= PERSONAL
-            || self.parts.iter().map(|part| part.bytes).sum::<usize>() >= ALL_BYTES
+        self.parts.iter().any(PartitionImport::is_full)
+            || self.marks.len() >= PERSONAL_LINES_MAX
+            || self.settings.len() >= PERSONAL_LINES_MAX
+            || self.parts.iter().map(|part| part.bytes).sum::<usize>() >= STAGED_BYTES_MAX
     }
 
-    /// Writes what is full; all of it where everything together is.
+    /// Writes the full partitions, or all of them above [`STAGED_BYTES_MAX`], and all marks and settings.
     ///
     /// # Errors
-    /// The store refuses, or is away for 10 s; a node took a partition over.
+    /// The store refuses the write or is unavailable for 10 s, or a node took a partition over.
     pub async fn write(&mut self) -> Result<(), FillError> {
-        let all = self.parts.iter().map(|part| part.bytes).sum::<usize>() >= ALL_BYTES;
+        let all = self.parts.iter().map(|part| part.bytes).sum::<usize>() >= STAGED_BYTES_MAX;
         for number in 0..self.parts.len() {
             if all || self.parts[number].is_full() {
                 self.flush(number).await?;
@@ -314,16 +325,16 @@ impl<'a> Filling<'a> {
             retry(|| store.save_marks(&self.marks)).await?;
             self.marks.clear();
         }
-        for (user, wishes) in self.wishes.drain(..) {
-            retry(|| store.wishes(&user, wishes)).await?;
+        for (user, settings) in self.settings.drain(..) {
+            retry(|| store.wishes(&user, settings)).await?;
         }
         Ok(())
     }
 
-    /// Forgets what is staged: for a try without a store.
+    /// Discards the staged entries, for a dry run.
     pub fn forget(&mut self) {
         self.marks.clear();
-        self.wishes.clear();
+        self.settings.clear();
         for part in &mut self.parts {
             part.take(part.at);
         }
@@ -331,14 +342,14 @@ impl<'a> Filling<'a> {
 
     async fn flush(&mut self, number: usize) -> Result<(), FillError> {
         let part = &mut self.parts[number];
-        if let Some(here) = self.here.as_ref().filter(|here| here.part == number) {
-            let head = Head { last_seq: here.seq, ..here.head.clone() };
-            part.pending.heads.push((here.id.clone(), head));
+        if let Some(open) = self.conversation.as_ref().filter(|open| open.part == number) {
+            let head = Head { last_seq: open.seq, ..open.head.clone() };
+            part.pending.heads.push((open.id.clone(), head));
         }
-        // No record has such a hash.
+        // No record has such a hash, so no owner's log matches this position.
         let nth = u128::from_be_bytes(part.at.hash) + 1;
-        let half = Position { offset: part.start.offset, hash: nth.to_be_bytes() };
-        let delta = part.take(half);
+        let partial = Position { offset: part.start.offset, hash: nth.to_be_bytes() };
+        let delta = part.take(partial);
         self.archive(number, &delta).await
     }
 
@@ -348,10 +359,10 @@ impl<'a> Filling<'a> {
         Ok(retry(|| store.archive(partition, fence, delta)).await?)
     }
 
-    /// Writes what is left, and puts every partition to the beginning of its log.
+    /// Writes all that is left, and moves every partition to the beginning of its log.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// See [`Self::write`].
     pub async fn finish(mut self) -> Result<(), FillError> {
         self.end_conversation();
         for number in 0..self.parts.len() {
@@ -367,27 +378,27 @@ impl<'a> Filling<'a> {
     }
 }
 
-impl Part {
-    /// Where rows and keys of another log stand in this one.
+impl PartitionImport {
+    /// Returns the offset given to all imported rows and keys.
     fn offset(&self) -> u64 {
         self.start.offset.saturating_sub(1)
     }
 
     fn is_full(&self) -> bool {
-        self.lines >= PART_LINES || self.bytes >= PART_BYTES
+        self.lines >= PARTITION_LINES_MAX || self.bytes >= PARTITION_BYTES_MAX
     }
 
-    /// What waits, as the step from where the partition is to there.
+    /// Takes the staged rows as a delta from the partition's position to `to`.
     fn take(&mut self, to: Position) -> Delta {
         (self.lines, self.bytes) = (0, 0);
         let from = std::mem::replace(&mut self.at, to);
-        let pending = std::mem::replace(&mut self.pending, nothing(to));
+        let pending = std::mem::replace(&mut self.pending, empty_delta(to));
         Delta { from, to, ..pending }
     }
 }
 
-/// All keys are compared with: how far back a record lies says nothing of another log.
-fn nothing(at: Position) -> Delta {
+/// Returns a delta without rows, with rules that compare with all keys: distances in another log mean nothing here.
+fn empty_delta(at: Position) -> Delta {
     Delta {
         from: at,
         to: at,
@@ -411,13 +422,13 @@ where
     loop {
         match call().await {
             Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
-                if tries < TRIES =>
+                if tries < RETRIES_MAX =>
             {
                 tries += 1;
             }
             done => return done,
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! `Store` in memory: as large as what was said, and gone with the process.
+//! `Store` in memory: grows with every message, and is lost with the process.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -16,12 +16,12 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, Level, Membership, Page, PageQuery, Personal, Scan, Snapshot, Standing, Store,
-    StoreError, StoredRow, Summary, TakenOver,
+    Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
+    StoredRow, Summary, TakenOver, UserState,
 };
 use crate::bus::TopicId;
 
-/// A store for tests and for a node that keeps messages in memory only.
+/// Store for tests and for nodes that keep messages in memory only.
 #[derive(Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
@@ -31,9 +31,9 @@ pub struct MemoryStore {
 struct State {
     partitions: HashMap<u32, Partition>,
     conversations: HashMap<ConversationId, Conversation>,
-    /// Where each user is or was: the same as in `conversations`.
+    /// Index of the conversations in which each user is or was a member.
     of_user: HashMap<UserId, BTreeSet<ConversationId>>,
-    wishes: HashMap<UserId, UserSettings>,
+    settings: HashMap<UserId, UserSettings>,
 }
 
 struct Partition {
@@ -46,15 +46,15 @@ struct Partition {
 
 #[derive(Default)]
 struct Conversation {
-    /// None while only a device of a refused sender is known.
+    /// `None` while only devices of refused senders have rows.
     head: Option<Head>,
     rows: BTreeMap<u64, StoredRow>,
     members: BTreeMap<UserId, Member>,
-    /// How many of `members` are in.
+    /// Number of current members among `members`.
     members_in: u64,
-    /// Of those who came back, oldest first.
+    /// Earlier stays of users who rejoined, oldest first.
     stays: HashMap<UserId, Vec<Stay>>,
-    levels: HashMap<UserId, Level>,
+    user_states: HashMap<UserId, UserState>,
     devices: HashMap<(UserId, DeviceId), Device>,
 }
 
@@ -65,11 +65,11 @@ impl MemoryStore {
 }
 
 impl Conversation {
-    fn standing(&self, user: &UserId) -> Option<Standing> {
-        Some(Standing {
+    fn view(&self, user: &UserId) -> Option<MemberView> {
+        Some(MemberView {
             member: *self.members.get(user)?,
             stays: self.stays.get(user).cloned().unwrap_or_default(),
-            level: self.levels.get(user).cloned().unwrap_or_default(),
+            level: self.user_states.get(user).cloned().unwrap_or_default(),
         })
     }
 }
@@ -79,12 +79,12 @@ impl State {
         self.partitions.get(&partition).filter(|it| it.fence == fence).ok_or(StoreError::Fenced)
     }
 
-    /// The first row of the delta that is there already, or is in the delta twice.
+    /// Returns the first row of the delta that already exists or is in the delta twice.
     fn conflict(&self, delta: &Delta) -> Option<(ConversationId, u64)> {
         let mut seen = HashSet::new();
         let taken = |(conversation, seq): &(&ConversationId, u64)| {
             let kept = self.conversations.get(*conversation);
-            // What retention took away was there.
+            // Rows that retention removed count as existing, or their seqs would be assigned again.
             kept.is_some_and(|it| {
                 it.rows.contains_key(seq) || it.head.as_ref().is_some_and(|head| *seq <= head.pruned_to)
             })
@@ -277,7 +277,7 @@ impl Store for MemoryStore {
             let kept = state.conversations.get(id)?;
             Some(Membership {
                 conversation: id.clone(),
-                standing: kept.standing(user)?,
+                standing: kept.view(user)?,
                 head: kept.head.clone()?,
                 members: kept.members_in,
             })
@@ -306,26 +306,26 @@ impl Store for MemoryStore {
     ) -> Result<Option<Summary>, StoreError> {
         let state = self.lock();
         let Some(kept) = state.conversations.get(conversation) else { return Ok(None) };
-        let standing = of.and_then(|user| kept.standing(user));
+        let standing = of.and_then(|user| kept.view(user));
         Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, standing }))
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         let mut state = self.lock();
         for (user, conversation, change) in changes {
-            state.conversation(conversation).levels.entry(user.clone()).or_default().apply(change);
+            state.conversation(conversation).user_states.entry(user.clone()).or_default().apply(change);
         }
         Ok(())
     }
 
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let mut state = self.lock();
-        let before = state.wishes.get(user).copied().unwrap_or_default();
-        let wishes = now.over(before);
-        if wishes != before {
-            state.wishes.insert(user.clone(), wishes);
+        let before = state.settings.get(user).copied().unwrap_or_default();
+        let settings = now.over(before);
+        if settings != before {
+            state.settings.insert(user.clone(), settings);
         }
-        Ok(wishes)
+        Ok(settings)
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

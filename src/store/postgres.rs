@@ -1,7 +1,7 @@
-//! `Store` on Postgres: what the nodes of a cluster archive, and the floors of their numbers (ADR 10).
+//! `Store` and `Floors` on Postgres: the archive of a cluster, and its number blocks (ADR 10).
 //!
-//! An archive is one transaction that moves the position under the fence first: that row is the lock of the partition.
-//! Reads are one snapshot each, in one turn to the server. See docs/postgres.md for the tables.
+//! An archive is one transaction that first moves the position under the fence; that row is the lock of the partition.
+//! Each read is one snapshot, in one round trip. docs/postgres.md describes the tables.
 
 mod archive;
 mod batcher;
@@ -29,11 +29,14 @@ use tidegate_protocol::{
 };
 
 use self::{
-    batcher::{Conversations, Gather, Portion, Save, Summaries, Wishes, send},
+    batcher::{Batcher, send},
     connect::Source,
-    error::Trouble,
-    key_partitions::Weeks,
+    error::PostgresError,
+    key_partitions::KeyPartitions,
+    marks::{MarksUpdate, SettingsQuery},
     owner::Archive,
+    owner::SmallArchive,
+    queries::{MembershipsQuery, SummaryQuery},
     row_loader::Load,
     session::Session,
 };
@@ -47,54 +50,57 @@ use crate::{
     scratch::{Block, FloorError, Floors},
 };
 
-/// How often a transaction is tried that others were in the way of.
-const TRIES: u32 = 6;
+/// Attempts at a transaction that concurrent transactions prevent.
+const ATTEMPTS_MAX: u32 = 6;
 
-/// After the first such try; twice as long after each.
-const BACK_OFF: Duration = Duration::from_millis(2);
+/// Delay after the first failed attempt; it doubles after each.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(2);
 
-/// What the network may take on top of what the server may.
-const NETWORK: Duration = Duration::from_millis(500);
+/// Network time allowed for a round trip, in addition to the server's statement timeout.
+const NETWORK_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// The store of profile `cluster`.
+/// Store of profile `cluster`.
 pub struct PostgresStore {
     core: Arc<Core>,
 }
 
 struct Core {
-    /// Apart from each other: what 15,000 people ask who come back at once must not stand before an archive.
+    /// Connections for archives and loads of owners, separate from `readers`, so that 15,000 clients that reconnect at
+    /// once do not delay an archive.
     owners: Pool,
+    /// Connections for queries and marks of clients.
     readers: Pool,
-    /// For one turn to the server.
+    /// Timeout of one round trip.
     wait: Duration,
-    weeks: Weeks,
-    saves: Gather<Save>,
-    conversations: Gather<Conversations>,
-    summaries: Gather<Summaries>,
-    wishes: Gather<Wishes>,
-    loads: Gather<Load>,
-    portions: Gather<Portion>,
-    /// One drop of old weeks at a time.
-    dropping: tokio::sync::Mutex<()>,
+    key_partitions: KeyPartitions,
+    mark_updates: Batcher<MarksUpdate>,
+    memberships: Batcher<MembershipsQuery>,
+    summaries: Batcher<SummaryQuery>,
+    settings: Batcher<SettingsQuery>,
+    loads: Batcher<Load>,
+    small_archives: Batcher<SmallArchive>,
+    /// Lock that admits one drop of expired weeks at a time.
+    drop_lock: tokio::sync::Mutex<()>,
 }
 
 impl PostgresStore {
-    /// Connects, and makes the tables or brings them up to date; several nodes may do so at once.
+    /// Connects, and creates or migrates the tables; several nodes may do so at once.
     ///
     /// # Errors
-    /// What is wrong with the configuration or the tables; [`OpenError::Away`] may be tried again.
+    /// The configuration or the tables are invalid; [`OpenError::Away`] may be retried.
     pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
         let source = Source::new(config)?;
         let client = Box::pin(migrate::migrate(&source)).await?;
-        import_lock::refuse_half(&client).await?;
+        import_lock::refuse_unfinished_import(&client).await?;
         Self::over(&source, config)
     }
 
-    /// Connects for an import, which nobody else may disturb: the tables have nothing in them but what another import left
-    /// that was cut off. Nothing is changed before [`Importing::mark`].
+    /// Connects for an import, with exclusive use of the tables; nothing is changed before [`Importing::mark`].
+    ///
+    /// The tables must be empty, except for the remains of an interrupted import.
     ///
     /// # Errors
-    /// As [`Self::open`]; [`OpenError::Filled`], [`OpenError::Importing`].
+    /// See [`Self::open`]; also [`OpenError::Filled`] and [`OpenError::Importing`].
     pub async fn open_for_import(config: &config::Postgres) -> Result<(Self, Importing), OpenError> {
         let source = Source::new(config)?;
         let importing = Importing::begin(&source).await?;
@@ -105,57 +111,61 @@ impl PostgresStore {
         let core = Core {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
             readers: source.pool(config, (config.pool_max / 2).max(1))?,
-            wait: config.statement() + NETWORK,
-            weeks: Weeks::default(),
-            saves: Gather::default(),
-            conversations: Gather::default(),
-            summaries: Gather::default(),
-            wishes: Gather::default(),
-            loads: Gather::default(),
-            portions: Gather::default(),
-            dropping: tokio::sync::Mutex::default(),
+            wait: config.statement() + NETWORK_TIME_MAX,
+            key_partitions: KeyPartitions::default(),
+            mark_updates: Batcher::default(),
+            memberships: Batcher::default(),
+            summaries: Batcher::default(),
+            settings: Batcher::default(),
+            loads: Batcher::default(),
+            small_archives: Batcher::default(),
+            drop_lock: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core) })
     }
 }
 
 impl Core {
-    /// For what an owner waits for.
-    async fn owners(&self) -> Result<Session, Trouble> {
+    /// Returns a connection for calls that an owner waits for.
+    async fn owners(&self) -> Result<Session, PostgresError> {
         Session::take(&self.owners, self.wait).await
     }
 
-    /// For what clients ask.
-    async fn readers(&self) -> Result<Session, Trouble> {
+    /// Returns a connection for calls on behalf of clients.
+    async fn readers(&self) -> Result<Session, PostgresError> {
         Session::take(&self.readers, self.wait).await
     }
 
-    /// The port's error.
-    fn error(trouble: Trouble) -> StoreError {
-        match trouble {
-            Trouble::Away(why) | Trouble::Again(why) | Trouble::Taken(why) | Trouble::NoTable(why) => {
-                StoreError::Unavailable(why)
-            }
-            Trouble::NoConnection(why) => StoreError::NoConnection(why),
-            Trouble::Damaged(why) => {
-                tracing::error!(why, "Postgres gave a row that makes no sense: see docs/postgres.md");
+    /// Converts an error to that of the port.
+    fn error(error: PostgresError) -> StoreError {
+        match error {
+            PostgresError::Unavailable(why)
+            | PostgresError::Retriable(why)
+            | PostgresError::RowExists(why)
+            | PostgresError::NoTable(why) => StoreError::Unavailable(why),
+            PostgresError::NoConnection(why) => StoreError::NoConnection(why),
+            PostgresError::Damaged(why) => {
+                tracing::error!(
+                    why,
+                    "invalid row in Postgres; its reader gets no data (see docs/postgres.md)"
+                );
                 StoreError::Damaged(why)
             }
-            Trouble::Store(error) => error,
+            PostgresError::Store(error) => error,
         }
     }
 
-    /// Runs a transaction until nobody else is in its way.
+    /// Runs a transaction, and repeats it while concurrent transactions prevent it, up to [`ATTEMPTS_MAX`] times.
     async fn run<T, F>(&self, once: impl Fn() -> F + Send) -> Result<T, StoreError>
     where
-        F: Future<Output = Result<T, Trouble>> + Send,
+        F: Future<Output = Result<T, PostgresError>> + Send,
     {
-        let mut pause = BACK_OFF;
-        for _ in 1..TRIES {
+        let mut pause = FIRST_BACK_OFF;
+        for _ in 1..ATTEMPTS_MAX {
             match once().await {
                 Ok(done) => return Ok(done),
-                Err(Trouble::Again(_)) => {}
-                Err(trouble) => return Err(Self::error(trouble)),
+                Err(PostgresError::Retriable(_)) => {}
+                Err(error) => return Err(Self::error(error)),
             }
             tokio::time::sleep(pause).await;
             pause *= 2;
@@ -163,37 +173,37 @@ impl Core {
         once().await.map_err(Self::error)
     }
 
-    /// One try; all of them or none. Of several, which one is in the way is not found out.
-    async fn archive_once(&self, archives: &[Archive<'_>]) -> Result<(), Trouble> {
+    /// Attempts to write all archives or none. If there are several, the error does not identify the invalid one.
+    async fn archive_once(&self, archives: &[Archive<'_>]) -> Result<(), PostgresError> {
         let mut session = self.owners().await?;
-        let done = owner::archive(&mut session, &self.weeks, archives).await;
-        if done.as_ref().is_err_and(Trouble::was_answered) {
+        let done = owner::archive(&mut session, &self.key_partitions, archives).await;
+        if done.as_ref().is_err_and(PostgresError::is_refusal) {
             session.roll_back().await;
         }
         match (done, archives) {
-            (Err(Trouble::Taken(why)), [one]) => {
-                let found = archive::find_taken(&mut session, one.delta).await?;
-                Err(found.map_or(Trouble::Away(why), Trouble::Store))
+            (Err(PostgresError::RowExists(why)), [one]) => {
+                let found = archive::find_existing_row(&mut session, one.delta).await?;
+                Err(found.map_or(PostgresError::Unavailable(why), PostgresError::Store))
             }
-            (Err(Trouble::NoTable(why)), _) => {
-                self.weeks.forget();
-                Err(Trouble::Again(why))
+            (Err(PostgresError::NoTable(why)), _) => {
+                self.key_partitions.clear();
+                Err(PostgresError::Retriable(why))
             }
             (other, _) => other,
         }
     }
 
-    /// Best effort: what does not succeed now does the next time.
-    async fn drop_forgotten(&self) -> Result<(), Trouble> {
-        let Ok(_alone) = self.dropping.try_lock() else { return Ok(()) };
-        key_partitions::drop_forgotten(&mut self.owners().await?).await
+    /// Drops expired weeks of keys, best effort: a failed drop is repeated by the next one.
+    async fn drop_expired(&self) -> Result<(), PostgresError> {
+        let Ok(_alone) = self.drop_lock.try_lock() else { return Ok(()) };
+        key_partitions::drop_expired(&mut self.owners().await?).await
     }
 }
 
-/// Partitions are numbered as Kafka does: below 2^31.
+/// Returns the column value of a partition number, which is below 2^31 as in Kafka.
 fn number(partition: u32) -> Result<i32, StoreError> {
-    let none = |_| StoreError::Unavailable(format!("there is no partition {partition}"));
-    i32::try_from(partition).map_err(none)
+    let invalid = |_| StoreError::Unavailable(format!("there is no partition {partition}"));
+    i32::try_from(partition).map_err(invalid)
 }
 
 #[async_trait]
@@ -211,16 +221,16 @@ impl Store for PostgresStore {
         match archive::weight(delta) {
             Some(weight) => {
                 let delta = delta.clone();
-                send(&self.core, Portion { partition, fence, delta, weight }).await?;
+                send(&self.core, SmallArchive { partition, fence, delta, weight }).await?;
             }
             None => {
                 let one = &[Archive { partition, fence, delta }];
                 core.run(move || core.archive_once(one)).await?;
             }
         }
-        if core.weeks.may_drop(partition, delta.rules.keys_from) {
+        if core.key_partitions.may_drop(partition, delta.rules.keys_from) {
             let core = Arc::clone(&self.core);
-            tokio::spawn(async move { core.drop_forgotten().await });
+            tokio::spawn(async move { core.drop_expired().await });
         }
         Ok(())
     }
@@ -247,7 +257,7 @@ impl Store for PostgresStore {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
-        let page = Conversations { user: user.clone(), after: after.cloned(), limit };
+        let page = MembershipsQuery { user: user.clone(), after: after.cloned(), limit };
         send(&self.core, page).await
     }
 
@@ -269,24 +279,25 @@ impl Store for PostgresStore {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
-        send(&self.core, Summaries { conversation: conversation.clone(), of: of.cloned() }).await
+        send(&self.core, SummaryQuery { conversation: conversation.clone(), of: of.cloned() }).await
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         if changes.is_empty() {
             return Ok(());
         }
-        send(&self.core, Save(changes.to_vec())).await
+        send(&self.core, MarksUpdate(changes.to_vec())).await
     }
 
     async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        let before = send(&self.core, Wishes(user.clone())).await?;
-        // Most logins wish nothing new: they only read.
+        let before = send(&self.core, SettingsQuery(user.clone())).await?;
+        // Most logins do not change the settings, and only read.
         if now.over(before) == before {
             return Ok(before);
         }
         let core = &*self.core;
-        core.run(move || async move { marks::wish(&mut core.readers().await?, user, now).await }).await
+        core.run(move || async move { marks::merge_settings(&mut core.readers().await?, user, now).await })
+            .await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -1,55 +1,57 @@
-//! What a user keeps of a conversation: how far it is read and cleared, and what is hidden (DESIGN 6.6, user level).
+//! Personal state of a user in a conversation, shared by all devices: read mark, cleared mark and hidden entries.
 
-/// A place in a conversation, and what lies up to there: so that unread is a subtraction (DESIGN 6.8).
+/// Position in a conversation with its message counts, so that the unread count is a subtraction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// Everything up to here.
+    /// Seq of the position, inclusive.
     pub seq: u64,
-    /// How many messages the conversation has up to there.
+    /// Number of messages up to the position.
     pub messages: u64,
-    /// How many of them are the user's own.
+    /// Number of the user's own messages among them.
     pub own: u64,
 }
 
-/// An entry that the user has taken away for themselves.
+/// Entry that the user has hidden from their own history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hidden {
-    /// Which.
+    /// Seq of the entry.
     pub seq: u64,
-    /// Whether it would count as unread above the marks: a message of another, said while the user was in.
+    /// Whether the entry would count as unread above the marks: another user's message, sent while the user was a
+    /// member.
     pub counts: bool,
 }
 
-/// How a user stands to the history of a conversation; shared by their devices.
+/// Read, cleared and hidden state of one user in one conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// Up to where the user has read.
+pub struct UserState {
+    /// Read mark.
     pub mark: Mark,
-    /// Up to where the user has cleared.
+    /// Cleared mark.
     pub cleared: Mark,
-    /// What the user has hidden above that, ascending.
+    /// Hidden entries above the cleared mark, ascending.
     pub hidden: Vec<Hidden>,
 }
 
-/// A change of a [`Level`].
+/// Change of a [`UserState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Personal {
-    /// It is read up to there.
+    /// Moves the read mark.
     Read(Mark),
-    /// It is cleared up to there.
+    /// Moves the cleared mark.
     Cleared(Mark),
-    /// These are hidden, too.
+    /// Hides more entries.
     Hidden {
-        /// Which, ascending.
+        /// Entries to hide, ascending.
         seqs: Vec<Hidden>,
-        /// Those up to here need not be remembered: they are gone for everybody, and read.
+        /// Drops stored hidden entries up to this seq: they are read, and removed for all users.
         forget: u64,
     },
 }
 
-impl Level {
-    /// Takes the change over; false = there was nothing to change. Marks at a lower seq change nothing, and what is
-    /// cleared is not remembered as hidden.
+impl UserState {
+    /// Applies the change and returns whether it changed anything.
+    ///
+    /// A mark at a lower or equal seq changes nothing. Entries up to the cleared mark are not stored as hidden.
     pub fn apply(&mut self, change: &Personal) -> bool {
         match change {
             Personal::Read(mark) if mark.seq > self.mark.seq => self.mark = *mark,
@@ -63,8 +65,8 @@ impl Level {
                 self.hidden.retain(|it| it.seq > *forget);
                 let mut changed = self.hidden.len() < before;
                 for new in seqs.iter().filter(|it| it.seq > self.cleared.seq) {
-                    if let Err(place) = self.hidden.binary_search_by_key(&new.seq, |it| it.seq) {
-                        self.hidden.insert(place, *new);
+                    if let Err(index) = self.hidden.binary_search_by_key(&new.seq, |it| it.seq) {
+                        self.hidden.insert(index, *new);
                         changed = true;
                     }
                 }
@@ -74,12 +76,12 @@ impl Level {
         true
     }
 
-    /// Whether the user has hidden that entry.
+    /// Returns whether the user has hidden the entry.
     pub fn hides(&self, seq: u64) -> bool {
         self.hidden.binary_search_by_key(&seq, |it| it.seq).is_ok()
     }
 
-    /// Below it nothing is unread: the higher of the two marks.
+    /// Returns the higher of the two marks; nothing up to it is unread.
     pub fn floor(&self) -> Mark {
         if self.cleared.seq > self.mark.seq { self.cleared } else { self.mark }
     }
@@ -98,16 +100,16 @@ mod tests {
     }
 
     #[test]
-    fn marks_move_forward_and_what_is_cleared_is_not_remembered_as_hidden() {
-        let mut level = Level::default();
-        assert!(level.apply(&hide(&[3, 9], 0)) && level.apply(&hide(&[5], 0)));
-        assert!(!level.apply(&hide(&[5], 0)), "once");
-        assert!(level.apply(&Personal::Read(at(4))) && !level.apply(&Personal::Read(at(4))));
-        assert_eq!((level.floor().seq, level.hides(5), level.hides(4)), (4, true, false));
-        assert!(level.apply(&Personal::Cleared(at(6))) && !level.apply(&Personal::Cleared(at(5))));
-        assert_eq!((level.floor().seq, level.hidden.len()), (6, 1));
-        assert!(!level.apply(&hide(&[2, 6], 0)), "cleared already");
-        assert!(level.apply(&hide(&[11], 9)), "9 is gone for everybody");
-        assert_eq!(level.hidden.iter().map(|it| it.seq).collect::<Vec<_>>(), [11]);
+    fn marks_move_forward_and_cleared_entries_are_not_hidden() {
+        let mut state = UserState::default();
+        assert!(state.apply(&hide(&[3, 9], 0)) && state.apply(&hide(&[5], 0)));
+        assert!(!state.apply(&hide(&[5], 0)), "once");
+        assert!(state.apply(&Personal::Read(at(4))) && !state.apply(&Personal::Read(at(4))));
+        assert_eq!((state.floor().seq, state.hides(5), state.hides(4)), (4, true, false));
+        assert!(state.apply(&Personal::Cleared(at(6))) && !state.apply(&Personal::Cleared(at(5))));
+        assert_eq!((state.floor().seq, state.hidden.len()), (6, 1));
+        assert!(!state.apply(&hide(&[2, 6], 0)), "cleared already");
+        assert!(state.apply(&hide(&[11], 9)), "9 is removed for all users");
+        assert_eq!(state.hidden.iter().map(|it| it.seq).collect::<Vec<_>>(), [11]);
     }
 }

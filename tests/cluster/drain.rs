@@ -136,7 +136,7 @@ fn tail_moves_to_another_node_and_shows_everything_once() {
     cluster.node(0).http("POST", "/v1/drain", "");
     // At its slot, which is soon: it would be cut after 15 s, and say something else.
     eventually("it moves", || said().contains("listening as bob on n2").then_some(()));
-    assert!(said().contains("n1: it leaves; moved"), "{}", said());
+    assert!(said().contains("n1: it is draining; moved"), "{}", said());
     ann.text("bob", "m2", "two");
     ann.text("bob", "m3", "three");
     let status = eventually("it has seen three", || tail.try_wait().expect("a child"));

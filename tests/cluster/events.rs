@@ -122,7 +122,7 @@ impl Listener {
         twice
     }
 
-    /// Waits until each of them has left once; within 15 s of `began`, by when presence is right (DESIGN 7).
+    /// Waits until each of them has left once; within 15 s of `began`, by when presence is right.
     pub(crate) fn all_left(&mut self, users: &[String], began: Instant) {
         while let Some(user) = users.iter().find(|user| self.offlines(user) != 1) {
             assert!(began.elapsed() < Duration::from_secs(15), "nobody says that {user} left");

@@ -91,7 +91,7 @@ fn a_single_nodes_data_moves_into_a_cluster_and_nothing_is_renumbered() {
     assert!(exported.status.success(), "{exported:?}");
 
     let broken = changed(&export, 900, |_| "{\"row\":1}".to_owned());
-    refused(&cluster, &broken, &[], "nothing was imported: line 900: this is no line of an export");
+    refused(&cluster, &broken, &[], "nothing was imported: line 900: not a line of an export");
     let newer = changed(&export, 1, |line| line.replace("\"version\":1", "\"version\":2"));
     refused(&cluster, &newer, &["--dry-run"], "import it with the tidegate that wrote it");
     refused(&cluster, file, &["--set", "kafka.partitions=8"], "kafka.partitions");

@@ -9,7 +9,7 @@ use rdkafka::{
     client::DefaultClientContext,
     producer::{FutureProducer, FutureRecord},
 };
-use tidegate::ingest::intake::partition_of;
+use tidegate::bus::partition_of;
 use tidegate_protocol::{
     Code,
     codec::Wire,
@@ -104,7 +104,7 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
         let said = cluster.node(0).said();
         // What was sent to them meanwhile has made 2 as long as what is archived of it, and another log all the same.
         let end = if run == 0 { "ends at" } else { "is not the one that was archived" };
-        for (partition, why) in [(1, "were deleted before they were archived"), (2, end), (3, "ends at")] {
+        for (partition, why) in [(1, "were deleted unarchived"), (2, end), (3, "ends at")] {
             let of = format!("partition={partition}");
             let line = said.lines().find(|line| line.contains("LOG_REPLACED") && line.contains(&of));
             assert!(line.is_some_and(|line| line.contains(why)), "{partition}, {why}: {said}");

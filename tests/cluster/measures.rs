@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tidegate::ingest::intake::partition_of;
+use tidegate::bus::partition_of;
 use tidegate_protocol::{Code, codec::Wire, id::ConversationId};
 
 use crate::support::{Cluster, OwnKafka, Way, ask, eventually, send};

@@ -94,7 +94,7 @@ fn a_fourth_node_comes_and_goes_while_people_talk_and_every_message_keeps_its_pl
     });
     for (pair, (count, longest)) in pairs.iter_mut().zip(said) {
         assert!(count > 20, "{count} in {}", pair.place);
-        // A hand-over, not a crash (DESIGN 11: 1 s; here it is many at once on a busy machine).
+        // A hand-over, not a crash (promised within 1 s; here it is many at once on a busy machine).
         assert!(longest < Duration::from_secs(3), "{} waited {longest:?}", pair.place);
         let expected: Vec<_> = (1..=count).map(|n| (n, format!("m{n}"))).collect();
         for client in &mut pair.clients {

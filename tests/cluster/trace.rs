@@ -54,8 +54,8 @@ fn a_message_that_was_asked_for_is_followed_from_its_sender_to_the_ack_of_its_re
     ann.text("bob", "m1", "nobody asked for this one");
     let seq = bob_got(&mut bob);
     bob.ack("d:ann:bob", seq);
-    assert!(traced(&cluster, &["m1"]).starts_with("nothing is known of m1"));
-    assert!(traced(&cluster, &["m2"]).starts_with("nothing is known of m2"));
+    assert!(traced(&cluster, &["m1"]).starts_with("no steps recorded for m1"));
+    assert!(traced(&cluster, &["m2"]).starts_with("no steps recorded for m2"));
     ann.send(pb::Send { traceparent: TRACEPARENT.into(), ..send("bob", "m2", "but for this") });
     let seq = bob_got(&mut bob);
     bob.ack("d:ann:bob", seq);

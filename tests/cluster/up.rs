@@ -224,7 +224,7 @@ fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothin
         assert_eq!(parent(node.pid), up.child.id(), "it watches all of them");
     }
     for name in ["n1", "n2", "n3"] {
-        up.says(&format!("{}.{name}  made: partitions 1", place.ground.setting("kafka.node_topic=")));
+        up.says(&format!("{}.{name}  created: partitions 1", place.ground.setting("kafka.node_topic=")));
     }
 
     // In more terminals.
@@ -263,7 +263,7 @@ fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothin
     assert_eq!(kill.split_whitespace().nth(2), Some(nodes[0].pid.as_raw_nonzero().to_string().as_str()));
     kill_process(nodes[0].pid, Signal::KILL).expect("it runs");
     let ended = up.says("n1 ended");
-    assert!(ended.contains("SIGKILL") && ended.contains("the others go on"), "{ended}");
+    assert!(ended.contains("SIGKILL") && ended.contains("the others keep running"), "{ended}");
     let log = ended.rsplit(' ').next().expect("a file");
     assert!(place.folder.join(log).is_file(), "{ended}");
     tail.says("listening as bob on n2");

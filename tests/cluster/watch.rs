@@ -131,7 +131,7 @@ fn of_several_admin_ports_another_is_asked_where_a_node_stands_still_or_is_gone(
     let watch = Watch::start(&cluster, &words);
     let says = |from: usize, nth: usize| {
         eventually(&format!("n{} is asked", nth + 1), || {
-            let is_asked = |page: &String| page.contains(&format!("; {} says\n", ports[nth]));
+            let is_asked = |page: &String| page.contains(&format!("; reported by {}\n", ports[nth]));
             watch.pages(from).iter().position(is_asked).map(|at| from + at + 1)
         })
     };
@@ -141,7 +141,7 @@ fn of_several_admin_ports_another_is_asked_where_a_node_stands_still_or_is_gone(
     cluster.node(0).signal(Signal::CONT);
     // As long as that one answers nobody else is asked.
     let from = watch.shows(from, "n2", "again", |row| row["STATE"] == "ready");
-    assert!(watch.pages(from - 1)[0].contains(&format!("; {} says\n", ports[1])));
+    assert!(watch.pages(from - 1)[0].contains(&format!("; reported by {}\n", ports[1])));
     cluster.kill(1);
     says(from, 0);
 }

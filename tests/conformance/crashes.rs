@@ -8,7 +8,10 @@ use tidegate::{
     link::LocalLink,
     metrics,
     ports::Ports,
-    routes::{About, Lease, Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes, Token},
+    routes::{
+        Lease, Leases, NodeBoot, NodeDescription, NodeInfo, NodeState, RedisRoutes, Registration, Routes,
+        Token,
+    },
     scratch::MemoryScratch,
     store::MemoryStore,
 };
@@ -35,7 +38,7 @@ fn info(boot: &NodeBoot) -> NodeInfo {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
-        about: About::default(),
+        about: NodeDescription::default(),
         rules: 1,
     }
 }

@@ -379,5 +379,5 @@ fn a_foreign_a_newer_and_a_locked_directory_are_refused_with_the_cure() {
     fs::write(disk.path.join("format.json"), newer).unwrap();
     assert!(disk.refusal().contains("start the newer tidegate"));
     fs::write(disk.path.join("format.json"), "{}").unwrap();
-    assert!(disk.refusal().contains("no store of Tidegate"));
+    assert!(disk.refusal().contains("not a store of Tidegate"));
 }

@@ -115,7 +115,7 @@ async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing
         assert!((&mut second).now_or_never().is_none(), "both together are the bound");
         for partition in [0, 1, 2, 2, 2, 0, 1] {
             match at_once(bus.append(partition, one.clone())) {
-                Err(AppendError::Unavailable(why)) => assert!(why.contains("too much waits"), "{why}"),
+                Err(AppendError::Unavailable(why)) => assert!(why.contains("too many unconfirmed"), "{why}"),
                 other => panic!("{partition}: {other:?}"),
             }
         }

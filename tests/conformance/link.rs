@@ -11,8 +11,8 @@ use futures_util::future::join_all;
 use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
-        Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Link, LinkError, Listener, LocalLink, MemoryLink,
-        Secret, Session, Settings, Settled, Stray, Target, Told, Word,
+        Answer, AnswerStatus, ArchiveStatus, Ask, AskKey, BestEffortMessage, Delivery, GrpcLink, Landing,
+        Link, LinkError, Listener, LocalLink, MemoryLink, PublishedMark, Secret, Session, Settings, Target,
     },
     metrics,
     routes::NodeBoot,
@@ -177,12 +177,12 @@ async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
 }
 
 async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &World) {
-    let level = Ok(Settled::Level(end::level()));
+    let level = Ok(ArchiveStatus::ArchivedUpTo(end::level()));
     assert_eq!(world.link.settled(&world.there, Vec::new(), Duration::ZERO).await, level);
-    let told = vec![Told { owner: 1, to: u64::MAX }, Told { owner: u64::MAX, to: 0 }];
+    let told = vec![PublishedMark { owner: 1, to: u64::MAX }, PublishedMark { owner: u64::MAX, to: 0 }];
     assert_eq!(
         world.link.settled(&world.there, told.clone(), Duration::ZERO).await,
-        Ok(Settled::NotYet(told))
+        Ok(ArchiveStatus::NotYet(told))
     );
     let gate = world.end.hold();
     let link = Arc::clone(&world.link);
@@ -203,7 +203,7 @@ async fn what_was_not_answered_may_be_asked_again(world: &World) {
     };
     let asks: Vec<Ask> = (0..8).map(ask).collect();
     let words = world.link.answers_again(&here(), &world.there, asks.clone()).await;
-    assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<Word>>()));
+    assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<AnswerStatus>>()));
     // S1: conns and requests are numbers of one run of one node, so its end is told which one asks.
     assert_eq!(*world.end.asks.lock().unwrap(), [(here(), asks)]);
 }
@@ -238,15 +238,17 @@ async fn a_question_does_not_wait_behind_deliveries(world: &World) {
     assert_eq!(held.await, Ok(vec![vec![]]));
 }
 
-fn stray(n: u64) -> Stray {
+fn stray(n: u64) -> BestEffortMessage {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
     match n % 5 {
-        0 => Stray::Talk { room, push: frame() },
-        1 => Stray::Missed { room, count: n },
-        2 => Stray::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() },
-        3 => Stray::FanOut { group: conversation, record: frame() },
-        _ => Stray::Mark { conversation, user: user("ann"), seq: n, frame: frame() },
+        0 => BestEffortMessage::Talk { room, push: frame() },
+        1 => BestEffortMessage::Missed { room, count: n },
+        2 => {
+            BestEffortMessage::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() }
+        }
+        3 => BestEffortMessage::FanOut { group: conversation, record: frame() },
+        _ => BestEffortMessage::Mark { conversation, user: user("ann"), seq: n, frame: frame() },
     }
 }
 

@@ -118,7 +118,7 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
     }
 }
 
-/// DESIGN 6.8: marks are gathered.
+/// Changes of marks share a batch.
 #[tokio::test]
 async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() {
     let database = Database::new().await;

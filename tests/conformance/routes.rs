@@ -80,7 +80,7 @@ pub(crate) fn info(at: &NodeBoot) -> NodeInfo {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
-        about: tidegate::routes::About::default(),
+        about: tidegate::routes::NodeDescription::default(),
         rules: 1,
     }
 }

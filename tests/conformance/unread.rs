@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    conversation::{clear, hide, history, mark_read, read_position::Above, reader::Reader, sync},
+    conversation::{clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, sync},
     embedded::EmbeddedStore,
     fault::{Fault, FaultPlan, Faulty, Gate},
     store::{Mark, MemoryStore, Store},
@@ -158,7 +158,8 @@ impl World {
             }
             Op::Read(who, tenths) => {
                 let seq = last * tenths / 10;
-                let read = mark_read::read(&*self.store, &user(USERS[who]), &g, seq, Above::Nothing).await;
+                let read =
+                    mark_read::read(&*self.store, &user(USERS[who]), &g, seq, BeyondHead::Nothing).await;
                 if self.naive.ever[who] {
                     let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
                     let moved = seq > self.naive.read[who];
@@ -197,7 +198,8 @@ impl World {
     }
 
     async fn clear(&mut self, who: usize, seq: u64) {
-        let cleared = clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq, Above::Nothing).await;
+        let cleared =
+            clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq, BeyondHead::Nothing).await;
         if !self.naive.ever[who] {
             return assert_eq!(cleared, Err((Code::NotAMember, "")));
         }
@@ -209,7 +211,8 @@ impl World {
 
     async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
         let asked: Vec<u64> = seqs.iter().copied().collect();
-        let hidden = hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked, Above::Nothing).await;
+        let hidden =
+            hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked, BeyondHead::Nothing).await;
         if !self.naive.ever[who] {
             return assert_eq!(hidden, Err((Code::NotAMember, "")));
         }
@@ -352,7 +355,7 @@ async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count
         plan.plan("page", Fault::Hold(gate.clone()));
         let faulty: Arc<dyn Store> = Arc::new(Faulty::new(store, plan));
         let read = tokio::spawn(async move {
-            mark_read::read(&*faulty, &user("ann"), &group("g"), 3, Above::Nothing).await
+            mark_read::read(&*faulty, &user("ann"), &group("g"), 3, BeyondHead::Nothing).await
         });
         while gate.reached() == 0 && !read.is_finished() {
             tokio::task::yield_now().await;

@@ -22,7 +22,7 @@ const GROUPS: &[(u16, &str)] = &[
     (1000, "1xxx: protocol"),
     (2000, "2xxx: who and whether"),
     (3000, "30xx: closed, come back"),
-    (3500, "35xx: closed for good"),
+    (3500, "35xx: closed, do not come back"),
     (4000, "4xxx: flow, order, load"),
 ];
 

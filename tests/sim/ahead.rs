@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use tidegate::{
+    bus::partition_of,
     fault::{Fault, Gate},
-    ingest::intake::partition_of,
     routes::{Lease, Registration, Routes as _},
     store::Store as _,
 };

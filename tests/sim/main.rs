@@ -26,7 +26,7 @@ use std::{
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate::{
-    ingest::intake::partition_of,
+    bus::partition_of,
     link::MemoryLink,
     routes::{Leases, MemoryRoutes, NodeRow},
     store::{Direction, MemoryStore, PageQuery, Store},

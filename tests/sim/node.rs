@@ -4,12 +4,15 @@ use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
     bus::Bus,
-    cluster::Seen,
-    delivery::{answer_cache::Answered, local::Outbound, peer_queue::Couriers, router::Reach},
+    cluster::PeerSnapshot,
+    delivery::{
+        answer_cache::AnswerCache, local::LocalDispatcher, peer_queue::PeerQueues, pending::Pending,
+        router::Router,
+    },
     directory::Directory,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     ingest::{
-        admin::{Admin, Pending},
+        admin::Admin,
         intake::{self, Intake},
         recovery,
     },
@@ -17,7 +20,8 @@ use tidegate::{
     mail::ShardHandles,
     metrics,
     partition::{
-        assignment::{self, Owning},
+        assignment::{self, OwnerContext},
+        dispatcher::Dispatcher,
         owner,
         retention::{self, Keep},
         rules,
@@ -64,6 +68,27 @@ impl Way {
     }
 }
 
+/// Settings of the owners of all nodes.
+fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Settings {
+    owner::Settings {
+        small_group_max: 500,
+        retention: keep_forever(),
+        rules,
+        answers_first: answers_first.then_some(Duration::ZERO),
+        panic_on_msg_id: String::new(),
+    }
+}
+
+/// Retention that deletes nothing.
+fn keep_forever() -> retention::Settings {
+    retention::Settings {
+        node: Keep::parse("forever").expect("it is sound"),
+        every: Duration::from_secs(86_400),
+        keys: Duration::from_secs(86_400 * 30),
+        wall_ms: || 1,
+    }
+}
+
 impl SimNode {
     /// A node of a version that knows the ledger's rules up to `known`.
     pub(crate) fn start(world: &Rc<World>, nth: usize, boot: u64, seed: u64, known: u32) -> Self {
@@ -90,51 +115,51 @@ impl SimNode {
         assert!(shards.set(Vec::new()).is_ok());
         let (intake, outlets) = Intake::new(1 << 20);
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let metrics = metrics::install().0;
-        let answered = Arc::new(Answered::default());
+        let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
             .answering(answered.clone(), ports.clone());
         let faulty_end = FaultPlan::none();
         let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));
-        let asked_by = pending.clone();
-        let couriers = Couriers::new(&ports, metrics.clone());
+        let couriers = PeerQueues::new(&ports, metrics.clone());
         let plain = {
             let me = me.clone();
-            move || Outbound::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
+            let (directory, pending) = (directory.clone(), pending.clone());
+            move || LocalDispatcher::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
         let append = tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         let asking =
-            recovery::ask_again(ports.clone(), asked_by.clone(), answered.clone(), plain(), metrics.clone());
+            recovery::ask_again(ports.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
-        let retention = retention::Settings {
-            node: Keep::parse("forever").expect("it is sound"),
-            every: Duration::from_secs(86_400),
-            keys: Duration::from_secs(86_400 * 30),
-            wall_ms: || 1,
-        };
         let rules = rules::Settings { known, settle: SETTLE, ..rules::Settings::default() };
         let reaching = Arc::clone(&ports);
-        let owning = Owning {
+        let owning = OwnerContext {
             ports: Arc::clone(&ports),
             answered: Some(answered),
             logins: None,
-            outbound: Box::new(move || plain().with_reach(Reach::start(&reaching, Arc::clone(&couriers)))),
-            settings: owner::Settings {
-                small_group_max: 500,
-                retention,
-                rules,
-                answers_first: world.answers_first.then_some(Duration::ZERO),
-                panic_on_msg_id: String::new(),
-            },
+            dispatcher: Box::new(move || {
+                Dispatcher::clustered(plain(), Router::start(&reaching, Arc::clone(&couriers)), None)
+            }),
+            settings: owner_settings(rules, world.answers_first),
             metrics,
             leaving: leaving.clone(),
         };
         let owners = Some(tokio::spawn(assignment::own_all(owning)));
-        let (end, tasks) = (faulty_end, [append, asking]);
-        let lease = Cell::new(Lease::Live);
-        Self { me, admin, bus, plans, end, leaving, owners, tasks, ports, rules, lease }
+        let tasks = [append, asking];
+        Self {
+            me,
+            admin,
+            bus,
+            plans,
+            end: faulty_end,
+            leaving,
+            owners,
+            tasks,
+            ports,
+            rules,
+            lease: Cell::new(Lease::Live),
+        }
     }
 
     pub(crate) fn way(&self) -> Way {
@@ -154,7 +179,7 @@ impl SimNode {
             owns: owned.list(),
             stands: owned.standings(),
             asserting: false,
-            about: tidegate::routes::About::default(),
+            about: tidegate::routes::NodeDescription::default(),
             rules: self.rules.announced(),
         };
         NodeRow { info, beat: 1, lease: self.lease.get() }
@@ -173,7 +198,13 @@ impl SimNode {
     /// It hears what the nodes say of themselves.
     pub(crate) fn hear(&self, rows: &[NodeRow]) {
         let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
-        self.ports.peers.set(Seen { rows: rows.into(), others, stale: false, doubtful: false, losses: 0 });
+        self.ports.peers.set(PeerSnapshot {
+            rows: rows.into(),
+            others,
+            stale: false,
+            doubtful: false,
+            losses: 0,
+        });
     }
 
     /// The plan of faults of its store, and of its link.

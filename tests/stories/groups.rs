@@ -123,7 +123,7 @@ fn no_late_start(acked_at_welcome: u64, first_push: u64) {
     );
 }
 
-/// DESIGN 6.4: a message is either older than what the login has seen, or it is pushed.
+/// A message is either older than what the login has seen, or it is pushed.
 #[test]
 fn a_login_in_the_middle_of_talk_has_no_hole() {
     let node = TestNode::start(|config| config.node.shards = 3);

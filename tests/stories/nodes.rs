@@ -74,7 +74,7 @@ fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
     let began = Stopwatch::start();
     node.admin("POST", "/v1/drain", &Value::Null);
     eventually("the node says that it is cordoned", || (state() == "cordoned").then_some(()));
-    assert!(began.elapsed() < tidegate::lease::RENEW_EVERY, "sooner than in its turn");
+    assert!(began.elapsed() < tidegate::lease::RENEW_INTERVAL, "sooner than in its turn");
     node.admin("DELETE", "/v1/drain", &Value::Null);
     eventually("the node is back", || (state() == "ready").then_some(()));
 }

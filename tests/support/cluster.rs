@@ -280,7 +280,7 @@ impl Cluster {
         // The broker takes its time to delete one.
         eventually("the topic is made again", || {
             let said = self.try_ensure_topics(self.nodes.len()).ok()?;
-            said.contains(&format!("{topic}  made")).then_some(())
+            said.contains(&format!("{topic}  created")).then_some(())
         });
     }
 

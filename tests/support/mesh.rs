@@ -16,24 +16,28 @@ use tidegate::{
     auth::{self, Verifier},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
-    cluster::Seen,
+    cluster::PeerSnapshot,
     config,
     conversation::recall::Recaller,
-    delivery::{best_effort::Beside, local::Outbound, peer_queue::Couriers, router::Reach},
+    delivery::{
+        best_effort::BestEffortSender, local::LocalDispatcher, peer_queue::PeerQueues, pending::Pending,
+        router::Router,
+    },
     directory::Directory,
     fault::{FaultPlan, Faulty},
     ingest::{
-        admin::{Admin, Pending},
+        admin::Admin,
         intake::{self, Intake},
     },
-    large_group::{publisher::Spread, subscriber::Crowds},
-    link::{Link, MemoryLink, StrayLanes},
+    large_group::{publisher::GroupPublisher, subscriber::GroupSubscriber},
+    link::{BestEffortQueues, Link, MemoryLink},
     login,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics,
     net::upgrade,
     partition::{
-        assignment::{self, Owning},
+        assignment::{self, OwnerContext},
+        dispatcher::Dispatcher,
         owner,
         retention::{self, Keep},
         rules,
@@ -41,7 +45,7 @@ use tidegate::{
     peer::Peer,
     ports::Ports,
     room::Rooms,
-    routes::{About, Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
+    routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
     shard::{self, Caps, Context},
     store::{MemoryStore, Store},
@@ -142,7 +146,7 @@ impl Mesh {
         });
         for node in &self.nodes {
             let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
-            let seen = Seen { rows: rows.clone().into(), others, stale: false, doubtful, losses };
+            let seen = PeerSnapshot { rows: rows.clone().into(), others, stale: false, doubtful, losses };
             node.ports.peers.set(seen);
         }
     }
@@ -158,7 +162,7 @@ impl Mesh {
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
         let seen = peers.seen();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
-        peers.set(Seen { others: known, ..seen });
+        peers.set(PeerSnapshot { others: known, ..seen });
     }
 
     /// A logged-in connection without a chain.
@@ -260,10 +264,10 @@ impl Mesh {
         let (plain_me, shards, users) = (me.clone(), Arc::clone(&handles), Arc::clone(&directory));
         let plain = move || {
             let (directory, pending) = (Arc::clone(&directory), Arc::clone(&pending));
-            Outbound::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
+            LocalDispatcher::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
         };
         let feed = self.runtime.block_on(ports.bus.consume_node(&me)).expect("a topic");
-        let crowds = Crowds::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
+        let crowds = GroupSubscriber::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
         let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&ports));
         self.link.add(me.clone(), Arc::new(end));
         tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
@@ -299,19 +303,19 @@ impl Mesh {
     fn own(
         &self,
         ports: &Arc<Ports>,
-        crowds: Arc<Crowds>,
-        plain: impl Fn() -> Outbound + Send + Sync + 'static,
+        crowds: Arc<GroupSubscriber>,
+        plain: impl Fn() -> LocalDispatcher + Send + Sync + 'static,
         metrics: metrics::Metrics,
     ) {
-        let (reaching, couriers) = (Arc::clone(ports), Couriers::new(ports, metrics.clone()));
-        let strays = StrayLanes::new(Arc::clone(&ports.link), self.runtime.handle().clone(), metrics.clone());
-        let spread = Spread::start(ports, crowds, strays, metrics.clone());
-        let outbound = move || {
-            plain()
-                .with_reach(Reach::start(&reaching, Arc::clone(&couriers)))
-                .with_spread(Arc::clone(&spread))
+        let (reaching, couriers) = (Arc::clone(ports), PeerQueues::new(ports, metrics.clone()));
+        let strays =
+            BestEffortQueues::new(Arc::clone(&ports.link), self.runtime.handle().clone(), metrics.clone());
+        let spread = GroupPublisher::start(ports, crowds, strays, metrics.clone());
+        let dispatcher = move || {
+            let router = Router::start(&reaching, Arc::clone(&couriers));
+            Dispatcher::clustered(plain(), router, Some(Arc::clone(&spread)))
         };
-        tokio::spawn(assignment::own_all(owning(Arc::clone(ports), Box::new(outbound), metrics)));
+        tokio::spawn(assignment::own_all(owning(Arc::clone(ports), Box::new(dispatcher), metrics)));
     }
 
     fn context(
@@ -323,7 +327,7 @@ impl Mesh {
     ) -> Context {
         let (directory, metrics) = (Arc::new(Directory::default()), metrics::install().0);
         let runtime = self.runtime.handle();
-        let lanes = StrayLanes::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let lanes = BestEffortQueues::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
         let rooms = Arc::new(Rooms::among_others(
             Arc::clone(numbers),
             Arc::clone(ports),
@@ -347,13 +351,17 @@ impl Mesh {
             linger: Duration::from_secs(1),
             upgrade: upgrade::Policy::default(),
             verifier: Arc::new(Verifier::hs256(KEY)),
-            assigner: Arc::new(Assigner::new(Arc::clone(ports), About::default(), Duration::from_secs(10))),
+            assigner: Arc::new(Assigner::new(
+                Arc::clone(ports),
+                NodeDescription::default(),
+                Duration::from_secs(10),
+            )),
             directory,
             handles: ShardHandles::default(),
             intake: Arc::clone(intake),
             ports: Arc::clone(ports),
             rooms,
-            beside: Some(Beside::start(runtime, ports, lanes, metrics.clone())),
+            best_effort: Some(BestEffortSender::start(runtime, ports, lanes, metrics.clone())),
             runtime: runtime.clone(),
             metrics,
             panic_on_msg_id: String::new(),
@@ -383,9 +391,9 @@ fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr
 
 fn owning(
     ports: Arc<Ports>,
-    outbound: Box<dyn Fn() -> Outbound + Send + Sync>,
+    dispatcher: Box<dyn Fn() -> Dispatcher + Send + Sync>,
     metrics: metrics::Metrics,
-) -> Owning {
+) -> OwnerContext {
     let retention = retention::Settings {
         node: Keep::parse("forever").expect("it is sound"),
         every: Duration::from_secs(86_400),
@@ -400,7 +408,7 @@ fn owning(
         panic_on_msg_id: String::new(),
     };
     let leaving = CancellationToken::new();
-    Owning { ports, answered: None, logins: None, outbound, settings, metrics, leaving }
+    OwnerContext { ports, answered: None, logins: None, dispatcher, settings, metrics, leaving }
 }
 
 impl MeshNode {
@@ -420,7 +428,7 @@ impl MeshNode {
             owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
             stands: Vec::new(),
             asserting: false,
-            about: About::default(),
+            about: NodeDescription::default(),
             rules: 1,
         }
     }

@@ -1,6 +1,6 @@
 //! The rules that look at one file, or at one file against the rest. Messages say what to do.
 
-use crate::{arrows, source::Source};
+use crate::{arrows, circles, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -27,6 +27,11 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("file-length", |all| each(all, file_length)),
     ("function-length", |all| each(all, function_length)),
     ("arrows", arrows::arrows),
+    ("circle-of-rooms", circles::of_rooms),
+    ("circle-of-files", circles::of_files),
+    ("banned-words", |all| each(all, words::banned)),
+    ("no-design", |all| each(all, words::design)),
+    ("subject", |all| each(all, words::subject)),
     ("pure-protocol", |all| each(all, pure_protocol)),
     ("bounded", |all| each(all, bounded)),
     ("honest-tests", |all| each(all, honest_tests)),

@@ -105,7 +105,7 @@ enum Command {
         /// Minutes for the items whose duration can be chosen; builds and the simulation take another half hour.
         #[arg(long, default_value_t = 60)]
         minutes: u64,
-        /// These items only.
+        /// The items to run; all without any.
         items: Vec<String>,
     },
     /// Write the pages that are generated from the code.

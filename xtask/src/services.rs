@@ -89,7 +89,7 @@ impl Start<'_> {
     }
 
     /// The folder of another service of the same shell.
-    fn beside(&self, name: &str) -> PathBuf {
+    fn sibling(&self, name: &str) -> PathBuf {
         self.folder.with_file_name(name)
     }
 }

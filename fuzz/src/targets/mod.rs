@@ -1,6 +1,7 @@
-//! What must hold for any bytes, one function a target: fuzzed by `fuzz_targets/`, replayed by `protocol/tests/wire/corpus.rs`.
+//! Properties that hold for all inputs, one function per target.
 //!
-//! To add one: a function here, its line in [`ALL`], a file in `fuzz_targets/`, a `[[bin]]`, a folder in `corpus/`.
+//! `fuzz_targets/` fuzzes them, and `protocol/tests/wire/corpus.rs` replays the corpus. A new target needs a function
+//! here, a line in [`ALL`], a file in `fuzz_targets/`, a `[[bin]]` and a folder in `corpus/`.
 
 pub mod session;
 pub mod ws;
@@ -17,10 +18,10 @@ use tidegate_protocol::{
 
 use self::{session::session, ws::ws};
 
-/// A target: it panics when something doesn't hold.
+/// Fuzz target, which panics if a property does not hold.
 pub type Target = fn(&[u8]);
 
-/// All targets by name.
+/// All targets of this module, by name.
 pub const ALL: &[(&str, Target)] = &[
     ("tcp", tcp),
     ("json", json),
@@ -31,42 +32,44 @@ pub const ALL: &[(&str, Target)] = &[
     ("session", session),
 ];
 
-/// The limit of frames here; small, so that a fuzzer reaches it.
+/// Limit of a frame in bytes; small, so that a fuzzer reaches it.
 const FRAME_BYTES_MAX: usize = 300;
 
-/// A stream of protobuf frames gives the same frames and the same end whether it comes at once or byte by byte.
+/// Checks that a stream of protobuf frames is split the same way whether it arrives whole or byte by byte.
 pub fn tcp(data: &[u8]) {
-    let (at_once, by_byte) = (cut(data, data.len(), Framing::Proto), cut(data, 1, Framing::Proto));
-    assert_eq!(at_once, by_byte);
-    at_once.0.iter().for_each(|payload| client_payload(payload, Framing::Proto));
+    let whole = split_stream(data, data.len(), Framing::Proto);
+    let by_byte = split_stream(data, 1, Framing::Proto);
+    assert_eq!(whole, by_byte);
+    whole.0.iter().for_each(|payload| client_payload(payload, Framing::Proto));
 }
 
-/// A stream of JSON lines does so too; and all of it is also tried as one payload of either side.
+/// Checks the same for a stream of JSON lines, and decodes all of it as one payload of either side.
 pub fn json(data: &[u8]) {
-    let (at_once, by_byte) = (cut(data, data.len(), Framing::Json), cut(data, 1, Framing::Json));
-    assert_eq!(at_once, by_byte);
-    at_once.0.iter().for_each(|payload| client_payload(payload, Framing::Json));
+    let whole = split_stream(data, data.len(), Framing::Json);
+    let by_byte = split_stream(data, 1, Framing::Json);
+    assert_eq!(whole, by_byte);
+    whole.0.iter().for_each(|payload| client_payload(payload, Framing::Json));
     client_payload(data, Framing::Json);
     server_payload(data, Framing::Json);
 }
 
-/// A protobuf payload of either side is malformed, or a frame that can be written again.
+/// Checks that a protobuf payload of either side is malformed, or a frame that round-trips.
 pub fn client_proto(data: &[u8]) {
     client_payload(data, Framing::Proto);
     server_payload(data, Framing::Proto);
 }
 
-/// The preface is told as soon as it can be, and never otherwise later.
+/// Checks that the preface is detected as early as possible, and never changes with more bytes.
 pub fn preface(data: &[u8]) {
-    let mut told = None;
+    let mut detected = None;
     for end in 0..=data.len().min(64) {
         let now = detect(&data[..end]);
-        match told {
+        match detected {
             Some(before) => assert_eq!(now, before),
-            None if now != Detect::NeedMore => told = Some(now),
+            None if now != Detect::NeedMore => detected = Some(now),
             None => {
-                let open = Preface::ALL.iter().filter(|(sign, _)| sign.starts_with(&data[..end]));
-                assert!(open.count() > 0);
+                let possible = Preface::ALL.iter().filter(|(first, _)| first.starts_with(&data[..end]));
+                assert!(possible.count() > 0);
             }
         }
     }
@@ -75,25 +78,26 @@ pub fn preface(data: &[u8]) {
     }
 }
 
-/// Bytes of the log are no record, or one that can be written and read again.
+/// Checks that bytes of the log are not a record, or one that round-trips.
 pub fn record(data: &[u8]) {
     if let Ok(record) = Record::decode(data.to_vec().into()) {
         assert_eq!(Record::decode(record.encode()), Ok(record));
     }
 }
 
-/// The payloads of a stream that comes in pieces of `piece` bytes, how many bytes are left over, and the error.
-fn cut(data: &[u8], piece: usize, framing: Framing) -> (Vec<&[u8]>, usize, Option<Code>) {
-    let (mut start, mut seen, mut scanned, mut payloads) = (0, 0, 0, Vec::new());
-    while seen < data.len() {
-        seen = data.len().min(seen + piece);
+/// Splits a stream that arrives in pieces of `piece` bytes; returns its payloads, the number of remaining bytes, and
+/// the error.
+fn split_stream(data: &[u8], piece: usize, framing: Framing) -> (Vec<&[u8]>, usize, Option<Code>) {
+    let (mut start, mut arrived, mut scanned, mut payloads) = (0, 0, 0, Vec::new());
+    while arrived < data.len() {
+        arrived = data.len().min(arrived + piece);
         loop {
-            let input = &data[start..seen];
-            let answer = match framing {
+            let input = &data[start..arrived];
+            let result = match framing {
                 Framing::Proto => split(input, FRAME_BYTES_MAX),
                 Framing::Json => split_line(input, scanned, FRAME_BYTES_MAX),
             };
-            match answer {
+            match result {
                 Ok(Split::Frame { payload, consumed }) => {
                     assert!(payload.len() <= FRAME_BYTES_MAX && consumed > 0);
                     payloads.push(&input[payload]);
@@ -105,12 +109,12 @@ fn cut(data: &[u8], piece: usize, framing: Framing) -> (Vec<&[u8]>, usize, Optio
                     scanned = input.len();
                     break;
                 }
-                // What is left over after an error depends on how much was there, so it is not compared.
+                // After an error the remaining bytes depend on how many had arrived, so they are not compared.
                 Err(error) => return (payloads, 0, Some(error.code())),
             }
         }
     }
-    (payloads, seen - start, None)
+    (payloads, arrived - start, None)
 }
 
 fn client_payload(payload: &[u8], framing: Framing) {
@@ -139,7 +143,7 @@ fn server_payload(payload: &[u8], framing: Framing) {
     }
 }
 
-/// The frame, unless the payload is empty or refused as it may be.
+/// Returns the frame, `None` if the payload is empty or malformed; other errors fail.
 fn read<F>(decoded: Result<Decoded<F>, WireError>) -> Option<F> {
     match decoded {
         Ok(Decoded::Frame(frame)) => Some(frame),
@@ -151,7 +155,7 @@ fn read<F>(decoded: Result<Decoded<F>, WireError>) -> Option<F> {
     }
 }
 
-/// JSON has no place for fields of content that are not known.
+/// Removes unknown fields of the content, which the JSON form does not have.
 fn without_unknown(mut frame: pb::ClientFrame) -> pb::ClientFrame {
     if let Some(pb::client_frame::Body::Send(send)) = &mut frame.body
         && let Some(content) = &mut send.content

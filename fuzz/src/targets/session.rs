@@ -1,4 +1,4 @@
-//! A session under any frames, answers and times, with a driver that does what it must and no more.
+//! Fuzz target for the session: any frames, answers and times, with a minimal driver.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,7 +13,7 @@ use tidegate_protocol::{
     pb,
 };
 
-/// Steps of a kind byte and its arguments, until one is cut off; see [`Driver::step`].
+/// Runs the steps in `data`, each a kind byte with arguments, until one is incomplete; see [`Driver::step`].
 pub fn session(data: &[u8]) {
     let limits = Limits {
         in_flight_max: 4,
@@ -45,12 +45,12 @@ struct Driver {
     session: Session,
     limits: Limits,
     now: Time,
-    /// Submissions without an answer.
+    /// Tickets of submissions without an answer.
     open: VecDeque<u64>,
     joins: VecDeque<(u64, RoomId)>,
-    /// The open query, if there is one.
+    /// Id of the open query, if there is one.
     queries: VecDeque<u64>,
-    /// How the next submission is refused at once.
+    /// Code that refuses the next submission.
     refusal: Option<Code>,
     tickets: u64,
     closed: bool,
@@ -71,7 +71,7 @@ fn id(text: &str) -> MsgId {
 }
 
 impl Driver {
-    /// One input to the session; none when the data is at its end.
+    /// Feeds one input to the session; `None` at the end of the data.
     fn step(&mut self, input: &mut &[u8]) -> Option<()> {
         let now = self.now;
         match byte(input)? % 10 {
@@ -92,11 +92,11 @@ impl Driver {
                 self.input(|s, l, now, out| s.logged_in(login, l, now, out));
             }
             4 => {
-                let (which, how) = (byte(input)?, byte(input)?);
-                let ticket = self.open.remove(usize::from(which) % self.open.len().max(1));
-                // One that was never given, or not any more, must do no harm either.
-                let ticket = ticket.unwrap_or(which.into());
-                self.input(|s, l, now, out| s.answered(ticket, answer(how), l, now, out));
+                let (index, kind) = (byte(input)?, byte(input)?);
+                let ticket = self.open.remove(usize::from(index) % self.open.len().max(1));
+                // A ticket that was never issued, or is already answered, must be harmless.
+                let ticket = ticket.unwrap_or(index.into());
+                self.input(|s, l, now, out| s.answered(ticket, answer(kind), l, now, out));
             }
             5 => self.refusal = Some(if byte(input)? & 1 == 1 { Code::Busy } else { Code::Forbidden }),
             6 => {
@@ -115,7 +115,7 @@ impl Driver {
                 _ => self.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             },
             8 => self.input(|s, _, now, out| s.handle_empty(now, out)),
-            // An open query is answered, or refused, and over; without one it is only a sign of life.
+            // Answers or refuses the open query and ends it; without one it is only a sign of life.
             _ => match self.queries.pop_front() {
                 Some(id) => self.input(|s, l, now, out| {
                     if id % 2 == 0 {
@@ -139,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// One input and the loop that the session's module asks for.
+    /// Feeds one input and runs the driver's loop of the session's module documentation.
     fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
         let mut out = Vec::new();
         input(&mut self.session, &self.limits, self.now, &mut out);
@@ -180,7 +180,7 @@ impl Driver {
         assert_eq!(session.phase() == Phase::Closed, self.closed);
         assert!(session.in_flight() <= limits.in_flight_max);
         assert!(session.rooms().len() <= limits.rooms_max);
-        // What is ready finds room in a full hold, and one message is parked.
+        // A ready message is accepted into a full hold, and one more is parked.
         assert!(session.held() <= limits.chain.hold_max + 2, "{}", session.held());
         assert!(!self.closed || (session.held() == 0 && session.poll_timeout(limits).is_none()));
     }
@@ -204,8 +204,8 @@ fn login(saved: bool) -> LoggedIn {
     }
 }
 
-fn answer(how: u8) -> Answer {
-    match how % 6 {
+fn answer(kind: u8) -> Answer {
+    match kind % 6 {
         0 => Answer::Duplicate { seq: 1, time: 1 },
         1 => Answer::Refused { code: Code::NotAMember, message: "".into() },
         2 => Answer::Refused { code: Code::OrderBroken, message: "".into() },

@@ -1,37 +1,37 @@
-//! WebSocket framing as a server reads it: any cut of any bytes gives the same events.
+//! Fuzz target for the WebSocket decoder of a server: the events do not depend on how the bytes are split.
 
 use tidegate_protocol::ws::{Decoder, Event, Kind, Limits, Step, Violation};
 
-/// The first byte is the size of the pieces in which the others come.
+/// Decodes bytes in pieces and as a whole. The first byte is the size of the pieces.
 pub fn ws(data: &[u8]) {
     let Some((size, bytes)) = data.split_first() else { return };
-    let at_once = feed([bytes], Decoder::server());
-    assert_eq!(feed(bytes.chunks(usize::from(*size).max(1)), Decoder::server()), at_once);
+    let whole = feed([bytes], Decoder::server());
+    assert_eq!(feed(bytes.chunks(usize::from(*size).max(1)), Decoder::server()), whole);
 }
 
-/// Small, so that a fuzzer reaches them.
+/// Limits of a message; small, so that a fuzzer reaches them.
 const LIMITS: Limits = Limits { message_bytes_max: 300, fragments_max: 6 };
 
-/// An event that outlives its input.
+/// Owned copy of an event, or the end of the input.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
-    /// A whole one.
+pub enum OwnedEvent {
+    /// A complete message.
     Message(Kind, Vec<u8>),
     /// A fragment.
     Part,
-    /// With its payload.
+    /// A ping with its payload.
     Ping(Vec<u8>),
-    /// With its payload.
+    /// A pong with its payload.
     Pong(Vec<u8>),
-    /// Code and reason.
+    /// A close with its code and reason.
     Close(Option<u16>, String),
-    /// The end of all reading.
+    /// A violation, after which nothing is decoded.
     Refused(Violation),
-    /// Bytes left over that are no whole frame.
+    /// Number of remaining bytes that are no complete frame.
     Rest(usize),
 }
 
-impl From<Event<'_>> for Seen {
+impl From<Event<'_>> for OwnedEvent {
     fn from(event: Event<'_>) -> Self {
         match event {
             Event::Message { kind, payload } => Self::Message(kind, payload.into_owned()),
@@ -43,33 +43,33 @@ impl From<Event<'_>> for Seen {
     }
 }
 
-/// Feeds `bytes` in the given cuts, as a connection would, and checks what every caller relies on.
-pub fn feed<'a>(bytes: impl IntoIterator<Item = &'a [u8]>, mut decoder: Decoder) -> Vec<Seen> {
-    let (mut input, mut seen) = (Vec::new(), Vec::new());
-    for part in bytes {
+/// Feeds the pieces as a connection would, and checks the properties that every caller relies on.
+pub fn feed<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, mut decoder: Decoder) -> Vec<OwnedEvent> {
+    let (mut input, mut events) = (Vec::new(), Vec::new());
+    for part in pieces {
         input.extend_from_slice(part);
         loop {
             let before = input.clone();
             let consumed = match decoder.next(&mut input, &LIMITS) {
                 Ok(Step::Need { at_least }) => {
-                    assert!(at_least > before.len(), "a need that is met already would loop forever");
+                    assert!(at_least > before.len(), "a need that is already met would loop forever");
                     assert!(at_least <= LIMITS.message_bytes_max + 14, "{at_least}");
-                    assert_eq!(input, before, "input must be left alone until the frame is whole");
+                    assert_eq!(input, before, "the input must not change until the frame is complete");
                     break;
                 }
                 Ok(Step::Frame { consumed, event }) => {
-                    seen.push(event.into());
+                    events.push(event.into());
                     consumed
                 }
                 Err(violation) => {
-                    seen.push(Seen::Refused(violation));
-                    return seen;
+                    events.push(OwnedEvent::Refused(violation));
+                    return events;
                 }
             };
             input.drain(..consumed);
             assert!(decoder.held() <= 2 * LIMITS.message_bytes_max + 64, "{}", decoder.held());
         }
     }
-    seen.push(Seen::Rest(input.len()));
-    seen
+    events.push(OwnedEvent::Rest(input.len()));
+    events
 }

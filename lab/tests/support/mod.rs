@@ -49,7 +49,7 @@ pub(crate) fn lab(arguments: &[&str]) -> Output {
     Command::new(LAB).args(arguments).output().expect("the binary runs")
 }
 
-/// Returns the path of the node, which cargo puts beside the lab; it is another package's, so cargo does not build it for
+/// Returns the path of the node, which cargo puts into the folder of the lab; it is another package's, so cargo does not build it for
 /// `--package tidegate-lab` alone.
 pub(crate) fn node() -> PathBuf {
     let program = PathBuf::from(LAB).with_file_name("tidegate");

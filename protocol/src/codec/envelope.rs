@@ -1,4 +1,4 @@
-//! The JSON of the three messages that are a choice: both frames and `Content`, where the choice is a key.
+//! JSON form of the three messages with a oneof, both frames and `Content`: the chosen kind is a key of the object.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ use crate::{
     pb,
 };
 
-/// An `id` as a field reads it.
+/// `id` of a frame, read like any other integer field.
 #[derive(Deserialize)]
 #[serde(transparent)]
 struct Id(#[serde(deserialize_with = "integer")] u64);
@@ -134,13 +134,13 @@ envelope!(ServerFrame, server_frame {
     Signal "signal",
 });
 
-/// Fills a place once; `null` (`None`) fills nothing.
-fn set<T, E: de::Error>(place: &mut Option<T>, value: Option<T>) -> Result<(), E> {
-    if value.is_some() && place.is_some() {
-        return Err(E::custom("one of several that exclude each other is there already"));
+/// Sets `field`, and fails if it is already set; `null` (`None`) sets nothing.
+fn set<T, E: de::Error>(field: &mut Option<T>, value: Option<T>) -> Result<(), E> {
+    if value.is_some() && field.is_some() {
+        return Err(E::custom("duplicate or mutually exclusive keys"));
     }
     if value.is_some() {
-        *place = value;
+        *field = value;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How fields of the generated messages are read from JSON and written to it; `build.rs` names these helpers.
+//! Serde helpers for the JSON form of generated messages; the attributes that `build.rs` adds name them.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
@@ -10,12 +10,12 @@ use serde::{
 use super::LIST_MAX;
 use crate::pb;
 
-/// Whether a field is left out when written.
+/// Returns whether a field has its default value, and so is omitted.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A string or a bool.
+/// Reads a string or a bool.
 pub(crate) fn value<'de, T, D>(from: D) -> Result<T, D::Error>
 where
     T: Deserialize<'de> + Default,
@@ -24,7 +24,7 @@ where
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// A field whose absence is told from its default.
+/// Reads a field whose absence differs from its default.
 pub(crate) fn presence<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -33,7 +33,7 @@ where
     Option::deserialize(from)
 }
 
-/// An unsigned integer: a number or a string of digits.
+/// Reads an unsigned integer, given as a number or a string of digits.
 pub(crate) fn integer<'de, T, D>(from: D) -> Result<T, D::Error>
 where
     T: TryFrom<u64> + Default,
@@ -42,13 +42,13 @@ where
     Ok(Option::<Integer<T>>::deserialize(from)?.map(|integer| integer.0).unwrap_or_default())
 }
 
-/// A list of unsigned integers.
+/// Reads a list of unsigned integers.
 pub(crate) fn integers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
     let list = Option::<List<Integer<u64>>>::deserialize(from)?;
     Ok(list.map(|list| list.0.into_iter().map(|integer| integer.0).collect()).unwrap_or_default())
 }
 
-/// A message.
+/// Reads a message.
 pub(crate) fn message<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -57,7 +57,7 @@ where
     Ok(Option::<Object<T>>::deserialize(from)?.map(|object| object.0))
 }
 
-/// A list of messages.
+/// Reads a list of messages.
 pub(crate) fn messages<'de, T, D>(from: D) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -67,17 +67,17 @@ where
     Ok(list.map(|list| list.0.into_iter().map(|object| object.0).collect()).unwrap_or_default())
 }
 
-/// A map from text to text.
+/// Reads a map of strings to strings.
 pub(crate) fn map<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     Ok(Option::<Entries>::deserialize(from)?.map(|entries| entries.0).unwrap_or_default())
 }
 
-/// An enum: its name, or any number.
+/// Reads an enum, given as a known name or any number.
 pub(crate) fn name<'de, E: Named, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
     Ok(Option::<Name<E>>::deserialize(from)?.map(|name| name.0).unwrap_or_default())
 }
 
-/// Writes an enum as its name, or as a number if it has none here.
+/// Writes an enum as its name, or as a number if the name is unknown.
 pub(crate) fn write_name<E: Named, S: Serializer>(number: &i32, to: S) -> Result<S::Ok, S::Error> {
     match E::name_of(*number) {
         Some(name) => to.serialize_str(name),
@@ -85,11 +85,11 @@ pub(crate) fn write_name<E: Named, S: Serializer>(number: &i32, to: S) -> Result
     }
 }
 
-/// A generated enum; prost gives them the same functions but no trait.
+/// Generated enum with names; prost generates the same functions for each, but no trait.
 pub(crate) trait Named {
-    /// Its canonical name.
+    /// Returns the canonical name of a number.
     fn name_of(number: i32) -> Option<&'static str>;
-    /// Its number.
+    /// Returns the number of a canonical name.
     fn number_of(name: &str) -> Option<i32>;
 }
 
@@ -109,8 +109,8 @@ macro_rules! named {
 
 named!(Direction MemberChange NoticeKind Reconnect);
 
-/// The numbers below which every integer is also a double.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// 2^53: every integer below it has an exact double.
+const EXACT_DOUBLES_END: f64 = 9_007_199_254_740_992.0;
 
 struct Integer<T>(T);
 
@@ -126,7 +126,7 @@ impl<T: TryFrom<u64>> Visitor<'_> for IntegerVisitor<T> {
     type Value = Integer<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an unsigned integer that fits")
+        f.write_str("an unsigned integer in range")
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
@@ -134,7 +134,7 @@ impl<T: TryFrom<u64>> Visitor<'_> for IntegerVisitor<T> {
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-        if number.fract() == 0.0 && (0.0..EXACT).contains(&number) {
+        if number.fract() == 0.0 && (0.0..EXACT_DOUBLES_END).contains(&number) {
             self.visit_u64(number as u64)
         } else {
             Err(E::invalid_value(Unexpected::Float(number), &self))
@@ -150,7 +150,7 @@ impl<T: TryFrom<u64>> Visitor<'_> for IntegerVisitor<T> {
     }
 }
 
-/// A derived message reads itself from an array too, which is not JSON of protobuf; this takes objects only.
+/// Message read from an object only. The derived form also accepts an array, which is not protobuf JSON.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -173,7 +173,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// A list of at most [`LIST_MAX`] entries.
+/// List of at most [`LIST_MAX`] entries.
 struct List<T>(Vec<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
@@ -195,7 +195,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
         let mut list = Vec::new();
         while let Some(entry) = seq.next_element()? {
             if list.len() >= LIST_MAX {
-                return Err(de::Error::custom("a list that is too long"));
+                return Err(de::Error::custom("list is too long"));
             }
             list.push(entry);
         }
@@ -224,7 +224,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
         let mut entries = BTreeMap::new();
         while let Some((key, value)) = map.next_entry()? {
             if entries.insert(key, value).is_some() {
-                return Err(de::Error::custom("a key that is there twice"));
+                return Err(de::Error::custom("duplicate key"));
             }
         }
         Ok(Entries(entries))

@@ -1,14 +1,14 @@
-//! How long the lists of a client's frame may be: told before anything is allocated for them.
+//! Limit on the lists of a client frame, checked before anything is allocated for them.
 //!
-//! An empty position is two bytes on the wire and thirty-two in memory, so a frame within its own limit could claim
+//! An empty position takes 2 bytes on the wire and 32 in memory, so a frame within its limit could otherwise allocate
 //! many times its size.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// The most entries of one list. A request may have a lower bound, which is answered; over this one is `MALFORMED`.
+/// Maximum entries of one list; more are `MALFORMED`. Some requests have a lower limit, which refuses only the request.
 pub const LIST_MAX: usize = 10_000;
 
-/// The fields of `ClientFrame` that hold lists, and the lists in them.
+// Numbers of the `ClientFrame` fields that contain lists, and of the lists in them.
 const PING: u32 = 5;
 const SYNC: u32 = 7;
 const PULL: u32 = 8;
@@ -18,10 +18,10 @@ const POSITIONS: u32 = 1;
 const PULL_SEQS: u32 = 3;
 const HIDE_SEQS: u32 = 2;
 
-/// Whether the lists of a client's protobuf payload stay within [`LIST_MAX`]. Where the payload breaks, the decoder
-/// breaks too and has allocated no more than was counted up to there.
+/// Returns whether the lists of a client's protobuf payload stay within [`LIST_MAX`]. Counting stops where the payload
+/// is malformed; the decoder fails at the same byte, and has allocated no more than was counted until then.
 pub(super) fn are_short(payload: &[u8]) -> bool {
-    // An entry takes a byte at least.
+    // Each entry takes at least one byte.
     if payload.len() <= LIST_MAX {
         return true;
     }
@@ -41,8 +41,8 @@ pub(super) fn are_short(payload: &[u8]) -> bool {
     })
 }
 
-/// Shows each field of a message, with its bytes if it has a length, until one is not liked; says whether all were.
-fn each_field(mut message: &[u8], mut like: impl FnMut(u32, Option<&[u8]>) -> bool) -> bool {
+/// Returns whether `accept` holds for each field of a message, given its tag and, if it has a length, its bytes.
+fn each_field(mut message: &[u8], mut accept: impl FnMut(u32, Option<&[u8]>) -> bool) -> bool {
     while let Ok((tag, wire_type)) = decode_key(&mut message) {
         let mut bytes = None;
         if wire_type == WireType::LengthDelimited {
@@ -56,7 +56,7 @@ fn each_field(mut message: &[u8], mut like: impl FnMut(u32, Option<&[u8]>) -> bo
         } else if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
             return true;
         }
-        if !like(tag, bytes) {
+        if !accept(tag, bytes) {
             return false;
         }
     }

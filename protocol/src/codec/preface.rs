@@ -1,38 +1,38 @@
-//! Which protocol a connection speaks, by its first bytes.
+//! Protocol detection by the first bytes of a connection (SPEC section 1).
 
 use super::WireError;
 
-/// What the first bytes say.
+/// Protocol that the first bytes announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preface {
-    /// A TLS handshake; the protocol is told inside.
+    /// TLS handshake; the protocol follows inside.
     Tls,
-    /// A PROXY header in text form; the protocol is told after it.
+    /// PROXY header in text form; the protocol follows it.
     ProxyV1,
-    /// A PROXY header in binary form; the protocol is told after it.
+    /// PROXY header in binary form; the protocol follows it.
     ProxyV2,
-    /// An HTTP request that may upgrade to WebSocket, or asks where to connect.
+    /// HTTP request: a WebSocket upgrade, or a request to `/v1/assign`.
     Http,
-    /// Protobuf frames with their length, after `TG/1` and a newline.
+    /// Protobuf frames with a length prefix, after `TG/1` and a newline.
     Tcp,
     /// JSON lines.
     JsonLines,
 }
 
 impl Preface {
-    /// All of them, with the bytes by which they are known. No one begins like another.
+    /// All prefaces with their first bytes; none is a prefix of another.
     pub const ALL: [(&'static [u8], Self); 7] = [
         (b"\x16\x03", Self::Tls),
         (b"PROXY ", Self::ProxyV1),
         (b"\r\n\r\n\0\r\nQUIT\n", Self::ProxyV2),
         (b"GET ", Self::Http),
-        // Of a browser, before it asks where to connect.
+        // A browser's CORS preflight before `/v1/assign`.
         (b"OPTIONS ", Self::Http),
         (b"TG/1\n", Self::Tcp),
         (b"{", Self::JsonLines),
     ];
 
-    /// How many bytes only say which protocol it is, and are to be dropped before the rest is read.
+    /// Returns how many bytes only announce the protocol, and must be dropped before the rest is read.
     pub const fn skip(self) -> usize {
         match self {
             Self::Tcp => b"TG/1\n".len(),
@@ -41,19 +41,19 @@ impl Preface {
     }
 }
 
-/// The answer of [`detect`].
+/// Result of [`detect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detect {
-    /// It is this.
+    /// The preface is complete.
     Found(Preface),
-    /// It may become one of them.
+    /// More bytes may complete a preface.
     NeedMore,
-    /// It can't become any of them: close with [`WireError::Preface`].
+    /// No preface begins like this: close with [`WireError::Preface`].
     Unknown,
 }
 
 impl Detect {
-    /// The preface if it is known, `None` while it may become known.
+    /// Returns the preface, `None` while more bytes are needed.
     pub const fn found(self) -> Result<Option<Preface>, WireError> {
         match self {
             Self::Found(preface) => Ok(Some(preface)),
@@ -63,14 +63,14 @@ impl Detect {
     }
 }
 
-/// Looks at the first bytes of a connection, and waits for no more of them than it takes to tell.
+/// Detects the protocol of a connection from as few of its first bytes as are needed to distinguish it.
 pub fn detect(input: &[u8]) -> Detect {
-    let mut open = false;
-    for (sign, preface) in Preface::ALL {
-        if input.starts_with(sign) {
+    let mut possible = false;
+    for (first_bytes, preface) in Preface::ALL {
+        if input.starts_with(first_bytes) {
             return Detect::Found(preface);
         }
-        open |= sign.starts_with(input);
+        possible |= first_bytes.starts_with(input);
     }
-    if open { Detect::NeedMore } else { Detect::Unknown }
+    if possible { Detect::NeedMore } else { Detect::Unknown }
 }

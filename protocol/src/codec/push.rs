@@ -1,4 +1,4 @@
-//! A frame for many connections, encoded at most once for each wire and shared.
+//! Shared frame for many connections, encoded at most once for each wire.
 
 use std::sync::OnceLock;
 
@@ -11,9 +11,9 @@ use prost::{
 use super::{Framing, Wire, encode_server, tcp};
 use crate::{pb, trace::TraceContext, ws};
 
-/// The field of `ServerFrame` that is a `Push`.
+/// Number of the `ServerFrame` field that holds a `Push`.
 const FRAME_PUSH: u32 = 2;
-/// The fields of `Push`.
+// Numbers of the `Push` fields.
 const PUSH_CONVERSATION: u32 = 1;
 const PUSH_SEQ: u32 = 2;
 const PUSH_SENDER: u32 = 3;
@@ -21,9 +21,9 @@ const PUSH_MSG_ID: u32 = 4;
 const PUSH_TIME: u32 = 5;
 const PUSH_CONTENT: u32 = 6;
 
-/// A frame from the broker that many connections get: put it into an `Arc`, ask it for the bytes of each one's wire.
+/// Server frame for many connections; share it in an `Arc` and write its bytes for each connection's wire.
 ///
-/// The protobuf form is made at once, the others when the first connection asks for them.
+/// The protobuf form is encoded on construction, the others when a connection first needs them.
 #[derive(Debug)]
 pub struct PushFrame {
     tcp: Bytes,
@@ -35,13 +35,13 @@ pub struct PushFrame {
 }
 
 impl PushFrame {
-    /// Any frame from the broker.
+    /// Encodes a server frame.
     pub fn new(frame: &pb::ServerFrame) -> Self {
         Self::from_payload(frame.encoded_len(), |out| frame.encode_raw(out))
     }
 
-    /// A push of a message whose content is there as an encoded `Content`, which is not looked into unless somebody
-    /// wants JSON (where content that can't be decoded is left out).
+    /// Encodes a push of a message from its encoded `Content`. The content is decoded only for JSON, which omits it if
+    /// that fails.
     pub fn from_parts(
         conversation: &str,
         seq: u64,
@@ -68,7 +68,7 @@ impl PushFrame {
         })
     }
 
-    /// A push that is there as an encoded `Push`, as [`Self::push`] of another node gave it.
+    /// Creates the frame of an encoded `Push`, as [`Self::push`] of another node returned it.
     pub fn from_push(push: &[u8]) -> Self {
         Self::from_payload(block_len(FRAME_PUSH, push.len()), |out| {
             put_head(FRAME_PUSH, push.len(), out);
@@ -76,7 +76,7 @@ impl PushFrame {
         })
     }
 
-    /// The encoded `Push` in it; none if it carries anything else.
+    /// Returns the encoded `Push`, `None` if the frame has another kind.
     pub fn push(&self) -> Option<Bytes> {
         let mut rest = self.proto();
         let (tag, kind) = decode_key(&mut rest).ok()?;
@@ -85,7 +85,7 @@ impl PushFrame {
         whole.then(|| self.tcp.slice(self.tcp.len() - len..))
     }
 
-    /// The frame as it goes out on `wire`, header and all.
+    /// Returns the bytes of the frame on `wire`, header included.
     pub fn bytes(&self, wire: Wire) -> &Bytes {
         match wire {
             Wire::Tcp => &self.tcp,
@@ -101,18 +101,18 @@ impl PushFrame {
         }
     }
 
-    /// The same frame, with how its steps are found again; no receiver sees that.
+    /// Attaches the trace context of the message; receivers do not see it.
     #[must_use]
     pub fn traced(self, trace: Option<TraceContext>) -> Self {
         Self { trace, ..self }
     }
 
-    /// How its steps are found again, where they are noted.
+    /// Returns the trace context, `None` if the message's steps are not recorded.
     pub fn trace(&self) -> Option<&TraceContext> {
         self.trace.as_ref()
     }
 
-    /// The protobuf payload.
+    /// Returns the protobuf payload.
     pub fn proto(&self) -> &[u8] {
         &self.tcp[usize::from(self.head)..]
     }
@@ -140,7 +140,7 @@ impl PushFrame {
     }
 }
 
-/// A frame for one connection, as it goes out on `wire`, header and all.
+/// Encodes a frame for one connection on `wire`, header included.
 pub fn encode_frame(frame: &pb::ServerFrame, wire: Wire) -> Bytes {
     let mut payload = Vec::new();
     match wire {
@@ -169,7 +169,7 @@ pub fn encode_frame(frame: &pb::ServerFrame, wire: Wire) -> Bytes {
     }
 }
 
-/// Appends the WebSocket header of a whole message that is not masked: text for JSON, binary for protobuf.
+/// Appends the header of an unmasked, unfragmented WebSocket message: text for JSON, binary for protobuf.
 pub fn put_ws_header(wire: Wire, payload_bytes: usize, out: &mut Vec<u8>) {
     let opcode = match wire.framing() {
         Framing::Json => ws::Opcode::Text,
@@ -198,7 +198,7 @@ fn with_newline(mut json: Vec<u8>) -> Bytes {
     json.into()
 }
 
-/// Reads back what this file wrote; the one thing in it that may not be decodable is content that came as bytes.
+/// Decodes a payload of this module. Only content that was passed as bytes can be undecodable; it is then omitted.
 fn decode_ours(payload: &[u8]) -> pb::ServerFrame {
     pb::ServerFrame::decode(payload).unwrap_or_else(|_| {
         let mut rest = payload;

@@ -1,14 +1,14 @@
-//! Protobuf frames in a stream: the length as a varint, then the payload.
+//! TCP framing: the length of a protobuf frame as a varint, then its payload.
 
 use super::{Split, WireError};
 
-/// The most bytes that a length prefix may have.
+/// Maximum size of a length prefix, in bytes.
 pub const LENGTH_BYTES_MAX: usize = 5;
 
 /// Finds the frame at the start of `input`, whose payload may have up to `frame_bytes_max` bytes.
 ///
-/// The claimed length is judged as soon as enough of its bits are here, before any of the payload is. A length of
-/// zero is an empty frame. The answer depends on the bytes only, not on how they were cut up when they arrived.
+/// The claimed length is checked as soon as enough of its bits have arrived, before any of the payload. Length zero is
+/// an empty frame. The result depends only on the bytes, not on how they were split on arrival.
 pub fn split(input: &[u8], frame_bytes_max: usize) -> Result<Split, WireError> {
     let mut length = 0u64;
     for (at, byte) in input.iter().enumerate() {
@@ -18,7 +18,7 @@ pub fn split(input: &[u8], frame_bytes_max: usize) -> Result<Split, WireError> {
         }
         if byte & 0x80 == 0 {
             let start = at + 1;
-            let end = start + usize::try_from(length).expect("it is within the limit, a usize");
+            let end = start + usize::try_from(length).expect("the length is within the limit, a usize");
             return Ok(if input.len() < end {
                 Split::Need { at_least: end }
             } else {
@@ -32,7 +32,7 @@ pub fn split(input: &[u8], frame_bytes_max: usize) -> Result<Split, WireError> {
     Ok(Split::Need { at_least: input.len() + 1 })
 }
 
-/// Appends the length prefix of a payload.
+/// Appends the length prefix of a payload to `out`.
 pub fn put_length(payload_bytes: usize, out: &mut Vec<u8>) {
     prost::encoding::encode_varint(payload_bytes as u64, out);
 }

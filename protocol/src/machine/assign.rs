@@ -1,42 +1,42 @@
-//! Which nodes a client is sent to, best first: a pure function of the user and of what the nodes say of themselves.
+//! Client assignment: ranks the nodes for a user, best first, as a pure function of the user and the nodes' reports.
 //!
-//! **Load.** A node is the first of a user's list with a chance that is its weight times its headroom. The choice is a
-//! rendezvous hash, so one user gets the same list as long as the nodes stand alike, thousands that ask within one look
-//! at the nodes spread as their shares say, and a node that leaves changes the list only of those whom it led.
+//! **Load.** The probability that a node comes first is proportional to its weight times its headroom. The choice is a
+//! rendezvous hash: a user gets the same list while the nodes' reports are unchanged, thousands of users that ask
+//! between two refreshes are distributed in proportion, and a node that leaves changes only the lists that it headed.
 //!
-//! **Versions.** A version may have a share: so many percent of the users, the same ones each time, have its nodes at
-//! the head of their list. A larger share keeps whom a smaller one had, so a version is let in and taken back without
-//! moving anybody else. Versions without a share have all other users.
+//! **Versions.** A version may claim a percentage of the users, always the same ones; its nodes come first in their
+//! lists. A larger percentage contains the users of a smaller one, so a version is rolled out and back without moving
+//! other users. Versions without a percentage get all remaining users.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-/// Users are told apart by this many steps when versions have shares: hundredths of a percent.
-const STEPS: u64 = 10_000;
+/// Number of buckets that users are hashed into for version shares; a bucket is a hundredth of a percent.
+const SHARE_BUCKETS: u64 = 10_000;
 
-/// A node that takes newcomers, as it says itself.
+/// Node that accepts new clients, as reported by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate<'a> {
-    /// Its name.
+    /// Name of the node.
     pub node: &'a str,
-    /// Open conns.
+    /// Number of open connections.
     pub conns: u32,
-    /// How many conns it would hold.
+    /// Maximum number of connections.
     pub capacity: u32,
-    /// How much of the others' load it gets at the same headroom; 0 = only where nobody else can.
+    /// Weight among nodes with equal headroom. 0: gets clients only if no other node can take them.
     pub weight: u32,
-    /// What it runs.
+    /// Version that the node runs.
     pub version: &'a str,
-    /// The users that its version gets, in percent; none = those whom no other version gets. Where nodes of one version
-    /// disagree the largest counts.
+    /// Percentage of users for its version, `None` for the users that no version claims. If nodes of one version
+    /// disagree, the largest percentage applies.
     pub share: Option<u8>,
-    /// Where it is.
+    /// Zone of the node.
     pub zone: &'a str,
 }
 
-/// All candidates by their index, best first, for a user who is in that zone (empty = not known).
+/// Returns the indexes of all candidates, best first, for a user in `zone` (empty if unknown).
 ///
-/// A node with room comes before one without, one with a weight before one with none, then one of the user's version, then
-/// one of the user's zone.
+/// A node with capacity precedes a full one, then one with a weight precedes one without, then one of the user's
+/// version, then one of the user's zone.
 pub fn assign(user: &str, zone: &str, nodes: &[Candidate<'_>]) -> Vec<usize> {
     let own_version = of_version(user, nodes);
     let mut ranked: Vec<(Rank, usize)> = nodes
@@ -58,7 +58,7 @@ pub fn assign(user: &str, zone: &str, nodes: &[Candidate<'_>]) -> Vec<usize> {
     ranked.into_iter().map(|(_, at)| at).collect()
 }
 
-/// Best is least, field by field.
+/// Sort key of a node; the least is the best, compared field by field.
 struct Rank {
     full: bool,
     unwanted: bool,
@@ -74,20 +74,20 @@ impl Rank {
     }
 }
 
-/// Of each node, whether it runs what this user is to have; none of them where all nodes are of versions that others get.
+/// Returns for each node whether it runs the user's version. All are false if other users claim every version.
 fn of_version(user: &str, nodes: &[Candidate<'_>]) -> Vec<bool> {
     let mut shares: BTreeMap<&str, u8> = BTreeMap::new();
     for node in nodes {
         if let Some(share) = node.share {
-            let known = shares.entry(node.version).or_default();
-            *known = share.max(*known);
+            let largest = shares.entry(node.version).or_default();
+            *largest = share.max(*largest);
         }
     }
-    let point = hash(&[b"version", user.as_bytes()]) % STEPS;
-    let mut from = 0;
+    let bucket = hash(&[b"version", user.as_bytes()]) % SHARE_BUCKETS;
+    let mut end = 0;
     let own = shares.iter().find(|(_, share)| {
-        from += u64::from(**share) * (STEPS / 100);
-        point < from
+        end += u64::from(**share) * (SHARE_BUCKETS / 100);
+        bucket < end
     });
     let of_own = |node: &Candidate<'_>| match own {
         Some((version, _)) => node.version == *version,
@@ -96,16 +96,18 @@ fn of_version(user: &str, nodes: &[Candidate<'_>]) -> Vec<bool> {
     nodes.iter().map(of_own).collect()
 }
 
-/// Of several nodes the one with the least comes first, each with a chance in proportion to its share: exponential times
-/// with these rates, the least of which is the i-th with exactly that chance.
+/// Draws the lateness of a node for a user; the node with the least comes first.
+///
+/// The values are exponential with the shares as rates, so a node is first with a probability proportional to its
+/// share.
 fn lateness(user: &str, node: &str, share: f64) -> f64 {
     let drawn = hash(&[b"node", node.as_bytes(), user.as_bytes()]) >> 11;
-    // In (0, 1], of 53 bits.
+    // Uniform in (0, 1], with 53 bits.
     let unit = (drawn + 1) as f64 / (1_u64 << 53) as f64;
     if share > 0.0 { -unit.ln() / share } else { -unit.ln() }
 }
 
-/// FNV-1a over the parts, each ended by a byte that is in no id, then mixed so that every bit counts (SplitMix64).
+/// FNV-1a over the parts, each terminated by a byte that is in no id, then mixed by SplitMix64 so that all bits vary.
 fn hash(parts: &[&[u8]]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in parts.iter().flat_map(|part| part.iter().chain(&[0])) {

@@ -1,44 +1,45 @@
-//! The nextId chain: one device's messages, released in the order in which the device linked them (DESIGN 6.3).
+//! The nextId chain: releases the messages of one device in the order that the device declared (SPEC section 6).
 //!
-//! A chained message names itself and its successor. The chain expects one id; what comes early is held, and when the
-//! expected id arrives the walk releases it and every held successor. The failures of S37, and their answers:
+//! A chained message names itself and its successor. The chain expects one id and holds messages that arrive early.
+//! When the expected id arrives, it releases that message and every held successor. The failures of flaw S37 and their
+//! answers:
 //!
-//! | S37 | here |
+//! | S37 | answer |
 //! |---|---|
-//! | one lost frame blocks everything behind it | after `order_timeout` an alarm, after a second one an explicit skip |
-//! | two devices fork one chain | a chain belongs to one (user, device); a successor claimed twice is [`Offer::BadLink`] |
-//! | the retry of a delivered id is stuck | [`Offer::Done`]: sent on unchained, never held |
-//! | state lost and frames reordered: stuck | the client's declared id is adopted: [`Chain::adopt`]; else the skip resumes |
-//! | `id == next_id` walks for ever | [`Offer::BadLink`]; so are longer circles, and each release consumes a held item |
+//! | one lost frame blocks all later ones | an alarm after `order_timeout`, an explicit skip after a second one |
+//! | two devices fork one chain | one chain per (user, device); a successor claimed twice is [`Offer::BadLink`] |
+//! | the retry of a delivered id is stuck | [`Offer::Done`]: forwarded unchained, never held |
+//! | state lost and frames reordered: stuck | [`Chain::adopt`] takes the client's declared id; else the skip resumes |
+//! | `id == next_id` loops forever | [`Offer::BadLink`], as are longer cycles; each release consumes a held item |
 //! | a withheld id buffers without bound | [`Offer::Full`] past `hold_max` items or `hold_bytes_max` bytes |
 //!
-//! [`ChainAlarm`] says what is expected, what was skipped and where the chain goes on, so nobody has to guess; and
-//! [`Chain::retract`] keeps successors behind a message that was refused for now.
+//! [`ChainAlarm`] names the expected id, the skipped id and the id where the chain continues. [`Chain::retract`] keeps
+//! successors behind a message that is refused temporarily.
 //!
-//! The timeout counts from the last progress: a long hold whose predecessors keep coming is not blocked.
+//! The timeout counts from the last progress: a chain is not blocked while predecessors of a long hold keep arriving.
 
 mod ring;
 
-use self::ring::{Mark, Ring};
+use self::ring::{IdHash, Ring};
 use crate::{Time, id::MsgId};
 use foldhash::{HashMap, HashMapExt};
 use std::time::Duration;
 
-/// How many released and how many skipped ids are remembered.
+/// Maximum number of remembered ids, for released and for skipped ids each.
 pub const REMEMBERED_MAX: usize = 256;
 
-/// An empty hold keeps room for this many, so that a client in order costs no allocations and an idle one no buffers.
-const ROOM_KEPT: usize = 3;
+/// Capacity that an empty hold keeps: in-order messages allocate nothing, and an idle chain has no large buffers.
+const EMPTY_HOLD_CAPACITY: usize = 3;
 
-/// The bounds of one chain.
+/// Limits of one chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainLimits {
-    /// The most messages held; at least 1.
+    /// Maximum number of held messages; at least 1.
     pub hold_max: usize,
-    /// The most bytes held. A single message larger than this is still held when nothing else is, because a message
-    /// that fits nowhere could neither be held nor be skipped to.
+    /// Maximum size of the held messages, in bytes. A larger single message is accepted into an empty hold, because
+    /// otherwise it could be neither held nor skipped to.
     pub hold_bytes_max: usize,
-    /// How long the chain may stand still before the alarm, and again before the skip.
+    /// Time without progress until the alarm, and again until the skip.
     pub order_timeout: Duration,
 }
 
@@ -48,70 +49,70 @@ impl Default for ChainLimits {
     }
 }
 
-/// What became of an offered message. The item comes back whenever the chain did not take it.
+/// Outcome of an offered message. The item is returned unless the chain took it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offer<T> {
-    /// Early: kept until its predecessor comes.
+    /// The message is early and is held until its predecessor arrives.
     Held,
-    /// Expected: [`Chain::poll_release`] now gives it, and what follows it.
+    /// The message was expected: [`Chain::poll_release`] now returns it and its held successors.
     Ready,
-    /// Released before. Send it on unchained: the ledger knows the retry and acks it.
+    /// The id was released before. Forward the message unchained: the ledger recognises the retry and acks it.
     Done(T),
-    /// Given up by a skip: refuse with `ORDER_SKIPPED`.
+    /// The id was skipped: refuse with `ORDER_SKIPPED`.
     Skipped(T),
-    /// Links to itself, to a used id, or to a successor that another message claims: refuse with `BAD_LINK`.
+    /// The message links to itself, a used id, or a successor that another message claims: refuse with `BAD_LINK`.
     BadLink(T),
-    /// The same id is held already: a retry that came too soon.
+    /// The same id is already held: a retry that came too early.
     Waiting(T),
-    /// No room. Keep the item, stop reading, offer it again after a release.
+    /// The hold is full. Keep the item, stop reading, and offer it again after a release.
     Full {
-        /// The item, back.
+        /// The returned item.
         item: T,
-        /// What the hold waits for.
+        /// Id that the hold waits for.
         expected: MsgId,
     },
 }
 
-/// What [`Chain::handle_timeout`] found.
+/// Result of [`Chain::handle_timeout`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainAlarm {
-    /// Held messages wait too long for `expected`. Raised once until there is progress.
+    /// Held messages have waited too long for `expected`. Raised once until there is progress.
     Blocked {
-        /// The id that does not come.
+        /// Missing id.
         expected: MsgId,
     },
-    /// `expected` is refused from now on; the chain goes on at `resumed_at`, which is ready for release.
+    /// `expected` is refused from now on; the chain continues at `resumed_at`, which is ready for release.
     Skipped {
-        /// The id that was given up.
+        /// Skipped id.
         expected: MsgId,
-        /// The oldest held message, or the first of the held messages that lead to it.
+        /// Oldest held message, or the first of the held messages that lead to it.
         resumed_at: MsgId,
     },
 }
 
-/// The chain of one (user, device). See the module for its rules.
+/// Chain of one (user, device); the module documentation states its rules.
 ///
-/// After [`Chain::offer`] answered `Ready`, and after a [`ChainAlarm::Skipped`], call [`Chain::poll_release`] until
-/// it gives nothing (or stop in between: what is ready stays ready, and the timer rests).
+/// After [`Chain::offer`] returned `Ready`, and after a [`ChainAlarm::Skipped`], call [`Chain::poll_release`] until it
+/// returns `None`. Stopping earlier is allowed: ready messages stay ready, and the timer is paused.
 #[derive(Clone, Debug)]
 pub struct Chain<T> {
     limits: ChainLimits,
     expected: MsgId,
     held: HashMap<MsgId, Held<T>>,
-    /// Who names an id as its successor, among what is held: at most one message does, and none names `expected`.
+    /// From a successor to the held message that names it: at most one does, and none names `expected`.
     claims: HashMap<MsgId, MsgId>,
-    /// Bytes of what is held.
+    /// Size of the held messages, in bytes.
     bytes: usize,
     arrivals: u64,
     done: Ring,
     skipped: Ring,
-    /// The saved id that the declared one was taken instead of.
+    /// Saved id that was replaced by the declared one.
     overtaken: Option<MsgId>,
-    /// Where the last skip resumed: what still links to it is part of what was skipped.
+    /// Id where the last skip resumed; a late message that links to it belongs to the skipped part.
     resumed_at: Option<MsgId>,
-    /// Whether the last thing that moved `expected` was a release.
+    /// Whether `expected` last moved by a release.
     retractable: bool,
-    /// When the current stage of waiting ends; meaningful only while blocked.
+    /// End of the current stage of waiting; meaningful only while blocked.
     deadline: Time,
     alarmed: bool,
 }
@@ -125,15 +126,16 @@ struct Held<T> {
 }
 
 impl<T> Chain<T> {
-    /// A chain that expects `expected`.
+    /// Creates a chain that expects `expected`.
     pub fn new(expected: MsgId, limits: ChainLimits) -> Self {
         Self::resume(expected, [], limits)
     }
 
-    /// A chain that goes on where a saved one stood, for a client that is there too or behind; `done` are its last released ids, oldest first.
+    /// Resumes a saved chain, for a client at the same position or an earlier one. `done` lists the last released ids,
+    /// oldest first.
     pub fn resume(expected: MsgId, done: impl IntoIterator<Item = MsgId>, limits: ChainLimits) -> Self {
         let mut ring = Ring::default();
-        // A saved state that lists the expected id as done would refuse the one message that can move it.
+        // If the expected id were listed as done, the chain would refuse the only message that can move it.
         done.into_iter().filter(|id| *id != expected).for_each(|id| ring.push(&id));
         Self {
             limits,
@@ -152,12 +154,13 @@ impl<T> Chain<T> {
         }
     }
 
-    /// A chain that expects what its client declares and not what was saved, because the declared id is none of those
-    /// saved as done: then it is not the state of the client that is too old, but the saved one. The last saves were
-    /// lost, or the client began anew; the saved id may never come, and nobody should wait for it.
+    /// Creates a chain that expects the client's declared id instead of the saved one.
     ///
-    /// One case looks the same: a skip gave the declared id up, and the client did not hear of it. Its message then
-    /// leads to an id that is done; it is refused as skipped, and the chain goes on at the saved id.
+    /// Call it if the declared id is not among those saved as done: then the saved state is outdated, not the client's.
+    /// Either the last saves were lost or the client has started over, so the saved id may never arrive.
+    ///
+    /// One case looks the same: the declared id was skipped, and the client did not learn of it. Its message then links
+    /// to an id that is done; it is refused as skipped, and the chain continues at the saved id.
     pub fn adopt(
         declared: MsgId,
         saved: MsgId,
@@ -167,66 +170,66 @@ impl<T> Chain<T> {
         Self { overtaken: Some(saved), ..Self::resume(declared, done, limits) }
     }
 
-    /// Refuses these ids from now on, which earlier connections of the device gave up, oldest first.
-    pub fn note_skipped(&mut self, ids: impl IntoIterator<Item = MsgId>) {
+    /// Refuses these ids from now on: earlier connections of the device skipped them. Oldest first.
+    pub fn add_skipped(&mut self, ids: impl IntoIterator<Item = MsgId>) {
         ids.into_iter().filter(|id| *id != self.expected).for_each(|id| self.skipped.push(&id));
     }
 
-    /// Whether this id was given up: it is refused for good.
+    /// Returns whether this id was skipped and is refused permanently.
     pub fn is_skipped(&self, id: &MsgId) -> bool {
-        self.skipped.contains(Mark::of(id))
+        self.skipped.contains(IdHash::of(id))
     }
 
-    /// The id that moves the chain.
+    /// Returns the id that the chain expects next.
     pub fn expected(&self) -> &MsgId {
         &self.expected
     }
 
-    /// How many messages are held: at most `hold_max`, and besides the one that was ready when it came.
+    /// Returns the number of held messages: at most `hold_max`, plus one that was ready on arrival.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The bytes of what is held.
+    /// Returns the size of the held messages, in bytes.
     pub fn held_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether [`Chain::poll_release`] would give something.
+    /// Returns whether [`Chain::poll_release`] would return a message.
     pub fn is_ready(&self) -> bool {
         self.held.contains_key(&self.expected)
     }
 
-    /// Takes a message in, or says why not.
+    /// Accepts a message, or returns why it can't be accepted.
     pub fn offer(&mut self, id: MsgId, next_id: MsgId, item: T, bytes: usize, now: Time) -> Offer<T> {
         if self.held.contains_key(&id) {
             return Offer::Waiting(item);
         }
         let due = id == self.expected;
-        let next_mark = Mark::of(&next_id);
-        if due && self.done.contains(next_mark) && self.yield_to_saved(now) {
+        let next_hash = IdHash::of(&next_id);
+        if due && self.done.contains(next_hash) && self.yield_to_saved(now) {
             return Offer::Skipped(item);
         }
         if !due {
-            let mark = Mark::of(&id);
-            if self.done.contains(mark) {
+            let hash = IdHash::of(&id);
+            if self.done.contains(hash) {
                 return Offer::Done(item);
             }
-            if self.skipped.contains(mark) {
+            if self.skipped.contains(hash) {
                 return Offer::Skipped(item);
             }
             if self.resumed_at.as_ref() == Some(&next_id) {
-                // What a held message names as its successor may still become expected, and is not refused for good.
+                // The successor of a held message may still become expected, so it is not refused permanently.
                 if !self.claims.contains_key(&id) {
                     self.skipped.push(&id);
                 }
                 return Offer::Skipped(item);
             }
         }
-        if self.is_bad_link(&id, &next_id, next_mark) {
+        if self.is_bad_link(&id, &next_id, next_hash) {
             return Offer::BadLink(item);
         }
-        if !due && !self.has_room(bytes) {
+        if !due && !self.fits(bytes) {
             return Offer::Full { item, expected: self.expected.clone() };
         }
         if self.held.is_empty() {
@@ -239,12 +242,12 @@ impl<T> Chain<T> {
         if due { Offer::Ready } else { Offer::Held }
     }
 
-    /// Releases the expected message if it is here, and expects its successor from now on.
+    /// Releases the expected message if it has arrived; its successor is expected next.
     pub fn poll_release(&mut self, now: Time) -> Option<T> {
         let held = self.held.remove(&self.expected)?;
         self.claims.remove(&held.next_id);
         self.bytes -= held.bytes;
-        if self.held.is_empty() && self.held.capacity() > ROOM_KEPT {
+        if self.held.is_empty() && self.held.capacity() > EMPTY_HOLD_CAPACITY {
             self.held = HashMap::new();
             self.claims = HashMap::new();
         }
@@ -255,10 +258,12 @@ impl<T> Chain<T> {
         Some(held.item)
     }
 
-    /// Takes back the release of `id`, which was refused for now before it reached the log: it is expected again and
-    /// what follows it stays held. Only the last release can be taken back; says whether it was.
+    /// Retracts the release of `id` and returns whether that was possible; only the last release can be retracted.
+    ///
+    /// For a message that was refused temporarily before it reached the log: it is expected again, and its successors
+    /// stay held.
     pub fn retract(&mut self, id: &MsgId, now: Time) -> bool {
-        if !self.retractable || self.done.last() != Some(Mark::of(id)) {
+        if !self.retractable || self.done.last() != Some(IdHash::of(id)) {
             return false;
         }
         self.retractable = false;
@@ -268,12 +273,12 @@ impl<T> Chain<T> {
         true
     }
 
-    /// When to call [`Chain::handle_timeout`]: only while something is held and nothing is ready.
+    /// Returns when to call [`Chain::handle_timeout`], `None` unless messages are held and none is ready.
     pub fn poll_timeout(&self) -> Option<Time> {
         (!self.held.is_empty() && !self.is_ready()).then_some(self.deadline)
     }
 
-    /// Raises the alarm, or skips to the oldest held message, if it is time.
+    /// Raises the alarm, or skips to the oldest held message, if the deadline has passed.
     pub fn handle_timeout(&mut self, now: Time) -> Option<ChainAlarm> {
         if self.poll_timeout()? > now {
             return None;
@@ -293,7 +298,7 @@ impl<T> Chain<T> {
         Some(ChainAlarm::Skipped { expected, resumed_at })
     }
 
-    /// The first of the held messages that lead to `id`: skipping past them would break the order that is known.
+    /// Returns the first of the held messages that lead to `id`; skipping past it would break the declared order.
     fn first_before<'a>(&'a self, mut id: &'a MsgId) -> &'a MsgId {
         while let Some(claimer) = self.claims.get(id) {
             id = claimer;
@@ -301,10 +306,12 @@ impl<T> Chain<T> {
         id
     }
 
-    /// The adopted id leads to what is done, so the saved one was right: expects that. False when it can't be.
+    /// Expects the saved id after all, because the adopted one links to an id that is done.
+    ///
+    /// Returns false if there is no saved id, or it can't be expected any more.
     fn yield_to_saved(&mut self, now: Time) -> bool {
         let Some(saved) = self.overtaken.take() else { return false };
-        if self.claims.contains_key(&saved) || self.done.contains(Mark::of(&saved)) {
+        if self.claims.contains_key(&saved) || self.done.contains(IdHash::of(&saved)) {
             return false;
         }
         let declared = std::mem::replace(&mut self.expected, saved);
@@ -314,7 +321,7 @@ impl<T> Chain<T> {
         true
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn fits(&self, bytes: usize) -> bool {
         self.held.is_empty()
             || (self.held.len() < self.limits.hold_max && self.bytes + bytes <= self.limits.hold_bytes_max)
     }
@@ -325,17 +332,17 @@ impl<T> Chain<T> {
         self.alarmed = false;
     }
 
-    /// Whether `next_id` was used, is claimed by another message, or leads back to `id` through what is held.
-    fn is_bad_link(&self, id: &MsgId, next_id: &MsgId, next_mark: Mark) -> bool {
+    /// Returns whether `next_id` is used, claimed by another message, or leads back to `id` through held messages.
+    fn is_bad_link(&self, id: &MsgId, next_id: &MsgId, next_hash: IdHash) -> bool {
         if next_id == id
             || *next_id == self.expected
             || self.claims.contains_key(next_id)
-            || self.done.contains(next_mark)
-            || self.skipped.contains(next_mark)
+            || self.done.contains(next_hash)
+            || self.skipped.contains(next_hash)
         {
             return true;
         }
-        // Ends: what is held has no circle, because this check let none in.
+        // Terminates: held messages form no cycle, because this check refuses those that would close one.
         let mut at = next_id;
         while let Some(held) = self.held.get(at) {
             if held.next_id == *id {

@@ -1,19 +1,18 @@
-//! The drain: how a node leaves without a storm. Ready → cordoned → noticing → draining → flushing → done.
+//! Drain: the planned stop of a node without a login storm. Ready → cordoned → noticing → draining → flushing → done.
 //!
-//! Two machines. [`Drain`] is the node's: it hears signals, time and a [`Snapshot`], and says the next [`Step`]s. The
-//! paced part is [`Share`], one for each shard: it gives each client a slot, and gives it up for closing
-//! when the slot is over, never before it was told.
+//! There are two machines. [`Drain`] belongs to the node: it takes signals, time and a [`Snapshot`], and returns the
+//! next [`Step`]s. [`Share`] paces the clients of one shard: it assigns a slot to each, and releases a client for
+//! closing at the end of its slot, never before the client was notified.
 //!
-//! The driver's loop: hand in what happened, carry out the steps in order, look again at [`Drain::poll_timeout`], and
-//! hand in a snapshot every now and then.
+//! The driver passes in what happened, executes the steps in order, re-reads [`Drain::poll_timeout`], and passes in a
+//! snapshot at short intervals.
 //!
-//! **Time.** Everything is counted back from the deadline: the last part of it is for flushing, the part before
-//! that (*settle*) for the answers and final frames of those whose slot came last. What does not fit is done less gently
-//! and said: the pace is raised ([`Plan::raised`]), the rest is closed at once ([`Step::Rush`]), and who still has not
-//! heard everything is cut and counted ([`Step::Cut`]).
+//! **Time.** Everything is counted back from the deadline: its last part is for flushing, the part before that
+//! (*settle*) for the answers and final frames of clients with the last slots. Work that does not fit is done less
+//! gently and reported: the pace is raised ([`Plan::raised`]), the remaining clients are closed immediately
+//! ([`Step::Rush`]), and clients that still have not received everything are cut and counted ([`Step::Cut`]).
 //!
-//! **Nobody there, nothing to wait for.** As soon as no client is connected and no send is under way the node flushes,
-//! in whatever phase it is.
+//! **No clients.** In any phase, the node flushes as soon as no client is connected and no send is in flight.
 
 mod plan;
 mod share;
@@ -26,13 +25,13 @@ pub use self::{
 use crate::Time;
 use std::time::Duration;
 
-/// What a second signal leaves to say goodbye.
-const FAST_GOODBYE: Duration = Duration::from_millis(1_000);
+/// Time from a second signal until remaining clients are cut.
+const FAST_CUT_AFTER: Duration = Duration::from_millis(1_000);
 
-/// By when a second signal has ended the node.
-const FAST_END: Duration = Duration::from_millis(2_000);
+/// Time from a second signal until the node ends.
+const FAST_END_AFTER: Duration = Duration::from_millis(2_000);
 
-/// Where a node stands.
+/// Phase of a node's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Not serving yet.
@@ -41,18 +40,18 @@ pub enum Phase {
     Ready,
     /// Out of the load balancer, but still accepting.
     Cordoned,
-    /// Newcomers are refused; the clients hear their slots.
+    /// Refusing new clients, and notifying the others of their slots.
     Noticing,
-    /// The clients are closed at their slots.
+    /// Closing each client at the end of its slot.
     Draining,
-    /// Nobody is left; what is under way is finished.
+    /// Without clients, finishing pending work.
     Flushing,
     /// The process may end.
     Done,
 }
 
 impl Phase {
-    /// The word for people and probes.
+    /// Returns the name for display and probes.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -66,41 +65,41 @@ impl Phase {
     }
 }
 
-/// What the driver sees.
+/// Counts that the driver passes to the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Clients that have not been sent everything, their Close included.
+    /// Clients that have not received everything, including their Close.
     pub conns: usize,
-    /// Those of them that have not heard of the drain.
+    /// Clients among them that have not been notified of the drain.
     pub unnoticed: usize,
-    /// Those of them whose slot is not over.
+    /// Clients among them whose slot has not ended.
     pub waiting: usize,
     /// Sends on their way to the log.
     pub in_flight: usize,
 }
 
-/// Why the pace is given up.
+/// Reason for closing all clients immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum RushReason {
     /// The slots did not end in time.
     Deadline,
-    /// Somebody asked again.
+    /// A second signal arrived.
     Signal,
 }
 
-/// How it ended.
+/// Outcome of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every client heard everything.
+    /// Every client received everything.
     Drained,
-    /// The deadline came first for so many clients.
+    /// The deadline passed, and this many clients were cut.
     Cut(usize),
-    /// A second signal came; so many clients were cut.
+    /// A second signal arrived, and this many clients were cut.
     Fast(usize),
 }
 
 impl Outcome {
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Drained | Self::Cut(0) => 0,
@@ -110,37 +109,37 @@ impl Outcome {
     }
 }
 
-/// What the driver has to do, in this order; each comes once in a drain.
+/// Action for the driver, in this order; each occurs at most once in a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Say "not ready" to load balancers; go on accepting.
+    /// Report "not ready" to load balancers; keep accepting.
     Cordon,
-    /// The drain was aborted: be ready again, forget the slots.
+    /// The drain was aborted: report ready again, discard the slots.
     Resume,
-    /// Refuse newcomers; every shard makes its [`Share`] of this pace.
+    /// Refuse new clients; every shard creates its [`Share`] of this pace.
     Notice(Pace, Plan),
-    /// Refuse newcomers; close all clients now, each after its answers.
-    Rush(Why),
-    /// End the clients that are left; there are so many.
+    /// Refuse new clients; close all others now, each after its answers.
+    Rush(RushReason),
+    /// Cut the remaining clients, of which there are this many.
     Cut(usize),
-    /// Finish what is under way and stop; then [`Drain::handle_flushed`].
+    /// Finish pending work and stop; then call [`Drain::handle_flushed`].
     Flush,
     /// End the process.
     Exit(Outcome),
 }
 
-/// The drain of a node.
+/// Drain of a node.
 #[derive(Clone, Debug)]
 pub struct Drain {
     settings: Settings,
-    /// What the other nodes take of a second, when that is known.
+    /// Clients per second that the other nodes accept, `None` if unknown.
     accepted: Option<u32>,
     phase: Phase,
-    /// When it began; the deadline counts from here.
+    /// Start of the drain; the deadline counts from here.
     begun: Time,
-    /// Whether a signal asked, so that it can't be aborted and the next one speeds up.
+    /// Whether a signal requested the drain: it can't be aborted, and another signal speeds it up.
     signalled: bool,
-    /// When a second signal came.
+    /// Time of the second signal.
     fast: Option<Time>,
     rushed: bool,
     cut: usize,
@@ -148,7 +147,7 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// A node that starts.
+    /// Creates the machine of a starting node.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -163,29 +162,29 @@ impl Drain {
         }
     }
 
-    /// Where it stands.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// When flushing ends at the latest; only in [`Phase::Flushing`].
+    /// Returns the time limit for flushing, `None` outside [`Phase::Flushing`].
     pub fn flush_until(&self) -> Option<Time> {
         (self.phase == Phase::Flushing).then_some(self.flush_until)
     }
 
-    /// Clients are served.
+    /// Marks a starting node as serving.
     pub fn handle_started(&mut self) {
         if self.phase == Phase::Starting {
             self.phase = Phase::Ready;
         }
     }
 
-    /// The other nodes take so many clients a second from this one; none = not known. Counts until the slots are given.
+    /// Sets how many clients per second the other nodes accept, `None` if unknown. No effect once slots are assigned.
     pub fn handle_others(&mut self, accept: Option<u32>) {
         self.accepted = accept;
     }
 
-    /// An operator asks for a drain. Says whether this began one.
+    /// Begins a drain at an operator's request. Returns false if one has already begun.
     pub fn handle_begin(&mut self, now: Time, out: &mut Vec<Step>) -> bool {
         if self.phase > Phase::Ready {
             return false;
@@ -195,7 +194,7 @@ impl Drain {
         true
     }
 
-    /// A signal: the first one asks for a drain, or makes one that was asked for otherwise final; the next speeds up.
+    /// Handles a signal: the first begins a drain, or makes a running one final; the second speeds it up.
     pub fn handle_signal(&mut self, now: Time, out: &mut Vec<Step>) {
         if !self.signalled {
             self.signalled = true;
@@ -206,14 +205,14 @@ impl Drain {
             return;
         }
         self.fast = Some(now);
-        self.flush_until = self.flush_until.min(now + FAST_END);
+        self.flush_until = self.flush_until.min(now + FAST_END_AFTER);
         if self.phase < Phase::Flushing {
             self.phase = Phase::Draining;
-            self.rush(Why::Signal, out);
+            self.rush(RushReason::Signal, out);
         }
     }
 
-    /// An operator wants the node back. False when there is no drain, a signal asked for it, or it is too late.
+    /// Aborts the drain at an operator's request. Returns false without a drain, after a signal, or if it is too late.
     pub fn handle_abort(&mut self, out: &mut Vec<Step>) -> bool {
         let under_way = (Phase::Cordoned..=Phase::Draining).contains(&self.phase);
         if !under_way || self.signalled || self.rushed {
@@ -224,8 +223,8 @@ impl Drain {
         true
     }
 
-    /// Does what is due.
-    pub fn handle_snapshot(&mut self, now: Time, seen: Snapshot, out: &mut Vec<Step>) {
+    /// Advances the drain by time and counts, and appends the steps that are due to `out`.
+    pub fn handle_snapshot(&mut self, now: Time, snapshot: Snapshot, out: &mut Vec<Step>) {
         match self.phase {
             Phase::Starting | Phase::Ready | Phase::Done => return,
             Phase::Flushing => {
@@ -236,34 +235,34 @@ impl Drain {
             }
             Phase::Cordoned | Phase::Noticing | Phase::Draining => {}
         }
-        if seen.conns == 0 && seen.in_flight == 0 {
+        if snapshot.conns == 0 && snapshot.in_flight == 0 {
             return self.flush(now, out);
         }
         if now >= self.cut_at() {
-            if seen.conns > 0 {
-                self.cut = seen.conns;
-                out.push(Step::Cut(seen.conns));
+            if snapshot.conns > 0 {
+                self.cut = snapshot.conns;
+                out.push(Step::Cut(snapshot.conns));
             }
             return self.flush(now, out);
         }
         if self.phase == Phase::Cordoned && now >= self.notice_at() {
             let left = self.rush_at().since(now);
             let max_rate = self.accepted.map_or(self.settings.max_rate, |it| it.min(self.settings.max_rate));
-            let plan = Settings { max_rate, ..self.settings }.fit(seen.conns, left);
+            let plan = Settings { max_rate, ..self.settings }.fit(snapshot.conns, left);
             self.phase = Phase::Noticing;
             out.push(Step::Notice(Pace { start: now, window: plan.window, handover: plan.handover }, plan));
             return;
         }
-        if self.phase == Phase::Noticing && seen.unnoticed == 0 {
+        if self.phase == Phase::Noticing && snapshot.unnoticed == 0 {
             self.phase = Phase::Draining;
         }
-        if self.phase >= Phase::Noticing && now >= self.rush_at() && seen.waiting > 0 {
+        if self.phase >= Phase::Noticing && now >= self.rush_at() && snapshot.waiting > 0 {
             self.phase = Phase::Draining;
-            self.rush(Why::Deadline, out);
+            self.rush(RushReason::Deadline, out);
         }
     }
 
-    /// Everything that was under way is finished.
+    /// Ends the drain once all pending work is finished.
     pub fn handle_flushed(&mut self, out: &mut Vec<Step>) {
         if self.phase != Phase::Flushing {
             return;
@@ -276,7 +275,7 @@ impl Drain {
         }));
     }
 
-    /// When a snapshot is due at the latest.
+    /// Returns when the next snapshot is due at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         match self.phase {
             Phase::Starting | Phase::Ready | Phase::Done => None,
@@ -287,16 +286,16 @@ impl Drain {
         }
     }
 
-    fn rush(&mut self, why: Why, out: &mut Vec<Step>) {
+    fn rush(&mut self, reason: RushReason, out: &mut Vec<Step>) {
         if !self.rushed {
             self.rushed = true;
-            out.push(Step::Rush(why));
+            out.push(Step::Rush(reason));
         }
     }
 
     fn flush(&mut self, now: Time, out: &mut Vec<Step>) {
         self.phase = Phase::Flushing;
-        let fast_end = self.fast.map(|since| since + FAST_END);
+        let fast_end = self.fast.map(|since| since + FAST_END_AFTER);
         let end = (now + self.settings.flush).min(self.begun + self.settings.deadline);
         self.flush_until = fast_end.map_or(end, |fast| fast.min(end));
         out.push(Step::Flush);
@@ -306,13 +305,13 @@ impl Drain {
         self.begun + self.settings.cordon()
     }
 
-    /// When the slots are over, whether they are or not.
+    /// Returns when all slots must have ended; the remaining ones are then ended early.
     fn rush_at(&self) -> Time {
         self.begun + self.settings.rush_after()
     }
 
     fn cut_at(&self) -> Time {
         let cut = self.begun + self.settings.cut_after();
-        self.fast.map_or(cut, |since| cut.min(since + FAST_GOODBYE))
+        self.fast.map_or(cut, |since| cut.min(since + FAST_CUT_AFTER))
     }
 }

@@ -1,22 +1,22 @@
-//! The window: pushes to one conn that its client has not acked yet, sent again until it does (DESIGN 6.4).
+//! Retransmission window: the unacked pushes to one connection, resent until the client acks them (SPEC section 7).
 //!
-//! A push ends in exactly one way: acked, still in flight, or given up together with all others when one was sent
-//! again `tries` times for nothing. Empty, it holds no heap beyond its own box; the driver drops it then.
+//! A push is in flight until it is acked. If a push stays unacked after `tries` resends, the window gives up on all
+//! pushes. An empty window has no heap allocation beyond its own box; the driver then drops it.
 
 use crate::{Time, id::ConversationId};
 use foldhash::{HashMap, HashMapExt};
 use std::{collections::VecDeque, time::Duration};
 
-/// The bounds and patience of a window.
+/// Limits and timeouts of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLimits {
-    /// The most pushes not yet acked.
+    /// Maximum number of unacked pushes.
     pub count_max: usize,
-    /// The most bytes not yet acked.
+    /// Maximum size of the unacked pushes, in bytes.
     pub bytes_max: usize,
-    /// How long to wait for an ack before sending again.
+    /// Time to wait for an ack before a resend.
     pub ack_timeout: Duration,
-    /// How often a push is sent again before the client counts as slow.
+    /// Number of resends before the client counts as slow.
     pub tries: u8,
 }
 
@@ -26,33 +26,33 @@ impl Default for WindowLimits {
     }
 }
 
-/// Whether a push is followed until its ack.
+/// Result of [`Window::track`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracked {
-    /// It is; send it.
+    /// The push is tracked until its ack; send it.
     Ok,
-    /// No room: send a `Behind` hint instead, the client pulls.
+    /// The window is full: send a `Behind` hint instead, so that the client pulls.
     Full,
 }
 
-/// How the client does.
+/// Result of [`Window::handle_timeout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send what was put into `resend`, if anything.
+    /// Send the pushes in `resend`, if any.
     Fine,
-    /// It does not ack: close with `SLOW`. The window is empty now.
+    /// The client does not ack: close with `SLOW`. The window is now empty.
     GiveUp,
 }
 
-/// The pushes in flight to one conn, per conversation.
+/// Pushes in flight to one connection, per conversation.
 #[derive(Clone, Debug)]
 pub struct Window<T> {
     limits: WindowLimits,
-    /// Sorted by seq; never an empty queue.
+    /// Pushes sorted by seq; no queue is empty.
     conversations: HashMap<ConversationId, VecDeque<InFlight<T>>>,
     count: usize,
     bytes: usize,
-    /// No deadline of a push in flight lies before it.
+    /// Lower bound of all deadlines.
     earliest: Time,
 }
 
@@ -66,27 +66,27 @@ struct InFlight<T> {
 }
 
 impl<T: Clone> Window<T> {
-    /// An empty window.
+    /// Creates an empty window.
     pub fn new(limits: WindowLimits) -> Self {
         Self { limits, conversations: HashMap::new(), count: 0, bytes: 0, earliest: Time::ZERO }
     }
 
-    /// Whether everything was acked: the window can be dropped.
+    /// Returns whether no push is in flight, so that the window can be dropped.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// How many pushes are in flight.
+    /// Returns the number of pushes in flight.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// The bytes in flight.
+    /// Returns the size of the pushes in flight, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Follows a push that is sent now. One that is followed already is not followed twice.
+    /// Tracks a push that is sent now, unless it is already tracked.
     pub fn track(
         &mut self,
         conversation: &ConversationId,
@@ -114,7 +114,7 @@ impl<T: Clone> Window<T> {
         Tracked::Ok
     }
 
-    /// Everything up to `seq` of the conversation arrived. Lower and unknown acks say nothing new.
+    /// Removes all pushes of the conversation up to `seq`. Lower and unknown acks have no effect.
     pub fn ack(&mut self, conversation: &ConversationId, seq: u64) {
         let Some(queue) = self.conversations.get_mut(conversation) else { return };
         while let Some(push) = queue.pop_front_if(|push| push.seq <= seq) {
@@ -129,12 +129,12 @@ impl<T: Clone> Window<T> {
         }
     }
 
-    /// When to call [`Window::handle_timeout`]; may be early after an ack, never late.
+    /// Returns when to call [`Window::handle_timeout`]; may be early after an ack, never late.
     pub fn poll_timeout(&self) -> Option<Time> {
         (!self.is_empty()).then_some(self.earliest)
     }
 
-    /// Puts what is overdue into `resend`, in seq order within a conversation; or gives up.
+    /// Appends overdue pushes to `resend`, in seq order within a conversation, or gives up.
     pub fn handle_timeout(&mut self, now: Time, resend: &mut Vec<T>) -> Verdict {
         if self.poll_timeout().is_none_or(|earliest| earliest > now) {
             return Verdict::Fine;

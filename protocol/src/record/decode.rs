@@ -1,4 +1,4 @@
-//! Reading records: everything that the ledger relies on is checked here, once.
+//! Decoder of log records; validates, once, everything that the ledger relies on.
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -13,53 +13,55 @@ use crate::{
     trace::TraceContext,
 };
 
-/// Why bytes are not a record. The owner skips the record, counts it and shows it; nothing else suffers.
+/// Reason why bytes are not a valid record. The owner skips, counts and reports the record; others are unaffected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Not the schema at all.
+    /// The bytes are not protobuf of the schema.
     #[error("not a record: {0}")]
     Protobuf(#[from] prost::DecodeError),
-    /// A version that this node does not read.
-    #[error("record version {0} is not known here")]
+    /// The schema version is unsupported.
+    #[error("record version {0} is unsupported")]
     Version(u32),
-    /// A part that must be there is not.
-    #[error("the record has no {0}")]
+    /// A required part is missing.
+    #[error("record has no {0}")]
     Missing(&'static str),
-    /// An id or a conversation key is not well formed.
+    /// An id or a conversation key is malformed.
     #[error("{field}: {source}")]
     Id {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Error of the id.
         source: IdError,
     },
-    /// A conversation of a kind that does not belong here: rooms never, direct ones not in a membership change.
-    #[error("{0} does not belong into this kind of record")]
+    /// The kind of conversation is not allowed: a room, or a direct conversation in a membership change.
+    #[error("{0} is not allowed in this kind of record")]
     Kind(ConversationId),
-    /// More than allowed.
+    /// A length or count is over its limit.
     #[error("{field}: {got} is over the limit")]
     TooMany {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// How many there are.
+        /// Length or count in the record.
         got: usize,
     },
-    /// A user is named twice in one change.
+    /// A change names a user twice.
     #[error("user {0} is named twice")]
     Twice(UserId),
-    /// A number outside its range.
+    /// A number is out of range.
     #[error("{field}: {got} is out of range")]
     Range {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Number in the record.
         got: u64,
     },
 }
 
 impl Record {
-    /// Reads and checks a record of the log. The content is a slice of `bytes`, not a copy; whether it is a valid
-    /// [`crate::content::Content`] was checked by the node that took it in.
+    /// Decodes and validates a record of the log.
+    ///
+    /// The content is a slice of `bytes`, not a copy; the node that accepted it has checked that it is a valid
+    /// [`crate::content::Content`].
     pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
         let record = pb::Record::decode(bytes)?;
         if record.version != RECORD_VERSION {
@@ -107,50 +109,50 @@ fn at_most(field: &'static str, max: usize, got: usize) -> Result<(), RecordErro
     if got > max { Err(RecordError::TooMany { field, got }) } else { Ok(()) }
 }
 
-fn message(it: pb::MessageRecord) -> Result<Message, RecordError> {
-    let order = it.order.ok_or(RecordError::Missing("order"))?;
-    at_most("content", CONTENT_BYTES_MAX, it.content.len())?;
+fn message(record: pb::MessageRecord) -> Result<Message, RecordError> {
+    let order = record.order.ok_or(RecordError::Missing("order"))?;
+    at_most("content", CONTENT_BYTES_MAX, record.content.len())?;
     Ok(Message {
-        conversation: conversation(&it.conversation)?,
-        sender: UserId::new(&it.sender).map_err(at("sender"))?,
-        device: DeviceId::new(&it.device).map_err(at("device"))?,
-        msg_id: MsgId::new(&it.msg_id).map_err(at("msg_id"))?,
-        attempt: it.attempt,
-        content: it.content,
+        conversation: conversation(&record.conversation)?,
+        sender: UserId::new(&record.sender).map_err(at("sender"))?,
+        device: DeviceId::new(&record.device).map_err(at("device"))?,
+        msg_id: MsgId::new(&record.msg_id).map_err(at("msg_id"))?,
+        attempt: record.attempt,
+        content: record.content,
         order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
-        flags: it.flags,
-        body_hash: it
+        flags: record.flags,
+        body_hash: record
             .body_hash
             .as_ref()
             .try_into()
-            .map_err(|_| RecordError::Range { field: "body_hash", got: it.body_hash.len() as u64 })?,
+            .map_err(|_| RecordError::Range { field: "body_hash", got: record.body_hash.len() as u64 })?,
     })
 }
 
-fn member(it: pb::MemberRecord) -> Result<MemberChange, RecordError> {
-    let conversation = conversation(&it.conversation)?;
+fn member(record: pb::MemberRecord) -> Result<MemberChange, RecordError> {
+    let conversation = conversation(&record.conversation)?;
     if !matches!(conversation.kind(), ConversationKind::Group(_)) {
         return Err(RecordError::Kind(conversation));
     }
-    let action = action(it.action)?;
-    let role = role(it.role)?;
-    let by = by(&it.by)?;
-    at_most("users", USERS_MAX, it.users.len())?;
-    let mut users = Vec::with_capacity(it.users.len());
-    for user in &it.users {
+    let action = action(record.action)?;
+    let role = role(record.role)?;
+    let by = by(&record.by)?;
+    at_most("users", USERS_MAX, record.users.len())?;
+    let mut users = Vec::with_capacity(record.users.len());
+    for user in &record.users {
         users.push(UserId::new(user).map_err(at("users"))?);
     }
     if action == MemberAction::Leave && users.is_empty() {
         users.extend(by.clone());
     }
     check_users(action, role, &users)?;
-    at_most("settings", SETTINGS_MAX, it.settings.len())?;
-    for (name, value) in &it.settings {
+    at_most("settings", SETTINGS_MAX, record.settings.len())?;
+    for (name, value) in &record.settings {
         crate::id::check_id(name).map_err(at("settings"))?;
         at_most("settings", SETTING_BYTES_MAX, value.len())?;
     }
-    let request_id = MsgId::new(&it.request_id).map_err(at("request_id"))?;
-    Ok(MemberChange { conversation, action, users, role, by, settings: it.settings, request_id })
+    let request_id = MsgId::new(&record.request_id).map_err(at("request_id"))?;
+    Ok(MemberChange { conversation, action, users, role, by, settings: record.settings, request_id })
 }
 
 fn check_users(action: MemberAction, role: Option<Role>, users: &[UserId]) -> Result<(), RecordError> {
@@ -194,13 +196,13 @@ fn role(number: i32) -> Result<Option<Role>, RecordError> {
     }
 }
 
-fn rules(it: &pb::RulesRecord) -> Result<RuleChange, RecordError> {
-    if it.ledger_version == 0 {
+fn rules(record: &pb::RulesRecord) -> Result<RuleChange, RecordError> {
+    if record.ledger_version == 0 {
         return Err(RecordError::Missing("ledger_version"));
     }
     Ok(RuleChange {
-        ledger_version: it.ledger_version,
-        dedup_window: it.dedup_window,
-        keys_from: it.keys_from,
+        ledger_version: record.ledger_version,
+        dedup_window: record.dedup_window,
+        keys_from: record.keys_from,
     })
 }

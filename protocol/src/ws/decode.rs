@@ -1,55 +1,55 @@
-//! Bytes to frames and messages, with every limit checked on the claim and before any allocation.
+//! WebSocket decoder: bytes to frames and messages. Limits apply to the claimed length, before any allocation.
 
 use std::{borrow::Cow, str};
 
 use super::{CONTROL_MAX, Event, Kind, Limits, Opcode, Step, Violation, mask};
 
-/// The framing state of one connection: sixteen bytes while no fragmented message is open.
+/// Decoder state of one connection; 16 bytes while no fragmented message is open.
 #[derive(Debug)]
 pub struct Decoder {
     open: Option<Box<Assembly>>,
     expect_masked: bool,
 }
 
-/// A message of which more fragments are to come.
+/// Fragmented message that is still incomplete.
 #[derive(Debug)]
 struct Assembly {
     kind: Kind,
     fragments: u32,
-    /// How much of a text is known to be UTF-8; what follows is at most a part of one character.
+    /// Length of the text that is checked as UTF-8, in bytes; the rest is at most a part of one character.
     valid: usize,
     bytes: Vec<u8>,
 }
 
 impl Decoder {
-    /// For a server: frames come from a client and must be masked.
+    /// Creates a server's decoder: frames come from a client and must be masked.
     pub const fn server() -> Self {
         Self { open: None, expect_masked: true }
     }
 
-    /// For a client: frames come from a server and must not be masked.
+    /// Creates a client's decoder: frames come from a server and must not be masked.
     pub const fn client() -> Self {
         Self { open: None, expect_masked: false }
     }
 
-    /// Bytes of heap held by a fragmented message that is open; zero otherwise.
+    /// Returns the heap bytes of the open fragmented message, zero if there is none.
     pub fn held(&self) -> usize {
         self.open.as_ref().map_or(0, |open| size_of::<Assembly>() + open.bytes.capacity())
     }
 
-    /// Whether a fragmented message is open.
+    /// Returns whether a fragmented message is open.
     pub const fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Takes one frame from the start of `input`, which must begin where the frame begins.
+    /// Decodes one frame from the start of `input`, which must begin where the frame begins.
     ///
-    /// The payload is unmasked in place once the frame is whole, so each frame must be consumed when it was taken.
-    /// After a violation the connection has to be closed: what the decoder says then means nothing.
+    /// The payload is unmasked in place once the frame is complete, so the caller must consume each decoded frame.
+    /// After a violation the connection must be closed; further results are meaningless.
     pub fn next<'a>(&mut self, input: &'a mut [u8], limits: &Limits) -> Result<Step<'a>, Violation> {
         let head = match Head::read(input, self.expect_masked)? {
-            Read::Head(head) => head,
-            Read::Need(at_least) => return Ok(Step::Need { at_least }),
+            HeadRead::Head(head) => head,
+            HeadRead::Need(at_least) => return Ok(Step::Need { at_least }),
         };
         let len = self.admit(&head, limits)?;
         let consumed = head.payload_at + len;
@@ -66,12 +66,12 @@ impl Decoder {
             Opcode::Close => close(payload)?,
             Opcode::Text => self.begin(Kind::Text, head.last, payload)?,
             Opcode::Binary => self.begin(Kind::Binary, head.last, payload)?,
-            Opcode::Continuation => self.go_on(head.last, payload)?,
+            Opcode::Continuation => self.continue_message(head.last, payload)?,
         };
         Ok(Step::Frame { consumed, event })
     }
 
-    /// Whether a frame with this header may come now, judged before its payload is waited for; returns its length.
+    /// Checks whether a frame with this header is allowed now, before its payload arrives, and returns its length.
     fn admit(&self, head: &Head, limits: &Limits) -> Result<usize, Violation> {
         let open = self.open.as_deref();
         let (fragments, before) = match (head.opcode, open) {
@@ -79,7 +79,7 @@ impl Decoder {
             (Opcode::Text | Opcode::Binary, Some(_)) => return Err(Violation::MessageOpen),
             (Opcode::Continuation, Some(open)) => (open.fragments, open.bytes.len()),
             (Opcode::Text | Opcode::Binary, None) => (0, 0),
-            // At most 125 bytes by now, and part of no message.
+            // Control frames are part of no message, and their length has been checked.
             _ => return Ok(head.len as usize),
         };
         if fragments >= limits.fragments_max {
@@ -105,7 +105,7 @@ impl Decoder {
         Ok(Event::Part)
     }
 
-    fn go_on<'a>(&mut self, last: bool, payload: &[u8]) -> Result<Event<'a>, Violation> {
+    fn continue_message<'a>(&mut self, last: bool, payload: &[u8]) -> Result<Event<'a>, Violation> {
         let open = self.open.as_mut().ok_or(Violation::NothingToContinue)?;
         open.add(payload)?;
         if !last {
@@ -120,7 +120,7 @@ impl Decoder {
 }
 
 impl Assembly {
-    /// Appends a fragment; text that can't become UTF-8 any more is refused at once.
+    /// Appends a fragment; refuses text immediately once it can't be UTF-8 any more.
     fn add(&mut self, payload: &[u8]) -> Result<(), Violation> {
         self.fragments += 1;
         self.bytes.extend_from_slice(payload);
@@ -135,7 +135,7 @@ impl Assembly {
     }
 }
 
-/// The part of a frame before its payload.
+/// Header of a frame.
 struct Head {
     last: bool,
     opcode: Opcode,
@@ -143,16 +143,16 @@ struct Head {
     payload_at: usize,
 }
 
-/// A header, or how long the input has to be first.
-enum Read {
+/// Result of reading a header: the header, or the input length that it needs.
+enum HeadRead {
     Head(Head),
     Need(usize),
 }
 
 impl Head {
-    /// Reads a header as far as its length; the masking key may still be missing, a claim is judged without it.
-    fn read(input: &[u8], expect_masked: bool) -> Result<Read, Violation> {
-        let Some(&first) = input.first() else { return Ok(Read::Need(2)) };
+    /// Reads a header up to its length. The masking key may still be missing, as the length is checked without it.
+    fn read(input: &[u8], expect_masked: bool) -> Result<HeadRead, Violation> {
+        let Some(&first) = input.first() else { return Ok(HeadRead::Need(2)) };
         if first & 0x70 != 0 {
             return Err(Violation::ReservedBits);
         }
@@ -161,7 +161,7 @@ impl Head {
         if opcode.is_control() && !last {
             return Err(Violation::ControlFragmented);
         }
-        let Some(&second) = input.get(1) else { return Ok(Read::Need(2)) };
+        let Some(&second) = input.get(1) else { return Ok(HeadRead::Need(2)) };
         match (second & 0x80 != 0, expect_masked) {
             (false, true) => return Err(Violation::Unmasked),
             (true, false) => return Err(Violation::Masked),
@@ -174,13 +174,13 @@ impl Head {
         let (len, min, length_end) = match short {
             126 => {
                 let Some(bytes) = input.get(2..).and_then(<[u8]>::first_chunk) else {
-                    return Ok(Read::Need(4));
+                    return Ok(HeadRead::Need(4));
                 };
                 (u64::from(u16::from_be_bytes(*bytes)), 126, 4)
             }
             127 => {
                 let Some(bytes) = input.get(2..).and_then(<[u8]>::first_chunk) else {
-                    return Ok(Read::Need(10));
+                    return Ok(HeadRead::Need(10));
                 };
                 (u64::from_be_bytes(*bytes), 0x1_0000, 10)
             }
@@ -193,7 +193,7 @@ impl Head {
             return Err(Violation::LengthNotMinimal);
         }
         let payload_at = length_end + if expect_masked { 4 } else { 0 };
-        Ok(Read::Head(Self { last, opcode, len, payload_at }))
+        Ok(HeadRead::Head(Self { last, opcode, len, payload_at }))
     }
 }
 
@@ -205,7 +205,7 @@ fn close(payload: &[u8]) -> Result<Event<'_>, Violation> {
         };
     };
     let code = u16::from_be_bytes(*code);
-    // Registered by RFC 6455 and IANA, or free for libraries and applications; 1004-1006 and 1015 never travel.
+    // Registered by RFC 6455 and IANA, or free for libraries and applications; 1004-1006 and 1015 must not be sent.
     if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
         return Err(Violation::CloseCode(code));
     }

@@ -1,34 +1,34 @@
-//! Frames to bytes: what a server sends, and what a client sends with a given masking key.
+//! WebSocket encoder: frames of a server, and frames of a client with a given masking key.
 
 use bytes::BufMut;
 
 use super::{CONTROL_MAX, Opcode, mask};
 
-/// The longest reason a close frame can hold beside its code.
+/// Maximum reason of a close frame, in bytes; the code takes two more.
 pub const CLOSE_REASON_MAX: usize = CONTROL_MAX - 2;
 
 const FIN: u8 = 0x80;
 const MASKED: u8 = 0x80;
 
-/// The longest header of a server frame: two bytes and a 64-bit length, for there is no masking key.
+/// Maximum header of a server frame, in bytes: two bytes and a 64-bit length, without a masking key.
 pub const SERVER_HEADER_MAX: usize = 10;
 
-/// Appends the header of a whole server frame of `len` bytes.
+/// Appends the header of an unfragmented server frame with `len` payload bytes.
 pub fn server_header(opcode: Opcode, len: usize, out: &mut impl BufMut) {
     let mut head = [0; SERVER_HEADER_MAX];
     let n = header(FIN | opcode as u8, 0, len, &mut head);
     out.put_slice(&head[..n]);
 }
 
-/// Appends a whole server frame: unmasked, in one piece.
+/// Appends an unfragmented, unmasked server frame.
 pub fn encode_server(opcode: Opcode, payload: &[u8], out: &mut impl BufMut) {
     server_header(opcode, payload.len(), out);
     out.put_slice(payload);
 }
 
-/// Appends a server's close frame; a reason that is too long is cut between two characters.
+/// Appends a server's close frame; a reason that is too long is truncated at a character boundary.
 ///
-/// `code` is sent as it is: use [`Violation::close_code`](super::Violation::close_code) or
+/// `code` is sent unchanged: use [`Violation::close_code`](super::Violation::close_code) or
 /// [`Code::ws_close`](crate::Code::ws_close).
 pub fn encode_close(code: u16, reason: &str, out: &mut impl BufMut) {
     let reason = &reason[..reason.floor_char_boundary(CLOSE_REASON_MAX)];
@@ -38,7 +38,7 @@ pub fn encode_close(code: u16, reason: &str, out: &mut impl BufMut) {
     encode_server(Opcode::Close, &body[..2 + reason.len()], out);
 }
 
-/// Appends the answer to a peer's close frame: its own code, or none if it gave none.
+/// Appends the reply to a peer's close frame, with the peer's code if it sent one.
 pub fn encode_close_reply(theirs: Option<u16>, out: &mut impl BufMut) {
     match theirs {
         Some(code) => encode_close(code, "", out),
@@ -46,12 +46,12 @@ pub fn encode_close_reply(theirs: Option<u16>, out: &mut impl BufMut) {
     }
 }
 
-/// Appends a whole client frame, masked with `key`. A real client draws a fresh random key for each frame.
+/// Appends an unfragmented client frame, masked with `key`. A real client draws a fresh random key for each frame.
 pub fn encode_client(opcode: Opcode, payload: &[u8], key: [u8; 4], out: &mut Vec<u8>) {
     encode_fragment(true, opcode, payload, Some(key), out);
 }
 
-/// Appends any frame: `last` = no further fragment follows, `key` = masked, as a client must and a server must not.
+/// Appends a frame of any kind. `last` marks the final fragment; a client must pass a masking `key`, a server must not.
 pub fn encode_fragment(last: bool, opcode: Opcode, payload: &[u8], key: Option<[u8; 4]>, out: &mut Vec<u8>) {
     let mut head = [0; SERVER_HEADER_MAX];
     let first = if last { FIN } else { 0 } | opcode as u8;

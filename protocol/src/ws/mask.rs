@@ -1,6 +1,6 @@
-//! Masking: the same function masks and unmasks.
+//! WebSocket masking; the same function masks and unmasks.
 
-/// Combines `data` with the repeated `key`, eight bytes at a time; the key starts at the first byte.
+/// XORs `data` with the repeated `key`, eight bytes at a time, starting with the key's first byte.
 pub fn mask(data: &mut [u8], key: [u8; 4]) {
     let [a, b, c, d] = key;
     let wide = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);

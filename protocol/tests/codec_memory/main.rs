@@ -1,6 +1,6 @@
-//! What decoding allocates is bounded by the bytes that are there, never by a length that they claim.
+//! Allocation bound of the decoder: proportional to the bytes that have arrived, never to a length that they claim.
 //!
-//! One test in a target of its own: it counts what the whole process allocates.
+//! It is a test target of its own, because it counts the allocations of the whole process.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../wire/support.rs"]
@@ -18,7 +18,7 @@ use tidegate_protocol::{
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// All that is ever allocated while `work` runs, freed or not.
+/// Returns all bytes allocated while `work` runs, freed or not.
 fn allocated<T>(work: impl FnOnce() -> T) -> usize {
     let region = Region::new(ALLOCATOR);
     let done = work();
@@ -27,18 +27,19 @@ fn allocated<T>(work: impl FnOnce() -> T) -> usize {
     bytes
 }
 
-/// An empty position is two bytes on the wire and 32 in memory, in a list that doubled until it was large enough.
-const PER_BYTE: usize = 64;
-/// What an error or the first element of a list takes.
-const AT_LEAST: usize = 2_048;
-/// What a list that is too long takes until it is refused: the longest one, and the shorter ones it has grown from.
-const LISTS: usize = 2 << 20;
+/// Allocation per input byte. An empty position takes 2 bytes on the wire and 32 in memory, in a list that doubles.
+const BYTES_PER_INPUT_BYTE: usize = 64;
+/// Allocation for an error or the first element of a list, in bytes.
+const BYTES_FIXED: usize = 2_048;
+/// Allocation for a list that is too long, until it is refused: the longest one, and the shorter ones it grew from.
+const LIST_BYTES_MAX: usize = 2 << 20;
 
 #[test]
 fn decoding_allocates_in_proportion_to_what_is_there() {
     let check = |what: &str, payload: &[u8], framing| {
         let bytes = allocated(|| decode_client(payload, framing));
-        assert!(bytes <= AT_LEAST + PER_BYTE * payload.len(), "{what}: {bytes} for {}", payload.len());
+        let max = BYTES_FIXED + BYTES_PER_INPUT_BYTE * payload.len();
+        assert!(bytes <= max, "{what}: {bytes} for {}", payload.len());
     };
     for (file, vector) in vectors() {
         let input = vector.input();
@@ -46,11 +47,11 @@ fn decoding_allocates_in_proportion_to_what_is_there() {
             check(&format!("{file}: {}", vector.name), &input, framing);
         }
     }
-    // Lists of the smallest elements there are, refused before they have grown.
+    // Lists of the smallest possible elements, refused before they grow.
     let refused = |what: &str, payload: &[u8], framing| {
         let bytes =
             allocated(|| assert_eq!(decode_client(payload, framing).unwrap_err().code(), Code::Malformed));
-        assert!(bytes <= LISTS, "{what}: {bytes} for {}", payload.len());
+        assert!(bytes <= LIST_BYTES_MAX, "{what}: {bytes} for {}", payload.len());
     };
     let mut positions = vec![0x3a];
     prost::encoding::encode_varint(200_000, &mut positions);
@@ -69,7 +70,7 @@ fn decoding_allocates_in_proportion_to_what_is_there() {
     seqs.extend([0].repeat(100_000));
     refused("seqs", &seqs, Framing::Proto);
 
-    // A fixed seed, so that a failure comes back.
+    // A fixed seed, so that a failure is reproducible.
     let mut state = 0x2545_f491_4f6c_dd1du64;
     for round in 0..20_000 {
         let noise: Vec<u8> = (0..round % 97)
@@ -77,14 +78,14 @@ fn decoding_allocates_in_proportion_to_what_is_there() {
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
-                // Every other byte is near the small numbers that keys and lengths are.
+                // Every other byte is a small number, as keys and lengths are.
                 if state & 0x100 == 0 { (state >> 32) as u8 } else { (state >> 32) as u8 & 0x3b }
             })
             .collect();
         check("noise", &noise, Framing::Proto);
         check("noise", &noise, Framing::Json);
-        let cutters =
+        let splitters =
             allocated(|| (tcp::split(&noise, 1 << 20), split_line(&noise, 0, 1 << 20), detect(&noise)));
-        assert_eq!(cutters, 0, "{noise:?}");
+        assert_eq!(splitters, 0, "{noise:?}");
     }
 }

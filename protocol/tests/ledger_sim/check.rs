@@ -1,4 +1,4 @@
-//! The promises that are looked at when a run is over.
+//! Promises that are checked at the end of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use tidegate_protocol::{
 
 use crate::{
     client::Client,
-    model::{Id, Kept, Model},
+    model::{Decision, Id, Model},
     owner::Log,
     store::Tables,
 };
@@ -19,7 +19,7 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, want: &T) -> Result
     if got == want { Ok(()) } else { Err(format!("{what} in the store: {got:?}, in the replay: {want:?}")) }
 }
 
-/// What is archived equals the replay of the log.
+/// Checks that the store equals the replay of the log.
 pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
     same("rules", &store.rules, &model.rules)?;
     same("heads", &store.heads, &model.heads)?;
@@ -27,15 +27,15 @@ pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
     same("devices", &store.devices, &model.devices)?;
     same("rows", &store.rows, &model.rows)?;
     same("recalls", &store.recalled, &model.recalled)?;
-    for (id, kept) in model.ids.iter().filter(|(_, kept)| kept.offset >= model.rules.keys_from) {
-        let Kept { seq, time, hash, offset, refused } = *kept;
+    for (id, decision) in model.ids.iter().filter(|(_, decision)| decision.offset >= model.rules.keys_from) {
+        let Decision { seq, time, hash, offset, refused } = *decision;
         let key = store.keys.get(&message_key(&named(id))).copied();
         same("key", &key, &Some(Key { seq, time, body_hash: hash, offset, refused }))?;
     }
     Ok(())
 }
 
-/// Some message of this id.
+/// Returns a message with this id.
 fn named((conversation, sender, device, msg_id): &Id) -> Message {
     Message {
         conversation: conversation.clone(),
@@ -50,7 +50,7 @@ fn named((conversation, sender, device, msg_id): &Id) -> Message {
     }
 }
 
-/// Seqs are 1, 2, 3, … in log order, per conversation.
+/// Checks that seqs are 1, 2, 3, … in log order, per conversation.
 pub(crate) fn seqs(model: &Model, log: &Log) -> Result<(), String> {
     let mut last = BTreeMap::new();
     for (answer, (_, record)) in model.answers.iter().zip(&log.entries) {
@@ -62,20 +62,20 @@ pub(crate) fn seqs(model: &Model, log: &Log) -> Result<(), String> {
     Ok(())
 }
 
-/// What a client was told holds: nothing acked is lost or renumbered, and its order is kept.
+/// Checks the acks of a client: no acked message is lost or renumbered, and its order is decision.
 pub(crate) fn client(client: &Client, model: &Model, exempt: &BTreeSet<Id>) -> Result<(), String> {
-    for (place, sent) in client.sent.iter().enumerate() {
+    for (index, sent) in client.sent.iter().enumerate() {
         let Some((seq, acked)) = sent.acked else { continue };
         match model.rows.get(&(sent.conversation.clone(), seq)).map(|row| &row.body) {
             Some(Body::Message(it))
                 if (&it.sender, &it.device, &it.msg_id) == (&client.user, &client.device, &sent.msg_id) => {}
             other => return Err(format!("{} was acked as {seq}, where {other:?} is", sent.msg_id)),
         }
-        for later in client.sent.iter().skip(place + 1).filter(|it| it.conversation == sent.conversation) {
+        for later in client.sent.iter().skip(index + 1).filter(|it| it.conversation == sent.conversation) {
             let Some((other, _)) = later.acked else { continue };
             if later.begun > acked && other < seq {
                 return Err(format!(
-                    "{} begun after the ack of {}, but before it",
+                    "{} was sent after the ack of {}, but has a lower seq",
                     later.msg_id, sent.msg_id
                 ));
             }
@@ -89,7 +89,7 @@ pub(crate) fn client(client: &Client, model: &Model, exempt: &BTreeSet<Id>) -> R
                 exempt.contains(&id)
             });
             if client.chains && !loose && other < seq {
-                return Err(format!("chained {} is behind its successor {}", sent.msg_id, later.msg_id));
+                return Err(format!("chained {} comes after its successor {}", sent.msg_id, later.msg_id));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A device that sends, and what it has been told.
+//! Simulated device: its sent messages and the answers it has received.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use tidegate_protocol::{
     record::{Message, SenderOrder, body_hash},
 };
 
-/// A message as its sender knows it.
+/// Sent message, with the sender's state.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) conversation: ConversationId,
     pub(crate) msg_id: MsgId,
     pub(crate) content: Bytes,
     pub(crate) attempt: u32,
-    /// When it was first sent, in events of the simulation.
+    /// Time of the first attempt, in events of the simulation.
     pub(crate) begun: u64,
-    /// What it was acked with first, and when.
+    /// Seq and time of the first ack.
     pub(crate) acked: Option<(u64, u64)>,
     pub(crate) refused: bool,
 }
@@ -39,16 +39,16 @@ impl Client {
         Self { user, device, chains, epoch: 1, node: 0, numbers: BTreeMap::new(), sent: Vec::new() }
     }
 
-    /// A new connection: a newer epoch, and chains begin anew.
+    /// Opens a new connection, with a newer epoch and chain numbers from 0.
     pub(crate) fn reconnect(&mut self, above: u64, node: usize) {
         self.epoch = self.epoch.max(above) + 1;
         self.node = node;
         self.numbers.clear();
     }
 
-    /// The message as the client's node appends it.
-    pub(crate) fn message(&mut self, place: usize, chained: bool) -> Message {
-        let sent = &self.sent[place];
+    /// Builds the message that the client's node appends.
+    pub(crate) fn message(&mut self, index: usize, chained: bool) -> Message {
+        let sent = &self.sent[index];
         let number = self.numbers.entry(sent.conversation.clone()).or_default();
         let order = SenderOrder { epoch: self.epoch, n: if chained { *number } else { 0 }, chained };
         *number += u64::from(chained);
@@ -65,21 +65,21 @@ impl Client {
         }
     }
 
-    /// The messages without an answer, in the order they were first sent.
+    /// Returns the messages without an answer, in the order of their first attempts.
     pub(crate) fn open(&self) -> Vec<usize> {
         let open = self.sent.iter().enumerate().filter(|(_, it)| it.acked.is_none() && !it.refused);
-        open.map(|(place, _)| place).collect()
+        open.map(|(index, _)| index).collect()
     }
 
-    /// Takes an answer; an error is a broken promise. `exempt`: the id was misused, so it may have two seqs.
-    pub(crate) fn told(
+    /// Handles an answer; an error is a broken promise. An `exempt` id was misused, so it may have two seqs.
+    pub(crate) fn answered(
         &mut self,
-        place: usize,
+        index: usize,
         outcome: Outcome,
         now: u64,
         exempt: bool,
     ) -> Result<(), String> {
-        let sent = &mut self.sent[place];
+        let sent = &mut self.sent[index];
         match outcome {
             Outcome::Accepted { seq, .. } | Outcome::Duplicate { seq, .. } => match sent.acked {
                 Some((before, _)) if before != seq && !exempt => {

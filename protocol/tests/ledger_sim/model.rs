@@ -1,4 +1,4 @@
-//! The naive ledger: plain maps, nothing evicted, written from DESIGN 6.1 and 6.3 and not from the code under test.
+//! Naive ledger: plain maps, nothing evicted, written from the rules (ADR 3, SPEC sections 5 and 6), not from the code.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use tidegate_protocol::{
 pub(crate) type Id = (ConversationId, UserId, DeviceId, MsgId);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct Decision {
     pub(crate) seq: u64,
     pub(crate) time: u64,
     pub(crate) hash: Hash16,
@@ -26,11 +26,11 @@ pub(crate) struct Model {
     pub(crate) heads: BTreeMap<ConversationId, Head>,
     pub(crate) members: BTreeMap<(ConversationId, UserId), Member>,
     pub(crate) devices: BTreeMap<(ConversationId, UserId, DeviceId), Device>,
-    pub(crate) ids: BTreeMap<Id, Kept>,
-    pub(crate) requests: BTreeMap<(ConversationId, Option<UserId>, MsgId), (Kept, MemberChange)>,
+    pub(crate) ids: BTreeMap<Id, Decision>,
+    pub(crate) requests: BTreeMap<(ConversationId, Option<UserId>, MsgId), (Decision, MemberChange)>,
     pub(crate) rows: BTreeMap<(ConversationId, u64), Row>,
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
-    /// The answer at each offset; none for what can't be decoded.
+    /// Outcome at each offset, `None` for records that can't be decoded.
     pub(crate) answers: Vec<Option<Outcome>>,
 }
 
@@ -39,7 +39,7 @@ fn refused(code: Code) -> Outcome {
 }
 
 impl Model {
-    /// Appends the record that is next in the log.
+    /// Applies the next record of the log.
     pub(crate) fn push(&mut self, record: Option<&Record>) -> Option<Outcome> {
         let offset = self.answers.len() as u64;
         let answer = record.map(|record| self.answer(offset, record));
@@ -86,8 +86,8 @@ impl Model {
     }
 
     fn message(&mut self, offset: u64, time: u64, it: &Message) -> Outcome {
-        let place = (it.conversation.clone(), it.sender.clone(), it.device.clone());
-        let before = self.devices.get(&place).copied();
+        let row_key = (it.conversation.clone(), it.sender.clone(), it.device.clone());
+        let before = self.devices.get(&row_key).copied();
         let mut device = before.unwrap_or(Device { epoch: it.order.epoch, next_n: 0 });
         let replaced = it.order.epoch < device.epoch;
         if it.order.epoch > device.epoch {
@@ -96,16 +96,16 @@ impl Model {
         let in_order = !it.order.chained || (!replaced && it.order.n == device.next_n);
         let takes = it.order.chained && in_order;
         device.next_n += u64::from(takes);
-        let answer = self.judge((offset, time), it, replaced.then_some(device.epoch), in_order);
+        let answer = self.decide((offset, time), it, replaced.then_some(device.epoch), in_order);
         let refused = matches!(answer, Outcome::Refused { .. } | Outcome::RefusedBefore { .. });
-        // Who was never heard there leaves nothing behind by being refused.
+        // A refusal leaves no row for a device that is new in the conversation.
         if before.is_some() || takes || !refused {
-            self.devices.insert(place, device);
+            self.devices.insert(row_key, device);
         }
         answer
     }
 
-    fn judge(
+    fn decide(
         &mut self,
         (offset, time): (u64, u64),
         it: &Message,
@@ -113,12 +113,12 @@ impl Model {
         in_order: bool,
     ) -> Outcome {
         let id = (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone());
-        if let Some(kept) = self.ids.get(&id) {
+        if let Some(decision) = self.ids.get(&id) {
             let window = if it.attempt == 0 { self.rules.dedup_window } else { 0 };
-            let near = window == 0 || kept.offset + window >= offset;
-            if near && kept.offset >= self.rules.keys_from {
-                return match (kept.hash == it.body_hash, kept.refused) {
-                    (true, None) => Outcome::Duplicate { seq: kept.seq, time: kept.time },
+            let near = window == 0 || decision.offset + window >= offset;
+            if near && decision.offset >= self.rules.keys_from {
+                return match (decision.hash == it.body_hash, decision.refused) {
+                    (true, None) => Outcome::Duplicate { seq: decision.seq, time: decision.time },
                     (true, Some(code)) => Outcome::RefusedBefore { code },
                     (false, _) => refused(Code::Conflict),
                 };
@@ -130,9 +130,10 @@ impl Model {
         if !in_order {
             return refused(Code::OrderBroken);
         }
-        if let Err(code) = self.may_talk(it) {
+        if let Err(code) = self.may_post(it) {
             if it.order.chained || self.rules.ledger_version >= 3 {
-                self.ids.insert(id, Kept { seq: 0, time, hash: it.body_hash, offset, refused: Some(code) });
+                let hash = it.body_hash;
+                self.ids.insert(id, Decision { seq: 0, time, hash, offset, refused: Some(code) });
             }
             return refused(code);
         }
@@ -148,7 +149,7 @@ impl Model {
         let own = member.sent;
         let answer = self.append(offset, time, Body::Message(it.clone()), own);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
-        self.ids.insert(id, Kept { seq, time, hash: it.body_hash, offset, refused: None });
+        self.ids.insert(id, Decision { seq, time, hash: it.body_hash, offset, refused: None });
         answer
     }
 
@@ -157,7 +158,7 @@ impl Model {
         row.is_in().then_some(row.role)
     }
 
-    fn may_talk(&self, it: &Message) -> Result<(), Code> {
+    fn may_post(&self, it: &Message) -> Result<(), Code> {
         if let ConversationKind::Direct(a, b) = it.conversation.kind() {
             let user = it.sender.as_str();
             return if user == a || user == b { Ok(()) } else { Err(Code::NotAMember) };
@@ -178,11 +179,11 @@ impl Model {
 
     fn member(&mut self, offset: u64, time: u64, it: &MemberChange) -> Outcome {
         let request = (it.conversation.clone(), it.by.clone(), it.request_id.clone());
-        if let Some((kept, change)) = self.requests.get(&request)
-            && kept.offset >= self.rules.keys_from
+        if let Some((decision, change)) = self.requests.get(&request)
+            && decision.offset >= self.rules.keys_from
         {
             return match change == it {
-                true => Outcome::Duplicate { seq: kept.seq, time: kept.time },
+                true => Outcome::Duplicate { seq: decision.seq, time: decision.time },
                 false => refused(Code::Conflict),
             };
         }
@@ -191,12 +192,12 @@ impl Model {
         }
         let answer = self.append(offset, time, Body::Member(it.clone()), 0);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
-        let kept = Kept { seq, time, hash: it.body_hash(), offset, refused: None };
-        self.requests.insert(request, (kept, it.clone()));
+        let decision = Decision { seq, time, hash: it.body_hash(), offset, refused: None };
+        self.requests.insert(request, (decision, it.clone()));
         answer
     }
 
-    /// Changes the members and the head, or nothing.
+    /// Applies a change to the members and the head, completely or not at all.
     fn change(&mut self, it: &MemberChange) -> Result<(), Code> {
         let id = &it.conversation;
         if it.action == MemberAction::Create {
@@ -246,7 +247,7 @@ impl Model {
             }
             MemberAction::Delete => head.deleted_seq = seq,
             MemberAction::Settings => {
-                known_values(&it.settings)?;
+                check_values(&it.settings)?;
                 let mut settings = (*head.settings).clone();
                 settings.extend(it.settings.clone());
                 settings.retain(|_, value| !value.is_empty());
@@ -263,7 +264,7 @@ impl Model {
         if self.heads.contains_key(id) {
             return Err(Code::AlreadyExists);
         }
-        known_values(&it.settings)?;
+        check_values(&it.settings)?;
         let role = if it.by.is_some() { None } else { it.role }.unwrap_or(Role::Member);
         let mut new: BTreeMap<UserId, Role> = it.users.iter().map(|user| (user.clone(), role)).collect();
         new.extend(it.by.clone().map(|by| (by, Role::Owner)));
@@ -278,7 +279,7 @@ impl Model {
     }
 
     fn may_change(&self, it: &MemberChange, present: &[(UserId, Member)]) -> Result<(), Code> {
-        // The admin API may do everything: as if above every owner.
+        // The admin API ranks above every owner.
         let power = match &it.by {
             Some(by) => self.role_of(&it.conversation, by).map(|role| role as u8).ok_or(Code::NotAMember)?,
             None => u8::MAX,
@@ -322,8 +323,8 @@ impl Model {
     }
 
     fn recall(&mut self, offset: u64, time: u64, it: &Recall) -> Outcome {
-        let place = (it.conversation.clone(), it.seq);
-        if let Some((seq, time)) = self.recalled.get(&place) {
+        let row_key = (it.conversation.clone(), it.seq);
+        if let Some((seq, time)) = self.recalled.get(&row_key) {
             return Outcome::Duplicate { seq: *seq, time: *time };
         }
         let Some(head) = self.heads.get(&it.conversation).filter(|head| head.deleted_seq == 0) else {
@@ -333,7 +334,7 @@ impl Model {
         if role == Some(None) {
             return refused(Code::NotAMember);
         }
-        let sender = match self.rows.get(&place).map(|row| &row.body) {
+        let sender = match self.rows.get(&row_key).map(|row| &row.body) {
             Some(Body::Message(message)) if it.seq > head.pruned_to => message.sender.clone(),
             _ => return refused(Code::NotFound),
         };
@@ -344,12 +345,12 @@ impl Model {
         }
         let answer = self.append(offset, time, Body::Recall(it.clone()), 0);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
-        self.recalled.insert(place, (seq, time));
+        self.recalled.insert(row_key, (seq, time));
         answer
     }
 }
 
-/// Who comes into a conversation that has no messages.
+/// Returns the row of a user who joins a conversation without messages.
 fn member(role: Role, joined_seq: u64) -> Member {
     Member {
         role,
@@ -363,11 +364,11 @@ fn member(role: Role, joined_seq: u64) -> Member {
     }
 }
 
-fn known_values(change: &BTreeMap<String, String>) -> Result<(), Code> {
-    let known = |name: &str, value: &str| match name {
+fn check_values(change: &BTreeMap<String, String>) -> Result<(), Code> {
+    let valid = |name: &str, value: &str| match name {
         "history" => ["", "join", "all"].contains(&value),
         "post" => ["", "all", "admins"].contains(&value),
         _ => true,
     };
-    if change.iter().all(|(name, value)| known(name, value)) { Ok(()) } else { Err(Code::BadSetting) }
+    if change.iter().all(|(name, value)| valid(name, value)) { Ok(()) } else { Err(Code::BadSetting) }
 }

@@ -4,12 +4,12 @@ use tidegate_protocol::machine::ledger::Mutation;
 
 use crate::{owner::Fault, world};
 
-/// Within how many seeds a fault must show.
+/// Number of seeds within which a fault must be caught.
 const SEEDS: u64 = 300;
 
 fn caught(fault: Fault) {
-    let seen = (0..SEEDS).find_map(|seed| world::run(seed, fault).err().map(|broken| (seed, broken)));
-    let (seed, broken) = seen.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {SEEDS} seeds"));
+    let found = (0..SEEDS).find_map(|seed| world::run(seed, fault).err().map(|broken| (seed, broken)));
+    let (seed, broken) = found.unwrap_or_else(|| panic!("{fault:?} went unnoticed in {SEEDS} seeds"));
     println!("{fault:?}: seed {seed}: {broken}");
 }
 
@@ -24,24 +24,24 @@ macro_rules! mutants {
 
 mutants! {
     no_epoch_check_is_caught Fault::Ledger(Mutation::NoEpochCheck);
-    a_lost_append_in_a_chain_that_goes_unnoticed_is_caught Fault::Ledger(Mutation::NoChainCheck);
-    the_chain_checked_before_the_duplicate_is_caught Fault::Ledger(Mutation::ChainBeforeDuplicate);
+    undetected_lost_append_in_a_chain_is_caught Fault::Ledger(Mutation::NoChainCheck);
+    chain_checked_before_the_duplicate_is_caught Fault::Ledger(Mutation::ChainBeforeDuplicate);
     membership_checked_before_the_duplicate_is_caught Fault::Ledger(Mutation::MembershipBeforeDuplicate);
-    a_refused_record_that_keeps_its_number_is_caught Fault::Ledger(Mutation::RefusedKeepsNumber);
-    an_attempt_that_is_ignored_is_caught Fault::Ledger(Mutation::AttemptIgnored);
+    refused_record_that_keeps_its_number_is_caught Fault::Ledger(Mutation::RefusedKeepsNumber);
+    ignored_attempt_is_caught Fault::Ledger(Mutation::AttemptIgnored);
     a_window_by_time_is_caught Fault::Ledger(Mutation::WindowByTime);
-    a_clock_an_hour_ahead_that_decides_is_caught Fault::Ledger(Mutation::ClockDecides);
+    deciding_clock_an_hour_ahead_is_caught Fault::Ledger(Mutation::ClockDecides);
     dedup_forgotten_on_take_over_is_caught Fault::DedupForgotten;
     a_refusal_forgotten_on_take_over_is_caught Fault::RefusalForgotten;
     an_archive_without_fence_is_caught Fault::ArchiveWithoutFence;
     an_archive_without_position_check_is_caught Fault::ArchiveWithoutPosition;
     a_seq_from_a_stale_head_is_caught Fault::StaleHead;
-    a_zombie_that_reads_a_newer_store_is_caught Fault::ZombieReadsNewer;
-    an_owner_that_takes_evicted_for_absent_is_caught Fault::EvictedIsAbsent;
-    a_position_reset_silently_when_the_log_was_replaced_is_caught Fault::LogReplacedIgnored;
+    zombie_that_reads_a_newer_store_is_caught Fault::ZombieReadsNewer;
+    evicted_row_taken_as_absent_is_caught Fault::EvictedIsAbsent;
+    silent_position_reset_on_a_replaced_log_is_caught Fault::LogReplacedIgnored;
     rows_unpinned_before_their_archive_is_done_are_caught Fault::UnpinnedTooEarly;
     a_store_that_drops_keys_by_itself_is_caught Fault::StoreDropsKeys;
     a_rules_record_that_undoes_another_is_caught Fault::Ledger(Mutation::RulesReplaced);
-    a_refused_message_without_a_chain_that_is_judged_anew_is_caught Fault::Ledger(Mutation::LooseJudgedAnew);
-    an_older_node_that_passes_over_rules_it_does_not_know_is_caught Fault::UnknownRulesIgnored;
+    unchained_refusal_forgotten_is_caught Fault::Ledger(Mutation::UnchainedRefusalForgotten);
+    older_node_that_skips_unknown_rules_is_caught Fault::UnknownRulesIgnored;
 }

@@ -1,4 +1,4 @@
-//! Random administration: creates, joins, kicks, roles, recalls, retention, rules.
+//! Random administration records: creates, joins, kicks, roles, recalls, retention, rules.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ fn group(rng: &mut Rng) -> ConversationId {
     ConversationId::parse(name).unwrap()
 }
 
-/// Where somebody might send to: mostly where they may.
+/// Picks a target conversation, mostly one that the sender may post in.
 pub(crate) fn conversation(rng: &mut Rng, by: &str) -> ConversationId {
     if rng.percent(60) {
         return group(rng);
@@ -35,7 +35,7 @@ pub(crate) fn conversation(rng: &mut Rng, by: &str) -> ConversationId {
     ConversationId::direct(&user(one), &user(name(rng, &USERS)))
 }
 
-/// The group that is there from the start.
+/// Returns the record that creates the initial group.
 pub(crate) fn first_group() -> Body {
     Body::Member(MemberChange {
         conversation: ConversationId::parse(GROUPS[0]).unwrap(),
@@ -94,7 +94,7 @@ fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
     }
 }
 
-/// Some act of administration at a log of `length` records.
+/// Returns a random administration record, for a log of `length` records.
 pub(crate) fn random(rng: &mut Rng, past: &[MemberChange], length: usize) -> Body {
     match rng.below(24) {
         0..14 => Body::Member(member(rng, past)),

@@ -1,4 +1,5 @@
-//! An owner of the partition, as DESIGN 6.1 wants it, one small step at a time so that others come in between.
+//! Simulated owner of the partition, driving the ledger as its module documentation requires, in small steps so that
+//! owners interleave.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -13,38 +14,38 @@ use crate::{
     store::{Commit, Store, absent},
 };
 
-/// What is broken in a run, to see whether the checker notices.
+/// Fault planted in a run, which the checker must catch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// A rule of the ledger itself.
+    /// A rule of the ledger itself is broken.
     Ledger(Mutation),
-    /// A new owner does not know the ids of before.
+    /// A new owner loads no earlier ids.
     DedupForgotten,
-    /// A new owner knows the ids that were accepted before, and not those that were refused.
+    /// A new owner loads the accepted ids, but not the refused ones.
     RefusalForgotten,
-    /// The archive does not ask for the fence.
+    /// The archive does not check the fence.
     ArchiveWithoutFence,
-    /// The archive does not ask for the position.
+    /// The archive does not check the position.
     ArchiveWithoutPosition,
-    /// Rows come from a copy of the store that lags.
+    /// Rows are read from a lagging copy of the store.
     StaleHead,
-    /// Who is not the owner any more goes on with what the new owner wrote.
+    /// A former owner continues with rows that the new owner wrote.
     ZombieReadsNewer,
-    /// What was evicted counts as absent.
+    /// An evicted row counts as absent.
     EvictedIsAbsent,
-    /// A log that was replaced is read from its start.
+    /// A replaced log is read from its start.
     LogReplacedIgnored,
-    /// Rows may be evicted when their archive is begun, not when it is known to be done.
+    /// Rows may be evicted as soon as their archive is started, not when it is known to be done.
     UnpinnedTooEarly,
-    /// The store drops old keys by itself, not when the rules say so.
+    /// The store drops old keys by itself, not by the rules.
     StoreDropsKeys,
-    /// A node of an earlier version passes over the rules that it does not know, and goes on.
+    /// A node of an earlier version skips unknown rules and continues.
     UnknownRulesIgnored,
 }
 
 impl Fault {
-    /// Whether a new owner does not hear of this key.
+    /// Returns whether a new owner does not load this key.
     fn forgets(self, key: &Key) -> bool {
         match self {
             Self::DedupForgotten => true,
@@ -57,9 +58,9 @@ impl Fault {
 /// One partition of the log.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    /// Which log it really is.
+    /// True identity of the log.
     pub(crate) topic: u64,
-    /// Which one it says to be.
+    /// Identity that the log reports.
     pub(crate) topic_id: u64,
     pub(crate) entries: Vec<(Bytes, Option<Arc<Record>>)>,
 }
@@ -72,12 +73,12 @@ impl Log {
     }
 
     fn before(&self, offset: u64) -> Option<&[u8]> {
-        let place = offset.checked_sub(1)?;
-        self.entries.get(place as usize).map(|(bytes, _)| bytes.as_ref())
+        let index = offset.checked_sub(1)?;
+        self.entries.get(index as usize).map(|(bytes, _)| bytes.as_ref())
     }
 }
 
-/// What an owner says about a record.
+/// Answer of an owner to a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
     pub(crate) topic: u64,
@@ -85,9 +86,9 @@ pub(crate) struct Answer {
     pub(crate) outcome: Outcome,
 }
 
-/// One read of the store: rows with fence and position, all of one moment.
+/// Consistent read of the store: rows with fence and position.
 struct Snapshot {
-    /// Read from a copy that lags: must be recognised, and is no fault of the store.
+    /// Whether it was read from a lagging copy, which the owner must recognise; it is no fault of the store.
     lags: bool,
     fence: u64,
     position: Position,
@@ -99,21 +100,21 @@ pub(crate) struct Owner {
     topic: u64,
     fault: Fault,
     ledger: Ledger,
-    /// Where it took over; what came before it has from the store only.
+    /// Offset of the take-over; earlier state comes from the store only.
     since: u64,
-    /// Behind the last record that was run.
+    /// Position after the last applied record.
     end: Position,
     batch: Option<(u64, Option<Snapshot>)>,
     delta: Option<Delta>,
-    seen: BTreeSet<Need>,
+    requested: BTreeSet<Need>,
     pub(crate) stopped: bool,
-    /// It met rules that it does not know.
-    pub(crate) given_up: bool,
+    /// Whether it stopped because of unknown rules.
+    pub(crate) stopped_by_rules: bool,
     pub(crate) evicted: usize,
 }
 
 impl Owner {
-    /// Takes the fence over and reads position and rules, in one transaction. None: the log was replaced.
+    /// Takes the fence and reads position and rules, in one transaction. `None` if the log was replaced.
     pub(crate) fn take_over(
         fence: u64,
         log: &Log,
@@ -159,20 +160,20 @@ impl Owner {
             end: position,
             batch: None,
             delta: None,
-            seen: BTreeSet::new(),
+            requested: BTreeSet::new(),
             stopped: false,
-            given_up: false,
+            stopped_by_rules: false,
             evicted: 0,
         })
     }
 
-    /// Whether everything is run and archived.
+    /// Returns whether every record is applied and archived.
     pub(crate) fn is_idle(&self, log: &Log) -> bool {
         self.stopped
             || self.end == self.ledger.archived_position() && self.end.offset == log.entries.len() as u64
     }
 
-    /// Does one thing. An error is a broken promise; `delayed` are commits that reach the store some time later.
+    /// Does one step. An error is a broken promise; `delayed` collects commits that reach the store later.
     pub(crate) fn step(
         &mut self,
         log: &Log,
@@ -198,7 +199,7 @@ impl Owner {
         Ok(Vec::new())
     }
 
-    /// Reads a batch, and what the store has to say about it.
+    /// Reads a batch and its rows from the store.
     fn read(&mut self, log: &Log, store: &Store, rng: &mut Rng) {
         if log.topic != self.topic {
             self.stopped = true;
@@ -235,10 +236,10 @@ impl Owner {
     }
 
     fn as_if_absent(&mut self, need: &Need, row: Loaded) -> Loaded {
-        if self.seen.insert(need.clone()) { row } else { absent(need.clone()) }
+        if self.requested.insert(need.clone()) { row } else { absent(need.clone()) }
     }
 
-    /// Loads, or stops and answers nothing when somebody else writes the store by now.
+    /// Loads the snapshot, or stops without answers if another owner writes the store now.
     fn load(&mut self, snapshot: Snapshot, store: &Store) -> Result<(), String> {
         let blind = matches!(self.fault, Fault::ZombieReadsNewer | Fault::StaleHead);
         if !blind && snapshot.fence != self.fence {
@@ -276,7 +277,7 @@ impl Owner {
             let (bytes, record) = &log.entries[offset as usize];
             match record {
                 None => match self.ledger.skip(offset) {
-                    Err(Stop::UnknownRules(_)) => (self.stopped, self.given_up) = (true, true),
+                    Err(Stop::UnknownRules(_)) => (self.stopped, self.stopped_by_rules) = (true, true),
                     other => other.map_err(|stop| stop.to_string())?,
                 },
                 Some(record) => match self.apply(offset, record, store)? {
@@ -304,7 +305,7 @@ impl Owner {
                     .map_err(|stop| stop.to_string());
             }
             Err(Stop::UnknownRules(_)) => {
-                (self.stopped, self.given_up) = (true, true);
+                (self.stopped, self.stopped_by_rules) = (true, true);
                 return Ok(None);
             }
             Err(stop) => return Err(stop.to_string()),
@@ -350,7 +351,7 @@ impl Owner {
                 return Err(format!("the rightful owner {} may not archive", self.fence));
             }
         } else if known {
-            // A load may have seen this commit already.
+            // A load may have found this commit already.
             self.ledger.archived(to).map_err(|stop| stop.to_string())?;
             self.delta = None;
         }

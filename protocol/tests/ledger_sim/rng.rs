@@ -1,4 +1,4 @@
-//! The only source of chance in the simulation: SplitMix64 from the seed.
+//! Only source of randomness in the simulation: SplitMix64 from the seed.
 
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
@@ -16,7 +16,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; 0 when `n` is 0.
+    /// Returns a number below `n`, or 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 { 0 } else { (self.next() % n as u64) as usize }
     }

@@ -1,4 +1,4 @@
-//! The store of the simulation: rows, fence and position in one transaction, and older versions for stale reads.
+//! Simulated store: rows, fence and position in one transaction, and older versions for stale reads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,20 +21,20 @@ pub(crate) struct Tables {
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
 }
 
-/// What a transaction came to.
+/// Result of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Commit {
     Done,
-    /// The same delta is there already.
+    /// The same delta has already been committed.
     Already,
-    /// Fence or position are not as the writer believes.
+    /// Fence or position do not match the writer's.
     Refused,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     pub(crate) now: Tables,
-    /// The log that the position is about.
+    /// Topic id of the log that the position refers to.
     pub(crate) topic_id: u64,
     older: VecDeque<Tables>,
     pub(crate) check_fence: bool,
@@ -50,7 +50,7 @@ impl Store {
         self.older.get(back).unwrap_or(&self.now)
     }
 
-    /// Comes back from a backup, as nobody's: whoever takes over replays the log from there.
+    /// Restores a backup, without an owner: the next owner replays the log from there.
     pub(crate) fn restore(&mut self, fence: u64) {
         if let Some(older) = self.older.pop_back() {
             self.now = Tables { fence, ..older };
@@ -71,8 +71,8 @@ impl Store {
         let tables = &mut self.now;
         for row in &delta.rows {
             let id = row.body.conversation().unwrap().clone();
-            if let Some(there) = tables.rows.insert((id.clone(), row.seq), row.clone()) {
-                return Err(format!("{id} seq {} is in the store twice: {there:?} and {row:?}", row.seq));
+            if let Some(before) = tables.rows.insert((id.clone(), row.seq), row.clone()) {
+                return Err(format!("{id} seq {} is in the store twice: {before:?} and {row:?}", row.seq));
             }
         }
         tables.recalled.extend(delta.recalled.iter().map(|it| ((it.conversation.clone(), it.seq), it.by)));
@@ -86,7 +86,7 @@ impl Store {
         Ok(Commit::Done)
     }
 
-    /// Drops keys that the rules in the store no longer keep; a store may do that at any time.
+    /// Drops keys below `keys_from` of the stored rules, which a store may do at any time.
     pub(crate) fn drop_old_keys(&mut self, by_itself: bool) {
         let from = if by_itself { self.now.position.offset / 2 } else { self.now.rules.keys_from };
         self.now.keys.retain(|_, key| key.offset >= from);
@@ -111,9 +111,9 @@ impl Tables {
             }
             Need::Key(hash) => Loaded::Key(hash, self.keys.get(&hash).copied()),
             Need::Row(id, seq) => {
-                let place = (id.clone(), seq);
-                let recalled = self.recalled.get(&place).copied();
-                let row = self.rows.get(&place).map(|row| RowHead { sender: sender(&row.body), recalled });
+                let key = (id.clone(), seq);
+                let recalled = self.recalled.get(&key).copied();
+                let row = self.rows.get(&key).map(|row| RowHead { sender: sender(&row.body), recalled });
                 Loaded::Row(id, seq, row)
             }
         }
@@ -127,7 +127,7 @@ fn sender(body: &Body) -> Option<UserId> {
     }
 }
 
-/// "There is no such row", whatever the truth.
+/// Reports that there is no such row, even if there is one.
 pub(crate) fn absent(need: Need) -> Loaded {
     match need {
         Need::Head(id) => Loaded::Head(id, None),

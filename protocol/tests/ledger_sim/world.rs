@@ -1,5 +1,5 @@
-//! The simulated cluster: one partition, one store, owners that come, hang and go, clients, a network that loses,
-//! delays and repeats; and the checker that watches every answer.
+//! Simulated cluster: one partition, one store, owners that start, hang and stop, clients, a network that loses, delays
+//! and repeats, and a checker of every answer.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -20,9 +20,9 @@ use crate::{
     store::Store,
 };
 
-/// What a run has met, so that a simulation that never gets to the point is noticed.
+/// Number of occurrences of each case, to detect a simulation that does not cover them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Coverage {
     pub(crate) accepted: usize,
     pub(crate) duplicates: usize,
     pub(crate) conflicts: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Seen {
     pub(crate) zombies_stopped: usize,
     pub(crate) replaced: usize,
     pub(crate) renamed: usize,
-    pub(crate) given_up: usize,
+    pub(crate) stopped_by_rules: usize,
 }
 
 pub(crate) struct World {
@@ -48,24 +48,25 @@ pub(crate) struct World {
     flights: Vec<Record>,
     delayed: Vec<(u64, Delta)>,
     changes: Vec<MemberChange>,
-    /// How far each node's wall clock is off, in ms.
+    /// Error of each node's wall clock, in ms.
     clocks: [i64; 3],
     fence: u64,
     now: u64,
-    /// The client and message of each request, by number.
+    /// Client and message of each request, by request number.
     requests: Vec<Option<(usize, usize)>>,
-    /// Ids that were used against the spec, or forgotten by the rules.
+    /// Ids that were used against the specification, or dropped by the rules.
     exempt: BTreeSet<Id>,
+    /// Whether no more disturbances occur.
     calm: bool,
-    pub(crate) seen: Seen,
+    pub(crate) coverage: Coverage,
 }
 
 fn id_of(it: &Message) -> Id {
     (it.conversation.clone(), it.sender.clone(), it.device.clone(), it.msg_id.clone())
 }
 
-/// Runs a seed to its end; an error says which promise was broken.
-pub(crate) fn run(seed: u64, fault: Fault) -> Result<Seen, String> {
+/// Runs a seed to its end; an error names the broken promise.
+pub(crate) fn run(seed: u64, fault: Fault) -> Result<Coverage, String> {
     let mut world = World::new(seed, fault);
     world.submit(ops::first_group(), None);
     for _ in 0..90 + world.rng.below(120) {
@@ -77,7 +78,7 @@ pub(crate) fn run(seed: u64, fault: Fault) -> Result<Seen, String> {
     } else {
         world.settle()?
     }
-    Ok(world.seen)
+    Ok(world.coverage)
 }
 
 impl World {
@@ -85,8 +86,8 @@ impl World {
         let mut rng = Rng::new(seed);
         let device = |name: &str| DeviceId::new(name).unwrap();
         let mut clients = Vec::new();
-        for (place, name) in ops::USERS.iter().enumerate() {
-            clients.push(Client::new(ops::user(name), device("phone"), place % 2 == 0));
+        for (index, name) in ops::USERS.iter().enumerate() {
+            clients.push(Client::new(ops::user(name), device("phone"), index % 2 == 0));
         }
         clients.push(Client::new(ops::user(ops::USERS[0]), device("desk"), rng.percent(50)));
         let store = Store::new(fault != Fault::ArchiveWithoutFence, fault != Fault::ArchiveWithoutPosition);
@@ -107,7 +108,7 @@ impl World {
             requests: Vec::new(),
             exempt: BTreeSet::new(),
             calm: false,
-            seen: Seen::default(),
+            coverage: Coverage::default(),
         }
     }
 
@@ -139,7 +140,7 @@ impl World {
         Ok(())
     }
 
-    /// Hands a record to a node's producer: lost, on its way, or on its way twice.
+    /// Passes a record to a node's producer, where it is lost, sent once, or sent twice.
     fn submit(&mut self, body: Body, from: Option<(usize, usize)>) {
         let node = from.map_or(0, |(client, _)| self.clients[client].node);
         if let Body::Member(change) = &body {
@@ -162,13 +163,13 @@ impl World {
     }
 
     fn send(&mut self) {
-        let place = self.rng.below(self.clients.len());
-        let conversation = ops::conversation(&mut self.rng, self.clients[place].user.as_str());
+        let index = self.rng.below(self.clients.len());
+        let conversation = ops::conversation(&mut self.rng, self.clients[index].user.as_str());
         let number = self.requests.len();
-        let client = &mut self.clients[place];
+        let client = &mut self.clients[index];
         let misuses = !client.sent.is_empty() && self.rng.percent(5);
         if misuses {
-            return self.misuse(place);
+            return self.misuse(index);
         }
         client.sent.push(Sent {
             conversation,
@@ -181,12 +182,12 @@ impl World {
         });
         let sent = client.sent.len() - 1;
         let message = client.message(sent, client.chains);
-        self.submit(Body::Message(message), Some((place, sent)));
+        self.submit(Body::Message(message), Some((index, sent)));
     }
 
-    /// An id used again for something else, or as if it were new.
-    fn misuse(&mut self, place: usize) {
-        let client = &mut self.clients[place];
+    /// Reuses an id for other content, or as if it were new.
+    fn misuse(&mut self, index: usize) {
+        let client = &mut self.clients[index];
         let sent = self.rng.below(client.sent.len());
         let mut message = client.message(sent, false);
         if self.rng.percent(60) {
@@ -200,50 +201,51 @@ impl World {
         self.submit(Body::Message(message), None);
     }
 
-    /// A client that got no answer: from a new connection, all that is open, in order. Sometimes also what is done.
+    /// Lets a client resend all unanswered messages, in order and from a new connection; sometimes an answered one
+    /// instead.
     fn retry(&mut self) {
-        let place = self.rng.below(self.clients.len());
-        if self.rng.percent(40) || self.clients[place].sent.is_empty() {
-            return self.resend(place, 0);
+        let index = self.rng.below(self.clients.len());
+        if self.rng.percent(40) || self.clients[index].sent.is_empty() {
+            return self.resend(index, 0);
         }
-        let client = &mut self.clients[place];
+        let client = &mut self.clients[index];
         let sent = self.rng.below(client.sent.len());
         if client.sent[sent].acked.is_some() || !client.chains {
             client.sent[sent].attempt += 1;
             let message = client.message(sent, false);
-            self.submit(Body::Message(message), Some((place, sent)));
+            self.submit(Body::Message(message), Some((index, sent)));
         }
     }
 
-    fn resend(&mut self, place: usize, above: u64) {
+    fn resend(&mut self, index: usize, above: u64) {
         let node = self.rng.below(3);
-        let client = &mut self.clients[place];
+        let client = &mut self.clients[index];
         client.reconnect(above, node);
         for sent in client.open() {
-            let client = &mut self.clients[place];
+            let client = &mut self.clients[index];
             client.sent[sent].attempt += 1;
             let message = client.message(sent, client.chains);
-            self.submit(Body::Message(message), Some((place, sent)));
+            self.submit(Body::Message(message), Some((index, sent)));
         }
     }
 
-    /// A record reaches the log, mostly the oldest one.
+    /// Appends a record in flight to the log, mostly the oldest one.
     fn land(&mut self) -> Result<(), String> {
         if self.flights.is_empty() {
             return Ok(());
         }
         let late = !self.calm && self.rng.percent(25);
-        let place = if late { self.rng.below(self.flights.len()) } else { 0 };
-        let record = self.flights.remove(place);
+        let index = if late { self.rng.below(self.flights.len()) } else { 0 };
+        let record = self.flights.remove(index);
         self.append(record.encode())
     }
 
     fn poison(&mut self) {
         let bytes = Bytes::from_static(b"\xff\x01 not a record");
-        self.append(bytes).expect("the model answers nothing here");
+        self.append(bytes).expect("the model has no outcome for it");
     }
 
-    /// The log grows, and the model says at once what the answer has to be.
+    /// Appends to the log; the model immediately determines the expected outcome.
     fn append(&mut self, bytes: Bytes) -> Result<(), String> {
         let record = self.log.push(bytes);
         let message = record.as_deref().and_then(|record| match &record.body {
@@ -255,11 +257,11 @@ impl World {
         let Some(outcome) = self.model.push(record.as_deref()) else { return Ok(()) };
         self.count(outcome);
         let Some(message) = message else { return Ok(()) };
-        if let (Outcome::Accepted { .. }, Some(kept)) = (outcome, before) {
-            self.seen.renamed += 1;
-            let forgotten = kept.offset < rules.keys_from;
+        if let (Outcome::Accepted { .. }, Some(decision)) = (outcome, before) {
+            self.coverage.renamed += 1;
+            let dropped = decision.offset < rules.keys_from;
             self.exempt.insert(id_of(&message));
-            if message.attempt > 0 && !forgotten {
+            if message.attempt > 0 && !dropped {
                 return Err(format!("{} is decided twice by the model", message.msg_id));
             }
         }
@@ -268,36 +270,36 @@ impl World {
 
     fn count(&mut self, outcome: Outcome) {
         let counter = match outcome {
-            Outcome::Accepted { .. } => &mut self.seen.accepted,
-            Outcome::Duplicate { .. } => &mut self.seen.duplicates,
-            Outcome::Void { .. } => &mut self.seen.void,
-            Outcome::Refused { code: Code::Conflict } => &mut self.seen.conflicts,
-            Outcome::Refused { code: Code::OrderBroken } => &mut self.seen.broken,
-            Outcome::Refused { .. } => &mut self.seen.refused,
-            Outcome::RefusedBefore { .. } => &mut self.seen.refused_before,
+            Outcome::Accepted { .. } => &mut self.coverage.accepted,
+            Outcome::Duplicate { .. } => &mut self.coverage.duplicates,
+            Outcome::Void { .. } => &mut self.coverage.void,
+            Outcome::Refused { code: Code::Conflict } => &mut self.coverage.conflicts,
+            Outcome::Refused { code: Code::OrderBroken } => &mut self.coverage.broken,
+            Outcome::Refused { .. } => &mut self.coverage.refused,
+            Outcome::RefusedBefore { .. } => &mut self.coverage.refused_before,
             Outcome::Noted => return,
         };
         *counter += 1;
     }
 
-    /// Somebody believes to be the new owner. The old one may have crashed, or may go on as a zombie.
+    /// Starts a new owner. The old one may have crashed, or may continue as a zombie.
     fn take_over(&mut self) -> Result<(), String> {
         self.fence += 1;
         if !self.owners.is_empty() && (self.owners.len() == 3 || self.rng.percent(50)) {
             let gone = self.rng.below(self.owners.len());
             let gone = self.owners.remove(gone);
-            self.seen.evicted += gone.evicted;
-            self.seen.zombies_stopped += usize::from(gone.stopped);
-            self.seen.given_up += usize::from(gone.given_up);
+            self.coverage.evicted += gone.evicted;
+            self.coverage.zombies_stopped += usize::from(gone.stopped);
+            self.coverage.stopped_by_rules += usize::from(gone.stopped_by_rules);
         }
-        // In the end every node runs the newest version.
+        // In the final phase every node runs the newest version.
         let older =
             if !self.calm && self.rng.percent(30) { self.rng.below(LEDGER_NEWEST as usize) } else { 0 };
         let newest = if older > 0 { older as u32 } else { LEDGER_NEWEST };
         match Owner::take_over(self.fence, &self.log, &mut self.store, self.fault, newest, &mut self.rng) {
             Some(owner) => self.owners.push(owner),
-            None if self.log.topic > 0 => self.seen.replaced += 1,
-            None => return Err("LOG_REPLACED, but it was not".to_owned()),
+            None if self.log.topic > 0 => self.coverage.replaced += 1,
+            None => return Err("LOG_REPLACED, but the log was not replaced".to_owned()),
         }
         Ok(())
     }
@@ -306,27 +308,27 @@ impl World {
         if self.owners.is_empty() {
             return self.take_over();
         }
-        let place = self.rng.below(self.owners.len());
-        self.own_by(place)
+        let index = self.rng.below(self.owners.len());
+        self.own_by(index)
     }
 
-    fn own_by(&mut self, place: usize) -> Result<(), String> {
-        let owner = &mut self.owners[place];
+    fn own_by(&mut self, index: usize) -> Result<(), String> {
+        let owner = &mut self.owners[index];
         let answers = owner.step(&self.log, &mut self.store, &mut self.delayed, &mut self.rng)?;
         answers.into_iter().try_for_each(|answer| self.check(answer))
     }
 
-    /// A commit that hung on the way arrives.
+    /// Delivers a delayed commit to the store.
     fn land_delayed(&mut self) -> Result<(), String> {
         if self.delayed.is_empty() {
             return Ok(());
         }
-        let place = self.rng.below(self.delayed.len());
-        let (fence, delta) = self.delayed.remove(place);
+        let index = self.rng.below(self.delayed.len());
+        let (fence, delta) = self.delayed.remove(index);
         self.store.commit(fence, &delta).map(|_| ())
     }
 
-    /// Every answer must be that of the replay of the whole log.
+    /// Checks that an answer equals that of a replay of the whole log.
     fn check(&mut self, answer: Answer) -> Result<(), String> {
         if answer.topic != 0 {
             return Err("an answer from a log that replaced ours".to_owned());
@@ -334,21 +336,21 @@ impl World {
         let canonical = self.model.answers.get(answer.offset as usize).copied().flatten();
         if canonical != Some(answer.outcome) {
             let record = self.log.entries[answer.offset as usize].1.as_ref();
-            return Err(format!("{answer:?}, but the replay says {canonical:?} to {record:?}"));
+            return Err(format!("{answer:?}, but the replay gives {canonical:?} for {record:?}"));
         }
         if !self.calm && self.rng.percent(20) {
             return Ok(());
         }
         let record = self.log.entries[answer.offset as usize].1.clone();
         let Some(record) = record else { return Err("an answer to poison".to_owned()) };
-        self.tell(&record, answer.outcome)
+        self.deliver(&record, answer.outcome)
     }
 
-    fn tell(&mut self, record: &Arc<Record>, outcome: Outcome) -> Result<(), String> {
+    fn deliver(&mut self, record: &Arc<Record>, outcome: Outcome) -> Result<(), String> {
         let Body::Message(message) = &record.body else { return Ok(()) };
         let Some((client, sent)) = self.requests[record.origin.request as usize] else { return Ok(()) };
         let exempt = self.exempt.contains(&id_of(message));
-        self.clients[client].told(sent, outcome, self.now, exempt)?;
+        self.clients[client].answered(sent, outcome, self.now, exempt)?;
         let open = self.clients[client].open().contains(&sent);
         match outcome {
             Outcome::Void { newest } if open => self.resend(client, newest),
@@ -362,7 +364,7 @@ impl World {
         Ok(())
     }
 
-    /// The storm is over: everything lands, a last owner takes over, and all promises are looked at.
+    /// Runs the final phase: everything in flight arrives, a last owner takes over, and all promises are checked.
     fn settle(&mut self) -> Result<(), String> {
         self.calm = true;
         for _ in 0..12 {
@@ -388,7 +390,7 @@ impl World {
         for _ in 0..5_000 {
             let last = self.owners.len() - 1;
             if self.owners[last].stopped {
-                // It met a copy that lags; in the calm that is the only reason left.
+                // It read a lagging copy; in the final phase there is no other reason.
                 self.take_over()?;
             } else if self.owners[last].is_idle(&self.log) {
                 break;
@@ -401,7 +403,7 @@ impl World {
         }
         let last = self.owners.len() - 1;
         if self.owners[last].stopped || !self.owners[last].is_idle(&self.log) {
-            return Err("the last owner does not come to an end".to_owned());
+            return Err("the last owner does not finish".to_owned());
         }
         Ok(())
     }
@@ -415,9 +417,9 @@ impl World {
         Ok(())
     }
 
-    /// Somebody deletes the log and begins another one under the same name.
+    /// Replaces the log by another one with the same name.
     fn replace_log(&mut self) -> Result<(), String> {
-        // Either it shows by its id, and the same bytes may be at the same place; or by the bytes alone.
+        // The replacement is recognisable either by its id, with equal bytes at equal offsets, or by the bytes alone.
         let topic_id = self.rng.below(2) as u64;
         let old = std::mem::replace(&mut self.log, Log { topic: 1, topic_id, entries: Vec::new() });
         for (bytes, record) in old.entries.iter().rev() {
@@ -438,8 +440,8 @@ impl World {
             if self.rng.percent(20) {
                 self.take_over()?;
             } else if !self.owners.is_empty() {
-                let place = self.rng.below(self.owners.len());
-                self.own_by(place)?;
+                let index = self.rng.below(self.owners.len());
+                self.own_by(index)?;
             }
         }
         Ok(())

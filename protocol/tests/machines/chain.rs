@@ -1,4 +1,4 @@
-//! The nextId chain: the failures of S37 by name, and any input against a naive model.
+//! Tests of the nextId chain: the failures of S37 by name, and any input against a naive model.
 
 mod property;
 mod rules;

@@ -1,11 +1,11 @@
-//! The drain by example; whole drains with clients of every kind are in `drain/property.rs`.
+//! Tests of the drain by example; `drain/property.rs` runs complete drains with all kinds of clients.
 
 mod property;
 
 use std::time::Duration;
 use tidegate_protocol::{
     Time,
-    machine::drain::{Drain, Outcome, Pace, Phase, Settings, Share, Snapshot, Step, Why, plan},
+    machine::drain::{Drain, Outcome, Pace, Phase, RushReason, Settings, Share, Snapshot, Step, plan},
 };
 
 const fn ms(ms: u64) -> Duration {
@@ -33,9 +33,9 @@ fn begun(settings: Settings) -> Drain {
     drain
 }
 
-fn look(drain: &mut Drain, now: u64, seen: Snapshot) -> Vec<Step> {
+fn advance(drain: &mut Drain, now: u64, snapshot: Snapshot) -> Vec<Step> {
     let mut out = Vec::new();
-    drain.handle_snapshot(at(now), seen, &mut out);
+    drain.handle_snapshot(at(now), snapshot, &mut out);
     out
 }
 
@@ -44,14 +44,14 @@ fn clients(conns: usize) -> Snapshot {
 }
 
 #[test]
-fn the_grace_is_what_the_handbook_says() {
+fn grace_period_matches_the_operations_page() {
     for (conns, grace) in [(1_000, 50), (20_000, 60), (50_000, 120), (100_000, 220), (200_000, 420)] {
         assert_eq!(plan(conns, &DEFAULTS).grace, ms(grace * 1_000), "{conns}");
     }
 }
 
 #[test]
-fn few_clients_are_not_stretched_over_the_spread_and_many_not_squeezed_into_it() {
+fn pace_stays_within_limits_for_few_and_many_clients() {
     let few = plan(40, &DEFAULTS);
     assert_eq!((few.window, few.handover, few.raised), (ms(800), ms(800), false));
     let some = plan(3_000, &DEFAULTS);
@@ -68,16 +68,16 @@ fn few_clients_are_not_stretched_over_the_spread_and_many_not_squeezed_into_it()
 #[test]
 fn a_drain_goes_through_its_phases() {
     let mut drain = begun(DEFAULTS);
-    assert_eq!(look(&mut drain, 4_999, clients(3_000)), []);
-    let steps = look(&mut drain, 5_000, clients(3_000));
-    let [Step::Notice(pace, told)] = &steps[..] else { panic!("{steps:?}") };
-    assert_eq!((pace.start, pace.window, told.rate), (at(5_000), ms(30_000), 100));
+    assert_eq!(advance(&mut drain, 4_999, clients(3_000)), []);
+    let steps = advance(&mut drain, 5_000, clients(3_000));
+    let [Step::Notice(pace, chosen)] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!((pace.start, pace.window, chosen.rate), (at(5_000), ms(30_000), 100));
     assert_eq!(drain.phase(), Phase::Noticing);
-    assert_eq!(look(&mut drain, 5_100, Snapshot { unnoticed: 0, ..clients(3_000) }), []);
+    assert_eq!(advance(&mut drain, 5_100, Snapshot { unnoticed: 0, ..clients(3_000) }), []);
     assert_eq!(drain.phase(), Phase::Draining);
     let last = Snapshot { conns: 0, in_flight: 7, ..Snapshot::default() };
-    assert_eq!(look(&mut drain, 36_000, last), [], "accepted sends are waited for");
-    assert_eq!(look(&mut drain, 36_010, Snapshot::default()), [Step::Flush]);
+    assert_eq!(advance(&mut drain, 36_000, last), [], "the drain waits for accepted sends");
+    assert_eq!(advance(&mut drain, 36_010, Snapshot::default()), [Step::Flush]);
     assert_eq!(drain.flush_until(), Some(at(41_010)));
     let mut out = Vec::new();
     drain.handle_flushed(&mut out);
@@ -86,11 +86,11 @@ fn a_drain_goes_through_its_phases() {
 }
 
 #[test]
-fn clients_leave_no_faster_than_the_others_take_them() {
+fn pace_follows_what_the_other_nodes_accept() {
     let plan = |accept: Option<u32>| {
         let mut drain = begun(DEFAULTS);
         drain.handle_others(accept);
-        let steps = look(&mut drain, 5_000, clients(6_000));
+        let steps = advance(&mut drain, 5_000, clients(6_000));
         let [Step::Notice(_, plan)] = &steps[..] else { panic!("{steps:?}") };
         (plan.rate, plan.window, plan.raised)
     };
@@ -101,67 +101,67 @@ fn clients_leave_no_faster_than_the_others_take_them() {
     let (rate, window, raised) = plan(Some(190));
     assert!(rate == 190 && window > ms(31_500) && !raised, "{rate} {window:?}");
     let (rate, _, raised) = plan(Some(10));
-    assert!(raised && rate > 100, "the deadline is above it, and it is said: {rate}");
+    assert!(raised && rate > 100, "the deadline raises the pace, and the plan reports it: {rate}");
 }
 
 #[test]
-fn an_idle_node_ends_at_once() {
+fn idle_node_flushes_immediately() {
     let mut drain = begun(DEFAULTS);
-    assert_eq!(look(&mut drain, 0, Snapshot::default()), [Step::Flush]);
+    assert_eq!(advance(&mut drain, 0, Snapshot::default()), [Step::Flush]);
 }
 
 #[test]
-fn clients_that_stay_are_cut_at_the_deadline_and_counted() {
+fn remaining_clients_are_cut_at_the_deadline_and_counted() {
     let mut drain = begun(DEFAULTS);
-    look(&mut drain, 5_000, clients(9));
+    advance(&mut drain, 5_000, clients(9));
     let stuck = Snapshot { conns: 9, ..Snapshot::default() };
-    assert_eq!(look(&mut drain, 44_999, stuck), []);
-    assert_eq!(look(&mut drain, 45_000, stuck), [Step::Cut(9), Step::Flush]);
-    assert_eq!(look(&mut drain, 50_000, stuck), [Step::Exit(Outcome::Cut(9))]);
+    assert_eq!(advance(&mut drain, 44_999, stuck), []);
+    assert_eq!(advance(&mut drain, 45_000, stuck), [Step::Cut(9), Step::Flush]);
+    assert_eq!(advance(&mut drain, 50_000, stuck), [Step::Exit(Outcome::Cut(9))]);
     assert_eq!((Outcome::Drained.exit_code(), Outcome::Cut(9).exit_code()), (0, 3));
 }
 
 #[test]
-fn slots_that_do_not_end_in_time_are_closed_at_once() {
+fn slots_that_exceed_the_deadline_are_closed_immediately() {
     let mut drain = begun(DEFAULTS);
-    look(&mut drain, 5_000, clients(9));
-    assert_eq!(look(&mut drain, 38_999, clients(9)), []);
-    assert_eq!(look(&mut drain, 39_000, clients(9)), [Step::Rush(Why::Deadline)]);
-    assert_eq!(look(&mut drain, 39_001, clients(9)), [], "once");
+    advance(&mut drain, 5_000, clients(9));
+    assert_eq!(advance(&mut drain, 38_999, clients(9)), []);
+    assert_eq!(advance(&mut drain, 39_000, clients(9)), [Step::Rush(RushReason::Deadline)]);
+    assert_eq!(advance(&mut drain, 39_001, clients(9)), [], "once");
 }
 
 #[test]
-fn a_second_signal_ends_it_in_two_seconds() {
+fn second_signal_ends_the_drain_in_two_seconds() {
     let mut drain = begun(DEFAULTS);
     let mut out = Vec::new();
     drain.handle_signal(at(100), &mut out);
-    assert_eq!(out, [Step::Rush(Why::Signal)]);
-    assert_eq!(look(&mut drain, 1_100, clients(2)), [Step::Cut(2), Step::Flush]);
-    assert_eq!(look(&mut drain, 2_100, clients(2)), [Step::Exit(Outcome::Fast(2))]);
+    assert_eq!(out, [Step::Rush(RushReason::Signal)]);
+    assert_eq!(advance(&mut drain, 1_100, clients(2)), [Step::Cut(2), Step::Flush]);
+    assert_eq!(advance(&mut drain, 2_100, clients(2)), [Step::Exit(Outcome::Fast(2))]);
     assert_eq!(Outcome::Fast(0).exit_code(), 4);
 }
 
 #[test]
-fn an_operator_may_abort_what_an_operator_began() {
+fn operator_may_abort_a_drain_that_an_operator_began() {
     let mut drain = Drain::new(DEFAULTS);
     drain.handle_started();
     let mut out = Vec::new();
-    assert!(!drain.handle_abort(&mut out), "there is none");
+    assert!(!drain.handle_abort(&mut out), "no drain has begun");
     assert!(drain.handle_begin(at(0), &mut out) && !drain.handle_begin(at(1), &mut out));
-    look(&mut drain, 5_000, clients(9));
+    advance(&mut drain, 5_000, clients(9));
     assert!(drain.handle_abort(&mut out));
     assert_eq!((out, drain.phase()), (vec![Step::Cordon, Step::Resume], Phase::Ready));
     let mut out = Vec::new();
     assert!(drain.handle_begin(at(60_000), &mut out), "and again");
     drain.handle_signal(at(60_001), &mut out);
-    assert_eq!(out, [Step::Cordon], "the first signal does not hurry a drain that an operator began");
-    assert!(!drain.handle_abort(&mut out), "whoever sent the signal will not wait");
+    assert_eq!(out, [Step::Cordon], "the first signal does not speed up an operator's drain");
+    assert!(!drain.handle_abort(&mut out), "a signalled drain is final");
     drain.handle_signal(at(60_002), &mut out);
-    assert_eq!(out[1..], [Step::Rush(Why::Signal)]);
+    assert_eq!(out[1..], [Step::Rush(RushReason::Signal)]);
 }
 
 #[test]
-fn slots_of_all_shards_lie_evenly_in_the_window() {
+fn slots_of_all_shards_are_evenly_spread() {
     let pace = Pace { start: at(1_000), window: ms(1_200), handover: ms(50) };
     let mut slots = Vec::new();
     for index in 0..3 {
@@ -178,20 +178,20 @@ fn slots_of_all_shards_lie_evenly_in_the_window() {
 }
 
 #[test]
-fn a_shard_that_was_busy_keeps_its_pace_and_is_late() {
+fn busy_shard_keeps_its_pace_and_stays_late() {
     let pace = Pace { start: at(0), window: ms(1_000), handover: ms(0) };
     let mut share = Share::new(pace, 0, 1, 7, 0..100);
-    assert_eq!(share.poll_close(at(5_000)), None, "nobody was told");
+    assert_eq!(share.poll_close(at(5_000)), None, "no client is notified");
     while share.poll_notice(at(0)).is_some() {}
-    let mut at_once = 0;
+    let mut burst = 0;
     while share.poll_close(at(5_000)).is_some() {
-        at_once += 1;
+        burst += 1;
     }
-    assert!((10..=11).contains(&at_once), "{at_once}");
+    assert!((10..=11).contains(&burst), "{burst}");
     assert_eq!(share.poll_timeout(), Some(at(5_010)));
 }
 
-/// Where in the drain each of these is closed, by its place in the table.
+/// Returns the order in which clients are closed, by their index in the table.
 fn dealt(seed: u64) -> Vec<u32> {
     let pace = Pace { start: at(0), window: ms(1_000), handover: ms(0) };
     let mut share = Share::new(pace, 0, 1, seed, 0..1_000_u32);
@@ -199,7 +199,7 @@ fn dealt(seed: u64) -> Vec<u32> {
 }
 
 #[test]
-fn those_who_came_together_are_not_closed_together() {
+fn clients_that_arrived_together_are_not_closed_together() {
     let order = dealt(7);
     for early in [0..100, 450..550, 900..1_000] {
         let quarters =
@@ -211,5 +211,5 @@ fn those_who_came_together_are_not_closed_together() {
     all.sort_unstable();
     assert!(all.into_iter().eq(0..1_000), "each has one slot");
     assert_eq!(order, dealt(7));
-    assert_ne!(order, dealt(8), "the next drain deals anew");
+    assert_ne!(order, dealt(8), "another seed shuffles differently");
 }

@@ -1,4 +1,4 @@
-//! The ledger on one owner: its rules by example, and random histories against the naive model.
+//! Tests of the ledger with one owner: its rules by example, and random histories against the naive model.
 
 #[allow(dead_code)]
 #[path = "../ledger_sim/model.rs"]

@@ -1,14 +1,14 @@
-//! The state machines: by example, and against naive models.
+//! Tests of the state machines: by example, and against naive models.
 //!
-//! | room | what it tests |
+//! | module | subject |
 //! |---|---|
-//! | `assign` | which nodes clients are sent to |
+//! | `assign` | assignment of clients to nodes |
 //! | `chain` | the nextId chain |
-//! | `drain` | how a node leaves |
-//! | `ledger` | the ledger on one owner; several owners are simulated in `tests/ledger_sim` |
+//! | `drain` | the drain of a node |
+//! | `ledger` | the ledger with one owner; `tests/ledger_sim` simulates several |
 //! | `session` | the session, driven as a shard drives it |
-//! | `transcripts` | the golden conversations, said by the real session and ledger |
-//! | `window` | pushes not yet acked |
+//! | `transcripts` | the golden transcripts, replayed with the real session and ledger |
+//! | `window` | unacked pushes |
 #![allow(clippy::unwrap_used)]
 
 mod assign;

@@ -1,4 +1,4 @@
-//! The session machine, driven as a shard drives it.
+//! Tests of the session machine, driven as a shard drives it.
 
 mod answers;
 mod login;

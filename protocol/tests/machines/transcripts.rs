@@ -1,7 +1,8 @@
-//! The golden transcripts, replayed: the real session and the real ledger must say what they say the server says.
+//! Replay of the golden transcripts: the real session and ledger must send exactly the server's frames.
 //!
-//! The rest of a broker is a few lines here. It logs in and answers 2 ms after it was asked; a message's time is 1 ms
-//! after the message. What it says by itself (a drain, a kick, hints) happens where the transcript says so.
+//! The rest of the broker is simulated in a few lines. It completes a login and answers a message after 2 ms; a
+//! message's time is 1 ms after it was sent. Unsolicited frames (a drain, a kick, hints) are sent where the transcript
+//! has them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,25 +20,25 @@ use tidegate_protocol::{
         ledger::{Ledger, Outcome},
         session::{Action, Answer, ChainSaved, Limits, LoggedIn, Query, Submit},
     },
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
     record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
 };
 
-/// The broker's clock when a transcript begins.
-const BEGIN: u64 = 1_763_712_000_000;
-/// How long the broker takes for a login or an answer, in ms.
-const ANSWER: u64 = 2;
-/// Pauses up to this are only examples.
-const PAUSE: u64 = 10;
+/// Broker clock at the start of a transcript, in ms since 1970.
+const START_MS: u64 = 1_763_712_000_000;
+/// Time that the broker takes for a login or an answer, in ms.
+const ANSWER_DELAY_MS: u64 = 2;
+/// Pause up to which a transcript's times are only examples, in ms.
+const PAUSE_MAX_MS: u64 = 10;
 
 #[test]
-fn the_machines_say_what_the_transcripts_say() {
+fn machines_send_exactly_the_transcripts() {
     for (file, transcript) in transcripts() {
         Replay::new(&transcript).run(&file, &transcript.lines);
     }
 }
 
-fn begun(expected: &MsgId) -> ChainSaved {
+fn new_chain(expected: &MsgId) -> ChainSaved {
     ChainSaved { expected: expected.clone(), done: Vec::new(), skipped: Vec::new() }
 }
 
@@ -49,26 +50,26 @@ enum Event {
 
 struct Peer {
     conn: Conn,
-    said: VecDeque<(u64, String)>,
+    sent: VecDeque<(u64, String)>,
 }
 
 struct Replay<'a> {
     settings: &'a Settings,
     peers: BTreeMap<String, Peer>,
-    /// What comes later: when, to whom.
-    later: VecDeque<(u64, String, Event)>,
+    /// Pending events, each with its time and the connection's name.
+    pending: VecDeque<(u64, String, Event)>,
     ledger: Ledger,
     chains: BTreeMap<String, ChainSaved>,
     epoch: u64,
 }
 
-/// `user/device` of `user/device/number`.
+/// Returns user and device of the connection name `user/device/number`.
 fn device_of(name: &str) -> (&str, &str) {
     let (user, rest) = name.split_once('/').unwrap();
     (user, rest.split_once('/').unwrap().0)
 }
 
-/// A short name for the n-th conn of somebody: a1.
+/// Returns a short name for the n-th connection of a user, such as a1.
 fn short(name: &str) -> String {
     format!("{}{}", &name[..1], name.rsplit('/').next().unwrap())
 }
@@ -84,7 +85,7 @@ impl<'a> Replay<'a> {
         Self {
             settings: &transcript.settings,
             peers: BTreeMap::new(),
-            later: VecDeque::new(),
+            pending: VecDeque::new(),
             ledger: Ledger::resume(Position::START, Rules::default(), 1),
             chains: BTreeMap::new(),
             epoch: 0,
@@ -100,18 +101,18 @@ impl<'a> Replay<'a> {
             if line.open.is_some() {
                 self.open(&line.conn, now);
             } else if let Some(frame) = &line.client {
-                self.hear(&line.conn, frame.get(), now);
+                self.receive(&line.conn, frame.get(), now);
             } else if let Some(frame) = &line.server {
                 self.expect(&line.conn, frame.get(), now, &what);
             } else {
                 let peer = self.peers.remove(&line.conn).expect(&what);
-                assert!(peer.said.is_empty(), "{what}: also said {:?}", peer.said);
+                assert!(peer.sent.is_empty(), "{what}: also sent {:?}", peer.sent);
                 assert_eq!(peer.conn.is_closed(), line.closed == Some(Side::Server), "{what}");
             }
         }
-        self.run_until(now + PAUSE);
+        self.run_until(now + PAUSE_MAX_MS);
         for (name, peer) in &self.peers {
-            assert!(peer.said.is_empty(), "{file}: {name} is also told {:?}", peer.said);
+            assert!(peer.sent.is_empty(), "{file}: also sent to {name}: {:?}", peer.sent);
         }
     }
 
@@ -121,15 +122,15 @@ impl<'a> Replay<'a> {
             limits.chain.order_timeout = std::time::Duration::from_millis(ms);
         }
         let conn = Conn::with(limits, Time::from_millis(now));
-        self.peers.insert(name.to_owned(), Peer { conn, said: VecDeque::new() });
+        self.peers.insert(name.to_owned(), Peer { conn, sent: VecDeque::new() });
     }
 
-    fn hear(&mut self, name: &str, frame: &str, now: u64) {
+    fn receive(&mut self, name: &str, frame: &str, now: u64) {
         let Ok(Decoded::Frame(frame)) = decode_client(frame.as_bytes(), Framing::Json) else {
             panic!("not a frame: {frame}")
         };
         let refused = match &frame.body {
-            Some(Asked::Send(send)) => self.settings.refused.get(&send.msg_id),
+            Some(ClientBody::Send(send)) => self.settings.refused.get(&send.msg_id),
             _ => None,
         };
         let code = refused.map(|name| *Code::ALL.iter().find(|code| code.name() == name).unwrap());
@@ -137,25 +138,25 @@ impl<'a> Replay<'a> {
         self.with(name, now, |conn| conn.input(|s, l, now, out| s.handle_frame(frame, l, now, out)));
     }
 
-    /// The next thing said on that conn must be `line`. When nothing was, the broker now does it by itself.
+    /// Checks that the next frame on that connection is `line`. If there is none, the broker now sends it unsolicited.
     fn expect(&mut self, name: &str, line: &str, now: u64, what: &str) {
-        if self.peers[name].said.is_empty() {
-            self.begin(name, line, now, what);
+        if self.peers[name].sent.is_empty() {
+            self.send_unsolicited(name, line, now, what);
         }
-        let (at, said) = self.peers.get_mut(name).unwrap().said.pop_front().expect(what);
-        assert_eq!(said, line, "{what}");
-        assert!(at <= now && now - at <= PAUSE, "{what}: said at {at}");
+        let (at, frame) = self.peers.get_mut(name).unwrap().sent.pop_front().expect(what);
+        assert_eq!(frame, line, "{what}");
+        assert!(at <= now && now - at <= PAUSE_MAX_MS, "{what}: sent at {at}");
     }
 
-    fn begin(&mut self, name: &str, line: &str, now: u64, what: &str) {
+    fn send_unsolicited(&mut self, name: &str, line: &str, now: u64, what: &str) {
         let Ok(Decoded::Frame(frame)) = decode_server(line.as_bytes(), Framing::Json) else {
             panic!("{what}: not a frame")
         };
         match frame.body.clone() {
-            Some(Said::GoAway(goaway)) => self.with(name, now, |conn| {
+            Some(ServerBody::GoAway(goaway)) => self.with(name, now, |conn| {
                 conn.input(|s, _, _, out| assert!(s.begin_drain(goaway, out)));
             }),
-            Some(Said::Close(close)) => {
+            Some(ServerBody::Close(close)) => {
                 let code = Code::from_number(close.code.try_into().unwrap()).unwrap();
                 self.with(name, now, |conn| match code {
                     Code::Draining => conn.input(|s, _, _, out| s.leave(code, "", out)),
@@ -164,41 +165,46 @@ impl<'a> Replay<'a> {
                 });
             }
             Some(
-                said @ (Said::Page(_)
-                | Said::ConversationState(_)
-                | Said::SyncEnd(_)
-                | Said::Done(_)
-                | Said::SendAck(_)),
+                body @ (ServerBody::Page(_)
+                | ServerBody::ConversationState(_)
+                | ServerBody::SyncEnd(_)
+                | ServerBody::Done(_)
+                | ServerBody::SendAck(_)),
             ) => {
                 self.with(name, now, |conn| {
-                    let more = matches!(said, Said::ConversationState(_));
+                    let more = matches!(body, ServerBody::ConversationState(_));
                     conn.input(|s, l, now, out| {
-                        s.query_told(frame.id, vec![said], out);
+                        s.query_told(frame.id, vec![body], out);
                         if !more {
                             s.query_over(l, now);
                         }
                     });
                 });
             }
-            Some(Said::Shed(_) | Said::Behind(_) | Said::Ping(_) | Said::Receipt(_)) => {
-                self.say(name, now, &frame);
+            Some(
+                ServerBody::Shed(_)
+                | ServerBody::Behind(_)
+                | ServerBody::Ping(_)
+                | ServerBody::Receipt(_)
+                | ServerBody::Cleared(_)
+                | ServerBody::Hidden(_)
+                | ServerBody::Signal(_),
+            ) => self.emit(name, now, &frame),
+            Some(ServerBody::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {
+                self.emit(name, now, &frame);
             }
-            Some(Said::Cleared(_) | Said::Hidden(_) | Said::Signal(_)) => self.say(name, now, &frame),
-            Some(Said::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {
-                self.say(name, now, &frame);
+            Some(ServerBody::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
+                self.emit(name, now, &frame);
             }
-            Some(Said::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
-                self.say(name, now, &frame);
-            }
-            _ => panic!("{what}: the machine did not say {line}"),
+            _ => panic!("{what}: the machine did not send {line}"),
         }
     }
 
-    fn say(&mut self, name: &str, now: u64, frame: &pb::ServerFrame) {
-        self.peers.get_mut(name).unwrap().said.push_back((now, json(frame)));
+    fn emit(&mut self, name: &str, now: u64, frame: &pb::ServerFrame) {
+        self.peers.get_mut(name).unwrap().sent.push_back((now, json(frame)));
     }
 
-    /// Lets the answers and timers pass that are due.
+    /// Handles all answers and timers that are due until `end`.
     fn run_until(&mut self, end: u64) {
         loop {
             let timers = self.peers.iter().filter_map(|(name, peer)| {
@@ -206,11 +212,11 @@ impl<'a> Replay<'a> {
                 Some((due.as_millis(), name.clone()))
             });
             let timer = timers.min().filter(|(due, _)| *due <= end);
-            let event = self.later.front().map(|(due, ..)| *due).filter(|due| *due <= end);
+            let event = self.pending.front().map(|(due, ..)| *due).filter(|due| *due <= end);
             match (event, timer) {
                 (Some(due), timer) if timer.as_ref().is_none_or(|(other, _)| due <= *other) => {
-                    let (_, name, event) = self.later.pop_front().unwrap();
-                    self.happen(&name, event, due);
+                    let (_, name, event) = self.pending.pop_front().unwrap();
+                    self.handle_event(&name, event, due);
                 }
                 (_, Some((due, name))) => self.with(&name, due, |conn| conn.pass(0.0)),
                 _ => return,
@@ -218,7 +224,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn happen(&mut self, name: &str, event: Event, now: u64) {
+    fn handle_event(&mut self, name: &str, event: Event, now: u64) {
         if !self.peers.contains_key(name) {
             return;
         }
@@ -229,7 +235,7 @@ impl<'a> Replay<'a> {
             }
             Event::Answer(ticket, answer) => self.with(name, now, |conn| conn.answer(ticket, answer)),
             Event::Push(push) => {
-                self.say(name, now, &pb::ServerFrame { id: 0, body: Some(Said::Push(push)) })
+                self.emit(name, now, &pb::ServerFrame { id: 0, body: Some(ServerBody::Push(push)) })
             }
         }
     }
@@ -246,18 +252,18 @@ impl<'a> Replay<'a> {
             node: NodeId::new(self.settings.nodes.get(name).map_or("n1", String::as_str)).unwrap(),
             chain_saved: self.chains.get(&format!("{user}/{device}")).cloned(),
             resumed: false,
-            server_time_ms: BEGIN + now,
+            server_time_ms: START_MS + now,
             fresh_next_id: id(&format!("f-{}", short(name))),
         }
     }
 
-    /// One input to a conn, and everything that comes out of it.
+    /// Feeds one input to a connection and applies all of its output.
     fn with(&mut self, name: &str, now: u64, input: impl FnOnce(&mut Conn)) {
         let conn = &mut self.peers.get_mut(name).unwrap().conn;
         conn.now = Time::from_millis(now);
         input(conn);
-        while !conn_of(&mut self.peers, name).said.is_empty() {
-            for action in std::mem::take(&mut conn_of(&mut self.peers, name).said) {
+        while !conn_of(&mut self.peers, name).actions.is_empty() {
+            for action in std::mem::take(&mut conn_of(&mut self.peers, name).actions) {
                 self.apply(name, action, now);
             }
         }
@@ -269,7 +275,7 @@ impl<'a> Replay<'a> {
     fn apply(&mut self, name: &str, action: Action, now: u64) {
         match action {
             Action::Login(hello) => {
-                self.later.push_back((now + ANSWER, name.to_owned(), Event::Login(*hello)))
+                self.pending.push_back((now + ANSWER_DELAY_MS, name.to_owned(), Event::Login(*hello)))
             }
             Action::Join { id, room } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.joined(id, &room, Ok(()), l, out));
@@ -279,41 +285,41 @@ impl<'a> Replay<'a> {
             }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);
-                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(new_chain(&expected));
                 saved.expected = expected;
                 saved.done.push(done);
             }
             Action::SaveSkip { skipped, expected } => {
                 let (user, device) = device_of(name);
-                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(begun(&expected));
+                let saved = self.chains.entry(format!("{user}/{device}")).or_insert(new_chain(&expected));
                 saved.expected = expected;
                 saved.skipped.push(skipped);
             }
-            // The client has everything: there is no store here that could tell more.
+            // There is no store here, so the client always has everything.
             Action::Query { id, query } if matches!(*query, Query::Positions(_)) => {
                 conn_of(&mut self.peers, name).input(|s, l, now, out| {
                     s.query_pong(id, Vec::new(), now, out);
                     s.query_over(l, now);
                 });
             }
-            // What the store says to others is in the transcript.
+            // The answers to other queries are in the transcript.
             Action::Query { .. } => {}
-            Action::Reply(frame) | Action::Answer(frame) => self.say(name, now, &frame),
+            Action::Reply(frame) | Action::Answer(frame) => self.emit(name, now, &frame),
             Action::Close { code, reason } => {
                 let after_ms = if code.reconnect() == Reconnect::After { 1_000 } else { 0 };
-                let body = Some(Said::Close(code.close(&reason, after_ms)));
-                self.say(name, now, &pb::ServerFrame { id: 0, body });
+                let body = Some(ServerBody::Close(code.close(&reason, after_ms)));
+                self.emit(name, now, &pb::ServerFrame { id: 0, body });
             }
             Action::Leave { .. } | Action::Acked { .. } | Action::Alarm(_) | Action::SignalDropped => {}
         }
     }
 
-    /// The log takes it, the owner answers, and the other conns of both users get it.
+    /// Appends a message: the owner answers, and the other connections of both users get the push.
     fn append(&mut self, name: &str, submit: Submit, now: u64) {
         let (user, device) = device_of(name);
         let record = Record {
             origin: Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 1, request: submit.ticket },
-            received_at: BEGIN + now + 1,
+            received_at: START_MS + now + 1,
             body: Body::Message(Message {
                 conversation: submit.conversation.clone(),
                 sender: UserId::new(user).unwrap(),
@@ -346,7 +352,8 @@ impl<'a> Replay<'a> {
             Answer::Accepted { seq, time } => Some((seq, time)),
             _ => None,
         };
-        self.later.push_back((now + ANSWER, name.to_owned(), Event::Answer(submit.ticket, answer)));
+        let event = Event::Answer(submit.ticket, answer);
+        self.pending.push_back((now + ANSWER_DELAY_MS, name.to_owned(), event));
         if let Some((seq, time)) = accepted {
             self.push(name, &submit, (seq, time), now);
         }
@@ -354,7 +361,7 @@ impl<'a> Replay<'a> {
 
     fn push(&mut self, name: &str, submit: &Submit, (seq, time): (u64, u64), now: u64) {
         let ConversationKind::Direct(a, b) = submit.conversation.kind() else {
-            panic!("only direct talk here")
+            panic!("the transcripts have direct messages only")
         };
         let push = pb::Push {
             conversation: submit.conversation.to_string(),
@@ -367,11 +374,11 @@ impl<'a> Replay<'a> {
         };
         let others = self.peers.keys().filter(|other| *other != name && [a, b].contains(&device_of(other).0));
         for other in others {
-            self.later.push_back((now + ANSWER, other.clone(), Event::Push(push.clone())));
+            self.pending.push_back((now + ANSWER_DELAY_MS, other.clone(), Event::Push(push.clone())));
         }
     }
 }
 
 fn conn_of<'a>(peers: &'a mut BTreeMap<String, Peer>, name: &str) -> &'a mut Conn {
-    &mut peers.get_mut(name).expect("an open conn").conn
+    &mut peers.get_mut(name).expect("an open connection").conn
 }

@@ -1,4 +1,4 @@
-//! The window of pushes not yet acked, by name and against a naive model.
+//! Tests of the window of unacked pushes: by example, and against a naive model.
 
 use proptest::prelude::*;
 use std::{collections::BTreeMap, time::Duration};
@@ -21,7 +21,7 @@ fn at(ms: u64) -> Time {
 }
 
 #[test]
-fn an_ack_covers_everything_up_to_it_in_its_conversation_only() {
+fn ack_covers_all_lower_seqs_of_its_conversation_only() {
     let mut window = Window::new(LIMITS);
     for seq in 1..=3 {
         assert_eq!(window.track(&group(1), seq, seq, 1, T0), Tracked::Ok);
@@ -31,7 +31,7 @@ fn an_ack_covers_everything_up_to_it_in_its_conversation_only() {
     assert_eq!(window.len(), 2);
     window.ack(&group(1), 1);
     window.ack(&group(9), 7);
-    assert_eq!(window.len(), 2, "lower and unknown acks say nothing");
+    assert_eq!(window.len(), 2, "lower and unknown acks have no effect");
     let mut resend = Vec::new();
     assert_eq!(window.handle_timeout(at(50), &mut resend), Verdict::Fine);
     resend.sort_unstable();
@@ -39,13 +39,13 @@ fn an_ack_covers_everything_up_to_it_in_its_conversation_only() {
 }
 
 #[test]
-fn a_full_window_takes_no_more_and_says_so() {
+fn full_window_refuses_more_pushes() {
     let mut window = Window::new(LIMITS);
     for seq in 1..=6 {
         assert_eq!(window.track(&group(1), seq, seq, 1, T0), Tracked::Ok);
     }
     assert_eq!(window.track(&group(1), 7, 7, 1, T0), Tracked::Full);
-    assert_eq!(window.track(&group(1), 6, 6, 1, T0), Tracked::Ok, "followed already");
+    assert_eq!(window.track(&group(1), 6, 6, 1, T0), Tracked::Ok, "already tracked");
     window.ack(&group(1), 6);
     assert!(window.is_empty());
     assert_eq!(window.track(&group(1), 8, 8, 101, T0), Tracked::Full, "bytes count as well");
@@ -67,7 +67,7 @@ fn a_client_that_never_acks_is_given_up_after_three_resends() {
 }
 
 #[test]
-fn nothing_is_sent_again_before_its_time() {
+fn push_is_not_resent_before_its_timeout() {
     let mut window = Window::new(LIMITS);
     window.track(&group(1), 1, 1, 1, T0);
     window.track(&group(1), 2, 2, 1, at(20));
@@ -111,7 +111,7 @@ struct Pair {
     window: Window<(u8, u64)>,
     model: BTreeMap<(u8, u64), Push>,
     now: Time,
-    /// How many were tracked, acked, given up.
+    /// Numbers of tracked, acked and given-up pushes.
     counts: [usize; 3],
 }
 
@@ -141,11 +141,11 @@ impl Pair {
     fn track(&mut self, conversation: u8, seq: u64, bytes: usize) -> Result<(), TestCaseError> {
         let key = (conversation, seq);
         let held: usize = self.model.values().map(|push| push.bytes).sum();
-        let known = self.model.contains_key(&key);
+        let tracked = self.model.contains_key(&key);
         let fits = self.model.len() < LIMITS.count_max && held + bytes <= LIMITS.bytes_max;
-        let expected = if known || fits { Tracked::Ok } else { Tracked::Full };
+        let expected = if tracked || fits { Tracked::Ok } else { Tracked::Full };
         prop_assert_eq!(self.window.track(&group(conversation), seq, key, bytes, self.now), expected);
-        if fits && !known {
+        if fits && !tracked {
             self.model.insert(key, Push { bytes, deadline: self.now + LIMITS.ack_timeout, resent: 0 });
             self.counts[0] += 1;
         }
@@ -170,7 +170,7 @@ impl Pair {
                 expected.push(*key);
             }
         }
-        // In seq order within a conversation; conversations come in any order.
+        // Seqs are in order within a conversation; conversations are in any order.
         resend.sort_by_key(|key| key.0);
         prop_assert_eq!(resend, expected);
         prop_assert!(self.window.poll_timeout().is_none_or(|next| next > now));

@@ -1,4 +1,4 @@
-//! The codec on any frames and any bytes: what is written is read back, however it is cut, and nothing panics.
+//! Property tests of the codec: any frame round-trips, however its bytes are split, and no input panics.
 
 use crate::{
     frames::{client_frame, push, server_frame},
@@ -25,12 +25,12 @@ fn any_frame() -> impl Strategy<Value = (Direction, AnyFrame)> {
     ]
 }
 
-/// Cuts `bytes` at the given places, in whatever order they are.
-fn pieces(bytes: &[u8], places: &[usize]) -> Vec<Vec<u8>> {
-    let mut places: Vec<usize> = places.iter().map(|place| place % (bytes.len() + 1)).collect();
-    places.extend([0, bytes.len()]);
-    places.sort_unstable();
-    places.windows(2).map(|pair| bytes[pair[0]..pair[1]].to_vec()).collect()
+/// Splits `bytes` at the given positions, which may be in any order.
+fn pieces(bytes: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
+    let mut cuts: Vec<usize> = cuts.iter().map(|at| at % (bytes.len() + 1)).collect();
+    cuts.extend([0, bytes.len()]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| bytes[pair[0]..pair[1]].to_vec()).collect()
 }
 
 fn is_default(frame: &AnyFrame) -> bool {
@@ -39,7 +39,7 @@ fn is_default(frame: &AnyFrame) -> bool {
 
 proptest! {
     #[test]
-    fn a_frame_is_read_back_as_it_was_written((direction, frame) in any_frame()) {
+    fn any_frame_round_trips((direction, frame) in any_frame()) {
         for framing in [Framing::Proto, Framing::Json] {
             let payload = frame.encode(framing);
             let read = AnyFrame::decode(&payload, framing, direction).unwrap();
@@ -53,9 +53,9 @@ proptest! {
     }
 
     #[test]
-    fn any_cut_of_a_stream_gives_the_same_frames(
+    fn any_split_of_a_stream_gives_the_same_frames(
         frames in vec(client_frame(), 0..6),
-        places in vec(any::<usize>(), 0..12),
+        cuts in vec(any::<usize>(), 0..12),
         json in any::<bool>(),
     ) {
         let framing = if json { Framing::Json } else { Framing::Proto };
@@ -63,7 +63,7 @@ proptest! {
         for frame in &frames {
             write_client(frame, framing, &mut stream);
         }
-        let (payloads, end) = cut(framing, 1 << 20, pieces(&stream, &places).into_iter());
+        let (payloads, end) = cut(framing, 1 << 20, pieces(&stream, &cuts).into_iter());
         prop_assert_eq!(end, End::Whole);
         let read: Vec<_> = payloads.iter().map(|payload| decode_client(payload, framing).unwrap()).collect();
         let written: Vec<_> = frames
@@ -74,14 +74,14 @@ proptest! {
     }
 
     #[test]
-    fn any_cut_of_any_bytes_ends_the_same(
+    fn any_split_of_any_bytes_ends_the_same(
         bytes in vec(prop_oneof![4 => any::<u8>(), 2 => Just(b'\n'), 2 => 0..9u8, 1 => Just(b'\r')], 0..200),
-        places in vec(any::<usize>(), 0..12),
+        cuts in vec(any::<usize>(), 0..12),
         limit in 0..40usize,
     ) {
         for framing in [Framing::Proto, Framing::Json] {
             let (whole, end) = cut(framing, limit, std::iter::once(bytes.clone()));
-            let (cut_up, cut_end) = cut(framing, limit, pieces(&bytes, &places).into_iter());
+            let (cut_up, cut_end) = cut(framing, limit, pieces(&bytes, &cuts).into_iter());
             prop_assert_eq!(&whole, &cut_up);
             let code = |end: &End| match end {
                 End::Error(error) => Some(error.code()),
@@ -93,17 +93,17 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_frame_that_can_be_written_again_or_malformed(
+    fn any_bytes_are_malformed_or_a_frame_that_round_trips(
         (direction, frame) in any_frame(),
         changes in vec((any::<usize>(), any::<u8>()), 0..4),
         noise in vec(any::<u8>(), 0..60),
     ) {
         for framing in [Framing::Proto, Framing::Json] {
             let mut near = frame.encode(framing);
-            for (place, byte) in &changes {
+            for (at, byte) in &changes {
                 if !near.is_empty() {
                     let len = near.len();
-                    near[place % len] = *byte;
+                    near[at % len] = *byte;
                 }
             }
             for payload in [&near, &noise] {
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn a_shared_frame_has_the_bytes_that_a_single_one_has(frame in server_frame(), text_first in any::<bool>()) {
+    fn shared_frame_equals_a_single_encoding(frame in server_frame(), text_first in any::<bool>()) {
         let shared = PushFrame::new(&frame);
         let mut wires = Wire::ALL;
         if text_first {
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn a_push_from_parts_is_the_push_itself(push in push(), unknown in any::<bool>()) {
+    fn push_from_parts_equals_the_encoded_push(push in push(), unknown in any::<bool>()) {
         let mut push = pb::Push { event: None, recall: None, ..push };
         let content = push.content.get_or_insert_default();
         if unknown {
@@ -154,7 +154,7 @@ proptest! {
     }
 }
 
-/// The payload of a frame as it went out, by an independent reading of the headers.
+/// Returns the payload of an encoded frame, by an independent parser of the headers.
 fn unframed(wire: Wire, bytes: &[u8]) -> &[u8] {
     let (first, payload) = match wire {
         Wire::Tcp => match tcp::split(bytes, usize::MAX).unwrap() {
@@ -183,7 +183,7 @@ fn ws_payload(bytes: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn a_list_has_ten_thousand_entries_at_most_in_both_forms() {
+fn list_has_at_most_10_000_entries_in_both_framings() {
     for (entries, fits) in [(LIST_MAX, true), (LIST_MAX + 1, false)] {
         let position = pb::Position { conversation: "g:a".to_owned(), seq: 1 };
         let sync = pb::Sync { positions: vec![position; entries] };
@@ -234,7 +234,7 @@ fn frames_of_all_header_sizes_are_framed_for_every_wire() {
 }
 
 #[test]
-fn bytes_are_made_once_and_shared() {
+fn encoded_bytes_are_shared() {
     let shared = PushFrame::from_parts("d:a:b", 1, "a", "m", 2, &Content::text("hi").encode_to_vec());
     for wire in Wire::ALL {
         assert_eq!(shared.bytes(wire).as_ptr(), shared.bytes(wire).clone().as_ptr());
@@ -242,7 +242,7 @@ fn bytes_are_made_once_and_shared() {
 }
 
 #[test]
-fn content_that_cannot_be_read_is_left_out_of_json_only() {
+fn undecodable_content_is_omitted_only_in_json() {
     let shared = PushFrame::from_parts("d:a:b", 1, "a", "m", 2, b"\x0a\x02\xff\xff");
     assert_eq!(
         &shared.bytes(Wire::JsonLine)[..],
@@ -252,7 +252,7 @@ fn content_that_cannot_be_read_is_left_out_of_json_only() {
 }
 
 #[test]
-fn content_keeps_what_it_does_not_know() {
+fn content_preserves_unknown_fields() {
     let unknown = [
         &[0x98, 0x06, 0x05][..],                           // a varint
         &[0xa1, 0x06, 1, 2, 3, 4, 5, 6, 7, 8],             // eight bytes
@@ -278,12 +278,12 @@ fn nesting_is_bounded() {
     assert!(Content::decode(&groups(32)[..]).is_ok());
     for depth in [33, 10_000] {
         Content::decode(&groups(depth)[..]).unwrap_err();
-        // In a frame they are skipped, as deep as prost goes.
+        // In a frame prost skips groups, up to its own depth limit.
         let frame = [[0xa3, 0x06].repeat(depth + 70), [0xa4, 0x06].repeat(depth + 70)].concat();
         let error = decode_client(&frame, Framing::Proto).unwrap_err();
         assert_eq!(error.code(), Code::Malformed);
     }
-    // Blocks inside blocks are not looked into.
+    // Nested unknown blocks are not decoded.
     let mut block = Vec::new();
     for _ in 0..10_000 {
         let mut outer = vec![0xa2, 0x06];
@@ -295,8 +295,8 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn a_line_byte_by_byte_is_scanned_from_where_the_last_look_ended() {
-    // Bytes before `scanned` are not looked at again: a newline hidden there stays hidden.
+fn line_scan_continues_where_the_last_call_ended() {
+    // Bytes before `scanned` are not scanned again, so a newline there is not found.
     assert_eq!(split_line(b"\nab", 1, 10), Ok(Split::Need { at_least: 4 }));
     assert_eq!(split_line(b"abc\n", 3, 10), Ok(Split::Frame { payload: 0..3, consumed: 4 }));
     assert_eq!(split_line(b"abc", 99, 10), Ok(Split::Need { at_least: 4 }));
@@ -305,7 +305,7 @@ fn a_line_byte_by_byte_is_scanned_from_where_the_last_look_ended() {
 }
 
 #[test]
-fn a_length_is_judged_before_the_payload_is_there() {
+fn length_is_checked_before_the_payload_arrives() {
     assert_eq!(tcp::split(&[0x7f], 200), Ok(Split::Need { at_least: 128 }));
     assert_eq!(tcp::split(&[0x81, 0x02], 256), Err(WireError::TooLarge { at_least: 257, max: 256 }));
     assert_eq!(tcp::split(&[0xff; 10], usize::MAX), Err(WireError::Length));

@@ -1,4 +1,4 @@
-//! Replays `fuzz/corpus/` through the fuzz targets, and the golden vectors too, without a fuzzer.
+//! Replays `fuzz/corpus/` and the golden vectors through the fuzz targets, without a fuzzer.
 
 #[path = "../../../fuzz/src/targets/mod.rs"]
 #[allow(unreachable_pub)]
@@ -37,7 +37,7 @@ fn every_target_can_be_fuzzed() {
         let entries = fs::read_dir(folder(path)).unwrap().map(|entry| entry.unwrap().path());
         entries.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
     };
-    // One needs more than this crate, and is replayed beside the broker.
+    // `upgrade` needs more than this crate; the broker's tests replay it.
     let all = targets::ALL.iter().map(|(name, _)| *name).chain(["upgrade"]);
     let names: BTreeSet<String> = all.map(str::to_owned).collect();
     assert_eq!(stems("../fuzz/fuzz_targets"), names);

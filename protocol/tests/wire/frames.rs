@@ -1,4 +1,4 @@
-//! Any frame: strategies for property tests.
+//! Strategies that generate any frame, for property tests.
 
 use proptest::{collection::btree_map, collection::vec, option, prelude::*};
 use tidegate_protocol::{
@@ -112,7 +112,7 @@ fn pong() -> impl Strategy<Value = pb::Pong> {
     (positions(), number()).prop_map(|(positions, time)| pb::Pong { positions, time })
 }
 
-/// Any frame of a client.
+/// Generates any client frame.
 pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
     use client_frame::Body;
     let body = prop_oneof![
@@ -142,7 +142,7 @@ fn event() -> impl Strategy<Value = pb::MemberEvent> {
         .prop_map(|(change, users, role, settings)| pb::MemberEvent { change, users, role, settings })
 }
 
-/// Any push.
+/// Generates any push.
 pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
     let recall = option::weighted(0.1, number().prop_map(|seq| pb::RecallEvent { seq }));
     (
@@ -259,7 +259,7 @@ fn state() -> impl Strategy<Value = pb::ConversationState> {
         })
 }
 
-/// Any frame of the broker.
+/// Generates any server frame.
 pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
     use server_frame::Body;
     let receipt = (text(), text(), number());

@@ -1,4 +1,4 @@
-//! The JSON of frames: what is written to the byte, and what is read besides.
+//! JSON form of frames: the exact output, and the other forms that the decoder accepts.
 
 use tidegate_protocol::{
     Code,
@@ -39,7 +39,7 @@ fn send(json: &str) -> pb::Send {
 }
 
 #[test]
-fn the_examples_of_the_design_are_canonical_to_the_byte() {
+fn examples_of_the_specification_are_canonical() {
     for json in [
         r#"{"id":1,"hello":{"version":1,"token":"<jwt>","device":"cli"}}"#,
         r#"{"id":2,"send":{"toUser":"bob","msgId":"m1","content":{"text":"hi"}}}"#,
@@ -121,7 +121,7 @@ fn two_kinds_in_one_frame_or_content_are_malformed() {
 }
 
 #[test]
-fn what_is_not_known_is_ignored_and_an_unknown_kind_leaves_no_body() {
+fn unknown_fields_are_ignored_and_unknown_kinds_have_no_body() {
     assert_eq!(client(r#"{"id":3,"teleport":{"deep":[[{}]]}}"#), pb::ClientFrame { id: 3, body: None });
     assert_eq!(client(r#"{"teleport":1}"#), pb::ClientFrame { id: 0, body: None });
     assert_eq!(send(r#"{"msgId":"m","colour":"red","colour":"blue"}"#).msg_id, "m");
@@ -204,12 +204,12 @@ fn text_is_unicode_without_halves() {
 }
 
 #[test]
-fn deep_nesting_neither_overflows_nor_is_taken() {
+fn deep_nesting_is_skipped_or_refused_without_overflow() {
     let deep = |open: &str, close: &str| {
         let (open, close) = (open.repeat(100_000), close.repeat(100_000));
         format!(r#"{{"bye":{{}},"x":{open}1{close}}}"#)
     };
-    // Skipped without recursion; where it is read it is refused for its depth or its type.
+    // An unknown field is skipped without recursion; in a known one the depth or the type is refused.
     assert_eq!(client(&deep("[", "]")).body, Some(client_frame::Body::Bye(pb::Bye {})));
     assert_eq!(client(&deep("{\"a\":", "}")).body, Some(client_frame::Body::Bye(pb::Bye {})));
     refused(&"[".repeat(100_000));
@@ -218,7 +218,7 @@ fn deep_nesting_neither_overflows_nor_is_taken() {
 }
 
 #[test]
-fn an_error_never_holds_what_was_sent() {
+fn error_never_contains_the_input() {
     for json in [
         r#"{"hello":{"token":["secret"]}}"#,
         r#"{"hello":{"version":"secret"}}"#,

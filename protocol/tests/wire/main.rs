@@ -1,4 +1,4 @@
-//! Bytes on the wire: frames and their forms, golden files, WebSocket framing, and what was fuzzed.
+//! Tests of the wire format: frames and their encodings, golden files, WebSocket framing, and the fuzz corpus.
 #![allow(clippy::unwrap_used)]
 
 mod codec;

@@ -1,5 +1,7 @@
-//! The golden file of `vectors/log/`: the exact bytes of every kind of log record, and what is hashed from them. A log and a
-//! store outlive the program that wrote them: a change here strands what is stored, so it needs a new `RECORD_VERSION`.
+//! Golden file of `vectors/log/`: the exact bytes and hashes of every kind of log record.
+//!
+//! Logs and stores outlive the program that wrote them. A change here makes stored data unreadable, so it needs a new
+//! `RECORD_VERSION`.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +19,7 @@ use tidegate_protocol::{
 
 use crate::support::json_files;
 
-/// `vectors/README.md` explains the fields.
+/// Golden record; `vectors/README.md` explains the fields.
 #[derive(Deserialize)]
 struct Vector {
     name: String,
@@ -26,7 +28,7 @@ struct Vector {
     key: Option<String>,
 }
 
-fn place(text: &str) -> ConversationId {
+fn conversation(text: &str) -> ConversationId {
     ConversationId::parse(text).unwrap()
 }
 
@@ -36,7 +38,7 @@ fn user(text: &str) -> UserId {
 
 fn message(to: &str, msg_id: &str, content: &'static [u8]) -> Message {
     Message {
-        conversation: place(to),
+        conversation: conversation(to),
         sender: user("ann"),
         device: DeviceId::new("phone").unwrap(),
         msg_id: MsgId::new(msg_id).unwrap(),
@@ -59,7 +61,7 @@ fn change(
     let settings =
         [("history", "all"), ("post", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     Body::Member(MemberChange {
-        conversation: place("g:tea"),
+        conversation: conversation("g:tea"),
         action,
         users: users.iter().map(|name| user(name)).collect(),
         role,
@@ -79,7 +81,7 @@ fn bodies() -> Vec<(&'static str, Body)> {
         flags: 3,
         ..message("g:tea", "m2", &[0, 255, 128])
     };
-    let recall = |place, seq, by| Body::Recall(Recall { conversation: place, seq, by });
+    let recall = |conversation, seq, by| Body::Recall(Recall { conversation, seq, by });
     vec![
         ("a message", Body::Message(message("d:ann:bob", "m1", b"hi"))),
         ("a chained message, tried again, with everything set", Body::Message(chained)),
@@ -92,9 +94,9 @@ fn bodies() -> Vec<(&'static str, Body)> {
         ("delete", change(Delete, &[], None, "ann", "r7", false)),
         ("mute", change(Mute, both, None, "ann", "r8", false)),
         ("unmute", change(Unmute, both, None, "ann", "r9", false)),
-        ("a recall", recall(place("d:ann:bob"), 7, Some(user("ann")))),
-        ("a recall by the admin API", recall(place("g:tea"), 1, None)),
-        ("a prune", Body::Prune(Prune { conversation: place("g:tea"), up_to: 1_000 })),
+        ("a recall", recall(conversation("d:ann:bob"), 7, Some(user("ann")))),
+        ("a recall by the admin API", recall(conversation("g:tea"), 1, None)),
+        ("a prune", Body::Prune(Prune { conversation: conversation("g:tea"), up_to: 1_000 })),
         (
             "rules",
             Body::Rules(RuleChange { ledger_version: 1, dedup_window: Some(1_000_000), keys_from: 1 << 40 }),
@@ -108,7 +110,7 @@ fn bodies() -> Vec<(&'static str, Body)> {
     ]
 }
 
-/// A new kind or action does not compile here until it is named; then it must have a vector.
+/// Returns the kind of a record. A new kind or action does not compile until it is added here; then it needs a vector.
 fn kind(body: &Body) -> String {
     match body {
         Body::Message(_) => "message".to_owned(),
@@ -136,7 +138,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_kind_of_log_record_has_the_bytes_and_hashes_that_it_always_had() {
+fn log_records_keep_their_golden_bytes_and_hashes() {
     let files = json_files("vectors/log");
     let vectors: Vec<Vector> = serde_json::from_str(&files[0].1).unwrap();
     let bodies = bodies();
@@ -156,7 +158,7 @@ fn every_kind_of_log_record_has_the_bytes_and_hashes_that_it_always_had() {
         assert_eq!(hex(&Position::behind(0, &bytes).hash), vector.hash, "{name}");
         assert_eq!(key.map(|key| hex(&key)), vector.key, "{name}");
         assert_eq!(Record::decode(bytes), Ok(record.clone()), "{name}");
-        // A trace comes behind everything else, and is found without a look at it.
+        // A trace follows all other fields, and is found without decoding them.
         let trace = TraceContext::new(u128::MAX, 9);
         let traced = Record { trace: Some(trace), ..record };
         let bytes = traced.encode();

@@ -1,4 +1,4 @@
-//! What the tests of the codec share: golden files as values, kinds by name, streams read to their end.
+//! Shared helpers of the codec tests: golden files as values, names of frame kinds, splitting of streams.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::{fs, ops::Range, path::PathBuf};
@@ -10,7 +10,7 @@ use tidegate_protocol::{
     pb::{self, client_frame, server_frame},
 };
 
-/// Who says it.
+/// Side that sends a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Direction {
@@ -18,7 +18,7 @@ pub(crate) enum Direction {
     Server,
 }
 
-/// A line of `vectors/*.json`; `vectors/README.md` explains the fields.
+/// Entry of `vectors/*.json`; `vectors/README.md` explains the fields.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Vector {
@@ -55,12 +55,12 @@ fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// The folder of a kind of golden files.
+/// Returns a folder of this crate.
 pub(crate) fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The JSON files of a folder as (name, text), in order of their names.
+/// Reads the JSON files of a folder as (name, text), in order of their names.
 pub(crate) fn json_files(name: &str) -> Vec<(String, String)> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = entries
@@ -73,7 +73,7 @@ pub(crate) fn json_files(name: &str) -> Vec<(String, String)> {
     files
 }
 
-/// All vectors of `vectors/*.json`, each with its file's name.
+/// Reads all vectors of `vectors/*.json`, each with its file name.
 pub(crate) fn vectors() -> Vec<(String, Vector)> {
     let mut all = Vec::new();
     for (file, text) in json_files("vectors") {
@@ -85,7 +85,7 @@ pub(crate) fn vectors() -> Vec<(String, Vector)> {
     all
 }
 
-/// A frame of either side.
+/// Frame of either side.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AnyFrame {
     Client(pb::ClientFrame),
@@ -130,7 +130,7 @@ impl AnyFrame {
         }
     }
 
-    /// The name of its kind, with the side before it.
+    /// Returns the side and the name of its kind.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Client(frame) => frame.body.as_ref().map_or("client none", client_kind),
@@ -139,7 +139,7 @@ impl AnyFrame {
     }
 }
 
-/// All kinds of frames; the matches below keep it honest about what exists.
+/// All kinds of frames; the matches below fail to compile if a kind is missing there.
 pub(crate) const KINDS: [&str; 36] = [
     "client hello",
     "client send",
@@ -227,18 +227,18 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
     }
 }
 
-/// How a stream ended.
+/// End of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum End {
-    /// With the last frame.
+    /// The stream ends with a complete frame.
     Whole,
-    /// In the middle of a frame.
+    /// The stream ends in the middle of a frame.
     Need,
-    /// With bytes that are no frames.
+    /// The stream contains bytes that are not a frame.
     Error(WireError),
 }
 
-/// Cuts a stream that arrives in `pieces` as a driver does, and returns the payloads.
+/// Splits a stream that arrives in `pieces`, as a driver does, and returns the payloads.
 pub(crate) fn cut(
     framing: Framing,
     limit: usize,

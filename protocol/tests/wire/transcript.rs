@@ -1,4 +1,4 @@
-//! The transcripts of `vectors/transcripts/` as values; `vectors/README.md` explains the fields.
+//! Types of the transcripts in `vectors/transcripts/`; `vectors/README.md` explains the fields.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -14,14 +14,14 @@ pub(crate) struct Transcript {
     pub(crate) lines: Vec<Line>,
 }
 
-/// What is special about the broker.
+/// Settings of the broker in a transcript.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct Settings {
     pub(crate) order_timeout_ms: Option<u64>,
-    /// Connections that are not on node n1.
+    /// Nodes of connections that are not on node n1.
     pub(crate) nodes: BTreeMap<String, String>,
-    /// Messages that are refused before the log, by their ids, with the name of the code.
+    /// Code names for messages that are refused before the log, by message id.
     pub(crate) refused: BTreeMap<String, String>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Line {
     pub(crate) closed: Option<Side>,
 }
 
-/// Who closed.
+/// Side that closed the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
@@ -44,7 +44,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// All transcripts, each with its file's name, in order.
+/// Reads all transcripts, each with its file name, in order.
 pub(crate) fn transcripts() -> Vec<(String, Transcript)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("vectors/transcripts");
     let mut all: Vec<_> = fs::read_dir(folder)

@@ -1,4 +1,4 @@
-//! The golden files of `vectors/`: every kind of frame and every code of the codec, for this and other languages.
+//! Golden files of `vectors/`: every kind of frame and every code of the codec, for this and other implementations.
 
 use std::collections::BTreeSet;
 
@@ -26,19 +26,19 @@ fn as_frame(decoded: Decoded<AnyFrame>, direction: Direction) -> AnyFrame {
 }
 
 #[test]
-fn every_payload_reads_as_its_vector_says() {
+fn every_payload_decodes_as_its_vector_states() {
     for (file, vector) in vectors() {
         let Some(framing) = vector.payload_framing() else { continue };
         let what = format!("{file}: {}", vector.name);
         let decoded = AnyFrame::decode(&vector.input(), framing, vector.direction);
         match (vector.expect.as_str(), decoded) {
             ("frame" | "no_body" | "empty", Ok(decoded)) => {
-                let seen = match &decoded {
+                let kind = match &decoded {
                     Decoded::Empty => "empty",
                     Decoded::Frame(frame) if frame.has_body() => "frame",
                     Decoded::Frame(_) => "no_body",
                 };
-                assert_eq!(seen, vector.expect, "{what}");
+                assert_eq!(kind, vector.expect, "{what}");
                 let frame = as_frame(decoded, vector.direction);
                 assert_eq!(canonical(&frame), vector.json.as_ref().unwrap().get(), "{what}");
             }
@@ -52,7 +52,7 @@ fn every_payload_reads_as_its_vector_says() {
 }
 
 #[test]
-fn every_frame_is_written_as_its_vector_says() {
+fn every_frame_encodes_as_its_vector_states() {
     for (file, vector) in vectors() {
         if !matches!(file.as_str(), "client.json" | "server.json") {
             continue;
@@ -67,7 +67,7 @@ fn every_frame_is_written_as_its_vector_says() {
 }
 
 #[test]
-fn every_stream_is_cut_as_its_vector_says_however_it_arrives() {
+fn every_stream_splits_as_its_vector_states_in_any_pieces() {
     for (file, vector) in vectors() {
         let framing = match vector.framing.as_str() {
             "tcp" => Framing::Proto,
@@ -87,7 +87,7 @@ fn every_stream_is_cut_as_its_vector_says_however_it_arrives() {
     }
 }
 
-/// The canonical JSON of the frames of a stream that comes in pieces, and what its end is called.
+/// Reads a stream that arrives in pieces; returns the canonical JSON of its frames and the name of its end.
 fn read_stream(vector: &Vector, framing: Framing, piece: usize) -> (Vec<String>, String) {
     let input = vector.input();
     let pieces = input.chunks(piece).map(<[u8]>::to_vec);
@@ -122,16 +122,16 @@ fn preface_name(detected: Detect) -> &'static str {
 }
 
 #[test]
-fn every_preface_is_told_as_its_vector_says_and_no_later_than_it_can_be() {
+fn every_preface_is_detected_as_early_as_possible() {
     for (file, vector) in vectors().iter().filter(|(_, vector)| vector.framing == "preface") {
         let input = vector.input();
         assert_eq!(preface_name(detect(&input)), vector.expect, "{file}: {}", vector.name);
-        // What is known from a beginning stays so, and what may still become something has something to become.
+        // A detected preface never changes, and more bytes are requested only while a preface can still match.
         for end in 0..input.len() {
             let early = detect(&input[..end]);
-            let open =
-                Preface::ALL.iter().any(|(sign, _)| sign.len() > end && sign.starts_with(&input[..end]));
-            assert_eq!(early == Detect::NeedMore, open, "{}", vector.name);
+            let possible =
+                Preface::ALL.iter().any(|(first, _)| first.len() > end && first.starts_with(&input[..end]));
+            assert_eq!(early == Detect::NeedMore, possible, "{}", vector.name);
             assert!(early == Detect::NeedMore || early == detect(&input), "{}", vector.name);
         }
     }
@@ -175,14 +175,14 @@ fn every_kind_of_frame_and_every_code_of_the_codec_has_a_vector() {
             ],
         ),
     ] {
-        let seen: BTreeSet<_> =
+        let covered: BTreeSet<_> =
             expects.iter().filter(|(of, _)| of == framing).map(|(_, e)| e.as_str()).collect();
-        assert_eq!(seen, expected.into_iter().collect(), "{framing}");
+        assert_eq!(covered, expected.into_iter().collect(), "{framing}");
     }
 }
 
 #[test]
-fn every_line_of_a_transcript_is_a_canonical_frame_on_an_open_connection() {
+fn transcript_lines_are_canonical_frames_on_open_connections() {
     let all = transcripts();
     assert!(all.len() >= 5);
     for (file, transcript) in all {
@@ -190,7 +190,7 @@ fn every_line_of_a_transcript_is_a_canonical_frame_on_an_open_connection() {
         let (mut now, mut open) = (0, BTreeSet::new());
         for line in &transcript.lines {
             let what = format!("{file} at {} ms", line.at);
-            assert!(line.at >= now, "{what}: time goes on");
+            assert!(line.at >= now, "{what}: times must not fall");
             now = line.at;
             match (line.open, &line.client, &line.server, line.closed) {
                 (Some(true), None, None, None) => {

@@ -1,4 +1,4 @@
-//! WebSocket framing: the rules by example, and arbitrary bytes.
+//! Tests of WebSocket framing: the rules by example, and arbitrary bytes.
 
 mod properties;
 mod rules;

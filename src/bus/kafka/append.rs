@@ -1,4 +1,4 @@
-//! Appending: a batch goes to the producer as a whole, and its answer is what all of its records came to.
+//! Kafka appender: hands a batch to the producer as a whole and returns one outcome for all of its records.
 
 use std::{
     sync::{
@@ -30,103 +30,103 @@ use super::{
 };
 use crate::metrics::Metrics;
 
-/// Records that wait for Kafka, at most.
-pub(super) const RECORDS_MAX: usize = 1 << 17;
+/// Limit on unconfirmed records of one producer; an append above it is refused.
+pub(super) const UNCONFIRMED_RECORDS_MAX: usize = 1 << 17;
 
-/// Between two looks whether a producer is in nobody else's hands.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Delay between checks whether a dropped appender holds the last reference to its producer.
+const LAST_REFERENCE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-pub(super) struct Producing;
+pub(super) struct ProducerRole;
 
-type Client = ThreadedProducer<Context<Producing>>;
+type Client = ThreadedProducer<Context<ProducerRole>>;
 
-/// One producer, with a bound in bytes and a deadline of its own.
+/// Kafka producer with its own limit in bytes and its own deadline.
 pub(super) struct Appender {
     config: ClientConfig,
     metrics: Metrics,
-    /// Made anew after an error that the library calls fatal.
+    /// Producer in use; replaced after an error that the library reports as fatal.
     client: RwLock<Arc<Client>>,
-    waiting: Arc<Waiting>,
+    unconfirmed: Arc<Unconfirmed>,
     bytes_max: usize,
     record_bytes_max: usize,
-    /// Later than this the answer is *unknown*, while the producer goes on trying.
+    /// Time after which an append returns *unknown*; the producer keeps trying.
     deadline: Duration,
 }
 
-/// What was handed over and not answered.
+/// Size of everything handed to the producer and not yet confirmed.
 #[derive(Default)]
-struct Waiting {
+struct Unconfirmed {
     bytes: AtomicUsize,
     records: AtomicUsize,
 }
 
-/// One partition, as an appender sees it.
+/// Append state of one partition: in-flight records, and whether it is stalled.
 #[derive(Default)]
-pub(super) struct Lane {
-    /// Records that Kafka has not answered for.
+pub(super) struct AppendState {
+    /// Number of records that Kafka has not confirmed.
     in_flight: AtomicU64,
-    /// An answer did not come in time, and none has come since.
+    /// Whether an append has timed out and no confirmation has arrived since.
     stalled: AtomicBool,
 }
 
-/// Where a batch goes.
+/// Destination of a batch.
 pub(super) struct Target<'a> {
     pub(super) topic: &'a str,
     pub(super) partition: i32,
     pub(super) key: Option<[u8; 8]>,
-    pub(super) lane: &'a Arc<Lane>,
+    pub(super) append_state: &'a Arc<AppendState>,
 }
 
-/// One batch on its way; shared by its records.
-pub(super) struct Pending {
-    waiting: Arc<Waiting>,
-    lane: Arc<Lane>,
+/// Batch handed to the producer, shared by its records until each has an outcome.
+pub(super) struct InFlightBatch {
+    unconfirmed: Arc<Unconfirmed>,
+    append_state: Arc<AppendState>,
     state: Mutex<State>,
 }
 
 struct State {
-    left: usize,
-    placed: Option<Appended>,
-    problems: Vec<KafkaError>,
-    tell: Option<oneshot::Sender<Result<Appended, AppendError>>>,
+    records_left: usize,
+    appended: Option<Appended>,
+    errors: Vec<KafkaError>,
+    reply: Option<oneshot::Sender<Result<Appended, AppendError>>>,
 }
 
-impl Pending {
-    /// One record has come to its end.
-    fn note(&self, bytes: usize, outcome: Result<u64, KafkaError>) {
-        self.waiting.bytes.fetch_sub(bytes, Ordering::SeqCst);
-        self.waiting.records.fetch_sub(1, Ordering::SeqCst);
-        self.lane.in_flight.fetch_sub(1, Ordering::SeqCst);
+impl InFlightBatch {
+    /// Records the outcome of one record, and replies after the last one.
+    fn complete_record(&self, bytes: usize, outcome: Result<u64, KafkaError>) {
+        self.unconfirmed.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        self.unconfirmed.records.fetch_sub(1, Ordering::SeqCst);
+        self.append_state.in_flight.fetch_sub(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.left = state.left.saturating_sub(1);
+        state.records_left = state.records_left.saturating_sub(1);
         match outcome {
             Ok(offset) => {
-                self.lane.stalled.store(false, Ordering::SeqCst);
-                let before = state.placed.unwrap_or(Appended { first: offset, last: offset });
-                let placed = Appended { first: before.first.min(offset), last: before.last.max(offset) };
-                state.placed = Some(placed);
+                self.append_state.stalled.store(false, Ordering::SeqCst);
+                let before = state.appended.unwrap_or(Appended { first: offset, last: offset });
+                let appended = Appended { first: before.first.min(offset), last: before.last.max(offset) };
+                state.appended = Some(appended);
             }
-            Err(error) => state.problems.push(error),
+            Err(error) => state.errors.push(error),
         }
-        if state.left > 0 {
+        if state.records_left > 0 {
             return;
         }
-        let answer = match (state.placed, state.problems.first()) {
-            (Some(placed), None) => Ok(placed),
-            (None, Some(first)) if state.problems.iter().all(refuses) => {
+        let outcome = match (state.appended, state.errors.first()) {
+            (Some(appended), None) => Ok(appended),
+            (None, Some(first)) if state.errors.iter().all(is_rejection) => {
                 Err(AppendError::Rejected(first.to_string()))
             }
-            (_, problem) => Err(AppendError::Unknown(problem.map(KafkaError::to_string).unwrap_or_default())),
+            (_, error) => Err(AppendError::Unknown(error.map(KafkaError::to_string).unwrap_or_default())),
         };
-        if let Some(tell) = state.tell.take() {
-            // Nobody waits any more: its deadline is over.
-            drop(tell.send(answer));
+        if let Some(reply) = state.reply.take() {
+            // The caller may have timed out.
+            drop(reply.send(outcome));
         }
     }
 }
 
-/// Whether the error says that the record is not in the log, and that it never will be in this form.
-fn refuses(error: &KafkaError) -> bool {
+/// Returns whether the error means that the record is not in the log and never will be in this form.
+fn is_rejection(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     let code = error.rdkafka_error_code();
     code.is_some_and(|code| {
@@ -145,16 +145,16 @@ fn refuses(error: &KafkaError) -> bool {
     })
 }
 
-impl ProducerContext for Context<Producing> {
-    type DeliveryOpaque = Arc<Pending>;
+impl ProducerContext for Context<ProducerRole> {
+    type DeliveryOpaque = Arc<InFlightBatch>;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, pending: Arc<Pending>) {
+    fn delivery(&self, result: &DeliveryResult<'_>, batch: Arc<InFlightBatch>) {
         let (message, error) = match result {
             Ok(message) => (message, None),
             Err((error, message)) => (message, Some(error.clone())),
         };
         let offset = u64::try_from(message.offset()).map_err(|_| KafkaError::NoMessageReceived);
-        pending.note(message.payload().map_or(0, <[u8]>::len), error.map_or(offset, Err));
+        batch.complete_record(message.payload().map_or(0, <[u8]>::len), error.map_or(offset, Err));
     }
 }
 
@@ -166,15 +166,16 @@ impl Appender {
         deadline: Duration,
     ) -> Result<Self, KafkaRefusal> {
         let client = RwLock::new(Arc::new(make(&config, metrics)?));
-        let waiting = Arc::default();
-        Ok(Self { config, metrics: metrics.clone(), client, waiting, bytes_max, record_bytes_max, deadline })
+        let unconfirmed = Arc::default();
+        let metrics = metrics.clone();
+        Ok(Self { config, metrics, client, unconfirmed, bytes_max, record_bytes_max, deadline })
     }
 
     fn client(&self) -> Arc<Client> {
         Arc::clone(&self.client.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Everything is handed over before the first wait, so calls that are polled in turn keep their order.
+    /// Appends a batch. All of it is handed over before the first await, so that calls polled in turn keep their order.
     pub(super) async fn append(
         &self,
         target: Target<'_>,
@@ -182,53 +183,56 @@ impl Appender {
     ) -> Result<Appended, AppendError> {
         let bytes: usize = records.iter().map(Bytes::len).sum();
         self.admit(&target, records, bytes)?;
-        let (tell, told) = oneshot::channel();
-        let state = State { left: records.len(), placed: None, problems: Vec::new(), tell: Some(tell) };
-        let (waiting, lane) = (Arc::clone(&self.waiting), Arc::clone(target.lane));
-        let pending = Arc::new(Pending { waiting, lane, state: Mutex::new(state) });
-        let lane = Arc::clone(target.lane);
-        self.hand_over(target, records, &pending)?;
-        drop(pending);
-        match timeout(self.deadline, told).await {
-            Ok(Ok(answer)) => {
-                if answer.is_err() {
+        let (reply, outcome) = oneshot::channel();
+        let state =
+            State { records_left: records.len(), appended: None, errors: Vec::new(), reply: Some(reply) };
+        let (unconfirmed, append_state) = (Arc::clone(&self.unconfirmed), Arc::clone(target.append_state));
+        let batch = Arc::new(InFlightBatch { unconfirmed, append_state, state: Mutex::new(state) });
+        let append_state = Arc::clone(target.append_state);
+        self.hand_over(target, records, &batch)?;
+        drop(batch);
+        match timeout(self.deadline, outcome).await {
+            Ok(Ok(outcome)) => {
+                if outcome.is_err() {
                     self.replace_if_fatal();
                 }
-                answer
+                outcome
             }
-            Ok(Err(_)) => Err(AppendError::Unknown("the producer ended".to_owned())),
+            Ok(Err(_)) => Err(AppendError::Unknown("producer stopped".to_owned())),
             Err(_) => {
-                lane.stalled.store(true, Ordering::SeqCst);
+                append_state.stalled.store(true, Ordering::SeqCst);
                 self.metrics.kafka_unknowns.increment(1);
-                Err(AppendError::Unknown("Kafka did not answer in time".to_owned()))
+                Err(AppendError::Unknown("Kafka did not reply in time".to_owned()))
             }
         }
     }
 
-    /// Refuses before anything is handed over, so that these refusals leave nothing behind.
+    /// Checks the limits and counts the batch as unconfirmed, before anything is handed over: a refusal appends
+    /// nothing.
     fn admit(&self, target: &Target<'_>, records: &[Bytes], bytes: usize) -> Result<(), AppendError> {
         if records.iter().any(|record| record.len() > self.record_bytes_max) {
-            let text = "a record is larger than kafka.record_bytes_max; send less, or raise it and the topic's max.message.bytes";
+            let text = "record exceeds kafka.record_bytes_max; send less, or raise it and the topic's \
+                        max.message.bytes";
             return Err(AppendError::Rejected(text.to_owned()));
         }
-        if bytes > self.bytes_max / 2 || records.len() > RECORDS_MAX / 2 {
-            let text =
-                "the batch is over half of kafka.append_bytes_max; append it in parts, or raise the limit";
+        if bytes > self.bytes_max / 2 || records.len() > UNCONFIRMED_RECORDS_MAX / 2 {
+            let text = "batch exceeds half of kafka.append_bytes_max; append it in parts, or raise the limit";
             return Err(AppendError::Rejected(text.to_owned()));
         }
-        // What still waits there probes; when it is given up, the next append does.
-        if target.lane.stalled.load(Ordering::SeqCst) && target.lane.in_flight.load(Ordering::SeqCst) > 0 {
-            return Err(AppendError::Unavailable("Kafka answers for nothing of that partition".to_owned()));
+        // The records in flight serve as probes. Once they have failed, the next append is the probe.
+        let partition = target.append_state;
+        if partition.stalled.load(Ordering::SeqCst) && partition.in_flight.load(Ordering::SeqCst) > 0 {
+            return Err(AppendError::Unavailable("Kafka confirms nothing for this partition".to_owned()));
         }
         let count = records.len();
-        let all_bytes = self.waiting.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        let all_records = self.waiting.records.fetch_add(count, Ordering::SeqCst) + count;
-        if all_bytes > self.bytes_max || all_records > RECORDS_MAX {
-            self.waiting.bytes.fetch_sub(bytes, Ordering::SeqCst);
-            self.waiting.records.fetch_sub(count, Ordering::SeqCst);
-            return Err(AppendError::Unavailable("too much waits for Kafka already".to_owned()));
+        let all_bytes = self.unconfirmed.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        let all_records = self.unconfirmed.records.fetch_add(count, Ordering::SeqCst) + count;
+        if all_bytes > self.bytes_max || all_records > UNCONFIRMED_RECORDS_MAX {
+            self.unconfirmed.bytes.fetch_sub(bytes, Ordering::SeqCst);
+            self.unconfirmed.records.fetch_sub(count, Ordering::SeqCst);
+            return Err(AppendError::Unavailable("too many unconfirmed appends to Kafka".to_owned()));
         }
-        target.lane.in_flight.fetch_add(count as u64, Ordering::SeqCst);
+        partition.in_flight.fetch_add(count as u64, Ordering::SeqCst);
         Ok(())
     }
 
@@ -236,33 +240,33 @@ impl Appender {
         &self,
         target: Target<'_>,
         records: &[Bytes],
-        pending: &Arc<Pending>,
+        batch: &Arc<InFlightBatch>,
     ) -> Result<(), AppendError> {
         let client = self.client();
         let mut failed = None;
         for record in records {
-            // Those behind one that was not taken would stand in its place.
+            // Stop at the first failure: a later record would take its position in the log.
             let error = match &failed {
                 Some(error) => KafkaError::clone(error),
                 None => {
-                    let to = BaseRecord::with_opaque_to(target.topic, Arc::clone(pending));
-                    let mut to = to.partition(target.partition).payload(&record[..]);
-                    to.key = target.key.as_ref().map(|key| &key[..]);
-                    to.headers = headers(record);
-                    let Err((error, _)) = client.send(to) else { continue };
+                    let outgoing = BaseRecord::with_opaque_to(target.topic, Arc::clone(batch));
+                    let mut outgoing = outgoing.partition(target.partition).payload(&record[..]);
+                    outgoing.key = target.key.as_ref().map(|key| &key[..]);
+                    outgoing.headers = headers(record);
+                    let Err((error, _)) = client.send(outgoing) else { continue };
                     error
                 }
             };
             failed.get_or_insert_with(|| error.clone());
-            pending.note(record.len(), Err(error));
+            batch.complete_record(record.len(), Err(error));
         }
         let first_failed = failed.as_ref().filter(|_| {
-            let state = pending.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.problems.len() == records.len()
+            let state = batch.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.errors.len() == records.len()
         });
         match first_failed {
-            Some(error) if refuses(error) => Err(AppendError::Rejected(error.to_string())),
-            // Nothing at all was taken.
+            Some(error) if is_rejection(error) => Err(AppendError::Rejected(error.to_string())),
+            // The producer accepted no record of the batch.
             Some(error) => {
                 self.replace_if_fatal();
                 Err(AppendError::Unavailable(error.to_string()))
@@ -271,7 +275,7 @@ impl Appender {
         }
     }
 
-    /// After a fatal error a producer takes nothing any more; what it had is answered for by now.
+    /// Replaces the producer after a fatal error: it accepts no more records, and all of its records have an outcome.
     fn replace_if_fatal(&self) {
         let broken = self.client();
         let Some((code, reason)) = broken.client().fatal_error() else { return };
@@ -279,21 +283,21 @@ impl Appender {
         if !Arc::ptr_eq(&client, &broken) {
             return;
         }
-        tracing::error!(%code, reason, "the producer ended; there is a new one");
+        tracing::error!(%code, reason, "Kafka producer failed; replacing it");
         match make(&self.config, &self.metrics) {
             Ok(fresh) => *client = Arc::new(fresh),
-            Err(error) => tracing::error!(%error, "and a new one could not be made"),
+            Err(error) => tracing::error!(%error, "failed to replace the Kafka producer"),
         }
     }
 
-    /// Waits until everything is answered for; false when something still is not. Blocks.
+    /// Waits at most `within` until every record has an outcome, and returns whether that is so. Blocks the thread.
     pub(super) fn flush(&self, within: Duration) -> bool {
-        self.client().flush(within).is_ok() && self.waiting.records.load(Ordering::SeqCst) == 0
+        self.client().flush(within).is_ok() && self.unconfirmed.records.load(Ordering::SeqCst) == 0
     }
 }
 
-/// What tools of Kafka see of a traced record beside its bytes: the trace, in the form of the W3C, and the message's ids. The
-/// others have no headers.
+/// Returns the headers of a traced record, for Kafka tools: the W3C trace context and the message's ids. `None` for an
+/// untraced record.
 fn headers(record: &Bytes) -> Option<OwnedHeaders> {
     let trace = TraceContext::of_record(record)?;
     let headers =
@@ -306,23 +310,23 @@ fn headers(record: &Bytes) -> Option<OwnedHeaders> {
     })
 }
 
-/// The producer ends when its polling thread has, and that waits by the wall clock: for an hour where it was put back by an
-/// hour. So it ends on a thread that nobody waits for.
+/// Drops the producer on a detached thread. Its polling thread waits by the wall clock, so the drop takes an hour if
+/// the clock was set back by one.
 impl Drop for Appender {
     fn drop(&mut self) {
         let client = self.client();
-        let ending = thread::Builder::new().name("tidegate-kafka".to_owned()).spawn(move || {
-            // Ours is the last one, then.
+        let dropping = thread::Builder::new().name("tidegate-kafka".to_owned()).spawn(move || {
+            // The last reference must be dropped on this thread.
             while Arc::strong_count(&client) > 1 {
-                thread::park_timeout(LOOK_AGAIN);
+                thread::park_timeout(LAST_REFERENCE_POLL_INTERVAL);
             }
         });
-        if let Err(error) = ending {
-            tracing::debug!(%error, "a producer ends where it is dropped");
+        if let Err(error) = dropping {
+            tracing::debug!(%error, "no thread for dropping the Kafka producer; dropped inline");
         }
     }
 }
 
 fn make(config: &ClientConfig, metrics: &Metrics) -> Result<Client, KafkaRefusal> {
-    Ok(Client::from_config_and_context(config, Context::new(Producing, metrics))?)
+    Ok(Client::from_config_and_context(config, Context::new(ProducerRole, metrics))?)
 }

@@ -1,4 +1,4 @@
-//! What the client library calls back: log lines, errors, statistics; the ids of topics are among its log lines.
+//! Callbacks of the Kafka client library: log lines, errors and statistics. Topic ids are parsed from the log lines.
 
 use std::{
     collections::HashMap,
@@ -16,31 +16,33 @@ use rdkafka::{
 use super::super::TopicId;
 use crate::metrics::Metrics;
 
-/// The context of a client, with what is particular to its kind in `role`.
+/// Callback context of a client; `role` holds what is specific to its kind.
 pub(super) struct Context<R> {
     pub(super) role: R,
     metrics: Metrics,
     topics: Mutex<HashMap<String, TopicId>>,
 }
 
-/// A client that reads, or asks only.
-pub(super) struct Reading;
+/// Role of a client that reads records or only queries metadata.
+pub(super) struct ReaderRole;
 
 impl<R> Context<R> {
     pub(super) fn new(role: R, metrics: &Metrics) -> Self {
         Self { role, metrics: metrics.clone(), topics: Mutex::default() }
     }
 
-    /// The id of a topic that this client uses; none before its first answer from a broker.
+    /// Returns the id of a topic that this client uses; `None` before the first reply of a broker.
     pub(super) fn topic_id(&self, topic: &str) -> Option<TopicId> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
     }
 }
 
-/// The library has topic ids, but no call for them that its Rust interface offers. It says, at debug level `topic`, when
-/// a topic that it uses has another id than it knew, for the first time too: name and id. The library is linked at one
-/// exact version, and no log is opened whose id was not heard.
-fn told(line: &str) -> Option<(String, TopicId)> {
+/// Parses a topic's name and new id from a log line of the library.
+///
+/// The library knows topic ids, but its Rust interface exposes none. At debug level `topic` it logs each change of the
+/// id of a topic in use, including the first. The library is pinned to one version, and a log whose id did not arrive
+/// is not opened.
+fn parse_topic_id(line: &str) -> Option<(String, TopicId)> {
     let (_, rest) = line.split_once("Topic ")?;
     let (topic, ids) = rest.split_once(" changed id from ")?;
     let (_, id) = ids.split_once(" to ")?;
@@ -50,10 +52,10 @@ fn told(line: &str) -> Option<(String, TopicId)> {
 
 impl<R: Send + Sync> ClientContext for Context<R> {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        if let Some((topic, id)) = told(line) {
+        if let Some((topic, id)) = parse_topic_id(line) {
             let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
             if topics.insert(topic.clone(), id).is_some_and(|before| before != id) {
-                tracing::error!(topic, "the topic was deleted and made again");
+                tracing::error!(topic, "Kafka topic was deleted and recreated");
             }
             return;
         }
@@ -66,12 +68,12 @@ impl<R: Send + Sync> ClientContext for Context<R> {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // The end of a node's topic, which its reader asks to be told of.
+        // Not an error: the node topic's reader enables this end-of-partition event.
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
             return;
         }
         self.metrics.kafka_errors.increment(1);
-        tracing::warn!(%error, reason, "the Kafka client reports an error");
+        tracing::warn!(%error, reason, "Kafka client error");
     }
 
     fn stats(&self, stats: Statistics) {
@@ -82,46 +84,47 @@ impl<R: Send + Sync> ClientContext for Context<R> {
             return;
         }
         let partitions = stats.topics.values().flat_map(|topic| topic.partitions.values());
-        let (mut lag, mut ahead) = (0, 0);
+        let (mut lag, mut read_ahead) = (0, 0);
         for partition in partitions {
-            // The library's own lag is behind what was committed, and nothing ever is. Negative where nothing is fetched.
+            // The library's own lag counts from the committed offset, and nothing is ever committed. The offset is
+            // negative for partitions that are not fetched.
             if partition.app_offset >= 0 {
                 lag += (partition.hi_offset - partition.app_offset).max(0);
             }
-            ahead += partition.fetchq_size;
+            read_ahead += partition.fetchq_size;
         }
         self.metrics.kafka_lag.set(lag as f64);
-        self.metrics.kafka_read_ahead.set(ahead as f64);
+        self.metrics.kafka_read_ahead.set(read_ahead as f64);
     }
 }
 
-impl ConsumerContext for Context<Reading> {}
+impl ConsumerContext for Context<ReaderRole> {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_id_of_a_topic_is_told_by_a_line_of_the_log() {
+    fn topic_id_is_parsed_from_a_log_line() {
         let line = "[thrd:main]: Topic tidegate.log changed id from AAAAAAAAAAAAAAAAAAAAAA to AAAAAAAAAAAAAAAAAAAAAQ";
-        assert_eq!(told(line), Some(("tidegate.log".to_owned(), TopicId(1))));
+        assert_eq!(parse_topic_id(line), Some(("tidegate.log".to_owned(), TopicId(1))));
         for other in ["Topic a [0] Leader 1 Epoch 0", "Topic a changed id from b to c", ""] {
-            assert_eq!(told(other), None, "{other}");
+            assert_eq!(parse_topic_id(other), None, "{other}");
         }
     }
 
     #[test]
-    fn the_end_of_a_topic_is_counted_as_no_error() {
+    fn end_of_partition_is_not_counted_as_an_error() {
         let (metrics, page) = crate::metrics::install();
-        let context = Context::new(Reading, &metrics);
-        let told = |code| {
-            context.error(KafkaError::Global(code), "as the library says it");
+        let context = Context::new(ReaderRole, &metrics);
+        let error_count = |code| {
+            context.error(KafkaError::Global(code), "reason given by the library");
             let page = page.render();
             let mut lines = page.lines();
             lines.find_map(|line| line.strip_prefix("tidegate_kafka_errors_total ")?.parse::<u64>().ok())
         };
-        let before = told(RDKafkaErrorCode::PartitionEOF);
-        assert_eq!(told(RDKafkaErrorCode::PartitionEOF), before);
-        assert_eq!(told(RDKafkaErrorCode::AllBrokersDown), before.map(|count| count + 1));
+        let before = error_count(RDKafkaErrorCode::PartitionEOF);
+        assert_eq!(error_count(RDKafkaErrorCode::PartitionEOF), before);
+        assert_eq!(error_count(RDKafkaErrorCode::AllBrokersDown), before.map(|count| count + 1));
     }
 }

@@ -1,4 +1,4 @@
-//! The topic of events on Kafka: a producer of its own, so that events never stand before an append.
+//! `EventSink` adapter for Kafka, with its own producer, so that events never delay an append.
 
 use std::{thread, time::Duration};
 
@@ -14,56 +14,56 @@ use tidegate_protocol::id::UserId;
 use super::{
     super::{AppendError, EventSink},
     KafkaRefusal,
-    client::{self, Cluster},
+    client::{self, BROKER_TIMEOUT, Cluster},
     context::Context,
-    read::ANSWER,
 };
 use crate::{config::Kafka, metrics::Metrics};
 
-/// What the value of each record is, as CloudEvents' structured mode on Kafka says it.
+/// Content type of each record's value, in CloudEvents' structured mode for Kafka.
 const CONTENT_TYPE: &str = "application/cloudevents+json; charset=UTF-8";
 
-struct Telling;
+struct EventsRole;
 
-type Client = FutureProducer<Context<Telling>>;
+type Client = FutureProducer<Context<EventsRole>>;
 
-/// The topic of events.
+/// Publisher of CloudEvents to the event topic on Kafka.
 pub struct KafkaEvents {
     topic: String,
-    /// None only while it is dropped.
+    /// Producer in use; `None` only during the drop.
     producer: Option<Client>,
 }
 
 impl KafkaEvents {
-    /// Opens the topic of the settings; none if they name none.
+    /// Opens the configured event topic; returns `None` if none is configured.
     ///
     /// # Errors
-    /// No broker answers, or there is no such topic.
+    /// No broker answers, or the topic does not exist.
     pub async fn connect(kafka: &Kafka, metrics: &Metrics) -> Result<Option<Self>, KafkaRefusal> {
         if kafka.event_topic.is_empty() {
             return Ok(None);
         }
         let mut config = client::producer(kafka, Cluster::Log)?;
         config.set("statistics.interval.ms", "0").remove("debug");
-        // The same partition for a user as other producers would choose.
+        // Chooses the same partition for a user as the Java clients do by default.
         config.set("partitioner", "murmur2_random").set("linger.ms", "5");
         let (topic, metrics) = (kafka.event_topic.clone(), metrics.clone());
         let opened = tokio::task::spawn_blocking(move || -> Result<Self, KafkaRefusal> {
-            let producer = Client::from_config_and_context(&config, Context::new(Telling, &metrics))?;
-            // All of them: a producer that asks for one makes it where brokers allow that.
-            let metadata = producer.client().fetch_metadata(None, ANSWER)?;
-            let there = metadata.topics().iter().any(|it| it.name() == topic && it.error().is_none());
-            match there {
+            let producer = Client::from_config_and_context(&config, Context::new(EventsRole, &metrics))?;
+            // Lists all topics: a producer that asks for a single one creates it if the brokers allow that.
+            let metadata = producer.client().fetch_metadata(None, BROKER_TIMEOUT)?;
+            let exists = metadata.topics().iter().any(|it| it.name() == topic && it.error().is_none());
+            match exists {
                 true => Ok(Self { topic, producer: Some(producer) }),
-                false => Err(KafkaRefusal::away(format!(
-                    "there is no topic {topic} for events: make it with `tidegate topics ensure`, or set \
-                     kafka.event_topic to nothing"
+                false => Err(KafkaRefusal::unavailable(format!(
+                    "event topic {topic} does not exist: create it with `tidegate topics ensure`, or set \
+                     kafka.event_topic to an empty string"
                 ))),
             }
         });
-        let opened =
-            opened.await.map_err(|error| KafkaRefusal::wrong(format!("the topic of events: {error}")))?;
-        opened.map(Some)
+        let failed = |error: tokio::task::JoinError| {
+            KafkaRefusal::permanent(format!("failed to open the event topic: {error}"))
+        };
+        opened.await.map_err(failed)?.map(Some)
     }
 }
 
@@ -79,7 +79,7 @@ impl EventSink for KafkaEvents {
             let record = FutureRecord::to(&self.topic).key(user.as_str()).payload(event).headers(headers);
             match producer.send_result(record) {
                 Ok(future) => sent.push(future),
-                // Those behind it would stand before it.
+                // Stop: sending the rest would reorder them before this event.
                 Err((error, _)) => {
                     problem = Some(error);
                     break;
@@ -101,21 +101,22 @@ impl EventSink for KafkaEvents {
     }
 }
 
-/// What never fits is not tried for ever; everything else an operator may mend.
+/// Returns whether the event exceeds the topic's size limit. Only then is a retry useless: an operator can fix any
+/// other failure.
 fn is_too_large(error: &KafkaError) -> bool {
     matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::MessageSizeTooLarge))
 }
 
-/// The producer ends when its polling thread has, and that waits by the wall clock: not here.
+/// Drops the producer on a detached thread, since its polling thread waits by the wall clock.
 impl Drop for KafkaEvents {
     fn drop(&mut self) {
         let Some(producer) = self.producer.take() else { return };
-        let ending = thread::Builder::new().name("tidegate-events".to_owned()).spawn(move || {
-            // A moment for what was handed over last.
+        let dropping = thread::Builder::new().name("tidegate-events".to_owned()).spawn(move || {
+            // Gives the last events a chance to be sent.
             drop(producer.flush(Duration::from_millis(500)));
         });
-        if let Err(error) = ending {
-            tracing::debug!(%error, "the producer of events ends where it is dropped");
+        if let Err(error) = dropping {
+            tracing::debug!(%error, "no thread for dropping the event producer; dropped inline");
         }
     }
 }

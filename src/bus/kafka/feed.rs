@@ -1,4 +1,5 @@
-//! A node's own topic: one partition, read from its end by nobody else, never through a group (flaws S26, S28).
+//! Consumer of the node's own topic: one partition, assigned directly and read from its end, never through a consumer
+//! group (flaws S26, S28).
 
 use std::{
     sync::Arc,
@@ -19,134 +20,138 @@ use tokio::sync::mpsc;
 use super::{
     super::{NodeEvent, NodeFeed, TopicId},
     KafkaRefusal,
-    context::{Context, Reading},
-    feed_position::{Place, Waiting},
-    read::ANSWER,
+    client::BROKER_TIMEOUT,
+    context::{Context, ReaderRole},
+    feed_position::{FeedPosition, PendingEvent},
 };
 use crate::metrics::Metrics;
 
-type Client = BaseConsumer<Context<Reading>>;
+type Client = BaseConsumer<Context<ReaderRole>>;
 
-const TICK: Duration = Duration::from_millis(100);
+const FEED_POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between two tries to find the end of a topic that was lost.
-const RETRY: Duration = Duration::from_millis(500);
+/// Delay between attempts to find the end of the topic after its position was lost.
+const SEEK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Batches that wait for the node, and records in each; what is behind waits in the library's bounded queue, then in Kafka.
-const BATCHES: usize = 16;
-const BATCH: usize = 256;
+/// Capacity of the event channel to the node. Further records wait in the library's bounded queue, then in Kafka.
+const QUEUED_EVENTS_MAX: usize = 16;
 
-/// Between two questions for the end of the topic, beside the reading: what is measured is how far that is behind.
-const LOOK: Duration = Duration::from_secs(1);
+/// Largest number of records in one event.
+const EVENT_RECORDS_MAX: usize = 256;
+
+/// Delay between queries for the end of the topic, from which the lag is measured.
+const END_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 struct Feed {
     client: Arc<Client>,
     topic: String,
-    /// Only records with this key are for this run of the node.
+    /// Record key of this run of the node; records with other keys are skipped.
     key: [u8; 8],
-    /// The offset that comes next, unless something is lost.
+    /// Next expected offset; a higher one means that records were lost.
     next: i64,
     id: Option<TopicId>,
-    place: Arc<Place>,
+    position: Arc<FeedPosition>,
 }
 
-/// What was found in the topic, and where.
-struct Found {
+/// Event read from the topic, with its position.
+struct FeedItem {
     event: NodeEvent,
-    at: Waiting,
+    at: PendingEvent,
 }
 
-/// Records that become one event.
-struct Collected {
+/// Records collected for one event.
+struct EventBuilder {
     records: Vec<Bytes>,
-    at: Waiting,
+    at: PendingEvent,
 }
 
 pub(super) struct KafkaFeed {
     events: mpsc::Receiver<NodeEvent>,
-    /// Whether somebody has the event that was given out last.
-    given: bool,
-    place: Arc<Place>,
+    /// Whether the node is still processing the last returned event.
+    is_processing: bool,
+    position: Arc<FeedPosition>,
 }
 
-/// Opens the topic at its end, and finishes a first fetch. Blocks.
+/// Opens the topic at its end and completes a first fetch. Blocks the thread.
 pub(super) fn open(
     mut config: ClientConfig,
     topic: &str,
     boot: u64,
     metrics: &Metrics,
-    place: Arc<Place>,
+    position: Arc<FeedPosition>,
 ) -> Result<KafkaFeed, KafkaRefusal> {
     config.set("enable.partition.eof", "true");
-    let client = Arc::new(Client::from_config_and_context(&config, Context::new(Reading, metrics))?);
+    let client = Arc::new(Client::from_config_and_context(&config, Context::new(ReaderRole, metrics))?);
     let (topic, key) = (topic.to_owned(), boot.to_be_bytes());
     let mut feed =
-        Feed { client: Arc::clone(&client), topic, key, next: 0, id: None, place: Arc::clone(&place) };
+        Feed { client: Arc::clone(&client), topic, key, next: 0, id: None, position: Arc::clone(&position) };
     let topic = feed.topic.clone();
     let missing = |error: KafkaError| {
-        KafkaRefusal::away(format!(
-            "the node's topic {topic}: {error}; `tidegate topics ensure --node ID` makes it"
+        KafkaRefusal::unavailable(format!(
+            "node topic {topic}: {error}; create it with `tidegate topics ensure --node ID`"
         ))
     };
-    let end = feed.client.fetch_watermarks(&feed.topic, 0, ANSWER).map_err(missing)?.1;
-    feed.begin(end)?;
-    let (tell, events) = mpsc::channel(BATCHES);
+    let end = feed.client.fetch_watermarks(&feed.topic, 0, BROKER_TIMEOUT).map_err(missing)?.1;
+    feed.assign_from(end)?;
+    let (sender, events) = mpsc::channel(QUEUED_EVENTS_MAX);
     let first = feed.first_fetch().map_err(missing)?;
-    spawn("tidegate-node-topic", move || feed.run(&tell, first))?;
-    let (measured, metrics) = (Arc::clone(&place), metrics.clone());
-    spawn("tidegate-node-topic-end", move || measure(&client, &topic, &measured, &metrics))?;
-    Ok(KafkaFeed { events, given: false, place })
+    spawn("tidegate-node-topic", move || feed.run(&sender, first))?;
+    let (measured, metrics) = (Arc::clone(&position), metrics.clone());
+    spawn("tidegate-node-topic-end", move || measure_lag(&client, &topic, &measured, &metrics))?;
+    Ok(KafkaFeed { events, is_processing: false, position })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), KafkaRefusal> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
-    spawned.map(drop).map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))
+    spawned.map(drop).map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))
 }
 
-/// Asks for the end of the topic again and again. Not the thread that reads: it waits for the node, which may stand still.
-/// The library's own mark is as old as its last fetch, and with its queue full it fetches nothing.
-fn measure(client: &Client, topic: &str, place: &Place, metrics: &Metrics) {
-    while !place.is_over() {
-        let end = client.fetch_watermarks(topic, 0, ANSWER);
+/// Polls the end of the topic and updates the lag metrics.
+///
+/// Runs on its own thread, because the reading thread blocks while the node stalls. The library's cached end is as old
+/// as its last fetch, and it fetches nothing while its queue is full.
+fn measure_lag(client: &Client, topic: &str, position: &FeedPosition, metrics: &Metrics) {
+    while !position.has_ended() {
+        let end = client.fetch_watermarks(topic, 0, BROKER_TIMEOUT);
         if let Err(error) = &end {
-            tracing::debug!(%error, topic, "the end of the node's topic is not known");
+            tracing::debug!(%error, topic, "failed to query the end of the node topic; lag unknown");
         }
-        place.heard(end.ok().map(|(_, end)| end));
-        if let Some(lag) = place.lag() {
+        position.set_end(end.ok().map(|(_, end)| end));
+        if let Some(lag) = position.lag() {
             metrics.node_topic_lag.set(lag.behind() as f64);
         }
-        metrics.node_topic_lag_seconds.set(place.behind_ms() as f64 / 1e3);
-        let until = Instant::now() + LOOK;
-        while Instant::now() < until && !place.is_over() {
-            thread::sleep(TICK);
+        metrics.node_topic_lag_seconds.set(position.behind_ms() as f64 / 1e3);
+        let until = Instant::now() + END_REFRESH_INTERVAL;
+        while Instant::now() < until && !position.has_ended() {
+            thread::sleep(FEED_POLL_TIMEOUT);
         }
     }
 }
 
 impl Feed {
-    fn begin(&mut self, from: i64) -> KafkaResult<()> {
+    fn assign_from(&mut self, from: i64) -> KafkaResult<()> {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(&self.topic, 0, Offset::Offset(from))?;
         self.client.assign(&list)?;
         self.next = from;
-        self.place.at_end(from);
+        self.position.reset_to_end(from);
         Ok(())
     }
 
-    /// Until the broker says that there is nothing more, or something came already.
-    fn first_fetch(&mut self) -> KafkaResult<Option<Found>> {
-        let until = Instant::now() + ANSWER;
-        let mut first = Collected::from(self.next);
+    /// Reads until the broker reports the end of the topic; returns the records that arrived before it.
+    fn first_fetch(&mut self) -> KafkaResult<Option<FeedItem>> {
+        let until = Instant::now() + BROKER_TIMEOUT;
+        let mut first = EventBuilder::from(self.next);
         while Instant::now() < until {
-            match self.client.poll(TICK) {
+            match self.client.poll(FEED_POLL_TIMEOUT) {
                 None => continue,
                 Some(Err(KafkaError::PartitionEOF(_))) => {
                     self.id = self.client.context().topic_id(&self.topic);
-                    return Ok(first.found());
+                    return Ok(first.build());
                 }
                 Some(Err(error)) => return Err(error),
                 Some(Ok(message)) => {
-                    let (offset, record) = (message.offset(), self.mine(&message));
+                    let (offset, record) = (message.offset(), self.own_record(&message));
                     drop(message);
                     self.next = offset + 1;
                     first.add(record);
@@ -156,126 +161,128 @@ impl Feed {
         Err(KafkaError::MessageConsumption(RDKafkaErrorCode::OperationTimedOut))
     }
 
-    /// A record for this run of the node, and its time.
-    fn mine(&self, message: &impl rdkafka::Message) -> Option<(Bytes, Option<i64>)> {
-        let mine = message.key() == Some(&self.key[..]);
+    /// Returns the message's bytes and time in ms, or `None` if it is for another run of the node.
+    fn own_record(&self, message: &impl rdkafka::Message) -> Option<(Bytes, Option<i64>)> {
+        let is_own = message.key() == Some(&self.key[..]);
         let bytes = || Bytes::copy_from_slice(message.payload().unwrap_or_default());
-        mine.then(|| (bytes(), message.timestamp().to_millis()))
+        is_own.then(|| (bytes(), message.timestamp().to_millis()))
     }
 
-    fn run(mut self, tell: &mpsc::Sender<NodeEvent>, first: Option<Found>) {
-        let mut found: Vec<Found> = first.into_iter().collect();
-        while !self.place.is_over() {
-            self.place.read(self.next, found.iter().map(|it| it.at));
-            for Found { event, .. } in found.drain(..) {
-                // Nobody listens any more.
-                if tell.blocking_send(event).is_err() {
+    fn run(mut self, sender: &mpsc::Sender<NodeEvent>, first: Option<FeedItem>) {
+        let mut items: Vec<FeedItem> = first.into_iter().collect();
+        while !self.position.has_ended() {
+            self.position.add_read(self.next, items.iter().map(|it| it.at));
+            for FeedItem { event, .. } in items.drain(..) {
+                if sender.blocking_send(event).is_err() {
                     return;
                 }
             }
-            self.collect(&mut found);
+            self.collect(&mut items);
         }
     }
 
-    /// What is there, with a gap in the place of what is not.
-    fn collect(&mut self, found: &mut Vec<Found>) {
-        let (mut batch, mut wait) = (Collected::from(self.next), TICK);
-        let lost = loop {
-            if batch.records.len() >= BATCH {
+    /// Collects the available records, with a gap wherever records were lost.
+    fn collect(&mut self, items: &mut Vec<FeedItem>) {
+        let (mut batch, mut wait) = (EventBuilder::from(self.next), FEED_POLL_TIMEOUT);
+        let is_lost = loop {
+            if batch.records.len() >= EVENT_RECORDS_MAX {
                 break false;
             }
-            let (offset, mine) = match self.client.poll(wait) {
-                None => break self.replaced(),
-                Some(Ok(message)) => (message.offset(), self.mine(&message)),
+            let (offset, record) = match self.client.poll(wait) {
+                None => break self.was_recreated(),
+                Some(Ok(message)) => (message.offset(), self.own_record(&message)),
                 Some(Err(KafkaError::PartitionEOF(_))) => continue,
-                Some(Err(error)) => break self.is_astray(&error),
+                Some(Err(error)) => break self.is_position_lost(&error),
             };
             wait = Duration::ZERO;
             if offset > self.next {
-                tracing::warn!(offset, topic = self.topic, "records of the node's topic are gone");
-                let whole = std::mem::replace(&mut batch, Collected::from(offset));
-                found.extend(whole.found().into_iter().chain([Found::gap(self.next)]));
+                let topic = &self.topic;
+                tracing::warn!(offset, topic, "records of the node topic were lost; members get `Behind`");
+                let complete = std::mem::replace(&mut batch, EventBuilder::from(offset));
+                items.extend(complete.build().into_iter().chain([FeedItem::gap(self.next)]));
             }
             self.next = offset + 1;
-            batch.add(mine);
+            batch.add(record);
         };
-        found.extend(batch.found());
-        if lost {
-            self.find_the_end();
-            found.push(Found::gap(self.next));
+        items.extend(batch.build());
+        if is_lost {
+            self.seek_to_end();
+            items.push(FeedItem::gap(self.next));
         }
     }
 
-    fn is_astray(&self, error: &KafkaError) -> bool {
+    /// Logs the error and returns whether it means that the read position no longer exists.
+    fn is_position_lost(&self, error: &KafkaError) -> bool {
         use RDKafkaErrorCode as Code;
-        tracing::warn!(%error, topic = self.topic, "the node's topic");
+        tracing::warn!(%error, topic = self.topic, "failed to read the node topic");
         let code = error.rdkafka_error_code();
         matches!(code, Some(Code::AutoOffsetReset | Code::OffsetOutOfRange | Code::LogTruncation))
     }
 
-    /// Whether the topic was deleted and made again.
-    fn replaced(&mut self) -> bool {
+    /// Returns whether the topic was deleted and recreated, once for each time.
+    fn was_recreated(&mut self) -> bool {
         let id = self.client.context().topic_id(&self.topic);
         std::mem::replace(&mut self.id, id) != id
     }
 
-    fn find_the_end(&mut self) {
-        while !self.place.is_over() {
-            let end = self.client.fetch_watermarks(&self.topic, 0, ANSWER);
-            match end.and_then(|(_, end)| self.begin(end)) {
+    fn seek_to_end(&mut self) {
+        while !self.position.has_ended() {
+            let end = self.client.fetch_watermarks(&self.topic, 0, BROKER_TIMEOUT);
+            match end.and_then(|(_, end)| self.assign_from(end)) {
                 Ok(()) => {
-                    // The gap is told once, whichever was heard first: the error or the new id.
+                    // Prevents a second gap: the new id and the error arrive in either order.
                     self.id = self.client.context().topic_id(&self.topic);
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, topic = self.topic, "the end of the node's topic is not known")
+                    let topic = &self.topic;
+                    tracing::warn!(%error, topic, "failed to find the end of the node topic; retrying")
                 }
             }
-            thread::sleep(RETRY);
+            thread::sleep(SEEK_RETRY_INTERVAL);
         }
     }
 }
 
-impl Found {
+impl FeedItem {
     fn gap(from: i64) -> Self {
-        Self { event: NodeEvent::Gap, at: Waiting { from, since_ms: None } }
+        Self { event: NodeEvent::Gap, at: PendingEvent { from, since_ms: None } }
     }
 }
 
-impl Collected {
+impl EventBuilder {
     fn from(from: i64) -> Self {
-        Self { records: Vec::new(), at: Waiting { from, since_ms: None } }
+        Self { records: Vec::new(), at: PendingEvent { from, since_ms: None } }
     }
 
-    fn add(&mut self, mine: Option<(Bytes, Option<i64>)>) {
-        if let Some((record, time)) = mine {
+    fn add(&mut self, own: Option<(Bytes, Option<i64>)>) {
+        if let Some((record, time)) = own {
             self.records.push(record);
             self.at.since_ms = self.at.since_ms.or(time);
         }
     }
 
-    fn found(self) -> Option<Found> {
+    fn build(self) -> Option<FeedItem> {
         let Self { records, at } = self;
-        (!records.is_empty()).then(|| Found { event: NodeEvent::Records(records), at })
+        (!records.is_empty()).then(|| FeedItem { event: NodeEvent::Records(records), at })
     }
 }
 
 #[async_trait]
 impl NodeFeed for KafkaFeed {
     async fn next(&mut self) -> Option<NodeEvent> {
-        // Who asks for the next one is done with the last.
-        if std::mem::take(&mut self.given) {
-            self.place.done();
+        // Asking for the next event means that the last one was processed.
+        if std::mem::take(&mut self.is_processing) {
+            self.position.complete_oldest();
         }
-        let event = self.events.recv().await.filter(|_| !self.place.is_over());
-        self.given = event.is_some();
+        let event = self.events.recv().await.filter(|_| !self.position.has_ended());
+        self.is_processing = event.is_some();
         event
     }
 }
 
 impl Drop for KafkaFeed {
     fn drop(&mut self) {
-        self.place.end();
+        self.position.end();
     }
 }

@@ -1,4 +1,4 @@
-//! Where a node is in its own topic: what it has done with, and where the topic ends.
+//! Position of a node in its own topic: what it has processed, and where the topic ends.
 
 use std::{
     collections::VecDeque,
@@ -11,81 +11,81 @@ use std::{
 
 use crate::routes::TopicLag;
 
-/// Shared by the thread that reads, the one that asks for the end, and who takes what was read.
+/// Read position and lag of a node topic, shared by the reading thread, the lag thread and the consumer of the events.
 #[derive(Default)]
-pub(super) struct Place {
-    over: AtomicBool,
+pub(super) struct FeedPosition {
+    ended: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What the thread reads next.
+    /// Offset that the thread reads next.
     next: i64,
-    /// What it has read and the node is not done with, the oldest first.
-    waiting: VecDeque<Waiting>,
-    /// As a broker said it last; none = not known now.
+    /// Events that were read and that the node has not processed, oldest first.
+    pending: VecDeque<PendingEvent>,
+    /// End of the topic, as a broker last reported it; `None` if unknown.
     end: Option<i64>,
 }
 
-/// One event that the node is not done with.
+/// Position of an event that the node has not processed.
 #[derive(Clone, Copy)]
-pub(super) struct Waiting {
-    /// The offset from which on it stands for the topic.
+pub(super) struct PendingEvent {
+    /// First offset that the event covers.
     pub(super) from: i64,
-    /// The time of its first record, in ms since 1970.
+    /// Time of its first record, in ms since 1970.
     pub(super) since_ms: Option<i64>,
 }
 
-impl Place {
-    /// Nobody wants any more of it.
+impl FeedPosition {
+    /// Ends the feed: both threads stop.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::SeqCst);
+        self.ended.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::SeqCst)
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 
-    /// Reading goes on from there, which is the end.
-    pub(super) fn at_end(&self, end: i64) {
+    /// Records that reading continues at `end`, the end of the topic.
+    pub(super) fn reset_to_end(&self, end: i64) {
         let mut state = self.state();
         (state.next, state.end) = (end, Some(end));
     }
 
-    /// Everything below `next` was read; of that, this is to be taken.
-    pub(super) fn read(&self, next: i64, events: impl Iterator<Item = Waiting>) {
+    /// Records that everything below `next` was read, and the events that the node has yet to process.
+    pub(super) fn add_read(&self, next: i64, events: impl Iterator<Item = PendingEvent>) {
         let mut state = self.state();
         state.next = next;
-        state.waiting.extend(events);
+        state.pending.extend(events);
     }
 
-    /// The node is done with the oldest event.
-    pub(super) fn done(&self) {
-        self.state().waiting.pop_front();
+    /// Removes the oldest pending event, which the node has processed.
+    pub(super) fn complete_oldest(&self) {
+        self.state().pending.pop_front();
     }
 
-    /// Where the topic ends; none = nobody says.
-    pub(super) fn heard(&self, end: Option<i64>) {
+    /// Sets the end of the topic; `None` if no broker answers.
+    pub(super) fn set_end(&self, end: Option<i64>) {
         self.state().end = end;
     }
 
-    /// How far the node is behind; none while the end is not known.
+    /// Returns the node's lag; `None` while the end is unknown.
     pub(super) fn lag(&self) -> Option<TopicLag> {
         self.lag_at(now_ms())
     }
 
-    /// The age of the oldest event that the node has read and is not done with; Kafka need not be there for that.
+    /// Returns the age of the oldest pending event, which is known even while Kafka is unavailable.
     pub(super) fn behind_ms(&self) -> u64 {
         self.state().behind_ms(now_ms())
     }
 
     fn lag_at(&self, now_ms: i64) -> Option<TopicLag> {
         let state = self.state();
-        let position = state.waiting.front().map_or(state.next, |it| it.from);
+        let position = state.pending.front().map_or(state.next, |it| it.from);
         Some(TopicLag {
             position: number(position),
-            // What was read since the broker said it lies behind that.
+            // Records read since the last report lie after the reported end.
             end: number(state.end?.max(state.next).max(position)),
             behind_ms: state.behind_ms(now_ms),
         })
@@ -98,7 +98,7 @@ impl Place {
 
 impl State {
     fn behind_ms(&self, now_ms: i64) -> u64 {
-        let since = self.waiting.front().and_then(|it| it.since_ms);
+        let since = self.pending.front().and_then(|it| it.since_ms);
         since.map_or(0, |since| number(now_ms.saturating_sub(since)))
     }
 }
@@ -116,8 +116,8 @@ fn now_ms() -> i64 {
 mod tests {
     use super::*;
 
-    fn waiting(from: i64, since_ms: i64) -> Waiting {
-        Waiting { from, since_ms: Some(since_ms) }
+    fn pending(from: i64, since_ms: i64) -> PendingEvent {
+        PendingEvent { from, since_ms: Some(since_ms) }
     }
 
     fn lag(position: u64, end: u64, behind_ms: u64) -> Option<TopicLag> {
@@ -125,33 +125,33 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_behind_by_what_it_is_not_done_with_and_by_the_age_of_the_oldest_of_it() {
-        let place = Place::default();
-        assert_eq!(place.lag_at(9_000), None, "nobody has said where it ends");
-        place.at_end(5);
-        assert_eq!(place.lag_at(9_000), lag(5, 5, 0));
-        place.heard(Some(9));
-        assert_eq!(place.lag_at(9_000), lag(5, 9, 0), "nothing of it is here yet");
-        place.read(8, [waiting(5, 1_000), waiting(7, 4_000)].into_iter());
-        assert_eq!(place.lag_at(9_000), lag(5, 9, 8_000));
-        assert_eq!(place.lag_at(500), lag(5, 9, 0), "a clock that is ahead");
-        place.done();
-        assert_eq!(place.lag_at(9_000), lag(7, 9, 5_000));
-        // More than the broker spoke of; the last was for another run of the node.
-        place.read(12, [waiting(8, 6_000)].into_iter());
-        place.read(13, [].into_iter());
-        assert_eq!(place.lag_at(9_000), lag(7, 13, 5_000));
-        place.done();
-        place.done();
-        assert_eq!(place.lag_at(9_000), lag(13, 13, 0));
-        place.heard(None);
-        assert_eq!(place.lag_at(9_000), None);
-        place.read(14, [waiting(13, 2_000)].into_iter());
-        assert_eq!(place.state().behind_ms(9_000), 7_000, "its age needs nobody");
-        place.done();
-        // The topic was made anew.
-        place.heard(Some(13));
-        place.at_end(0);
-        assert_eq!(place.lag_at(9_000), lag(0, 0, 0));
+    fn lag_is_the_unprocessed_range_and_the_age_of_its_oldest_event() {
+        let position = FeedPosition::default();
+        assert_eq!(position.lag_at(9_000), None, "the end is unknown");
+        position.reset_to_end(5);
+        assert_eq!(position.lag_at(9_000), lag(5, 5, 0));
+        position.set_end(Some(9));
+        assert_eq!(position.lag_at(9_000), lag(5, 9, 0), "no record was read yet");
+        position.add_read(8, [pending(5, 1_000), pending(7, 4_000)].into_iter());
+        assert_eq!(position.lag_at(9_000), lag(5, 9, 8_000));
+        assert_eq!(position.lag_at(500), lag(5, 9, 0), "the record's clock is ahead");
+        position.complete_oldest();
+        assert_eq!(position.lag_at(9_000), lag(7, 9, 5_000));
+        // Reads beyond the reported end; the last record was for another run of the node.
+        position.add_read(12, [pending(8, 6_000)].into_iter());
+        position.add_read(13, [].into_iter());
+        assert_eq!(position.lag_at(9_000), lag(7, 13, 5_000));
+        position.complete_oldest();
+        position.complete_oldest();
+        assert_eq!(position.lag_at(9_000), lag(13, 13, 0));
+        position.set_end(None);
+        assert_eq!(position.lag_at(9_000), None);
+        position.add_read(14, [pending(13, 2_000)].into_iter());
+        assert_eq!(position.state().behind_ms(9_000), 7_000, "the age needs no broker");
+        position.complete_oldest();
+        // The topic was recreated.
+        position.set_end(Some(13));
+        position.reset_to_end(0);
+        assert_eq!(position.lag_at(9_000), lag(0, 0, 0));
     }
 }

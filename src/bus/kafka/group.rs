@@ -1,7 +1,8 @@
-//! Owning partitions: a member of the consumer group that reads nothing, on a thread of its own.
+//! Membership in the owners group, the Kafka consumer group that shares the partitions. The member reads nothing and
+//! runs on its own thread.
 //!
-//! Kafka asks for partitions back and waits; the owner archives, answers and releases; then they are given back. Who takes
-//! longer than `kafka.revoke_ms`, or was not heard of for `kafka.session_ms`, has lost them.
+//! Kafka revokes partitions and waits; the owner archives, answers and releases them; then the member returns them. A
+//! member that takes longer than `kafka.revoke_ms`, or sends no heartbeat for `kafka.session_ms`, has lost them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -31,20 +32,21 @@ use crate::metrics::Metrics;
 
 type Client = BaseConsumer<Context<Arc<Member>>>;
 
-/// Between two looks at what the owner and Kafka want.
-const TICK: Duration = Duration::from_millis(20);
+/// Delay between polls of the library and of the owner's state.
+const GROUP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Events of the library taken at each look, at most.
-const EVENTS: usize = 256;
+/// Limit on the library events handled per poll.
+const EVENTS_PER_POLL_MAX: usize = 256;
 
-/// How long an owner goes on that is asked for a partition. Kafka gives it away at the next join of all members, and the library lets
-/// a second pass between two joins of one: given up at once, the partition would be nobody's for most of that.
-const KEEP: Duration = Duration::from_millis(700);
+/// How long an owner keeps a partition that Kafka has revoked. Kafka reassigns it when all members have rejoined, and
+/// the library waits a second between two joins of one member. Released at once, the partition would have no owner for
+/// most of that second.
+const REVOCATION_DELAY: Duration = Duration::from_millis(700);
 
-/// How often the thread of the library is woken: oftener than it is to send a heartbeat (`client::member`).
-const WAKE: Duration = Duration::from_millis(40);
+/// How often the library's thread is woken; shorter than the heartbeat interval (`client::member`).
+const HEARTBEAT_WAKE_INTERVAL: Duration = Duration::from_millis(40);
 
-/// What the thread, the library's calls and the owner share.
+/// Group member, shared by its thread, the library's callbacks and the owner.
 pub(super) struct Member {
     reader: Arc<Reader>,
     topic: String,
@@ -56,18 +58,18 @@ pub(super) struct Member {
 #[derive(Default)]
 struct State {
     events: VecDeque<OwnershipEvent>,
-    /// Told to the owner, and not released or lost.
+    /// Partitions announced to the owner, and neither released nor lost.
     owned: BTreeSet<u32>,
-    /// Of those, asked back.
-    asked: BTreeSet<u32>,
-    /// What Kafka waits for to be given back, and until when.
-    giving: Option<(Vec<u32>, Instant)>,
-    /// The owner is not asked for that before.
-    keep_until: Option<Instant>,
+    /// Owned partitions whose revocation was queued for the owner.
+    revoked: BTreeSet<u32>,
+    /// Partitions that Kafka waits for, with the deadline of their return.
+    returning: Option<(Vec<u32>, Instant)>,
+    /// Time at which the owner gets the pending revocation.
+    revoke_at: Option<Instant>,
     leaving: bool,
-    /// Nobody listens any more: give everything back at once.
-    over: bool,
-    /// The thread has left the group.
+    /// Whether the owner no longer listens, so that everything is returned at once.
+    ended: bool,
+    /// Whether the thread has left the group.
     left: bool,
 }
 
@@ -76,12 +78,12 @@ impl Member {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No events any more, and nothing is owned: another member takes this one's place, or the bus closes.
+    /// Ends the events and disowns everything, because another member replaces this one or the bus closes.
     pub(super) fn end(&self) {
         let mut state = self.lock();
-        state.over = true;
+        state.ended = true;
         state.events.clear();
-        state.asked.clear();
+        state.revoked.clear();
         for partition in std::mem::take(&mut state.owned) {
             self.reader.own(partition, false);
         }
@@ -89,8 +91,9 @@ impl Member {
         self.changed.notify_waiters();
     }
 
-    /// Waits until the thread has left the group, so that a next member need not wait for it to be missed.
-    pub(super) async fn left(&self) {
+    /// Waits until the thread has left the group; otherwise the next member would wait for the session timeout of this
+    /// one.
+    pub(super) async fn wait_left(&self) {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -103,17 +106,17 @@ impl Member {
 
     fn assigned(&self, partitions: &[u32]) {
         let mut state = self.lock();
-        if !state.leaving && !state.over {
+        if !state.leaving && !state.ended {
             state.events.extend(partitions.iter().copied().map(OwnershipEvent::Assigned));
         }
     }
 
-    /// Asks the owner for them, if it has them.
-    fn ask(&self, state: &mut State, partitions: &[u32]) {
+    /// Queues the revocation of the given partitions that the owner has.
+    fn revoke(&self, state: &mut State, partitions: &[u32]) {
         for partition in partitions {
-            // Nobody was told, so nobody need stop.
+            // An assignment that the owner has not received is withdrawn without a revocation.
             state.events.retain(|event| *event != OwnershipEvent::Assigned(*partition));
-            if state.owned.contains(partition) && state.asked.insert(*partition) {
+            if state.owned.contains(partition) && state.revoked.insert(*partition) {
                 state.events.push_back(OwnershipEvent::Revoked(*partition));
             }
         }
@@ -121,9 +124,9 @@ impl Member {
 
     fn lose(&self, state: &mut State, partitions: &[u32]) {
         for partition in partitions {
-            let news = [OwnershipEvent::Assigned(*partition), OwnershipEvent::Revoked(*partition)];
-            state.events.retain(|event| !news.contains(event));
-            state.asked.remove(partition);
+            let stale = [OwnershipEvent::Assigned(*partition), OwnershipEvent::Revoked(*partition)];
+            state.events.retain(|event| !stale.contains(event));
+            state.revoked.remove(partition);
             if state.owned.remove(partition) {
                 self.reader.own(*partition, false);
                 state.events.push_back(OwnershipEvent::Lost(*partition));
@@ -133,48 +136,48 @@ impl Member {
 
     fn disown(&self, state: &mut State, partition: u32) {
         state.events.retain(|event| *event != OwnershipEvent::Revoked(partition));
-        state.asked.remove(&partition);
+        state.revoked.remove(&partition);
         if state.owned.remove(&partition) {
             self.reader.own(partition, false);
         }
     }
 
-    /// Asks the owner for what is to be given back, once it is time.
-    fn ask_in_time(&self) {
+    /// Revokes the partitions to be returned, once their delay has passed.
+    fn revoke_when_due(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let due = |until: Instant| state.leaving || state.over || Instant::now() >= until;
-        if !state.keep_until.is_some_and(due) {
+        let is_due = |at: Instant| state.leaving || state.ended || Instant::now() >= at;
+        if !state.revoke_at.is_some_and(is_due) {
             return;
         }
-        state.keep_until = None;
-        if let Some((partitions, _)) = state.giving.clone() {
-            self.ask(state, &partitions);
+        state.revoke_at = None;
+        if let Some((partitions, _)) = state.returning.clone() {
+            self.revoke(state, &partitions);
         }
     }
 
-    /// What can be given back now: the owner is done, or its time is over, or Kafka has given them away.
-    fn ready_to_give(&self, lost: bool) -> Option<Vec<u32>> {
+    /// Returns the partitions to return to Kafka now: released by the owner, past their deadline, or already `lost`.
+    fn take_returnable(&self, lost: bool) -> Option<Vec<u32>> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let (partitions, until) = state.giving.clone()?;
-        let late = lost || state.over || Instant::now() > until;
+        let (partitions, until) = state.returning.clone()?;
+        let late = lost || state.ended || Instant::now() > until;
         if late {
             self.lose(state, &partitions);
-        } else if state.keep_until.is_some()
+        } else if state.revoke_at.is_some()
             || partitions.iter().any(|partition| state.owned.contains(partition))
         {
             return None;
         }
-        (state.giving, state.keep_until) = (None, None);
-        tracing::debug!(?partitions, late, "partitions are given back");
+        (state.returning, state.revoke_at) = (None, None);
+        tracing::debug!(?partitions, late, "returning partitions to the owners group");
         Some(partitions)
     }
 
     fn list(&self, partitions: &[u32]) -> KafkaResult<TopicPartitionList> {
         let mut list = TopicPartitionList::new();
         for partition in partitions {
-            // The end, where there is nothing to fetch: other than by its offsets Kafka can't be told to fetch nothing.
+            // At the end there is nothing to fetch, and Kafka has no other way to assign a partition without fetching.
             list.add_partition_offset(&self.topic, *partition as i32, Offset::End)?;
         }
         Ok(list)
@@ -182,43 +185,43 @@ impl Member {
 }
 
 impl ConsumerContext for Context<Arc<Member>> {
-    fn rebalance(&self, client: &Client, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+    fn rebalance(&self, client: &Client, change: RDKafkaRespErr, list: &mut TopicPartitionList) {
         let member = &self.role;
         let partitions: Vec<u32> = list.elements().iter().map(|one| one.partition().max(0) as u32).collect();
-        tracing::debug!(?what, ?partitions, "the group of owners changes");
-        let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+        tracing::debug!(?change, ?partitions, "owners group rebalanced");
+        let applied = if change == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             member.assigned(&partitions);
-            take(client, member, &partitions)
+            assign_paused(client, member, &partitions)
         } else {
             let mut state = member.lock();
             let lost = client.assignment_lost();
-            if lost || state.over {
+            if lost || state.ended {
                 member.lose(&mut state, &partitions);
                 drop(state);
-                give(client, member, &partitions)
+                unassign(client, member, &partitions)
             } else {
-                // The thread asks for them, and gives them back; until then Kafka waits.
+                // Kafka waits until the thread has revoked the partitions from the owner and unassigned them.
                 let now = Instant::now();
-                let waits = !state.leaving && !partitions.is_empty();
-                state.keep_until = Some(if waits { now + KEEP } else { now });
-                state.giving = Some((partitions, now + KEEP + member.revoke_within));
+                let is_delayed = !state.leaving && !partitions.is_empty();
+                state.revoke_at = Some(if is_delayed { now + REVOCATION_DELAY } else { now });
+                state.returning = Some((partitions, now + REVOCATION_DELAY + member.revoke_within));
                 Ok(())
             }
         };
-        if let Err(error) = done {
-            tracing::error!(%error, "a change of owners was not carried out");
+        if let Err(error) = applied {
+            tracing::error!(%error, "failed to apply a rebalance of the owners group");
         }
         member.changed.notify_waiters();
     }
 }
 
-fn take(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
+fn assign_paused(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
     let list = member.list(partitions)?;
     client.incremental_assign(&list)?;
     if partitions.is_empty() { Ok(()) } else { client.pause(&list) }
 }
 
-fn give(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
+fn unassign(client: &Client, member: &Member, partitions: &[u32]) -> Result<(), KafkaError> {
     client.incremental_unassign(&member.list(partitions)?)
 }
 
@@ -248,64 +251,69 @@ pub(super) fn join(
             ours.lock().left = true;
             ours.changed.notify_waiters();
         })
-        .map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))?;
+        .map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))?;
     Ok((Arc::clone(&member), Box::new(KafkaOwnership(member))))
 }
 
-/// The library waits by the wall clock: where that is put back by an hour, a wait for 20 ms lasts an hour, and a node whose
-/// heartbeats wait like that fights for its partitions with whoever has them now. So nothing here waits in the library, and
-/// each question wakes the thread that sends heartbeats.
+/// Runs the member until it has left the group or has ended.
+///
+/// The library waits by the wall clock: if the clock is set back by an hour, a wait of 20 ms lasts an hour. A node
+/// whose heartbeats wait like that competes for its partitions with their new owners. So nothing here waits in the
+/// library, and each call wakes the thread that sends heartbeats.
 fn run(client: Client, member: &Member) {
-    let (mut unsubscribed, mut woken, mut said) = (false, Instant::now(), None);
+    let (mut unsubscribed, mut woken, mut last_refusal) = (false, Instant::now(), None);
     loop {
-        // One poll is one event, whatever it is, so one alone would have the group wait for the lines of a log.
-        for _ in 0..EVENTS {
-            // Records of the moment before a partition was paused: somebody else reads them.
+        // A poll handles one event, log lines included, so a single one per interval would delay the group's events.
+        for _ in 0..EVENTS_PER_POLL_MAX {
+            // A record can arrive before its partition is paused; the reader gets it separately.
             if let Some(Err(error)) = client.poll(Duration::ZERO) {
                 let code = error.rdkafka_error_code();
-                // Nothing else would say why the node owns nothing.
-                if code.is_some_and(is_refusal) && said != code {
-                    said = code;
-                    tracing::error!(%error, "Kafka refuses this node the group of owners: allow its user to read kafka.group and kafka.topic");
+                // Logged once per code: no other symptom explains why the node owns nothing.
+                if code.is_some_and(is_refusal) && last_refusal != code {
+                    last_refusal = code;
+                    tracing::error!(
+                        %error,
+                        "Kafka denies access to the owners group; allow reading kafka.group and kafka.topic"
+                    );
                 } else {
-                    tracing::debug!(%error, "the group of owners");
+                    tracing::debug!(%error, "owners group error");
                 }
             }
         }
-        thread::park_timeout(TICK);
-        if woken.elapsed() >= WAKE {
-            // Its answer is of no interest.
+        thread::park_timeout(GROUP_POLL_INTERVAL);
+        if woken.elapsed() >= HEARTBEAT_WAKE_INTERVAL {
+            // Only the wake-up of the library's thread matters, not the result.
             client.assignment().ok();
             woken = Instant::now();
         }
-        member.ask_in_time();
-        if let Some(partitions) = member.ready_to_give(client.assignment_lost())
-            && let Err(error) = give(&client, member, &partitions)
+        member.revoke_when_due();
+        if let Some(partitions) = member.take_returnable(client.assignment_lost())
+            && let Err(error) = unassign(&client, member, &partitions)
         {
-            tracing::error!(%error, "partitions were not given back");
+            tracing::error!(%error, ?partitions, "failed to return partitions to the owners group");
         }
         member.changed.notify_waiters();
-        let (leaving, over, giving) = {
+        let (leaving, ended, is_returning) = {
             let state = member.lock();
-            (state.leaving, state.over, state.giving.is_some())
+            (state.leaving, state.ended, state.returning.is_some())
         };
-        if over {
+        if ended {
             break;
         }
         if leaving && !unsubscribed {
-            tracing::debug!("leaving the group of owners");
+            tracing::debug!("leaving the owners group");
             client.unsubscribe();
             unsubscribed = true;
         }
-        if unsubscribed && !giving && client.assignment().is_ok_and(|list| list.count() == 0) {
+        if unsubscribed && !is_returning && client.assignment().is_ok_and(|list| list.count() == 0) {
             break;
         }
     }
-    member.lock().over = true;
-    // Leaves the group, and waits for that.
-    tracing::debug!("nothing is owned any more: the member of the group ends");
+    member.lock().ended = true;
+    tracing::debug!("no partitions owned; closing the group member");
+    // Leaves the group, and blocks until that is done.
     drop(client);
-    tracing::debug!("left the group of owners");
+    tracing::debug!("left the owners group");
 }
 
 fn is_refusal(code: RDKafkaErrorCode) -> bool {
@@ -335,7 +343,7 @@ impl Ownership for KafkaOwnership {
                     }
                     return Some(event);
                 }
-                if state.over || (state.leaving && state.owned.is_empty()) {
+                if state.ended || (state.leaving && state.owned.is_empty()) {
                     return None;
                 }
             }
@@ -353,13 +361,13 @@ impl Ownership for KafkaOwnership {
     async fn leave(&mut self) {
         let mut guard = self.0.lock();
         let state = &mut *guard;
-        if state.leaving || state.over {
+        if state.leaving || state.ended {
             return;
         }
         state.leaving = true;
         state.events.retain(|event| !matches!(event, OwnershipEvent::Assigned(_)));
         let owned: Vec<u32> = state.owned.iter().copied().collect();
-        self.0.ask(state, &owned);
+        self.0.revoke(state, &owned);
         drop(guard);
         self.0.changed.notify_waiters();
     }

@@ -1,4 +1,5 @@
-//! Reading the log: one consumer that is told what to read from where, a queue for each partition, bounded by the library.
+//! Log reader: one Kafka consumer with explicitly assigned offsets, and one queue per partition, bounded by the
+//! library.
 
 use std::{
     collections::VecDeque,
@@ -23,22 +24,20 @@ use tokio::sync::Notify;
 use super::{
     super::{Batch, Bounds, LogRecord, ReadError, TopicId},
     KafkaRefusal,
-    context::{Context, Reading},
+    client::BROKER_TIMEOUT,
+    context::{Context, ReaderRole},
 };
 use crate::metrics::Metrics;
 
-pub(super) type Client = BaseConsumer<Context<Reading>>;
+pub(super) type Client = BaseConsumer<Context<ReaderRole>>;
 
-/// For a question to the brokers.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// Time after which the polling thread notices that the reader was dropped.
+const READER_POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between two looks at whether the reader is still wanted.
-const TICK: Duration = Duration::from_millis(100);
+/// Time in which the library delivers its pending log lines, which carry the topic ids.
+const LOG_DELIVERY_DELAY: Duration = Duration::from_millis(5);
 
-/// What the library has to say is said when this has passed.
-const SETTLE: Duration = Duration::from_millis(5);
-
-/// The log, read from.
+/// Consumer of the log, for the partitions that this node owns.
 pub(super) struct Reader {
     client: Arc<Client>,
     topic: String,
@@ -54,67 +53,68 @@ struct Partition {
 
 struct State {
     owned: bool,
-    /// Holds the library's structures of the topic, too, without which it forgets the topic's id. Made anew with each
-    /// start: those of a topic that was away are others.
-    queue: Option<PartitionQueue<Context<Reading>>>,
-    /// What is wrong behind what was returned.
-    problem: Option<KafkaError>,
-    /// What the queue brings next: no less than this; none when nothing is fetched.
+    /// Queue of fetched records. It also keeps the library's topic structures alive, without which the library forgets
+    /// the topic's id. Recreated with each start, since a topic that was unavailable gets new structures.
+    queue: Option<PartitionQueue<Context<ReaderRole>>>,
+    /// Error that follows the records already returned.
+    error: Option<KafkaError>,
+    /// Lower bound of the next offset from the queue; `None` if nothing is fetched.
     next: Option<u64>,
-    /// Taken out of the queue, and not returned yet.
-    held: VecDeque<LogRecord>,
-    /// As far as it was heard.
+    /// Records taken from the queue and not returned yet.
+    unread: VecDeque<LogRecord>,
+    /// First offset of the partition, as last known.
     first: u64,
+    /// End offset of the partition, as last known.
     end: u64,
 }
 
-/// What one look at a partition gave.
-enum Looked {
+/// Result of one attempt to read from the fetched records.
+enum ReadStep {
     Records(Batch),
-    Nothing,
-    /// The library can't go on from there; true when the log is known to be another than was read before.
-    Astray(bool),
+    Empty,
+    /// Offset that the library can't fetch; `true` if the log is known to have been replaced.
+    OffsetLost(bool),
 }
 
 impl Reader {
-    /// Opens the topic, which must have that many partitions. Blocks.
+    /// Opens the topic, which must have `count` partitions. Blocks the thread.
     pub(super) fn open(
         config: &ClientConfig,
         topic: &str,
         count: u32,
         metrics: &Metrics,
     ) -> Result<Arc<Self>, KafkaRefusal> {
-        let client = Arc::new(Client::from_config_and_context(config, Context::new(Reading, metrics))?);
+        let client = Arc::new(Client::from_config_and_context(config, Context::new(ReaderRole, metrics))?);
         let partitions =
             (0..count).map(|number| Partition::new(&client, topic, number)).collect::<Result<_, _>>()?;
         let reader =
             Arc::new(Self { client, topic: topic.to_owned(), partitions, closed: AtomicBool::new(false) });
         let weak = Arc::downgrade(&reader);
-        // What the brokers say of the topic, errors and statistics come here; records go to the queues.
+        // This poll serves metadata, errors and statistics; records go to the partition queues.
         thread::Builder::new()
             .name("tidegate-kafka".to_owned())
             .spawn(move || {
                 while let Some(reader) = weak.upgrade() {
-                    reader.serve(TICK);
+                    reader.poll_events(READER_POLL_TIMEOUT);
                 }
             })
-            .map_err(|error| KafkaRefusal::wrong(format!("a thread could not be started: {error}")))?;
+            .map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))?;
         reader.check_topic(count)?;
-        // It comes with that answer, by another thread.
+        // The polling thread receives the id along with the metadata just queried.
         let begun = Instant::now();
         while reader.topic_id().is_none() {
-            if begun.elapsed() > ANSWER {
-                let why = "the brokers do not tell the ids of topics: Apache Kafka 2.8 or later is needed";
-                return Err(KafkaRefusal::wrong(why));
+            if begun.elapsed() > BROKER_TIMEOUT {
+                let why = "the brokers report no topic ids; upgrade them to Apache Kafka 2.8 or later";
+                return Err(KafkaRefusal::permanent(why));
             }
-            thread::sleep(SETTLE);
+            thread::sleep(LOG_DELIVERY_DELAY);
         }
         Ok(reader)
     }
 
-    fn serve(&self, time: Duration) {
-        if let Some(Err(error)) = self.client.poll(time) {
-            tracing::debug!(%error, "the reader of the log");
+    fn poll_events(&self, timeout: Duration) {
+        if let Some(Err(error)) = self.client.poll(timeout) {
+            tracing::debug!(%error, "log reader error");
         }
     }
 
@@ -122,23 +122,23 @@ impl Reader {
         let topic = &self.topic;
         let metadata = self
             .client
-            .fetch_metadata(Some(topic), ANSWER)
-            .map_err(|error| KafkaRefusal::away(format!("no broker of kafka.brokers answers: {error}")))?;
+            .fetch_metadata(Some(topic), BROKER_TIMEOUT)
+            .map_err(|error| KafkaRefusal::unavailable(format!("no reply from kafka.brokers: {error}")))?;
         let found = metadata.topics().first();
         if let Some(error) = found.and_then(|found| found.error()) {
             let code = RDKafkaErrorCode::from(error);
             if code == RDKafkaErrorCode::TopicAuthorizationFailed {
-                return Err(KafkaRefusal::wrong(format!(
-                    "the topic {topic}: {code}; see kafka.sasl_username"
+                return Err(KafkaRefusal::permanent(format!(
+                    "topic {topic}: {code}; allow the user of kafka.sasl_username to read it"
                 )));
             }
-            return Err(KafkaRefusal::away(format!(
-                "the topic {topic}: {code}; `tidegate topics ensure` makes it"
+            return Err(KafkaRefusal::unavailable(format!(
+                "topic {topic}: {code}; create it with `tidegate topics ensure`"
             )));
         }
         match found.map_or(0, |found| found.partitions().len()) {
             found if found == count as usize => Ok(()),
-            found => Err(KafkaRefusal::wrong(super::topics::wrong_count(topic, found, count))),
+            found => Err(KafkaRefusal::permanent(super::topics::wrong_count(topic, found, count))),
         }
     }
 
@@ -154,7 +154,7 @@ impl Reader {
         self.partition(number).is_some()
     }
 
-    /// Lets the partition be read, or no more.
+    /// Allows or stops reading the partition.
     pub(super) fn own(&self, number: u32, owned: bool) {
         let Some(partition) = self.partition(number) else { return };
         let mut state = partition.lock();
@@ -183,30 +183,30 @@ impl Reader {
         let partition = self.partition(number).ok_or_else(no_partition)?;
         loop {
             let mut changed = pin!(partition.changed.notified());
-            // Before the look, so that nothing comes between the look and the wait.
+            // Registers before reading, so that a record arriving in between still wakes this task.
             changed.as_mut().enable();
-            match self.look(partition, from, max_records, max_bytes)? {
-                Looked::Records(batch) => return Ok(batch),
-                Looked::Nothing => changed.await,
-                Looked::Astray(surely) => {
+            match self.try_read(partition, from, max_records, max_bytes)? {
+                ReadStep::Records(batch) => return Ok(batch),
+                ReadStep::Empty => changed.await,
+                ReadStep::OffsetLost(is_replaced) => {
                     let bounds = self.bounds(number).await?;
-                    if surely || from < bounds.first || from > bounds.next {
+                    if is_replaced || from < bounds.first || from > bounds.next {
                         return Err(ReadError::OutOfRange(bounds));
                     }
-                    // A copy that lagged behind: it is there after all.
-                    return Err(ReadError::Unavailable("the partition moved to another broker".to_owned()));
+                    // The offset exists; the replica that reported it missing lagged.
+                    return Err(ReadError::Unavailable("partition moved to another broker".to_owned()));
                 }
             }
         }
     }
 
-    fn look(
+    fn try_read(
         &self,
         partition: &Partition,
         from: u64,
         max_records: usize,
         max_bytes: usize,
-    ) -> Result<Looked, ReadError> {
+    ) -> Result<ReadStep, ReadError> {
         let mut guard = partition.lock();
         let state = &mut *guard;
         if self.closed.load(Ordering::SeqCst) {
@@ -217,62 +217,62 @@ impl Reader {
         }
         if state.next != Some(from) {
             partition.stop(state, &self.client, &self.topic);
-            partition.go(state, &self.client, &self.topic, from).map_err(unavailable)?;
+            partition.start(state, &self.client, &self.topic, from).map_err(unavailable)?;
         }
         let mut records = Vec::new();
         let mut bytes = 0;
         loop {
-            let next = match state.problem.take() {
-                Some(problem) => Some(Err(problem)),
-                None => state.held.pop_front().map(Ok).or_else(|| partition.take(state)),
+            let next = match state.error.take() {
+                Some(error) => Some(Err(error)),
+                None => state.unread.pop_front().map(Ok).or_else(|| partition.poll(state)),
             };
             let record = match next {
                 Some(Ok(record)) if record.offset < from => continue,
                 Some(Ok(record)) => record,
-                // First what is there.
+                // Return the records first, and the error with the next read.
                 Some(Err(error)) if !records.is_empty() => {
-                    state.problem = Some(error);
+                    state.error = Some(error);
                     break;
                 }
                 Some(Err(error)) => {
                     state.next = None;
-                    return astray(&error);
+                    return classify(&error);
                 }
                 None => break,
             };
             bytes += record.bytes.len();
             if !records.is_empty() && (records.len() >= max_records || bytes > max_bytes) {
-                state.held.push_front(record);
+                state.unread.push_front(record);
                 break;
             }
             records.push(record);
         }
-        let Some(last) = records.last() else { return Ok(Looked::Nothing) };
+        let Some(last) = records.last() else { return Ok(ReadStep::Empty) };
         let next = last.offset + 1;
         state.next = Some(next);
         state.end = state.end.max(next);
         let topic =
-            self.topic_id().ok_or_else(|| ReadError::Unavailable("no broker answered yet".to_owned()))?;
+            self.topic_id().ok_or_else(|| ReadError::Unavailable("no broker has replied yet".to_owned()))?;
         let bounds = Bounds { topic, first: state.first.min(from), next: state.end };
-        Ok(Looked::Records(Batch { bounds, records }))
+        Ok(ReadStep::Records(Batch { bounds, records }))
     }
 
     pub(super) async fn bounds(self: &Arc<Self>, number: u32) -> Result<Bounds, ReadError> {
         let partition = self.partition(number).ok_or_else(no_partition)?;
         let reader = Arc::clone(self);
-        let asked = tokio::task::spawn_blocking(move || reader.ask(number)).await;
+        let fetched = tokio::task::spawn_blocking(move || reader.fetch_bounds(number)).await;
         let bounds =
-            asked.map_err(|error| ReadError::Unavailable(error.to_string()))?.map_err(unavailable)?;
+            fetched.map_err(|error| ReadError::Unavailable(error.to_string()))?.map_err(unavailable)?;
         let mut state = partition.lock();
         (state.first, state.end) = (bounds.first, bounds.next);
         Ok(bounds)
     }
 
-    fn ask(&self, number: u32) -> Result<Bounds, KafkaError> {
-        // The id first: if the topic is replaced in between, these are bounds that the old one did not have.
-        self.client.fetch_metadata(Some(&self.topic), ANSWER)?;
-        self.serve(SETTLE);
-        let (first, next) = self.client.fetch_watermarks(&self.topic, number as i32, ANSWER)?;
+    fn fetch_bounds(&self, number: u32) -> Result<Bounds, KafkaError> {
+        // The id comes first: if the topic is replaced in between, the old id comes with bounds that it never had.
+        self.client.fetch_metadata(Some(&self.topic), BROKER_TIMEOUT)?;
+        self.poll_events(LOG_DELIVERY_DELAY);
+        let (first, next) = self.client.fetch_watermarks(&self.topic, number as i32, BROKER_TIMEOUT)?;
         let topic = self.topic_id().ok_or(KafkaError::MetadataFetch(RDKafkaErrorCode::UnknownTopicId))?;
         Ok(Bounds { topic, first: first.max(0) as u64, next: next.max(0) as u64 })
     }
@@ -283,10 +283,11 @@ impl Partition {
         let number = number as i32;
         let queue = client.split_partition_queue(topic, number);
         if queue.is_none() {
-            return Err(KafkaRefusal::wrong(format!("{topic} is no name of a topic")));
+            let why = format!("{topic} is not a valid topic name; change kafka.topic");
+            return Err(KafkaRefusal::permanent(why));
         }
-        let held = VecDeque::new();
-        let state = State { owned: false, queue, problem: None, next: None, held, first: 0, end: 0 };
+        let unread = VecDeque::new();
+        let state = State { owned: false, queue, error: None, next: None, unread, first: 0, end: 0 };
         Ok(Self { number, state: Mutex::new(state), changed: Arc::default() })
     }
 
@@ -294,13 +295,19 @@ impl Partition {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fetches from that offset on.
-    fn go(&self, state: &mut State, client: &Arc<Client>, topic: &str, from: u64) -> Result<(), KafkaError> {
+    /// Starts fetching at offset `from`.
+    fn start(
+        &self,
+        state: &mut State,
+        client: &Arc<Client>,
+        topic: &str,
+        from: u64,
+    ) -> Result<(), KafkaError> {
         let mut list = TopicPartitionList::new();
         let offset =
             i64::try_from(from).map_err(|_| KafkaError::OffsetFetch(RDKafkaErrorCode::InvalidArgument))?;
         list.add_partition_offset(topic, self.number, Offset::Offset(offset))?;
-        // The end of the former queue silences the one behind it: first the one, then the other.
+        // Dropping a queue also silences its successor, so drop the old one before creating the new one.
         state.queue = None;
         if let Some(mut queue) = client.split_partition_queue(topic, self.number) {
             let wake = Arc::clone(&self.changed);
@@ -312,36 +319,36 @@ impl Partition {
         Ok(())
     }
 
-    /// Fetches no more; the library drops what it has.
+    /// Stops fetching; the library drops the records that it has fetched.
     fn stop(&self, state: &mut State, client: &Client, topic: &str) {
-        state.held.clear();
-        (state.next, state.problem) = (None, None);
+        state.unread.clear();
+        (state.next, state.error) = (None, None);
         let mut list = TopicPartitionList::new();
         list.add_partition(topic, self.number);
         if client.assignment().is_ok_and(|now| now.find_partition(topic, self.number).is_some())
             && let Err(error) = client.incremental_unassign(&list)
         {
-            tracing::warn!(%error, partition = self.number, "a partition is still fetched");
+            tracing::warn!(%error, partition = self.number, "failed to stop fetching a partition");
         }
     }
 
-    /// The next thing in the queue.
-    fn take(&self, state: &State) -> Option<Result<LogRecord, KafkaError>> {
+    /// Returns the next record or error in the queue, without waiting.
+    fn poll(&self, state: &State) -> Option<Result<LogRecord, KafkaError>> {
         let message = match state.queue.as_ref()?.poll(Duration::ZERO)? {
             Ok(message) => message,
             Err(error) => return Some(Err(error)),
         };
-        // A record without a body is none of ours; it is handed over all the same, to be quarantined.
+        // A record without a payload is not Tidegate's; the owner gets it anyway and quarantines it.
         let bytes = Bytes::copy_from_slice(message.payload().unwrap_or_default());
         Some(Ok(LogRecord { offset: message.offset().max(0) as u64, bytes }))
     }
 }
 
-fn astray(error: &KafkaError) -> Result<Looked, ReadError> {
+fn classify(error: &KafkaError) -> Result<ReadStep, ReadError> {
     match error.rdkafka_error_code() {
-        Some(RDKafkaErrorCode::LogTruncation) => Ok(Looked::Astray(true)),
+        Some(RDKafkaErrorCode::LogTruncation) => Ok(ReadStep::OffsetLost(true)),
         Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
-            Ok(Looked::Astray(false))
+            Ok(ReadStep::OffsetLost(false))
         }
         _ => Err(ReadError::Unavailable(error.to_string())),
     }
@@ -352,5 +359,5 @@ fn unavailable(error: KafkaError) -> ReadError {
 }
 
 pub(super) fn no_partition() -> ReadError {
-    ReadError::Unavailable("there is no such partition".to_owned())
+    ReadError::Unavailable("no such partition".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Making topics on purpose, as the settings say; what is there and differs is refused with its cure.
+//! Topic management: creates the configured topics on request, and reports existing ones that differ, with the cure.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,42 +18,41 @@ use rdkafka::{
 
 use super::{
     KafkaRefusal,
-    client::{self, Cluster},
-    read::ANSWER,
+    client::{self, BROKER_TIMEOUT, Cluster},
 };
 use crate::config::Kafka;
 
 type Admin = AdminClient<DefaultClientContext>;
 
-/// How many topics one question is about.
-const AT_ONCE: usize = 100;
+/// Number of topics per admin request.
+const TOPICS_PER_REQUEST: usize = 100;
 
-/// Between two looks at a topic that was just made.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Delay between checks of a topic that was just created.
+const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A topic as it is to be.
+/// Topic as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicPlan {
-    /// Its name.
+    /// Topic name.
     pub name: String,
-    /// How many partitions it has.
+    /// Number of partitions.
     pub partitions: u32,
-    /// How many copies of each.
+    /// Number of replicas of each partition.
     pub replication: u32,
-    /// What is set for it, with Kafka's names.
+    /// Topic settings by Kafka's names.
     pub settings: Vec<(&'static str, String)>,
-    what: Plan,
+    purpose: Purpose,
 }
 
-/// What a topic is for.
+/// Purpose of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plan {
+enum Purpose {
     Log,
     Node,
     Events,
 }
 
-impl Plan {
+impl Purpose {
     fn cluster(self) -> Cluster {
         if self == Self::Node { Cluster::Nodes } else { Cluster::Log }
     }
@@ -66,114 +65,116 @@ impl TopicPlan {
         self.settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value))
     }
 
-    /// Whether a topic of that shape, with what is set for it, promises what is planned; if not, what to do about it.
-    fn held_against(&self, (partitions, copies): Shape, resource: &ConfigResource) -> TopicState {
+    /// Compares an existing topic with the plan. A topic that promises less differs, and the result names the cure.
+    fn compare(&self, (partitions, replicas): Shape, resource: &ConfigResource) -> TopicState {
         if partitions != self.partitions as usize {
-            return TopicState::Differs(match self.what {
-                Plan::Log | Plan::Node => wrong_count(&self.name, partitions, self.partitions),
-                Plan::Events => format!(
-                    "{} has {partitions} partitions, kafka.event_partitions says {}: set it to {partitions}, or change the topic with \
-                     kafka-topics.sh --alter --topic {} --partitions N",
+            return TopicState::Differs(match self.purpose {
+                Purpose::Log | Purpose::Node => wrong_count(&self.name, partitions, self.partitions),
+                Purpose::Events => format!(
+                    "{} has {partitions} partitions, kafka.event_partitions says {}: set it to {partitions}, \
+                     or change the topic with kafka-topics.sh --alter --topic {} --partitions N",
                     self.name, self.partitions, self.name
                 ),
             });
         }
-        if copies < self.replication as usize {
+        if replicas < self.replication as usize {
             return TopicState::Differs(format!(
-                "{} has {copies} copies of each partition, kafka.replication says {}: change it with kafka-reassign-partitions, or the setting",
+                "{} has {replicas} replicas of each partition, kafka.replication says {}: add replicas with \
+                 kafka-reassign-partitions, or lower the setting",
                 self.name, self.replication
             ));
         }
-        let differs = self.settings.iter().filter_map(|(name, wanted)| {
-            let is = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-            (!is_enough(name, &is, wanted)).then_some((*name, is, wanted))
+        let differing = self.settings.iter().filter_map(|(name, wanted)| {
+            let found = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
+            (!is_enough(name, &found, wanted)).then_some((*name, found, wanted))
         });
-        let (mut how, mut cure) = (Vec::new(), Vec::new());
-        for (name, is, wanted) in differs {
-            how.push(format!("{name} is {is}, not {wanted}"));
+        let (mut differences, mut cure) = (Vec::new(), Vec::new());
+        for (name, found, wanted) in differing {
+            differences.push(format!("{name} is {found}, not {wanted}"));
             cure.push(format!("{name}={wanted}"));
         }
-        if how.is_empty() {
+        if differences.is_empty() {
             return TopicState::There;
         }
         TopicState::Differs(format!(
-            "{}: {}; change it with: kafka-configs.sh --alter --entity-type topics --entity-name {} --add-config {}",
+            "{}: {}; change it with: kafka-configs.sh --alter --entity-type topics --entity-name {} \
+             --add-config {}",
             self.name,
-            how.join(", "),
+            differences.join(", "),
             self.name,
             cure.join(",")
         ))
     }
 }
 
-/// What was found or done.
+/// State of a topic after it was created or compared with its plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopicState {
-    /// It was made.
+    /// Topic was created.
     Made,
-    /// It was there, and promises all that is planned, or more.
+    /// Topic existed, and promises at least what is planned.
     There,
-    /// It is there and differs; how, and what to do about it.
+    /// Topic exists and promises less; the text names the differences and the cure.
     Differs(String),
 }
 
-/// The topics that a cluster with those nodes needs.
+/// Returns the topics that a cluster of these nodes needs.
 pub fn topic_plans(kafka: &Kafka, nodes: &[String]) -> Vec<TopicPlan> {
-    let in_step = kafka.replication.saturating_sub(1).max(1).to_string();
-    let size = (kafka.record_bytes_max + client::OVERHEAD).to_string();
+    let in_sync = kafka.replication.saturating_sub(1).max(1).to_string();
+    let size = (kafka.record_bytes_max + client::RECORD_OVERHEAD_BYTES).to_string();
     let settings = |retention_ms: u64, retention_bytes: u64| {
         let bytes = if retention_bytes == 0 { "-1".to_owned() } else { retention_bytes.to_string() };
         vec![
             ("cleanup.policy", "delete".to_owned()),
             ("retention.ms", retention_ms.to_string()),
             ("retention.bytes", bytes),
-            ("min.insync.replicas", in_step.clone()),
-            // A copy that is not in step never becomes the log: what was confirmed would be gone.
+            ("min.insync.replicas", in_sync.clone()),
+            // A leader that was out of sync would lose confirmed records.
             ("unclean.leader.election.enable", "false".to_owned()),
             ("max.message.bytes", size.clone()),
         ]
     };
-    let plan = |name: String, partitions, settings, what| TopicPlan {
+    let plan = |name: String, partitions, settings, purpose| TopicPlan {
         name,
         partitions,
         replication: kafka.replication,
         settings,
-        what,
+        purpose,
     };
     let log = settings(kafka.retention_ms, kafka.retention_bytes);
-    let mut plans = vec![plan(kafka.topic.clone(), kafka.partitions, log, Plan::Log)];
-    // A broker refuses to be asked for one twice at once.
+    let mut plans = vec![plan(kafka.topic.clone(), kafka.partitions, log, Purpose::Log)];
+    // Deduplicated, since a broker rejects a request that names a topic twice.
     for node in BTreeSet::from_iter(nodes) {
-        plans.push(plan(kafka.topic_of(node), 1, settings(kafka.node_retention_ms, 0), Plan::Node));
+        plans.push(plan(kafka.topic_of(node), 1, settings(kafka.node_retention_ms, 0), Purpose::Node));
     }
     if !kafka.event_topic.is_empty() {
         let mut settings = settings(kafka.event_retention_ms, 0);
-        // Events are small, whatever a record of the log may be.
+        // Events are small, so the broker's default size limit suffices.
         settings.retain(|(name, _)| *name != "max.message.bytes");
-        plans.push(plan(kafka.event_topic.clone(), kafka.event_partitions, settings, Plan::Events));
+        plans.push(plan(kafka.event_topic.clone(), kafka.event_partitions, settings, Purpose::Events));
     }
     plans
 }
 
-/// Makes what is missing; changes nothing that is there.
+/// Creates the missing topics and compares the existing ones, which it never changes.
 ///
 /// # Errors
-/// A broker that does not answer, or one that refuses to make a topic.
+/// A broker does not reply, or refuses to create a topic.
 pub async fn ensure_topics(
     kafka: &Kafka,
     plans: &[TopicPlan],
 ) -> Result<Vec<(String, TopicState)>, KafkaRefusal> {
     let mut states: Vec<Option<TopicState>> = vec![None; plans.len()];
     for cluster in [Cluster::Log, Cluster::Nodes] {
-        let own: Vec<usize> = (0..plans.len()).filter(|at| plans[*at].what.cluster() == cluster).collect();
+        let own: Vec<usize> = (0..plans.len()).filter(|at| plans[*at].purpose.cluster() == cluster).collect();
         if own.is_empty() {
             continue;
         }
         let admin = admin(kafka, cluster)?;
-        // There are as many topics as ids that nodes may lease: each question is asked for many.
-        for part in own.chunks(AT_ONCE) {
-            let asked: Vec<&TopicPlan> = part.iter().map(|at| &plans[*at]).collect();
-            for (at, state) in part.iter().zip(ensure(&admin, &asked).await?) {
+        // Batched: there is one topic for each leasable node id.
+        for part in own.chunks(TOPICS_PER_REQUEST) {
+            let batch: Vec<&TopicPlan> = part.iter().map(|at| &plans[*at]).collect();
+            for (at, state) in part.iter().zip(ensure(&admin, &batch).await?) {
                 states[*at] = Some(state);
             }
         }
@@ -182,16 +183,16 @@ pub async fn ensure_topics(
     Ok(named.filter_map(|(plan, state)| Some((plan.name.clone(), state?))).collect())
 }
 
-/// How the topic of the log, which is there, differs from what is planned.
+/// Compares the existing log topic with its plan.
 ///
 /// # Errors
-/// A broker that does not answer, or one that does not let it be looked at.
+/// A broker does not reply, or does not allow the topic to be described.
 pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
     let admin = admin(kafka, Cluster::Log)?;
     let Some(log) = topic_plans(kafka, &[]).into_iter().next() else { return Ok(TopicState::There) };
     let shape = shapes(&admin, &[&log]).await?;
-    let there: Vec<_> = [&log].into_iter().zip(shape).collect();
-    let compared = compare(&admin, &there).await?;
+    let existing: Vec<_> = [&log].into_iter().zip(shape).collect();
+    let compared = compare(&admin, &existing).await?;
     Ok(compared.into_iter().next().unwrap_or(TopicState::There))
 }
 
@@ -202,14 +203,16 @@ fn admin(kafka: &Kafka, cluster: Cluster) -> Result<Arc<Admin>, KafkaRefusal> {
 }
 
 fn options() -> AdminOptions {
-    AdminOptions::new().request_timeout(Some(ANSWER * 2)).operation_timeout(Some(Duration::from_secs(10)))
+    AdminOptions::new()
+        .request_timeout(Some(BROKER_TIMEOUT * 2))
+        .operation_timeout(Some(Duration::from_secs(10)))
 }
 
-/// What became of each, in order.
+/// Creates the missing ones of these topics and returns the state of each, in order.
 async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicState>, KafkaRefusal> {
     let topics: Vec<NewTopic<'_>> = plans.iter().map(|plan| plan.topic()).collect();
-    let made = admin.create_topics(&topics, &options()).await?;
-    let made: HashMap<String, Option<RDKafkaErrorCode>> = made
+    let results = admin.create_topics(&topics, &options()).await?;
+    let results: HashMap<String, Option<RDKafkaErrorCode>> = results
         .into_iter()
         .map(|one| match one {
             Ok(name) => (name, None),
@@ -217,37 +220,43 @@ async fn ensure(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<TopicSta
         })
         .collect();
     for plan in plans {
-        match made.get(&plan.name) {
+        match results.get(&plan.name) {
             Some(None | Some(RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Some(Some(RDKafkaErrorCode::InvalidReplicationFactor)) => {
-                return Err(KafkaRefusal::wrong(format!(
-                    "{}: there are fewer than {} brokers; start more, or set kafka.replication lower",
+                return Err(KafkaRefusal::permanent(format!(
+                    "{}: fewer than {} brokers; start more, or lower kafka.replication",
                     plan.name, plan.replication
                 )));
             }
             Some(Some(code)) => {
-                return Err(KafkaRefusal::wrong(format!("{} could not be made: {code}", plan.name)));
+                let why = format!("{}: failed to create the topic: {code}", plan.name);
+                return Err(KafkaRefusal::permanent(why));
             }
-            None => return Err(KafkaRefusal::wrong(format!("{}: the broker said nothing", plan.name))),
+            None => {
+                return Err(KafkaRefusal::permanent(format!(
+                    "{}: the broker reported no result; check its log",
+                    plan.name
+                )));
+            }
         }
     }
-    // Who was told that a topic is made can use it.
+    // Waits until the new topics are usable, before the caller reports them as created.
     let shapes = shapes(admin, plans).await?;
-    let is_new = |plan: &TopicPlan| made.get(&plan.name) == Some(&None);
-    let there: Vec<(&TopicPlan, Shape)> =
+    let is_new = |plan: &TopicPlan| results.get(&plan.name) == Some(&None);
+    let existing: Vec<(&TopicPlan, Shape)> =
         plans.iter().copied().zip(shapes).filter(|(plan, _)| !is_new(plan)).collect();
-    let mut compared = compare(admin, &there).await?.into_iter();
+    let mut compared = compare(admin, &existing).await?.into_iter();
     let state = |plan: &&TopicPlan| if is_new(plan) { Some(TopicState::Made) } else { compared.next() };
     Ok(plans.iter().filter_map(state).collect())
 }
 
-/// How each is, in order.
-async fn compare(admin: &Admin, there: &[(&TopicPlan, Shape)]) -> Result<Vec<TopicState>, KafkaRefusal> {
-    if there.is_empty() {
+/// Compares existing topics with their plans and returns the state of each, in order.
+async fn compare(admin: &Admin, existing: &[(&TopicPlan, Shape)]) -> Result<Vec<TopicState>, KafkaRefusal> {
+    if existing.is_empty() {
         return Ok(Vec::new());
     }
     let specifiers: Vec<ResourceSpecifier<'_>> =
-        there.iter().map(|(plan, _)| ResourceSpecifier::Topic(&plan.name)).collect();
+        existing.iter().map(|(plan, _)| ResourceSpecifier::Topic(&plan.name)).collect();
     let described = admin.describe_configs(&specifiers, &options()).await?;
     let described: HashMap<String, ConfigResource> = described
         .into_iter()
@@ -257,78 +266,82 @@ async fn compare(admin: &Admin, there: &[(&TopicPlan, Shape)]) -> Result<Vec<Top
             Some((name.clone(), resource))
         })
         .collect();
-    let mut states = Vec::with_capacity(there.len());
-    for (plan, shape) in there {
-        let resource = described
-            .get(&plan.name)
-            .ok_or_else(|| KafkaRefusal::wrong(format!("{} can't be described", plan.name)))?;
-        states.push(plan.held_against(*shape, resource));
+    let mut states = Vec::with_capacity(existing.len());
+    for (plan, shape) in existing {
+        let resource = described.get(&plan.name).ok_or_else(|| {
+            KafkaRefusal::permanent(format!(
+                "{}: the broker did not describe the topic; allow the user to describe its configuration",
+                plan.name
+            ))
+        })?;
+        states.push(plan.compare(*shape, resource));
     }
     Ok(states)
 }
 
-/// Whether what is set for a topic promises what is wanted. More of it is no reason to keep a node from starting: who raises the
-/// retention of a topic while Postgres is away must not have to change every node's settings first.
-fn is_enough(name: &str, is: &str, wanted: &str) -> bool {
+/// Returns whether a topic's setting promises at least the wanted value. A higher value must not keep a node from
+/// starting: an operator who raises the retention while Postgres is unavailable need not change every node's settings.
+fn is_enough(name: &str, found: &str, wanted: &str) -> bool {
     let bound = |text: &str| match text.parse::<i64>() {
         Ok(-1) if name.starts_with("retention.") => Some(i64::MAX),
         other => other.ok(),
     };
-    match (name, bound(is), bound(wanted)) {
+    match (name, bound(found), bound(wanted)) {
         (
             "retention.ms" | "retention.bytes" | "max.message.bytes" | "min.insync.replicas",
-            Some(is),
+            Some(found),
             Some(wanted),
-        ) => is >= wanted,
-        _ => is == wanted,
+        ) => found >= wanted,
+        _ => found == wanted,
     }
 }
 
-/// Partitions, and the copies of the one that has the fewest.
+/// Number of partitions of a topic, and of replicas of its least replicated partition.
 type Shape = (usize, usize);
 
-/// That of each, in order; waits until the brokers know what the controller made.
+/// Returns the shape of each topic, in order. Waits until the brokers know the topics that the controller created.
 async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, KafkaRefusal> {
-    let until = Instant::now() + ANSWER;
+    let until = Instant::now() + BROKER_TIMEOUT;
     loop {
-        let asked = Arc::clone(admin);
-        // The library waits for the broker in this call, and has no other.
-        let looked = tokio::task::spawn_blocking(move || look(&asked)).await;
-        let seen = looked.unwrap_or_else(|error| Err(KafkaRefusal::wrong(error.to_string())))?;
-        let lacking = plans.iter().find(|plan| !seen.contains_key(&plan.name));
-        match lacking {
-            None => return Ok(plans.iter().filter_map(|plan| seen.get(&plan.name).copied()).collect()),
+        let client = Arc::clone(admin);
+        // The library offers only a blocking call.
+        let fetched = tokio::task::spawn_blocking(move || fetch_shapes(&client)).await;
+        let found = fetched.unwrap_or_else(|error| Err(KafkaRefusal::permanent(error.to_string())))?;
+        let missing = plans.iter().find(|plan| !found.contains_key(&plan.name));
+        match missing {
+            None => return Ok(plans.iter().filter_map(|plan| found.get(&plan.name).copied()).collect()),
             Some(plan) if Instant::now() >= until => {
-                return Err(KafkaRefusal::wrong(format!(
-                    "{} has partitions without a leader; look at the brokers' logs",
+                return Err(KafkaRefusal::permanent(format!(
+                    "{} has partitions without a leader; check the brokers' logs",
                     plan.name
                 )));
             }
-            Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
+            Some(_) => tokio::time::sleep(CREATION_POLL_INTERVAL).await,
         }
     }
 }
 
-/// Those of which no leader is missing. All topics are asked for: the library's Rust interface gives up its hold of a single
-/// one too early.
-fn look(admin: &Admin) -> Result<HashMap<String, Shape>, KafkaRefusal> {
-    let metadata = admin.inner().fetch_metadata(None, ANSWER)?;
-    let whole = metadata.topics().iter().filter(|topic| {
+/// Fetches the shapes of the topics whose partitions all have a leader. Queries all topics, because the library's Rust
+/// interface frees the handle of a single topic too early.
+fn fetch_shapes(admin: &Admin) -> Result<HashMap<String, Shape>, KafkaRefusal> {
+    let metadata = admin.inner().fetch_metadata(None, BROKER_TIMEOUT)?;
+    let complete = metadata.topics().iter().filter(|topic| {
         topic.error().is_none() && topic.partitions().iter().all(|partition| partition.leader() >= 0)
     });
-    Ok(whole
+    Ok(complete
         .map(|topic| {
-            let copies = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
-            (topic.name().to_owned(), (topic.partitions().len(), copies.unwrap_or(0)))
+            let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
+            (topic.name().to_owned(), (topic.partitions().len(), replicas.unwrap_or(0)))
         })
         .collect())
 }
 
-/// What to say of a topic with another number of partitions than the settings say.
+/// Returns the error text for a topic with another number of partitions than configured.
 pub(super) fn wrong_count(topic: &str, found: usize, wanted: u32) -> String {
     format!(
-        "{topic} has {found} partitions, the settings say {wanted}: set kafka.partitions = {found}, or name a new topic in \
-         kafka.topic and start with an empty store (a log can't be repartitioned: conversations live where their hash says)"
+        "{topic} has {found} partitions, the settings say {wanted}: set kafka.partitions = {found}, or name \
+         a new topic in kafka.topic and start with an empty store (a log can't be repartitioned, since the \
+         hash of a conversation selects its partition)"
     )
 }
 
@@ -337,8 +350,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_what_is_wanted_is_enough_and_less_is_not() {
-        for (name, is, wanted, enough) in [
+    fn setting_above_the_wanted_value_suffices() {
+        for (name, found, wanted, enough) in [
             ("retention.ms", "60000", "60000", true),
             ("retention.ms", "60001", "60000", true),
             ("retention.ms", "59999", "60000", false),
@@ -351,12 +364,12 @@ mod tests {
             ("unclean.leader.election.enable", "true", "false", false),
             ("cleanup.policy", "compact", "delete", false),
         ] {
-            assert_eq!(is_enough(name, is, wanted), enough, "{name} {is} {wanted}");
+            assert_eq!(is_enough(name, found, wanted), enough, "{name} {found} {wanted}");
         }
     }
 
     #[test]
-    fn the_plan_says_partitions_copies_and_how_long() {
+    fn plan_sets_partitions_replication_and_retention() {
         let kafka = Kafka { retention_bytes: 1 << 30, ..Kafka::default() };
         let plans = topic_plans(&kafka, &["n1".to_owned()]);
         let names: Vec<_> = plans.iter().map(|plan| (plan.name.as_str(), plan.partitions)).collect();
@@ -370,6 +383,6 @@ mod tests {
         assert_eq!((setting(0, "min.insync.replicas"), plans[0].replication), ("2", 3));
         assert_eq!((setting(2, "retention.ms"), setting(2, "max.message.bytes")), ("604800000", ""));
         let none = Kafka { event_topic: String::new(), ..kafka };
-        assert_eq!(topic_plans(&none, &[]).len(), 1, "events go to no topic");
+        assert_eq!(topic_plans(&none, &[]).len(), 1, "no event topic is planned");
     }
 }

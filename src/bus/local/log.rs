@@ -1,4 +1,4 @@
-//! One partition in memory.
+//! One partition of the in-memory log.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ pub(super) struct Log {
     topic: TopicId,
     max_records: usize,
     max_bytes: usize,
-    /// The offset of the first record kept.
+    /// Offset of the first retained record.
     first: u64,
     records: VecDeque<Bytes>,
     bytes: usize,
@@ -24,7 +24,7 @@ impl Log {
         Self { topic, max_records, max_bytes, first: 0, records, bytes: 0, owned: false, closed: false }
     }
 
-    /// The same log, with these records before all others.
+    /// Replaces the records by existing ones, of which the first has the offset `first`.
     pub(super) fn starting_with(mut self, first: u64, records: Vec<Bytes>) -> Self {
         self.first = first;
         self.bytes = records.iter().map(Bytes::len).sum();
@@ -36,8 +36,8 @@ impl Log {
         self.first + self.records.len() as u64
     }
 
-    /// Over half full: what is under way still has room, and more is better not begun.
-    pub(super) fn is_crowded(&self) -> bool {
+    /// Returns whether the log is over half full: records in flight still fit, but new sends should be refused.
+    pub(super) fn is_over_half_full(&self) -> bool {
         self.records.len() > self.max_records / 2 || self.bytes > self.max_bytes / 2
     }
 
@@ -50,13 +50,13 @@ impl Log {
         let refusal = if self.closed {
             "the bus is closed; connect to another node"
         } else if records.is_empty() {
-            "an append has at least one record"
+            "empty batch; append at least one record"
         } else if records.len() > self.max_records / 2 || bytes > self.max_bytes / 2 {
-            // More than half might never fit beside the record that trimming leaves.
-            "the batch is over half of what the log keeps; append it in parts, or raise the limit"
+            // Trimming keeps the last record, so a larger batch might never fit.
+            "batch exceeds half of the log's capacity; append it in parts, or raise the limit"
         } else if self.records.len() + records.len() > self.max_records || self.bytes + bytes > self.max_bytes
         {
-            return Err(AppendError::Unavailable("it is full until more is archived".to_owned()));
+            return Err(AppendError::Unavailable("log is full until more is archived".to_owned()));
         } else {
             let appended = Appended { first: self.next(), last: self.next() + records.len() as u64 - 1 };
             self.bytes += bytes;
@@ -66,7 +66,7 @@ impl Log {
         Err(AppendError::Rejected(refusal.to_owned()))
     }
 
-    /// None when there is nothing yet.
+    /// Reads from `from` on; `None` if there is no record yet.
     pub(super) fn read(
         &self,
         from: u64,

@@ -1,4 +1,4 @@
-//! One node topic in memory: what waits for the node, bounded.
+//! In-memory node topic: bounded queue of records for one run of a node.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ pub(super) struct Topic {
 struct State {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Records were lost before the first that waits.
+    /// Whether records were lost before the first queued one.
     gap: bool,
     closed: bool,
 }
@@ -40,7 +40,7 @@ impl Topic {
     pub(super) fn publish(&self, records: Vec<Bytes>) -> Result<(), AppendError> {
         let mut state = self.lock();
         if records.iter().any(|record| record.len() > self.max_bytes) {
-            return Err(AppendError::Rejected("a record is over what a node topic keeps".to_owned()));
+            return Err(AppendError::Rejected("record exceeds the node topic's limit; send less".to_owned()));
         }
         for record in records {
             state.bytes += record.len();

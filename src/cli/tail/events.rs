@@ -1,4 +1,4 @@
-//! `tidegate tail --events`: the events of one node or several, one JSON line each, as CloudEvents.
+//! `tidegate tail --events`: prints the events of one or more nodes as CloudEvents, one JSON line each.
 
 use std::{
     io::Write as _,
@@ -13,16 +13,16 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Args, PATIENCE, TRY_EVERY};
+use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
 use crate::cli::{admin::Admin, find};
 
-/// How long a node is to wait for an event before it answers, in ms.
+/// How long a node may wait for an event before it answers, in ms.
 const WAIT_MS: u64 = 20_000;
 
-/// Lines that wait to be printed.
-const LINES: usize = 1_000;
+/// Most events that wait to be printed; then the followers wait.
+const QUEUED_EVENTS_MAX: usize = 1_000;
 
-/// An answer of `GET /v1/events`.
+/// Response of `GET /v1/events`.
 #[derive(Deserialize)]
 struct Answer<'a> {
     node: String,
@@ -32,41 +32,41 @@ struct Answer<'a> {
     events: Vec<&'a RawValue>,
 }
 
-/// What a follower has to say.
-enum Heard {
+/// Message of a follower to the printer.
+enum Update {
     Event(String),
-    /// It goes on no more.
+    /// The follower has stopped, because its node is gone.
     Ended(anyhow::Error),
 }
 
 /// Prints events until enough were shown.
 ///
 /// # Errors
-/// No node answers, or the last of those that were followed is gone for longer than a restart takes.
+/// No node answers, or all followed nodes are gone for longer than a restart takes.
 pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
     let addresses = addresses(args)?;
-    let (tell, heard) = sync_channel(LINES);
+    let (updates, received) = sync_channel(QUEUED_EVENTS_MAX);
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut following = addresses.len();
     let data = Some(&args.data.data).filter(|_| args.admin.is_empty() && following == 1);
     for address in addresses {
         let follower = Follower { address, data: data.cloned() };
-        let (tell, kept) = (tell.clone(), args.kept);
-        // They end with the process.
-        thread::Builder::new().name("follow".to_owned()).spawn(move || follower.run(kept, &tell))?;
+        let (updates, kept) = (updates.clone(), args.kept);
+        // The thread ends with the process.
+        thread::Builder::new().name("follow".to_owned()).spawn(move || follower.run(kept, &updates))?;
     }
-    drop(tell);
+    drop(updates);
     while left > 0 {
-        match heard.recv().context("nobody follows any more")? {
-            Heard::Event(line) => {
+        match received.recv().context("all followers have stopped")? {
+            Update::Event(line) => {
                 let mut out = std::io::stdout().lock();
                 if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
-                    // Whoever read this has seen enough.
+                    // The reader, such as `head`, has closed the pipe.
                     return Ok(());
                 }
                 left -= 1;
             }
-            Heard::Ended(why) => {
+            Update::Ended(why) => {
                 following -= 1;
                 if following == 0 {
                     return Err(why);
@@ -86,25 +86,25 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(find::nodes(&args.data.data, other_way)?.into_iter().map(|node| node.admin).collect())
 }
 
-/// Follows one node.
+/// Reader of the events of one node.
 struct Follower {
     address: SocketAddr,
-    /// Where the only one that is followed says where it listens.
+    /// Data directory in which the address is looked up again; only with a single followed node.
     data: Option<PathBuf>,
 }
 
 impl Follower {
-    fn run(mut self, kept: bool, tell: &SyncSender<Heard>) {
+    fn run(mut self, kept: bool, updates: &SyncSender<Update>) {
         let mut cursor = if kept { None } else { Some("end".to_owned()) };
         let mut lost: Option<Instant> = None;
         loop {
-            match self.ask(cursor.as_deref(), tell) {
+            match self.poll(cursor.as_deref(), updates) {
                 Ok(next) => {
                     cursor = Some(next);
                     lost = None;
                 }
-                Err(why) if lost.is_some_and(|since| since.elapsed() > PATIENCE) => {
-                    tell.send(Heard::Ended(why)).ok();
+                Err(why) if lost.is_some_and(|since| since.elapsed() > RECONNECT_MAX) => {
+                    updates.send(Update::Ended(why)).ok();
                     return;
                 }
                 Err(why) => {
@@ -112,41 +112,41 @@ impl Follower {
                         eprintln!("{}: {why:#}; trying again", self.address);
                     }
                     lost.get_or_insert_with(Instant::now);
-                    thread::sleep(TRY_EVERY);
-                    self.look();
+                    thread::sleep(RECONNECT_INTERVAL);
+                    self.refresh_address();
                 }
             }
         }
     }
 
-    /// One question; where to go on.
-    fn ask(&self, cursor: Option<&str>, tell: &SyncSender<Heard>) -> anyhow::Result<String> {
+    /// Requests the events after `cursor`, and returns the next cursor.
+    fn poll(&self, cursor: Option<&str>, updates: &SyncSender<Update>) -> anyhow::Result<String> {
         let after = cursor.map(|cursor| format!("&after={cursor}")).unwrap_or_default();
-        // What is first heard of a node is heard at once: from then on nothing is missed.
+        // The first response must come at once: its cursor is where the gapless sequence of events starts.
         let wait_ms = if cursor == Some("end") { 0 } else { WAIT_MS };
         let path = format!("/v1/events?wait_ms={wait_ms}{after}");
         let (status, body) = Admin::connect(&self.address.to_string())?.request("GET", &path, "")?;
         if status != 200 {
             bail!("{path}: {status} {body}");
         }
-        let answer: Answer<'_> = serde_json::from_str(&body).context("not an answer of a node")?;
+        let answer: Answer<'_> = serde_json::from_str(&body).context("this is no admin port")?;
         if wait_ms == 0 {
             eprintln!("following {}", answer.node);
         }
         if answer.missed {
             eprintln!(
-                "{}: some events are missing here: it started anew, or keeps them no more",
+                "{}: some events are missing here: the node restarted, or no longer keeps them",
                 answer.node
             );
         }
         for event in answer.events {
-            tell.send(Heard::Event(event.get().to_owned())).context("enough was shown")?;
+            updates.send(Update::Event(event.get().to_owned())).context("the printer has stopped")?;
         }
         Ok(answer.cursor)
     }
 
-    /// A node that started anew may listen elsewhere.
-    fn look(&mut self) {
+    /// Reads the address again, which may differ after a restart.
+    fn refresh_address(&mut self) {
         if let Some(node) = self.data.as_ref().and_then(|data| find::node(data, "").ok()) {
             self.address = node.admin;
         }

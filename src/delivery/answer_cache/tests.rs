@@ -1,4 +1,4 @@
-//! What an origin hears that asks again: from memory, from the store, or that it is to ask somebody else.
+//! Replies to repeated queries: from memory, from the store, or that another node owns the partition.
 
 use tidegate_protocol::{
     Code, Time,
@@ -73,33 +73,37 @@ fn accepted(seq: u64) -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_says_the_same_again_to_whom_it_was_said_and_to_nobody_else() {
-    let (answered, ports) = (Arc::new(Answered::default()), ports());
+async fn same_answer_is_repeated_only_to_its_origin() {
+    let (answered, ports) = (Arc::new(AnswerCache::default()), ports());
     let mine = record(&run("n2"), 1, "hi");
     let asks = [ask(&mine, 3)];
     let words = async |from: &str| super::words(&answered, &ports, &run(from), &asks).await;
-    assert_eq!(words("n2").await, [Word::NotOwner]);
+    assert_eq!(words("n2").await, [AnswerStatus::NotOwner]);
     ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     answered.begin(0, FENCE, 3);
-    assert_eq!(words("n2").await, [Word::NotYet]);
-    answered.said((0, FENCE), &[(mine.clone(), accepted(4))], 4);
-    assert_eq!(words("n2").await, [Word::Said(accepted(4))]);
-    assert_eq!(words("n3").await, [Word::Forgotten], "conn and request are another's there");
-    time::advance(KEPT).await;
-    answered.said((0, FENCE), &[], 5);
-    assert_eq!(words("n2").await, [Word::Forgotten]);
-    // Another owner under another fence began meanwhile, or ended.
-    answered.said((0, Fence(8)), &[(mine.clone(), accepted(9))], 9);
-    assert_eq!(words("n2").await, [Word::Forgotten]);
+    assert_eq!(words("n2").await, [AnswerStatus::NotYet]);
+    answered.record((0, FENCE), &[(mine.clone(), accepted(4))], 4);
+    assert_eq!(words("n2").await, [AnswerStatus::Said(accepted(4))]);
+    assert_eq!(
+        words("n3").await,
+        [AnswerStatus::Forgotten],
+        "another node has other connections and requests"
+    );
+    time::advance(ANSWER_RETENTION).await;
+    answered.record((0, FENCE), &[], 5);
+    assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
+    // An owner with another fence began or ended in the meantime.
+    answered.record((0, Fence(8)), &[(mine.clone(), accepted(9))], 9);
+    assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
     answered.end(0, Fence(8));
-    assert_eq!(words("n2").await, [Word::Forgotten]);
+    assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
     answered.end(0, FENCE);
-    assert_eq!(words("n2").await, [Word::NotOwner]);
+    assert_eq!(words("n2").await, [AnswerStatus::NotOwner]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_earlier_owner_archived_and_told_nobody_is_found_by_its_key() {
-    let (answered, ports) = (Arc::new(Answered::default()), ports());
+async fn unpublished_outcome_of_an_earlier_owner_is_found_by_key() {
+    let (answered, ports) = (Arc::new(AnswerCache::default()), ports());
     let (mine, never) = (record(&run("n2"), 1, "hi"), record(&run("n2"), 2, "ho"));
     let taken = ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     let mut ledger = Ledger::resume(taken.position, taken.rules, 1);
@@ -111,7 +115,7 @@ async fn what_an_earlier_owner_archived_and_told_nobody_is_found_by_its_key() {
     assert_eq!(ledger.apply(0, &mine).unwrap(), accepted(1));
     let delta = ledger.take_delta(Position::behind(0, &mine.encode())).unwrap();
     ports.store.archive(0, FENCE, &delta).await.unwrap();
-    // It died there. The next one begins behind it.
+    // The owner crashed. Its successor begins after the record.
     ports.store.take_over(0, Fence(10), TopicId(1)).await.unwrap();
     answered.begin(0, Fence(10), 2);
     let other = AskKey { body_hash: body_hash(b"another text"), ..ask(&mine, 0).key.unwrap() };
@@ -122,26 +126,26 @@ async fn what_an_earlier_owner_archived_and_told_nobody_is_found_by_its_key() {
         Ask { key: None, ..ask(&mine, 0) },
     ];
     let words = super::words(&answered, &ports, &run("n2"), &asks).await;
-    let found = Word::Said(Outcome::Duplicate { seq: 1, time: 7 });
-    assert_eq!(words, [Word::Forgotten, found, Word::Forgotten, Word::Forgotten]);
-    // A store that is another's already says nothing.
+    let found = AnswerStatus::Said(Outcome::Duplicate { seq: 1, time: 7 });
+    assert_eq!(words, [AnswerStatus::Forgotten, found, AnswerStatus::Forgotten, AnswerStatus::Forgotten]);
+    // A store that belongs to another owner by now gives no answer.
     ports.store.take_over(0, Fence(11), TopicId(1)).await.unwrap();
-    assert_eq!(super::words(&answered, &ports, &run("n2"), &asks[1..2]).await, [Word::NotYet]);
+    assert_eq!(super::words(&answered, &ports, &run("n2"), &asks[1..2]).await, [AnswerStatus::NotYet]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_words_are_kept_at_most_and_an_idle_owner_keeps_none() {
-    let answered = Answered::default();
+async fn answers_are_bounded_and_an_idle_owner_keeps_none() {
+    let answered = AnswerCache::default();
     answered.begin(0, FENCE, 0);
     let of = run("n2");
-    let batch: Vec<(Record, Outcome)> = (0..WORDS_MAX as u64 + 5)
+    let batch: Vec<(Record, Outcome)> = (0..ANSWERS_MAX as u64 + 5)
         .map(|n| (record(&of, n, "hi"), Outcome::Refused { code: Code::NotAMember }))
         .collect();
-    answered.said((0, FENCE), &batch, batch.len() as u64);
-    let known = |request| answered.recall(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
-    assert_eq!(known(4), Word::Forgotten);
-    assert_eq!(known(5), Word::Said(Outcome::Refused { code: Code::NotAMember }));
-    time::advance(KEPT).await;
-    answered.said((0, FENCE), &[], batch.len() as u64);
-    assert_eq!(answered.partitions()[&0].said.capacity(), 0);
+    answered.record((0, FENCE), &batch, batch.len() as u64);
+    let known = |request| answered.lookup(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
+    assert_eq!(known(4), AnswerStatus::Forgotten);
+    assert_eq!(known(5), AnswerStatus::Said(Outcome::Refused { code: Code::NotAMember }));
+    time::advance(ANSWER_RETENTION).await;
+    answered.record((0, FENCE), &[], batch.len() as u64);
+    assert_eq!(answered.partitions()[&0].outcomes.capacity(), 0);
 }

@@ -1,10 +1,10 @@
-//! What a shard with a full mailbox gets in place of pushes.
+//! Hints that a shard with a full mailbox gets instead of pushes.
 
 use std::{future::Future, pin::pin, task};
 
 use super::*;
 use crate::mail::{Mailbox, mailbox};
-use tidegate_protocol::{content::Content, id::NodeId};
+use tidegate_protocol::{codec::PushFrame, content::Content, id::NodeId, pb::server_frame::Body as Frame};
 
 fn id(text: &str) -> ConversationId {
     ConversationId::parse(text).unwrap()
@@ -36,29 +36,29 @@ fn users() -> Arc<[UserId]> {
     [UserId::new("bob").unwrap()].into()
 }
 
-/// One shard whose mailbox nobody reads but the test.
-fn outbound(bytes_max: usize) -> (mio::Poll, Outbound, Mailbox) {
+/// Returns an outbound with one shard, whose mailbox only the test reads.
+fn outbound(bytes_max: usize) -> (mio::Poll, LocalDispatcher, Mailbox) {
     let poll = mio::Poll::new().unwrap();
     let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
     let (handle, mailbox) = mailbox(waker, bytes_max);
     let shards = ShardHandles::default();
     assert!(shards.set(vec![handle]).is_ok());
     let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
-    (poll, Outbound::new(me, Arc::default(), shards, Arc::default()), mailbox)
+    (poll, LocalDispatcher::new(me, Arc::default(), shards, Arc::default()), mailbox)
 }
 
-/// False = it waits.
-fn flush(out: &mut Outbound) -> bool {
+/// Returns whether the flush completed; otherwise it waits.
+fn flush(out: &mut LocalDispatcher) -> bool {
     pin!(out.flush()).poll(&mut task::Context::from_waker(task::Waker::noop())).is_ready()
 }
 
-fn told(mailbox: &mut Mailbox) -> Vec<Lag> {
+fn lags_in(mailbox: &mut Mailbox) -> Vec<Lag> {
     let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
     items.into_iter().filter_map(|item| if let Item::Behind(lag) = item { Some(lag) } else { None }).collect()
 }
 
 #[test]
-fn a_full_mailbox_gets_hints_and_holds_the_owner_up_only_when_it_is_full_of_those() {
+fn full_mailbox_gets_hints_and_blocks_only_when_full_of_them() {
     let (_poll, mut out, mut mailbox) = outbound(5_000);
     for seq in 1..=3 {
         out.items = vec![vec![push("g:a", seq)]];
@@ -72,20 +72,20 @@ fn a_full_mailbox_gets_hints_and_holds_the_owner_up_only_when_it_is_full_of_thos
             break;
         }
     }
-    assert!((6..10).contains(&seq), "no room for a pair of pushes, but for some pairs of hints: {seq}");
+    assert!((6..10).contains(&seq), "two pushes do not fit, some pairs of hints do: {seq}");
     for _ in 1..=3 {
-        assert_eq!(told(&mut mailbox), [], "these had room");
+        assert_eq!(lags_in(&mut mailbox), [], "these pushes fitted");
     }
     for n in 4..seq {
-        assert_eq!(told(&mut mailbox), [lag("g:a", n), lag("g:b", n)]);
+        assert_eq!(lags_in(&mut mailbox), [lag("g:a", n), lag("g:b", n)]);
     }
     out.items = vec![vec![push("g:a", seq)]];
     assert!(flush(&mut out));
-    assert_eq!(told(&mut mailbox), [], "room again, pushes again");
+    assert_eq!(lags_in(&mut mailbox), [], "with capacity there are pushes again");
 }
 
 #[test]
-fn hints_stay_between_the_changes_of_members_and_name_the_last_seq_left_out() {
+fn hints_name_the_last_seq_and_stay_between_member_changes() {
     let kept = hints(vec![
         push("g:a", 1),
         push("g:b", 7),
@@ -100,26 +100,26 @@ fn hints_stay_between_the_changes_of_members_and_name_the_last_seq_left_out() {
 }
 
 #[test]
-fn what_is_held_open_for_a_shard_that_was_never_told_is_given_back() {
-    let held = |out: &Outbound, group: &ConversationId| !out.directory.conversation(group).is_empty();
-    let come_in = |out: &mut Outbound, group: &ConversationId| {
+fn references_of_unposted_mail_are_released() {
+    let held = |out: &LocalDispatcher, group: &ConversationId| !out.directory.conversation(group).is_empty();
+    let index_members = |out: &mut LocalDispatcher, group: &ConversationId| {
         out.directory.add_user(&users()[0], 0);
         let shards = out.shards_of(&users());
-        out.come_in(group, shards, &users());
+        out.index_members(group, shards, &users());
         assert!(held(out, group));
     };
-    // An owner that is ended with what it gathered.
+    // An owner that is aborted with its batch.
     let (_poll, mut out, _mailbox) = outbound(5_000);
     let (directory, group) = (Arc::clone(&out.directory), id("g:a"));
-    come_in(&mut out, &group);
+    index_members(&mut out, &group);
     drop(out);
     assert!(directory.conversation(&group).is_empty());
-    // One that is ended while it waits for room in a mailbox.
+    // An owner that is aborted while it waits for a mailbox.
     let (_poll, mut out, mut mailbox) = outbound(5_000);
     while flush(&mut out) {
         out.items = vec![vec![push("g:b", 1), push("g:c", 1)]];
     }
-    come_in(&mut out, &group);
+    index_members(&mut out, &group);
     assert!(!flush(&mut out));
     assert!(!held(&out, &group));
     let key = ConnKey { shard: 0, slot: 1, generation: 1 };
@@ -128,9 +128,9 @@ fn what_is_held_open_for_a_shard_that_was_never_told_is_given_back() {
         assert!(waiting.as_mut().poll(&mut task::Context::from_waker(task::Waker::noop())).is_pending());
     }
     assert!(!held(&out, &group));
-    // What a shard was told it gives back itself.
+    // A shard that has its mail releases the references itself.
     while mailbox.take().is_some() {}
-    come_in(&mut out, &group);
+    index_members(&mut out, &group);
     assert!(flush(&mut out) && held(&out, &group));
     let directory = Arc::clone(&out.directory);
     drop(out);

@@ -1,4 +1,4 @@
-//! Lanes keep order, are bounded, don't wait for each other, and routes of who is gone for good are removed.
+//! Queues keep order, are bounded, do not wait for each other, and have stale routes removed.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,23 +12,23 @@ use tidegate_protocol::{
 use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    link::{Ask, Level, Link, Settled, Stray, Told, Word},
+    link::{AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Link, PublishedMark},
     metrics,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
     store::MemoryStore,
 };
 
-/// A peer that writes down what comes.
+/// Peer that records what it receives.
 #[derive(Default)]
 struct End {
     requests: Mutex<Vec<u64>>,
     pushes: Mutex<Vec<Vec<u8>>>,
-    /// Calls to fail before one succeeds.
+    /// Calls that fail before one succeeds.
     failures: AtomicUsize,
-    /// Nobody is here.
+    /// Whether no target is connected.
     empty: AtomicBool,
-    /// Calls wait for a permit, where there is one.
+    /// Permits that calls wait for, if any.
     gate: Option<Semaphore>,
 }
 
@@ -54,15 +54,25 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
-        Ok(Settled::Level(Level::default()))
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        _: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        Ok(ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()))
     }
 
-    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        _: &NodeBoot,
+        _: Vec<Ask>,
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }
@@ -80,7 +90,7 @@ impl End {
     }
 }
 
-/// Several peers behind one link.
+/// Several peers reached through one link.
 struct Ends(HashMap<NodeBoot, Arc<End>>);
 
 #[async_trait]
@@ -101,15 +111,25 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
-        Ok(Settled::Level(Level::default()))
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        _: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        Ok(ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()))
     }
 
-    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        _: &NodeBoot,
+        _: Vec<Ask>,
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<Stray>) -> Result<(), LinkError> {
+    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }
@@ -122,7 +142,7 @@ fn memory_routes() -> Arc<MemoryRoutes> {
     Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1)))
 }
 
-fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Couriers> {
+fn peer_queues(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<PeerQueues> {
     let log = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -143,7 +163,7 @@ fn couriers(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<Cou
         trace: Arc::default(),
         events: Arc::default(),
     };
-    Couriers::new(&Arc::new(ports), metrics::install().0)
+    PeerQueues::new(&Arc::new(ports), metrics::install().0)
 }
 
 fn answer(request: u64) -> Answer {
@@ -163,42 +183,42 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_come_in_order_although_the_peer_takes_them_only_at_the_third_try() {
+async fn replies_stay_in_order_when_the_peer_accepts_the_third_try() {
     let (there, end) = (node("there"), Arc::new(End::default()));
     end.failures.store(2, Ordering::SeqCst);
-    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], memory_routes());
+    let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&end))], memory_routes());
     for request in 0..100 {
-        couriers.answers(&there, vec![answer(request)]);
+        peer_queues.answers(&there, vec![answer(request)]);
     }
-    time::sleep(AGAIN * 3).await;
+    time::sleep(PEER_RETRY_INTERVAL * 3).await;
     assert_eq!(*end.requests.lock().unwrap(), (0..100).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_stands_still_holds_up_nobody_else_and_costs_a_bounded_amount() {
+async fn stalled_peer_delays_no_other_and_its_queue_is_bounded() {
     let (slow, quick) = (node("slow"), node("quick"));
     let stuck = Arc::new(End { gate: Some(Semaphore::new(0)), ..End::default() });
     let end = Arc::new(End::default());
     let ends = [(slow.clone(), Arc::clone(&stuck)), (quick.clone(), Arc::clone(&end))];
-    let couriers = couriers(&ends, memory_routes());
+    let peer_queues = peer_queues(&ends, memory_routes());
     for _ in 0..40 {
-        couriers.pushes(&slow, vec![push(vec![0; 1 << 20], 1)]);
-        couriers.pushes(&quick, vec![push(vec![1; 8], 1)]);
+        peer_queues.pushes(&slow, vec![push(vec![0; 1 << 20], 1)]);
+        peer_queues.pushes(&quick, vec![push(vec![1; 8], 1)]);
         settle().await;
     }
     assert_eq!(end.pushes.lock().unwrap().len(), 40);
-    let waiting = couriers.lane(&slow).waiting.load(Ordering::SeqCst);
-    assert!((1 << 20..=BYTES_MAX).contains(&waiting), "{waiting}");
+    let waiting = peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst);
+    assert!((1 << 20..=QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     stuck.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
-    couriers.pushes(&slow, vec![push(vec![2; 8], 1)]);
+    peer_queues.pushes(&slow, vec![push(vec![2; 8], 1)]);
     settle().await;
-    assert_eq!(stuck.pushes.lock().unwrap().last().unwrap(), &[2; 8], "it goes on with what comes later");
-    assert_eq!(couriers.lane(&slow).waiting.load(Ordering::SeqCst), 0, "all room is given back");
+    assert_eq!(stuck.pushes.lock().unwrap().last().unwrap(), &[2; 8], "later pushes are sent");
+    assert_eq!(peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst), 0, "all capacity is released");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_route_whose_conn_is_not_there_is_removed_after_some_looks_and_only_by_its_whole_token() {
+async fn stale_route_is_removed_after_a_recheck_by_its_full_token() {
     let (there, end, routes) = (node("there"), Arc::new(End::default()), memory_routes());
     end.empty.store(true, Ordering::SeqCst);
     let wish = Registration {
@@ -209,8 +229,8 @@ async fn a_route_whose_conn_is_not_there_is_removed_after_some_looks_and_only_by
         only_if: None,
     };
     let old = routes.register(wish.clone()).await.unwrap().token;
-    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], Arc::clone(&routes));
-    couriers.pushes(&there, vec![push("x", old.epoch)]);
+    let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&end))], Arc::clone(&routes));
+    peer_queues.pushes(&there, vec![push("x", old.epoch)]);
     time::sleep(LOGIN_MAX / 2).await;
     let rows = || async { routes.lookup(&[UserId::new("ann").unwrap()]).await.unwrap()[0].len() };
     assert_eq!(rows().await, 1, "not at once: it may be logging in");
@@ -220,35 +240,35 @@ async fn a_route_whose_conn_is_not_there_is_removed_after_some_looks_and_only_by
     assert_eq!(
         pushes,
         [b"x".to_vec(), Vec::new()],
-        "who was not there reads the store: nothing is pushed late"
+        "a missing client reads the store: nothing is pushed late"
     );
     // S1, S2: the late removal of an old route leaves the new one alone.
     routes.register(wish).await.unwrap();
-    couriers.pushes(&there, vec![push("x", old.epoch)]);
+    peer_queues.pushes(&there, vec![push("x", old.epoch)]);
     time::sleep(LOGIN_MAX * 2).await;
     assert_eq!(rows().await, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lane_that_ended_for_want_of_traffic_begins_again() {
+async fn idle_queue_ends_and_starts_again_with_the_next_batch() {
     let (there, end) = (node("there"), Arc::new(End::default()));
-    let couriers = couriers(&[(there.clone(), Arc::clone(&end))], memory_routes());
-    couriers.answers(&there, vec![answer(1)]);
-    time::sleep(IDLE * 2).await;
-    assert!(couriers.lanes.lock().unwrap()[&there].parcels.is_closed());
-    couriers.answers(&there, vec![answer(2)]);
+    let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&end))], memory_routes());
+    peer_queues.answers(&there, vec![answer(1)]);
+    time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
+    assert!(peer_queues.queues.lock().unwrap()[&there].batches.is_closed());
+    peer_queues.answers(&there, vec![answer(2)]);
     settle().await;
     assert_eq!(*end.requests.lock().unwrap(), [1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn runs_that_are_over_leave_no_lanes_behind() {
+async fn ended_runs_leave_no_queues() {
     let runs: Vec<NodeBoot> = (1..=50).map(|boot| NodeBoot { boot, ..node("there") }).collect();
     let ends: Vec<_> = runs.iter().map(|run| (run.clone(), Arc::new(End::default()))).collect();
-    let couriers = couriers(&ends, memory_routes());
+    let peer_queues = peer_queues(&ends, memory_routes());
     for run in &runs {
-        couriers.answers(run, vec![answer(1)]);
-        time::sleep(IDLE * 2).await;
+        peer_queues.answers(run, vec![answer(1)]);
+        time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     }
-    assert_eq!(couriers.lanes.lock().unwrap().keys().collect::<Vec<_>>(), [&runs[49]]);
+    assert_eq!(peer_queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&runs[49]]);
 }

@@ -1,4 +1,4 @@
-//! Whom a push reaches on which node.
+//! Sessions that a push reaches on each node.
 
 use tidegate_protocol::id::NodeId;
 
@@ -16,17 +16,17 @@ fn session(name: &str, device: &str, epoch: u64) -> Session {
     Session { user: user(name), device: DeviceId::new(device).unwrap(), epoch }
 }
 
-fn parting(push: &'static str, users: &[&str]) -> Parting {
+fn remote_push(push: &'static str, users: &[&str]) -> RemotePush {
     let users = users.iter().map(|name| user(name)).collect();
-    Parting { push: push.into(), users, tracked: true, except: None, sent_by: None, trace: None }
+    RemotePush { push: push.into(), users, tracked: true, except: None, sent_by: None, trace: None }
 }
 
-/// Pushes, and whom they are for.
-type Told = Vec<(Bytes, Vec<Target>)>;
+/// Pushes with their targets.
+type SentPushes = Vec<(Bytes, Vec<Target>)>;
 
 #[test]
-fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left_out() {
-    let places: Places = [
+fn each_node_gets_its_sessions_in_push_order_without_the_sender() {
+    let places: UserSessions = [
         (
             user("ann"),
             vec![(node("n2"), session("ann", "phone", 1)), (node("n3"), session("ann", "desk", 4))],
@@ -34,12 +34,12 @@ fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left
         (user("bob"), vec![(node("n2"), session("bob", "phone", 2))]),
     ]
     .into();
-    let first = Parting {
+    let first = RemotePush {
         except: Some((user("ann"), DeviceId::new("phone").unwrap(), 1)),
-        ..parting("1", &["ann", "bob", "cat"])
+        ..remote_push("1", &["ann", "bob", "cat"])
     };
-    let found = apart(&[first, parting("2", &["ann"]), parting("3", &["cat"])], &places);
-    let told: Vec<(NodeBoot, Told)> = found
+    let found = split_by_node(&[first, remote_push("2", &["ann"]), remote_push("3", &["cat"])], &places);
+    let told: Vec<(NodeBoot, SentPushes)> = found
         .into_iter()
         .map(|(to, pushes)| (to, pushes.into_iter().map(|it| (it.push, it.to)).collect()))
         .collect();
@@ -64,11 +64,11 @@ fn each_node_gets_its_sessions_in_the_order_of_the_pushes_and_the_sender_is_left
 }
 
 #[test]
-fn whoever_is_asked_the_conn_that_sent_it_is_named() {
+fn sending_connection_is_named_whatever_its_epoch() {
     let sent_by = Some(SentBy { at: node("n2"), conn: 77 });
-    let push = Parting { sent_by: sent_by.clone(), ..parting("1", &["ann", "bob"]) };
-    // The same conn, under an epoch that it got since.
-    let places: Places = [(user("ann"), vec![(node("n2"), session("ann", "phone", 9))])].into();
-    let found = apart(&[push], &places);
+    let push = RemotePush { sent_by: sent_by.clone(), ..remote_push("1", &["ann", "bob"]) };
+    // The same connection, with a newer epoch.
+    let places: UserSessions = [(user("ann"), vec![(node("n2"), session("ann", "phone", 9))])].into();
+    let found = split_by_node(&[push], &places);
     assert_eq!(found[&node("n2")][0].sent_by, sent_by);
 }

@@ -1,4 +1,4 @@
-//! Whether a store is sound: every row is read, and everything that is said twice must agree.
+//! Check of a store: reads every row, and compares all values that are stored twice.
 
 use std::collections::BTreeMap;
 
@@ -9,90 +9,91 @@ use tidegate_protocol::{
     record::{Body, Hash16},
 };
 
-use super::{Entry, Offline, Place, Trouble, words};
+use super::{DatabaseError, Entry, Offline, StateKey, text_of};
 use crate::{
     embedded::codec::{self, Pair},
     store::dump::{Order, RowLine},
 };
 
-/// Keys that are looked up together, in their order on the disk.
-const LOOKUPS: usize = 1 << 18;
+/// Keys that are looked up together, sorted as on the disk.
+const LOOKUP_BATCH_KEYS: usize = 1 << 18;
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// What was looked at: rows of all kinds.
+    /// Number of rows of all kinds that were checked.
     pub looked_at: u64,
-    /// How many faults were told.
+    /// Number of faults reported.
     pub faults: u64,
-    /// Dedup keys whose message retention has taken.
+    /// Number of dedup keys whose messages retention has removed.
     pub keys_alone: u64,
 }
 
-/// The key that a row must have.
-struct Wanted {
+/// Dedup key that a row must have.
+struct ExpectedKey {
     hash: Hash16,
     key: Key,
     conversation: ConversationId,
 }
 
-struct Checking<'a> {
+struct Checker<'a> {
     store: &'a Offline,
     fault: &'a mut dyn FnMut(String),
     findings: Findings,
     conversation: Option<ConversationId>,
-    /// Of each partition, what its rules forget.
+    /// Per partition, the offset below which keys have expired.
     keys_from: BTreeMap<u32, u64>,
-    wanted: Vec<Wanted>,
-    /// Keys that belong to a row, and keys in all that should.
+    expected: Vec<ExpectedKey>,
+    /// Number of keys found by their row.
     matched: u64,
+    /// Number of unexpired keys of accepted records.
     keys: u64,
-    pruned: bool,
+    is_pruned: bool,
 }
 
 impl Offline {
-    /// Reads everything and tells each fault, in words.
+    /// Reads everything and passes a description of each fault to `fault`.
     pub fn check(&self, fault: &mut dyn FnMut(String)) -> Findings {
-        let mut checking = Checking {
+        let mut checker = Checker {
             store: self,
             fault,
             findings: Findings::default(),
             conversation: None,
             keys_from: BTreeMap::new(),
-            wanted: Vec::new(),
+            expected: Vec::new(),
             matched: 0,
             keys: 0,
-            pruned: false,
+            is_pruned: false,
         };
         let mut order = Order::default();
         let walked = self.walk(&mut |entry| {
             match entry {
                 Ok(entry) => {
-                    checking.findings.looked_at += 1;
-                    order.next(&entry, &mut |what| checking.tell(what));
-                    checking.entry(entry);
+                    checker.findings.looked_at += 1;
+                    order.next(&entry, &mut |what| checker.report(what));
+                    checker.entry(entry);
                 }
-                Err(what) => checking.tell(what),
+                Err(what) => checker.report(what),
             }
             Ok(())
         });
         if let Err(error) = walked {
-            checking.tell(error.to_string());
+            checker.report(error.to_string());
         }
-        checking.look_up();
-        checking.strays();
-        let alone = checking.keys.saturating_sub(checking.matched);
-        if alone > 0 && !checking.pruned {
-            checking.tell(format!("{alone} dedup keys belong to no row, and retention took none"));
+        checker.look_up();
+        checker.report_orphans();
+        let alone = checker.keys.saturating_sub(checker.matched);
+        if alone > 0 && !checker.is_pruned {
+            checker.report(format!("{alone} dedup keys belong to no row, and retention removed none"));
         } else {
-            checking.findings.keys_alone = alone;
+            checker.findings.keys_alone = alone;
         }
-        checking.findings
+        checker.findings
     }
 }
 
-impl Checking<'_> {
-    fn tell(&mut self, what: String) {
+impl Checker<'_> {
+    fn report(&mut self, what: String) {
         self.findings.faults += 1;
         (self.fault)(what);
     }
@@ -103,7 +104,7 @@ impl Checking<'_> {
                 self.keys_from.insert(it.number, it.keys_from);
             }
             Entry::Conversation(it) => {
-                self.pruned |= it.pruned_to > 0;
+                self.is_pruned |= it.pruned_to > 0;
                 self.conversation = Some(it.id);
             }
             Entry::Row(it) => self.row(&it),
@@ -111,11 +112,11 @@ impl Checking<'_> {
                 let Some(id) = &self.conversation else { return };
                 let side = codec::pair(Pair::OfUser, it.user.as_str(), id.as_str());
                 if !matches!(self.store.view.get(&self.store.database.state, side), Ok(Some(_))) {
-                    let what = format!("{id}: {} is in it, but would not find it at login", it.user);
-                    self.tell(what);
+                    let what = format!("{id}: {} is a member, but would not find it at login", it.user);
+                    self.report(what);
                 }
             }
-            // What the rules forget may be there or not.
+            // Expired keys may be removed already.
             Entry::Key(it) => {
                 let from = self.keys_from.get(&it.partition).copied().unwrap_or(0);
                 self.keys += u64::from(it.seq > 0 && it.offset >= from);
@@ -133,42 +134,43 @@ impl Checking<'_> {
         };
         let key = Key { seq: it.seq, time: it.time, body_hash, offset: it.offset, refused: None };
         if self.keys_from.values().all(|from| it.offset >= *from) {
-            self.wanted.push(Wanted { hash, key, conversation });
+            self.expected.push(ExpectedKey { hash, key, conversation });
         }
-        if self.wanted.len() >= LOOKUPS {
+        if self.expected.len() >= LOOKUP_BATCH_KEYS {
             self.look_up();
         }
     }
 
-    /// Looks for the keys of the rows so far, in the order of the disk.
+    /// Looks up the expected keys collected so far, in their order on the disk.
     fn look_up(&mut self) {
-        let mut wanted = std::mem::take(&mut self.wanted);
-        wanted.sort_unstable_by_key(|it| it.hash);
-        for Wanted { hash, key, conversation } in wanted {
+        let mut expected = std::mem::take(&mut self.expected);
+        expected.sort_unstable_by_key(|it| it.hash);
+        for ExpectedKey { hash, key, conversation } in expected {
             let seq = key.seq;
             match self.find(&hash) {
                 Ok(Some(found)) if found == key => self.matched += 1,
-                // An id that was used again past the window: its key went to the newer row.
+                // An id reused beyond the dedup window: its key now belongs to the newer row.
                 Ok(Some(found)) if found.offset > key.offset => {}
                 Ok(Some(found)) if found.body_hash != key.body_hash => {
-                    self.tell(format!(
+                    self.report(format!(
                         "{conversation}: the dedup key of row {seq} has another content's hash"
                     ));
                 }
                 Ok(Some(found)) => {
-                    self.tell(format!("{conversation}: the dedup key of row {seq} says seq {}", found.seq));
+                    self.report(format!("{conversation}: the dedup key of row {seq} says seq {}", found.seq));
                 }
-                Ok(None) => self
-                    .tell(format!("{conversation}: row {seq} has no dedup key: a retry would be sent twice")),
-                Err(trouble) => {
-                    self.tell(format!("{conversation}: the key of row {seq}: {}", words(trouble)))
+                Ok(None) => self.report(format!(
+                    "{conversation}: row {seq} has no dedup key: a retry would be sent twice"
+                )),
+                Err(error) => {
+                    self.report(format!("{conversation}: the key of row {seq}: {}", text_of(error)))
                 }
             }
         }
     }
 
-    /// The key of that name, in whichever partition it is.
-    fn find(&self, hash: &Hash16) -> Result<Option<Key>, Trouble> {
+    /// Returns the stored key with the hash, from any partition.
+    fn find(&self, hash: &Hash16) -> Result<Option<Key>, DatabaseError> {
         for partition in self.keys_from.keys() {
             let name = codec::key_key(*partition, hash);
             if let Some(value) = self.store.view.get(&self.store.database.keys, name)? {
@@ -178,21 +180,25 @@ impl Checking<'_> {
         Ok(None)
     }
 
-    /// What the heads do not lead to: no export would have it.
-    fn strays(&mut self) {
+    /// Reports rows that no head leads to and that an export would therefore miss.
+    fn report_orphans(&mut self) {
         let store = self.store;
         let database = &store.database;
         let mut last: Option<(ConversationId, bool)> = None;
         for entry in store.view.iter(&database.state) {
-            let place = entry.key().map_err(Trouble::from).and_then(|key| Place::of(&key));
-            let (id, user) = match place {
-                Ok(Place::Topic | Place::Standing(_) | Place::Log(..) | Place::Swept(_)) => continue,
-                // A device is known as soon as its user was refused somewhere, in vain: no loss.
-                Ok(Place::Head(_) | Place::Mark(..) | Place::Wishes(_) | Place::Device(..)) => continue,
-                Ok(Place::Member(id, _)) => (id, None),
-                Ok(Place::OfUser(user, id) | Place::Stay(id, user, _)) => (id, Some(user)),
-                Err(trouble) => {
-                    self.tell(words(trouble));
+            let state_key = entry.key().map_err(DatabaseError::from).and_then(|key| StateKey::of(&key));
+            let (id, user) = match state_key {
+                Ok(StateKey::Topic | StateKey::Partition(_) | StateKey::Log(..) | StateKey::Swept(_)) => {
+                    continue;
+                }
+                // Refused senders leave device rows without a head, which an export may miss.
+                Ok(
+                    StateKey::Head(_) | StateKey::Mark(..) | StateKey::UserSettings(_) | StateKey::Device(..),
+                ) => continue,
+                Ok(StateKey::Member(id, _)) => (id, None),
+                Ok(StateKey::OfUser(user, id) | StateKey::Stay(id, user, _)) => (id, Some(user)),
+                Err(error) => {
+                    self.report(text_of(error));
                     continue;
                 }
             };
@@ -202,21 +208,21 @@ impl Checking<'_> {
                 matches!(store.view.get(&database.state, key), Ok(Some(_)))
             });
             if !is_there || !member {
-                self.tell(format!("{id}: something is kept of a user who never was in it"));
+                self.report(format!("{id}: there are rows of a user who was never a member"));
             }
         }
         let mut from = Vec::new();
         while let Some(entry) = store.view.range(&database.rows, from.clone()..).next() {
             let key = match entry.key() {
                 Ok(key) => key,
-                Err(error) => return self.tell(words(error.into())),
+                Err(error) => return self.report(text_of(error.into())),
             };
             let end = key.iter().position(|byte| *byte == 0).unwrap_or(key.len());
             let id = std::str::from_utf8(&key[..end]).ok().and_then(|text| ConversationId::parse(text).ok());
             match id {
                 Some(id) if self.has_head(&id, &mut last) => {}
-                Some(id) => self.tell(format!("{id}: it has rows, but no head")),
-                None => self.tell("rows of something that is no conversation".into()),
+                Some(id) => self.report(format!("{id}: it has rows, but no head")),
+                None => self.report("there are rows of an invalid conversation id".into()),
             }
             from = [&key[..end], b"\x01"].concat();
         }
@@ -224,7 +230,7 @@ impl Checking<'_> {
 
     fn has_head(&self, id: &ConversationId, last: &mut Option<(ConversationId, bool)>) -> bool {
         match last {
-            Some((known, found)) if known == id => *found,
+            Some((last_id, found)) if last_id == id => *found,
             _ => {
                 let head = self.store.view.get(&self.store.database.state, codec::head_key(id));
                 let found = matches!(head, Ok(Some(_)));

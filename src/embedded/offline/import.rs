@@ -1,4 +1,4 @@
-//! Fills a new store from an export: beside its place first, checked there, then moved into it.
+//! Import of an export into a new store: written next to its final path, checked there, then renamed.
 
 use std::{
     fs::{self, DirBuilder},
@@ -13,36 +13,37 @@ use tidegate_protocol::id::ConversationId;
 use super::{Database, Directory, Entry, Offline, OfflineError, Pair, codec};
 use crate::{
     bus::TopicId,
-    embedded::{Standing, batch::WriteBatch},
+    embedded::{PartitionState, batch::WriteBatch},
     private,
     store::Fence,
 };
 
-/// Entries of one write.
-const BATCH: usize = 4_096;
+/// Entries written in one batch.
+const BATCH_ENTRIES: usize = 4_096;
 
-/// Where the import is while it is not whole; gone when it ends, unless it was moved.
+/// Directory of an unfinished import, removed on drop unless it was renamed.
 struct Draft(PathBuf);
 
 impl Drop for Draft {
     fn drop(&mut self) {
         match fs::remove_dir_all(&self.0) {
             Ok(()) => {}
-            // Moved into its place.
+            // Renamed to its final path.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(%error, draft = %self.0.display(), "an import left something behind")
+                tracing::warn!(%error, draft = %self.0.display(), "removing the unfinished import failed; remove it by hand")
             }
         }
     }
 }
 
 impl Offline {
-    /// Reads an export into a new store at `path`, or with `dry` only says whether that would work. Gives the number
-    /// of lines. All of it or nothing is there afterwards, also after a crash.
+    /// Imports an export into a new store at `path`, or with `dry` only checks it, and returns the number of lines.
+    ///
+    /// The import is complete or absent afterwards, also after a crash.
     ///
     /// # Errors
-    /// Names the line and the cure; `path` is as it was before.
+    /// Names the line and the cure; `path` is unchanged.
     pub fn import(path: &Path, from: &mut dyn BufRead, dry: bool) -> Result<u64, OfflineError> {
         let at = |error| OfflineError::Io(path.to_owned(), error);
         let name = path.file_name().ok_or_else(|| at(io::ErrorKind::InvalidInput.into()))?;
@@ -83,22 +84,22 @@ impl Offline {
     }
 
     fn fill(&self, from: &mut dyn BufRead) -> Result<u64, OfflineError> {
-        let mut filling = Filling {
+        let mut writer = ImportWriter {
             database: &self.database,
             topic: TopicId(self.topic),
             conversation: None,
             batch: WriteBatch::new(&self.database, PersistMode::Buffer, 0),
             staged: 0,
         };
-        let lines = crate::store::dump::read(from, |entry| filling.take(entry))?;
-        filling.batch.commit()?;
+        let lines = crate::store::dump::read(from, |entry| writer.take(entry))?;
+        writer.batch.commit()?;
         self.database.fjall.persist(PersistMode::SyncAll)?;
         Ok(lines)
     }
 }
 
-/// A store that is being filled.
-struct Filling<'a> {
+/// Writer of imported entries into a new store.
+struct ImportWriter<'a> {
     database: &'a Database,
     topic: TopicId,
     conversation: Option<ConversationId>,
@@ -106,11 +107,11 @@ struct Filling<'a> {
     staged: usize,
 }
 
-impl Filling<'_> {
+impl ImportWriter<'_> {
     fn take(&mut self, entry: Entry) -> io::Result<()> {
         self.stage(entry).map_err(io::Error::other)?;
         self.staged += 1;
-        if self.staged >= BATCH {
+        if self.staged >= BATCH_ENTRIES {
             self.staged = 0;
             let full =
                 std::mem::replace(&mut self.batch, WriteBatch::new(self.database, PersistMode::Buffer, 0));
@@ -121,7 +122,7 @@ impl Filling<'_> {
 
     fn stage(&mut self, entry: Entry) -> Result<(), String> {
         let (state, batch) = (&self.database.state, &mut self.batch);
-        let here = || self.conversation.as_ref().ok_or("the line belongs to no conversation");
+        let conversation_id = || self.conversation.as_ref().ok_or("the line belongs to no conversation");
         match entry {
             Entry::TidegateExport(it) => {
                 self.topic = TopicId(u128::from_be_bytes(it.topic));
@@ -129,9 +130,9 @@ impl Filling<'_> {
             }
             Entry::Partition(it) => {
                 let (position, rules) = it.parts();
-                // Nobody's: who takes over brings a fence of its own.
-                let standing = Standing { topic: self.topic, fence: Fence(0), position, rules };
-                self.database.put_standing(batch, it.number, &standing);
+                // No owner has this fence: a take-over brings its own.
+                let partition_state = PartitionState { topic: self.topic, fence: Fence(0), position, rules };
+                self.database.put_partition_state(batch, it.number, &partition_state);
                 batch.insert(state, codec::swept_key(it.number), rules.keys_from.to_be_bytes());
             }
             Entry::Log(it) => batch.insert(state, codec::log_key(it.partition, it.offset), it.record),
@@ -140,7 +141,7 @@ impl Filling<'_> {
                 self.conversation = Some(it.id);
             }
             Entry::Member(it) => {
-                let (id, member) = (here()?, it.member());
+                let (id, member) = (conversation_id()?, it.member());
                 let (conversation, user) = (id.as_str(), it.user.as_str());
                 batch.insert(
                     state,
@@ -153,22 +154,23 @@ impl Filling<'_> {
                 }
             }
             Entry::Device(it) => {
-                let key = codec::device_key(here()?.as_str(), it.user.as_str(), it.device.as_str());
+                let key =
+                    codec::device_key(conversation_id()?.as_str(), it.user.as_str(), it.device.as_str());
                 batch.insert(state, key, codec::put_device(&it.row()));
             }
             Entry::Row(it) => {
-                let id = here()?;
+                let id = conversation_id()?;
                 let stored = it.stored(id).map_err(|error| error.to_string())?;
-                let value = codec::put_row(&stored.row, stored.recalled).map_err(super::words)?;
+                let value = codec::put_row(&stored.row, stored.recalled).map_err(super::text_of)?;
                 batch.insert(&self.database.rows, codec::row_key(id, it.seq), value);
             }
             Entry::Mark(it) => {
                 let key = codec::mark_key(&it.conversation, &it.user);
-                batch.insert(state, key, codec::put_level(&it.level()));
+                batch.insert(state, key, codec::put_user_state(&it.state()));
             }
             Entry::Wishes(it) => {
-                let wishes = it.wishes().map_err(|error| error.to_string())?;
-                batch.insert(state, codec::wishes_key(&it.user), codec::put_wishes(&wishes));
+                let settings = it.settings().map_err(|error| error.to_string())?;
+                batch.insert(state, codec::user_settings_key(&it.user), codec::put_user_settings(&settings));
             }
             Entry::Key(it) => {
                 let key = codec::key_key(it.partition, &it.key);

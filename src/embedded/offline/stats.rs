@@ -1,40 +1,40 @@
-//! How much a store holds, and where the bytes are.
+//! Statistics of a store: row counts and bytes on the disk.
 
 use std::io;
 
 use serde::Serialize;
 use tidegate_protocol::id::ConversationKind;
 
-use super::{Entry, Offline, OfflineError, Trouble};
+use super::{DatabaseError, Entry, Offline, OfflineError};
 
-/// How much a store holds. The counts are exact; bytes are those of files.
+/// Contents and size of a store. Counts are exact; bytes are file sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// The store format.
+    /// Store format.
     pub format: u32,
-    /// Where the log stands.
+    /// State of each log partition.
     pub partitions: Vec<PartitionStats>,
-    /// Conversations, ended groups included.
+    /// Conversations, including deleted groups.
     pub conversations: u64,
-    /// Direct ones among them.
+    /// Direct conversations.
     pub direct: u64,
-    /// Groups that have ended.
+    /// Deleted groups.
     pub deleted: u64,
-    /// Pairs of a conversation and a user who is in.
+    /// Current memberships: pairs of a conversation and a user.
     pub members: u64,
-    /// Pairs of a conversation and a user who was in.
+    /// Former memberships: pairs of a conversation and a user.
     pub former_members: u64,
-    /// Messages that are kept, recalled ones included.
+    /// Stored messages, including recalled ones.
     pub messages: u64,
-    /// Recalled ones among them.
+    /// Recalled messages.
     pub recalled: u64,
-    /// Rows that are kept: messages, changes of groups, recalls.
+    /// Stored rows: messages, membership changes, recalls.
     pub rows: u64,
-    /// Devices with an order of their own, each in a conversation.
+    /// Device rows: pairs of a conversation and a device.
     pub devices: u64,
-    /// Pairs of a user and a conversation with a read mark, or something cleared or hidden.
+    /// Pairs of a user and a conversation with a read mark, cleared mark or hidden entries.
     pub marks: u64,
-    /// Users who have settings.
+    /// Users with stored settings.
     pub wishes: u64,
     /// Dedup keys.
     pub keys: u64,
@@ -44,34 +44,34 @@ pub struct Stats {
     pub rows_bytes: u64,
     /// Table files of the dedup keys.
     pub keys_bytes: u64,
-    /// Journals: what was written last, whatever it is.
+    /// Journals: the latest writes of every kind.
     pub journal_bytes: u64,
-    /// All of it.
+    /// Total bytes of the database.
     pub total_bytes: u64,
-    /// All of it for each message kept; 0 without any.
+    /// Total bytes per stored message; 0 without messages.
     pub bytes_per_message: u64,
 }
 
-/// Where a partition stands.
+/// State of one log partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PartitionStats {
-    /// Which.
+    /// Partition number.
     pub number: u32,
-    /// The offset of the next record to archive.
+    /// Offset of the next record to archive.
     pub position: u64,
     /// Records in the log on disk.
     pub log_records: u64,
-    /// Of those, records that are not archived yet; the next start decides them.
+    /// Records among them that are not archived yet; the next start decides them.
     pub log_waiting: u64,
-    /// Keys of records below this offset are forgotten.
+    /// Offset below which the keys of records have expired.
     pub keys_from: u64,
 }
 
 impl Offline {
-    /// Counts everything.
+    /// Reads the whole store and counts its contents.
     ///
     /// # Errors
-    /// When something can't be read.
+    /// Stored data can't be read.
     pub fn stats(&self) -> Result<Stats, OfflineError> {
         let mut stats = Stats { format: self.directory.format(), ..Stats::default() };
         let mut damage = None;
@@ -88,8 +88,8 @@ impl Offline {
         stats.state_bytes = database.state.disk_space();
         stats.rows_bytes = database.rows.disk_space();
         stats.keys_bytes = database.keys.disk_space();
-        stats.journal_bytes = database.fjall.journal_disk_space().map_err(Trouble::from)?;
-        stats.total_bytes = database.fjall.disk_space().map_err(Trouble::from)?;
+        stats.journal_bytes = database.fjall.journal_disk_space().map_err(DatabaseError::from)?;
+        stats.total_bytes = database.fjall.disk_space().map_err(DatabaseError::from)?;
         stats.bytes_per_message = stats.total_bytes.checked_div(stats.messages).unwrap_or(0);
         Ok(stats)
     }

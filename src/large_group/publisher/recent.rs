@@ -1,4 +1,4 @@
-//! What all nodes were told lately, for one that was not known yet: who comes into a group may be there.
+//! Records that recently went to all nodes, for nodes discovered later: a new member may be connected to one.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -7,45 +7,49 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Fan;
+use super::GroupRecord;
 use crate::routes::NodeBoot;
 
-/// A node that takes clients is known to the others by then: it renews its lease every 3 s, and so do they.
-const KEPT: Duration = Duration::from_secs(10);
+/// Retention of a record. By then peers have discovered any node that admits clients, because leases are renewed every
+/// 3 s.
+const RECENT_RETENTION: Duration = Duration::from_secs(10);
 
-/// Records kept, and bytes in them; of more, the oldest go first.
-const FANS_MAX: usize = 1_024;
+/// Records kept; beyond that, the oldest are dropped.
+const RECORDS_MAX: usize = 1_024;
+
+/// Bytes kept; beyond that, the oldest records are dropped.
 const BYTES_MAX: usize = 1024 * 1024;
 
-/// What was told to all, and to whom.
+/// Records that recently went to all nodes, and the nodes discovered so far.
 #[derive(Default)]
-pub(super) struct Recent {
-    told: VecDeque<(Instant, Fan)>,
+pub(super) struct RecentRecords {
+    records: VecDeque<(Instant, GroupRecord)>,
     bytes: usize,
     nodes: BTreeSet<NodeBoot>,
 }
 
-impl Recent {
-    /// These are told to all nodes now.
-    pub(super) fn add<'a>(&mut self, fans: impl Iterator<Item = &'a Fan>, now: Instant) {
-        for fan in fans {
-            self.bytes += fan.bytes.len();
-            self.told.push_back((now, fan.clone()));
+impl RecentRecords {
+    /// Adds records that go to all nodes now.
+    pub(super) fn add<'a>(&mut self, records: impl Iterator<Item = &'a GroupRecord>, now: Instant) {
+        for record in records {
+            self.bytes += record.bytes.len();
+            self.records.push_back((now, record.clone()));
         }
-        while let Some((told, fan)) = self.told.front()
-            && (self.told.len() > FANS_MAX || self.bytes > BYTES_MAX || *told + KEPT <= now)
+        while let Some((sent, record)) = self.records.front()
+            && (self.records.len() > RECORDS_MAX || self.bytes > BYTES_MAX || *sent + RECENT_RETENTION <= now)
         {
-            self.bytes -= fan.bytes.len();
-            self.told.pop_front();
+            self.bytes -= record.bytes.len();
+            self.records.pop_front();
         }
     }
 
-    /// The nodes that there are now: those that were not there before, and what they were not told.
-    pub(super) fn missed(&mut self, nodes: &[NodeBoot], now: Instant) -> Vec<(NodeBoot, Vec<Fan>)> {
+    /// Returns the nodes discovered since the last call, with the records that they missed.
+    pub(super) fn missed(&mut self, nodes: &[NodeBoot], now: Instant) -> Vec<(NodeBoot, Vec<GroupRecord>)> {
         self.add([].iter(), now);
         let before = std::mem::replace(&mut self.nodes, nodes.iter().cloned().collect());
-        let new = self.nodes.difference(&before).filter(|_| !self.told.is_empty());
-        new.map(|node| (node.clone(), self.told.iter().map(|(_, fan)| fan.clone()).collect())).collect()
+        let new = self.nodes.difference(&before).filter(|_| !self.records.is_empty());
+        new.map(|node| (node.clone(), self.records.iter().map(|(_, record)| record.clone()).collect()))
+            .collect()
     }
 }
 
@@ -56,38 +60,41 @@ mod tests {
 
     use super::*;
 
-    fn fan(seq: u64, bytes: usize) -> Fan {
+    fn record(seq: u64, bytes: usize) -> GroupRecord {
         let group = ConversationId::parse("g:x").unwrap();
-        Fan { group, seq, bytes: Bytes::from(vec![0; bytes]), to_all: true }
+        GroupRecord { group, seq, bytes: Bytes::from(vec![0; bytes]), to_all: true }
     }
 
     fn nodes(count: u64) -> Vec<NodeBoot> {
         (0..count).map(|boot| NodeBoot { node: NodeId::new("n").unwrap(), boot }).collect()
     }
 
-    fn seqs(missed: &[(NodeBoot, Vec<Fan>)]) -> Vec<(u64, Vec<u64>)> {
-        missed.iter().map(|(node, fans)| (node.boot, fans.iter().map(|fan| fan.seq).collect())).collect()
+    fn seqs(missed: &[(NodeBoot, Vec<GroupRecord>)]) -> Vec<(u64, Vec<u64>)> {
+        missed
+            .iter()
+            .map(|(node, records)| (node.boot, records.iter().map(|record| record.seq).collect()))
+            .collect()
     }
 
     #[test]
-    fn a_new_node_is_told_what_all_were_told_lately_and_once() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
+    fn new_node_gets_recent_records_once() {
+        let (mut recent, now) = (RecentRecords::default(), Instant::now());
         assert!(recent.missed(&nodes(2), now).is_empty());
-        recent.add([fan(1, 9), fan(2, 9)].iter(), now);
-        recent.add([fan(3, 9)].iter(), now + KEPT / 2);
-        assert!(recent.missed(&nodes(2), now + KEPT / 2).is_empty());
-        assert_eq!(seqs(&recent.missed(&nodes(3), now + KEPT / 2)), [(2, vec![1, 2, 3])]);
-        assert!(recent.missed(&nodes(3), now + KEPT / 2).is_empty());
-        assert_eq!(seqs(&recent.missed(&nodes(4), now + KEPT)), [(3, vec![3])]);
-        assert!(recent.missed(&nodes(5), now + KEPT * 2).is_empty() && recent.bytes == 0);
+        recent.add([record(1, 9), record(2, 9)].iter(), now);
+        recent.add([record(3, 9)].iter(), now + RECENT_RETENTION / 2);
+        assert!(recent.missed(&nodes(2), now + RECENT_RETENTION / 2).is_empty());
+        assert_eq!(seqs(&recent.missed(&nodes(3), now + RECENT_RETENTION / 2)), [(2, vec![1, 2, 3])]);
+        assert!(recent.missed(&nodes(3), now + RECENT_RETENTION / 2).is_empty());
+        assert_eq!(seqs(&recent.missed(&nodes(4), now + RECENT_RETENTION)), [(3, vec![3])]);
+        assert!(recent.missed(&nodes(5), now + RECENT_RETENTION * 2).is_empty() && recent.bytes == 0);
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
-        (0..2_000).for_each(|seq| recent.add([fan(seq, 1)].iter(), now));
-        assert_eq!((recent.told.len(), recent.bytes), (FANS_MAX, FANS_MAX));
-        (0..9).for_each(|seq| recent.add([fan(seq, BYTES_MAX / 4)].iter(), now));
-        assert_eq!((recent.told.len(), recent.bytes), (4, BYTES_MAX));
+    fn recent_records_are_bounded() {
+        let (mut recent, now) = (RecentRecords::default(), Instant::now());
+        (0..2_000).for_each(|seq| recent.add([record(seq, 1)].iter(), now));
+        assert_eq!((recent.records.len(), recent.bytes), (RECORDS_MAX, RECORDS_MAX));
+        (0..9).for_each(|seq| recent.add([record(seq, BYTES_MAX / 4)].iter(), now));
+        assert_eq!((recent.records.len(), recent.bytes), (4, BYTES_MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! A lane to the topic of each node: records in order, many in one call, and a topic that takes none delays no other.
+//! Topic queues: one per node topic sends records in order, many in one call; a stalled topic delays no other.
 
 use std::{
     collections::HashMap,
@@ -12,147 +12,155 @@ use std::{
 use bytes::Bytes;
 use tokio::{sync::mpsc, time};
 
-use super::{Fan, Owed, weight_of};
+use super::{GroupRecord, MissedRanges, weight_of};
 use crate::{
     bus::Bus,
-    link::{Stray, StrayLanes},
+    link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
     routes::NodeBoot,
 };
 
-/// Batches that may wait for one node, and bytes in them.
-const BATCHES_MAX: usize = 1_024;
-const BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Batches that may wait for one node.
+const QUEUE_BATCHES_MAX: usize = 1_024;
 
-/// Bytes handed to the bus in one call, about.
+/// Bytes of records that may wait for one node.
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Approximate bytes passed to the bus in one call.
 const CALL_BYTES: usize = 512 * 1024;
 
-/// Between two tries to pay what is owed.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Delay between attempts to publish the hints for missed records.
+const HINT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A lane without traffic that owes nothing ends after so long; the next record opens it again.
-const IDLE: Duration = Duration::from_secs(60);
+/// Time without traffic after which a queue without missed records ends; the next record opens it again.
+const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// So often what is owed to a node is offered to a topic that takes nothing, while there is no other traffic.
-const TRIES: u32 = 600;
+/// Attempts to publish hints to a topic that accepts nothing, while there is no other traffic.
+const HINT_TRIES: u32 = 600;
 
-pub(super) struct Lanes {
+/// One bounded queue per node topic.
+pub(super) struct TopicQueues {
     bus: Arc<dyn Bus>,
-    strays: Arc<StrayLanes>,
+    best_effort: Arc<BestEffortQueues>,
     metrics: Metrics,
-    lanes: Mutex<HashMap<NodeBoot, Sender>>,
+    queues: Mutex<HashMap<NodeBoot, QueueSender>>,
 }
 
 #[derive(Clone)]
-struct Sender {
-    batches: mpsc::Sender<Vec<Fan>>,
-    waiting: Arc<AtomicUsize>,
-    owed: Arc<Mutex<Owed>>,
+struct QueueSender {
+    batches: mpsc::Sender<Vec<GroupRecord>>,
+    queued_bytes: Arc<AtomicUsize>,
+    missed: Arc<Mutex<MissedRanges>>,
 }
 
-struct Lane {
+struct TopicQueue {
     to: NodeBoot,
-    batches: mpsc::Receiver<Vec<Fan>>,
-    waiting: Arc<AtomicUsize>,
-    owed: Arc<Mutex<Owed>>,
+    batches: mpsc::Receiver<Vec<GroupRecord>>,
+    queued_bytes: Arc<AtomicUsize>,
+    missed: Arc<Mutex<MissedRanges>>,
     bus: Arc<dyn Bus>,
-    strays: Arc<StrayLanes>,
+    best_effort: Arc<BestEffortQueues>,
     metrics: Metrics,
 }
 
-impl Lanes {
-    /// No lanes yet: each begins with its first record.
-    pub(super) fn new(bus: Arc<dyn Bus>, strays: Arc<StrayLanes>, metrics: Metrics) -> Self {
-        Self { bus, strays, metrics, lanes: Mutex::default() }
+impl TopicQueues {
+    /// Creates the set without queues: each starts with its first record.
+    pub(super) fn new(bus: Arc<dyn Bus>, best_effort: Arc<BestEffortQueues>, metrics: Metrics) -> Self {
+        Self { bus, best_effort, metrics, queues: Mutex::default() }
     }
 
-    /// Hands records over behind those before them, or notes that they are owed; at once.
-    pub(super) fn send(&self, to: &NodeBoot, mut fans: Vec<Fan>) {
-        let weight = weight_of(&fans);
-        // A lane that just ended for want of traffic is closed: the next one is open.
+    /// Queues records after earlier ones, or notes them as missed; never waits.
+    pub(super) fn send(&self, to: &NodeBoot, mut batch: Vec<GroupRecord>) {
+        let weight = weight_of(&batch);
+        // The queue may just have ended for lack of traffic: the second attempt opens another.
         for _ in 0..2 {
-            let lane = self.lane(to);
-            let before = lane.waiting.fetch_add(weight, Ordering::Relaxed);
-            let failed = match before == 0 || before + weight <= BYTES_MAX {
-                true => lane.batches.try_send(fans),
-                false => Err(mpsc::error::TrySendError::Full(fans)),
+            let queue = self.queue(to);
+            let before = queue.queued_bytes.fetch_add(weight, Ordering::Relaxed);
+            let failed = match before == 0 || before + weight <= QUEUE_BYTES_MAX {
+                true => queue.batches.try_send(batch),
+                false => Err(mpsc::error::TrySendError::Full(batch)),
             };
             let Err(failed) = failed else { return };
-            lane.waiting.fetch_sub(weight, Ordering::Relaxed);
+            queue.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
             let is_full = matches!(failed, mpsc::error::TrySendError::Full(_));
-            fans = failed.into_inner();
+            batch = failed.into_inner();
             if is_full {
                 break;
             }
         }
-        self.metrics.fan_outs_lost.increment(fans.len() as u64);
-        let lane = self.lane(to);
-        let mut owed = lock(&lane.owed);
-        fans.iter().for_each(|fan| owed.add(fan.group.as_str(), fan.seq));
+        self.metrics.fan_outs_lost.increment(batch.len() as u64);
+        let queue = self.queue(to);
+        let mut missed = lock(&queue.missed);
+        batch.iter().for_each(|item| missed.add(item.group.as_str(), item.seq));
     }
 
-    /// Notes that these hints are owed to the node.
-    pub(super) fn owe(&self, to: &NodeBoot, hints: &[Bytes]) {
-        let lane = self.lane(to);
+    /// Notes hints that the node has yet to get.
+    pub(super) fn add_missed(&self, to: &NodeBoot, hints: &[Bytes]) {
+        let queue = self.queue(to);
         {
-            let mut owed = lock(&lane.owed);
-            hints.iter().for_each(|hint| owed.add_record(hint.clone()));
+            let mut missed = lock(&queue.missed);
+            hints.iter().for_each(|hint| missed.add_record(hint.clone()));
         }
-        // Wakes it.
+        // An empty batch wakes the task.
         self.send(to, Vec::new());
     }
 
-    /// Whether records wait that their topics were not offered yet.
-    pub(super) fn are_busy(&self) -> bool {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.values().any(|lane| lane.waiting.load(Ordering::Relaxed) > 0)
+    /// Returns whether records wait that have not been offered to their topics.
+    pub(super) fn is_busy(&self) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.values().any(|queue| queue.queued_bytes.load(Ordering::Relaxed) > 0)
     }
 
-    fn lane(&self, to: &NodeBoot) -> Sender {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lane) = lanes.get(to).filter(|lane| !lane.batches.is_closed()) {
-            return lane.clone();
+    fn queue(&self, to: &NodeBoot) -> QueueSender {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
+            return queue.clone();
         }
-        lanes.retain(|_, lane| !lane.batches.is_closed());
-        let (sender, batches) = mpsc::channel(BATCHES_MAX);
-        let (waiting, owed) = (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<Owed>>::default());
-        let lane = Lane {
+        queues.retain(|_, queue| !queue.batches.is_closed());
+        let (sender, batches) = mpsc::channel(QUEUE_BATCHES_MAX);
+        let (queued_bytes, missed) = (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<MissedRanges>>::default());
+        let queue = TopicQueue {
             to: to.clone(),
             batches,
-            waiting: Arc::clone(&waiting),
-            owed: Arc::clone(&owed),
+            queued_bytes: Arc::clone(&queued_bytes),
+            missed: Arc::clone(&missed),
             bus: Arc::clone(&self.bus),
-            strays: Arc::clone(&self.strays),
+            best_effort: Arc::clone(&self.best_effort),
             metrics: self.metrics.clone(),
         };
-        tokio::spawn(lane.run());
-        let sender = Sender { batches: sender, waiting, owed };
-        lanes.insert(to.clone(), sender.clone());
+        tokio::spawn(queue.run());
+        let sender = QueueSender { batches: sender, queued_bytes, missed };
+        queues.insert(to.clone(), sender.clone());
         sender
     }
 }
 
-impl Lane {
+impl TopicQueue {
     async fn run(mut self) {
         let mut tries = 0;
         loop {
-            let owes = !lock(&self.owed).is_empty() && tries < TRIES;
-            match time::timeout(if owes { AGAIN } else { IDLE }, self.batches.recv()).await {
+            let has_missed = !lock(&self.missed).is_empty() && tries < HINT_TRIES;
+            match time::timeout(
+                if has_missed { HINT_RETRY_INTERVAL } else { QUEUE_IDLE_TIMEOUT },
+                self.batches.recv(),
+            )
+            .await
+            {
                 Ok(Some(first)) => {
                     tries = 0;
-                    let fans = self.gather(first);
-                    self.carry(fans).await;
+                    let batch = self.merge_queued(first);
+                    self.send_batch(batch).await;
                 }
                 Ok(None) => return,
-                Err(_) if owes => {
+                Err(_) if has_missed => {
                     tries += 1;
-                    self.carry(Vec::new()).await;
+                    self.send_batch(Vec::new()).await;
                 }
                 Err(_) => {
-                    // Nothing comes in from here on; what came in meanwhile is taken out.
+                    // Close first, then take what was queued in the meantime.
                     self.batches.close();
                     while let Ok(last) = self.batches.try_recv() {
-                        self.carry(last).await;
+                        self.send_batch(last).await;
                     }
                     return;
                 }
@@ -160,45 +168,46 @@ impl Lane {
         }
     }
 
-    fn gather(&mut self, mut fans: Vec<Fan>) -> Vec<Fan> {
-        let mut weight = weight_of(&fans);
+    fn merge_queued(&mut self, mut batch: Vec<GroupRecord>) -> Vec<GroupRecord> {
+        let mut weight = weight_of(&batch);
         while weight < CALL_BYTES
             && let Ok(more) = self.batches.try_recv()
         {
             weight += weight_of(&more);
-            fans.extend(more);
+            batch.extend(more);
         }
-        fans
+        batch
     }
 
-    /// One call: what is owed, then what waits. What the topic does not take for certain goes over the link, now, and stays
-    /// owed: the link may lose it.
-    async fn carry(&self, fans: Vec<Fan>) {
-        let weight = weight_of(&fans);
-        let owed = lock(&self.owed).take();
+    /// Publishes the hints and the queued records in one call. Records that the topic did not confirm go over the link,
+    /// and stay missed because the link may lose them.
+    async fn send_batch(&self, batch: Vec<GroupRecord>) {
+        let weight = weight_of(&batch);
+        let missed = lock(&self.missed).take_hints();
         let records: Vec<Bytes> =
-            owed.iter().cloned().chain(fans.iter().map(|fan| fan.bytes.clone())).collect();
+            missed.iter().cloned().chain(batch.iter().map(|item| item.bytes.clone())).collect();
         if !records.is_empty() {
             let published = self.bus.publish_node(&self.to, records).await;
             match published {
-                Ok(()) => self.metrics.fan_outs.increment(fans.len() as u64),
+                Ok(()) => self.metrics.fan_outs.increment(batch.len() as u64),
                 Err(error) => {
-                    tracing::debug!(%error, node = %self.to, "a node's topic takes nothing: the link does");
-                    self.metrics.fan_outs_beside.increment(fans.len() as u64);
-                    let mut still = lock(&self.owed);
-                    owed.into_iter().for_each(|hint| still.add_record(hint));
-                    for fan in fans {
-                        still.add(fan.group.as_str(), fan.seq);
-                        let record = fan.bytes;
-                        self.strays.send(&self.to, Stray::FanOut { group: fan.group, record });
+                    tracing::debug!(%error, node = %self.to, "node topic unavailable; sending over the link");
+                    self.metrics.fan_outs_beside.increment(batch.len() as u64);
+                    let mut remaining = lock(&self.missed);
+                    missed.into_iter().for_each(|hint| remaining.add_record(hint));
+                    for item in batch {
+                        remaining.add(item.group.as_str(), item.seq);
+                        let record = item.bytes;
+                        self.best_effort
+                            .send(&self.to, BestEffortMessage::FanOut { group: item.group, record });
                     }
                 }
             }
         }
-        self.waiting.fetch_sub(weight, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
     }
 }
 
-fn lock(owed: &Mutex<Owed>) -> MutexGuard<'_, Owed> {
-    owed.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(missed: &Mutex<MissedRanges>) -> MutexGuard<'_, MissedRanges> {
+    missed.lock().unwrap_or_else(PoisonError::into_inner)
 }

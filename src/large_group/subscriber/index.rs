@@ -1,107 +1,113 @@
-//! What a node knows of one large group: up to which seq its index is right, and whose login has read further than that.
+//! Index state of one large group on a node: the seqs up to which it is right, and the logins that have read further.
 //!
-//! Pure. Records of a group come in the order of their seqs, but may be lost, come twice or late; logins come at any time
-//! with what they read from the store. No push ever goes to a user who is no member at its seq (DESIGN 6.4).
+//! Pure. Records of a group arrive in the order of their seqs, but may be lost, repeated or late. Logins arrive at any
+//! time, with the state of the store that they read. No push ever goes to a user who is no member at its seq.
 
 use std::collections::BTreeMap;
 
 use tidegate_protocol::id::UserId;
 
-/// One large group that has members here.
+/// Index state of one large group with local members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
-    /// The last change of members that is in the indexes of the shards, or what was read of them: who logs in has to know it.
-    known: u64,
-    /// Every change up to this seq is in them; moves on with what is told, so that little is ever to be read.
-    sure: u64,
-    /// The last seq that was told here.
-    seen: u64,
-    /// Users who logged in, and up to which seq the store was when they read that they are members: in the index, but no
-    /// push at or below it is for them.
+    /// Last membership change that is in the shards' indexes, or that was read for them; a login must have read it.
+    indexed_to: u64,
+    /// Seq up to which the indexes have every change; advances with each push, so that little is ever read.
+    complete_to: u64,
+    /// Last seq that was pushed or skipped here.
+    published_to: u64,
+    /// Users that logged in with a newer state of the store, and the seq of that state. They are indexed, but get no
+    /// push at or below it.
     ahead: BTreeMap<UserId, u64>,
 }
 
-/// What to do with a record.
+/// Action for a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It was told before, or what came after it was: nothing.
+    /// Drop the record: it, or a later one, was pushed before.
     Late,
-    /// Changes of members up to this seq are missing: read on from the store, then ask again.
-    Read {
-        /// What is known.
+    /// Read the membership changes up to `to` from the store, then try again.
+    CatchUp {
+        /// Seq that the index has.
         from: u64,
-        /// What is to be known.
+        /// Seq that the index needs.
         to: u64,
     },
-    /// Tell it, but not to these users: they have read further.
-    Tell(Vec<UserId>),
+    /// Push the record, except to these users, who have read further.
+    Push(Vec<UserId>),
 }
 
 impl Index {
-    /// Right up to `known`, with nothing told above `seen`.
-    pub(super) fn new(known: u64, seen: u64) -> Self {
-        Self { known, sure: known, seen: seen.max(known), ahead: BTreeMap::new() }
+    /// Creates an index that is right up to `indexed_to`, with nothing pushed above `published_to`.
+    pub(super) fn new(indexed_to: u64, published_to: u64) -> Self {
+        Self {
+            indexed_to,
+            complete_to: indexed_to,
+            published_to: published_to.max(indexed_to),
+            ahead: BTreeMap::new(),
+        }
     }
 
-    /// A user is a member by what the store had at `as_of`; false = the index is newer than that: read again.
+    /// Adds a user who is a member in the store at `as_of`; false if the index is newer, so that the login must read
+    /// again.
     pub(super) fn login(&mut self, user: &UserId, as_of: u64) -> bool {
-        if as_of < self.known {
+        if as_of < self.indexed_to {
             return false;
         }
-        self.come(user, as_of);
+        self.add(user, as_of);
         true
     }
 
-    /// A user is in the index from here on, and no push at or below `as_of` is for it.
-    pub(super) fn come(&mut self, user: &UserId, as_of: u64) {
-        if as_of > self.seen {
+    /// Adds a user to the index; no push at or below `as_of` is for that user.
+    pub(super) fn add(&mut self, user: &UserId, as_of: u64) {
+        if as_of > self.published_to {
             let ahead = self.ahead.entry(user.clone()).or_default();
             *ahead = as_of.max(*ahead);
         }
     }
 
-    /// What to do with the record of that seq, between which and `member_seq` no member came or went.
+    /// Returns the action for a record; no membership change lies between `member_seq` and `seq`.
     pub(super) fn record(&mut self, seq: u64, member_seq: u64) -> Step {
-        if seq <= self.seen {
+        if seq <= self.published_to {
             return Step::Late;
         }
-        if member_seq > self.sure {
-            return Step::Read { from: self.sure, to: member_seq };
+        if member_seq > self.complete_to {
+            return Step::CatchUp { from: self.complete_to, to: member_seq };
         }
-        self.seen = seq;
-        self.sure = self.sure.max(seq.saturating_sub(1));
+        self.published_to = seq;
+        self.complete_to = self.complete_to.max(seq.saturating_sub(1));
         self.ahead.retain(|_, as_of| *as_of >= seq);
-        Step::Tell(self.ahead.keys().cloned().collect())
+        Step::Push(self.ahead.keys().cloned().collect())
     }
 
-    /// The record of that seq, and what is before it, was for nobody here.
-    pub(super) fn pass(&mut self, seq: u64) {
-        self.seen = self.seen.max(seq);
+    /// Skips the records up to `seq`, which are for no local member.
+    pub(super) fn skip(&mut self, seq: u64) {
+        self.published_to = self.published_to.max(seq);
     }
 
-    /// The changes up to that seq are in the index.
-    pub(super) fn is_known(&mut self, seq: u64) {
-        self.known = self.known.max(seq);
-        self.sure = self.sure.max(seq);
+    /// Notes that the index has the changes up to `seq`.
+    pub(super) fn set_indexed(&mut self, seq: u64) {
+        self.indexed_to = self.indexed_to.max(seq);
+        self.complete_to = self.complete_to.max(seq);
     }
 
-    /// Whether a change of that seq is news of the user.
-    pub(super) fn is_news(&self, user: &UserId, seq: u64) -> bool {
-        seq > self.known && self.ahead.get(user).is_none_or(|as_of| seq > *as_of)
+    /// Returns whether a change at `seq` is newer than the user's entry in the index.
+    pub(super) fn is_newer(&self, user: &UserId, seq: u64) -> bool {
+        seq > self.indexed_to && self.ahead.get(user).is_none_or(|as_of| seq > *as_of)
     }
 
-    /// Up to which seq the index is right.
-    pub(super) fn known(&self) -> u64 {
-        self.known
+    /// Returns the seq up to which the index is right.
+    pub(super) fn indexed_to(&self) -> u64 {
+        self.indexed_to
     }
 
-    /// The last seq that was told.
-    pub(super) fn seen(&self) -> u64 {
-        self.seen
+    /// Returns the last seq that was pushed or skipped.
+    pub(super) fn published_to(&self) -> u64 {
+        self.published_to
     }
 
-    /// Forgets users who are not here any more.
-    pub(super) fn keep(&mut self, is_here: impl Fn(&UserId) -> bool) {
+    /// Removes users that are no longer connected here.
+    pub(super) fn retain_users(&mut self, is_here: impl Fn(&UserId) -> bool) {
         self.ahead.retain(|user, _| is_here(user));
     }
 }

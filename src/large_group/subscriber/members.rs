@@ -1,6 +1,7 @@
-//! What a node reads of a large group when its index is older than a push: the changes since, or all members, page by page.
+//! Membership reads, for an index that is older than a push: the changes since, or all members page by page.
 //!
-//! Owners archive changes of members before they tell anything (ADR 16), so the store has every change that lies before a push.
+//! Owners archive membership changes before they publish anything (ADR 16), so the store has every change that precedes
+//! a push.
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -10,30 +11,33 @@ use tidegate_protocol::{
 
 use crate::store::{Direction, PageQuery, Store, StoreError};
 
-/// Rows of history read at a time, and about the most bytes of them.
-const ROWS: usize = 1_000;
-const ROWS_BYTES: usize = 1024 * 1024;
+/// Rows of history per page.
+const PAGE_ROWS: usize = 1_000;
 
-/// A longer way is not gone row by row.
-const ROWS_MAX: u64 = 20_000;
+/// Approximate bytes of history per page.
+const PAGE_BYTES: usize = 1024 * 1024;
 
-/// Members read at a time.
-const PAGE: usize = 1_000;
+/// Longest range of seqs that is read row by row; beyond it, all members are read.
+const CATCH_UP_ROWS_MAX: u64 = 20_000;
 
-/// The changes of members above `from` up to `to`, in order; none where the history does not tell them, or would take
-/// too long to.
+/// Members per page.
+const MEMBERS_PAGE_ROWS: usize = 1_000;
+
+/// Reads the membership changes above `from` up to `to`, in order; `None` if history has pruned them or the range is
+/// too long.
 pub(super) async fn changes(
     store: &dyn Store,
     group: &ConversationId,
     from: u64,
     to: u64,
 ) -> Result<Option<Vec<(u64, MemberChange)>>, StoreError> {
-    if to.saturating_sub(from) > ROWS_MAX {
+    if to.saturating_sub(from) > CATCH_UP_ROWS_MAX {
         return Ok(None);
     }
     let (mut changes, mut cursor) = (Vec::new(), from);
     while cursor < to {
-        let query = PageQuery { cursor, direction: Direction::Forward, limit: ROWS, max_bytes: ROWS_BYTES };
+        let query =
+            PageQuery { cursor, direction: Direction::Forward, limit: PAGE_ROWS, max_bytes: PAGE_BYTES };
         let page = store.page(group, query).await?;
         let pruned = page.head.as_ref().is_none_or(|head| head.pruned_to > cursor);
         let Some(last) = page.rows.last().map(|row| row.row.seq).filter(|_| !pruned) else { return Ok(None) };
@@ -47,33 +51,33 @@ pub(super) async fn changes(
     Ok(Some(changes))
 }
 
-/// Members who are here.
-pub(super) type Here = Vec<(UserId, Member)>;
+/// Members that are connected to this node.
+pub(super) type LocalMembers = Vec<(UserId, Member)>;
 
-/// The members that `is_here` says yes to, read a page at a time and never held together; none where there are more than so
-/// many pages.
-pub(super) async fn members_here(
+/// Reads the members for which `is_here` holds, page by page; `None` if there are more than `pages` pages. The whole
+/// membership is never in memory.
+pub(super) async fn local_members(
     store: &dyn Store,
     group: &ConversationId,
     is_here: &(impl Fn(&UserId) -> bool + Sync),
     pages: usize,
-) -> Result<Option<Here>, StoreError> {
+) -> Result<Option<LocalMembers>, StoreError> {
     let (mut here, mut after) = (Vec::new(), None);
     for _ in 0..pages {
-        let page = store.members(group, after.as_ref(), PAGE).await?;
+        let page = store.members(group, after.as_ref(), MEMBERS_PAGE_ROWS).await?;
         let Some((last, _)) = page.last() else { return Ok(Some(here)) };
         after = Some(last.clone());
-        let whole = page.len() < PAGE;
+        let is_last = page.len() < MEMBERS_PAGE_ROWS;
         here.extend(page.into_iter().filter(|(user, _)| is_here(user)));
-        if whole {
+        if is_last {
             return Ok(Some(here));
         }
     }
     Ok(None)
 }
 
-/// Who comes in and who goes by a change; the creator of a group need not be among its users.
-pub(super) fn moved(change: &MemberChange) -> (Vec<UserId>, Vec<UserId>) {
+/// Returns the users that a change adds, and those that it removes; the creator of a group need not be among its users.
+pub(super) fn joined_and_left(change: &MemberChange) -> (Vec<UserId>, Vec<UserId>) {
     let users = change.users.clone();
     match change.action {
         MemberAction::Create => (users.into_iter().chain(change.by.clone()).collect(), Vec::new()),

@@ -1,4 +1,4 @@
-//! What is owed to members of large groups: up to which seq pushes were left out, for a bounded number of groups.
+//! Pushes that members of large groups missed: the last seq left out, for a bounded number of groups.
 
 use std::collections::HashMap;
 
@@ -8,22 +8,22 @@ use tidegate_protocol::pb;
 
 use super::hint;
 
-/// Groups remembered one by one; with more it is owed to all.
+/// Groups noted one by one; beyond that, members of all groups get a hint.
 const GROUPS_MAX: usize = 4_096;
 
-/// Pushes that were left out.
+/// Pushes that were left out, by group.
 #[derive(Debug, Default)]
-pub(crate) struct Owed {
+pub(crate) struct MissedRanges {
     groups: HashMap<String, u64>,
-    /// There were too many: everybody is to look.
+    /// Whether there were too many groups, so that members of every group must check.
     all: bool,
 }
 
-impl Owed {
-    /// The pushes of that group up to the seq.
+impl MissedRanges {
+    /// Adds the pushes of a group up to `seq`.
     pub(crate) fn add(&mut self, group: &str, seq: u64) {
-        if let Some(owed) = self.groups.get_mut(group) {
-            *owed = seq.max(*owed);
+        if let Some(missed) = self.groups.get_mut(group) {
+            *missed = seq.max(*missed);
         } else if self.groups.len() < GROUPS_MAX {
             self.groups.insert(group.to_owned(), seq);
         } else {
@@ -31,7 +31,7 @@ impl Owed {
         }
     }
 
-    /// An encoded `FanOut`, which may be such a hint itself.
+    /// Adds an encoded `FanOut`, which may be a hint itself.
     pub(crate) fn add_record(&mut self, record: Bytes) {
         match pb::FanOut::decode(record) {
             Ok(record) if !record.conversation.is_empty() => self.add(&record.conversation, record.seq),
@@ -43,8 +43,8 @@ impl Owed {
         self.groups.is_empty() && !self.all
     }
 
-    /// The hints that pay it, encoded; one without a group is for all.
-    pub(crate) fn take(&mut self) -> Vec<Bytes> {
+    /// Takes the hints for everything missed, encoded; one without a group is for all groups.
+    pub(crate) fn take_hints(&mut self) -> Vec<Bytes> {
         let all = std::mem::take(&mut self.all).then(|| hint("", 0));
         let groups = std::mem::take(&mut self.groups);
         groups.into_iter().map(|(group, seq)| hint(&group, seq)).chain(all).collect()
@@ -61,20 +61,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_seq_of_each_group_is_owed_and_of_too_many_groups_everything() {
-        let mut owed = Owed::default();
-        assert!(owed.is_empty());
+    fn last_seq_of_each_group_is_missed_or_everything() {
+        let mut missed = MissedRanges::default();
+        assert!(missed.is_empty());
         for (group, seq) in [("g:a", 3), ("g:b", 9), ("g:a", 2), ("g:a", 4)] {
-            owed.add_record(hint(group, seq));
+            missed.add_record(hint(group, seq));
         }
-        let mut told = read(owed.take());
-        told.sort();
-        assert_eq!(told, [("g:a".to_owned(), 4), ("g:b".to_owned(), 9)]);
-        assert!(owed.is_empty() && owed.take().is_empty(), "it is paid once");
-        (0..=GROUPS_MAX as u64).for_each(|n| owed.add(&format!("g:{n}"), 1));
-        owed.add_record(hint("", 0));
-        let told = read(owed.take());
-        assert_eq!(told.len(), GROUPS_MAX + 1);
-        assert_eq!(told.last(), Some(&(String::new(), 0)), "whoever is not named is to look");
+        let mut hints = read(missed.take_hints());
+        hints.sort();
+        assert_eq!(hints, [("g:a".to_owned(), 4), ("g:b".to_owned(), 9)]);
+        assert!(missed.is_empty() && missed.take_hints().is_empty(), "hints are taken once");
+        (0..=GROUPS_MAX as u64).for_each(|n| missed.add(&format!("g:{n}"), 1));
+        missed.add_record(hint("", 0));
+        let hints = read(missed.take_hints());
+        assert_eq!(hints.len(), GROUPS_MAX + 1);
+        assert_eq!(hints.last(), Some(&(String::new(), 0)), "members of other groups must check");
     }
 }

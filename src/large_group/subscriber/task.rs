@@ -1,4 +1,4 @@
-//! The task behind `Crowds`: one thing after the other.
+//! Subscriber task: handles commands, node-topic events, job results and timer ticks, one after the other.
 
 use std::{
     collections::HashSet,
@@ -20,13 +20,13 @@ use tokio::{
 };
 
 use super::{
-    Groups, Login, Order, Shared, Source,
+    Command, Groups, Login, RecordSource, Shared,
     index::{Index, Step},
-    members::Here,
+    members::LocalMembers,
 };
 use crate::{
     bus::{NodeEvent, NodeFeed, ReadError},
-    delivery::{local::Outbound, trace_steps},
+    delivery::{local::LocalDispatcher, trace_steps},
     directory::Directory,
     mail::{Audience, ConnKey, Delivery},
     metrics::Metrics,
@@ -35,90 +35,92 @@ use crate::{
     store::StoreError,
 };
 
-/// Between two looks at what is owed and undeclared.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval between checks for missed records, undeclared interest and undiscovered groups.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) struct Keeper {
+/// Task that owns the state of large groups on this node.
+pub(super) struct SubscriberTask {
     ports: Arc<Ports>,
     directory: Arc<Directory>,
     shared: Arc<Shared>,
     small_max: u64,
-    out: Outbound,
+    out: LocalDispatcher,
     metrics: Metrics,
-    groups: Groups<State>,
-    /// Large groups that were heard of while they had no member here.
+    groups: Groups<GroupState>,
+    /// Large groups that had no local member when a record of them last arrived.
     recent: Groups<Instant>,
-    /// Groups with members here of which something may have been missed that would have said that they are large.
-    strange: HashSet<ConversationId>,
-    jobs: JoinSet<Done>,
-    /// Where all groups stand is being read; with a store that is slow that may take longer than a round.
-    looking: bool,
+    /// Groups with local members that may have become large in a record that this node missed.
+    undiscovered: HashSet<ConversationId>,
+    jobs: JoinSet<JobResult>,
+    /// Whether the heads of all groups are being read; with a slow store that may take longer than a round.
+    is_reading_heads: bool,
     renewed: Instant,
     losses: u64,
 }
 
-/// A large group that has members here.
+/// State of a large group with local members.
 #[derive(Default)]
-struct State {
+struct GroupState {
     index: Index,
-    /// Whether the other nodes know that it has members here.
+    /// Whether the other nodes know that it has local members.
     declared: bool,
     declaring: bool,
-    /// Its head in the store is to be read: something may have been missed.
-    look: bool,
-    /// Where it stood at the last round; behind that at the next one means that something was missed.
-    stood: u64,
-    /// Members here are told that there is something up to this seq, unless it is told by then.
-    check: u64,
-    /// Up to here they were told so.
-    hinted: u64,
-    /// So many rounds in a row found it small.
-    small: u32,
-    /// Its members are read, beside everything else: until then nothing of it is told but that there is something.
-    reading: Option<Reading>,
+    /// Whether its head in the store must be read, because records may have been missed.
+    check_head: bool,
+    /// Head at the last round; if the index is behind it at the next one, records were missed.
+    last_head: u64,
+    /// Seq up to which members get `Behind`, unless it is pushed by then.
+    hint_to: u64,
+    /// Seq up to which members got `Behind`.
+    hinted_to: u64,
+    /// Rounds in a row that found it small.
+    small_rounds: u32,
+    /// Background read of all its members; until it ends, members get only `Behind`.
+    reading: Option<MembersRead>,
 }
 
-/// What was done beside.
-enum Done {
+/// Result of a background job.
+enum JobResult {
     Declared(Vec<ConversationId>, Result<(), RoutesError>),
-    Heads(Vec<Head>, bool),
-    Strange(Vec<(ConversationId, Option<Head>)>),
-    Members(ConversationId, Result<Here, StoreError>),
+    Heads(Vec<GroupHead>, bool),
+    Undiscovered(Vec<(ConversationId, Option<GroupHead>)>),
+    Members(ConversationId, Result<LocalMembers, StoreError>),
     Feed(Result<Box<dyn NodeFeed>, ReadError>),
 }
 
-/// Where a group stands.
-struct Head {
+/// Head of a group in the store.
+struct GroupHead {
     group: ConversationId,
     seq: u64,
     is_large: bool,
 }
 
-/// All members of a group are read.
-struct Reading {
-    /// The index is right up to there afterwards.
+/// Background read of all members of a group.
+struct MembersRead {
+    /// Seq up to which the index is right afterwards.
     to: u64,
-    /// Who logged in meanwhile.
-    came: Vec<UserId>,
+    /// Users that logged in during the read.
+    logged_in: Vec<UserId>,
 }
 
-/// A record for which the store has to be asked, and did not answer.
-struct Unread;
+/// Error: the index can't be brought up to a record now, because the store does not answer or the members are still
+/// being read.
+struct IndexUnavailable;
 
-impl From<StoreError> for Unread {
+impl From<StoreError> for IndexUnavailable {
     fn from(error: StoreError) -> Self {
-        tracing::debug!(%error, "who the members of a large group are can't be read: they hear Behind");
+        tracing::debug!(%error, "failed to read large-group members; sending Behind");
         Self
     }
 }
 
-impl Keeper {
+impl SubscriberTask {
     pub(super) fn new(
         ports: Arc<Ports>,
         directory: Arc<Directory>,
         shared: Arc<Shared>,
         small_max: u64,
-        out: Outbound,
+        out: LocalDispatcher,
         metrics: Metrics,
     ) -> Self {
         Self {
@@ -130,223 +132,232 @@ impl Keeper {
             metrics,
             groups: Groups::default(),
             recent: Groups::default(),
-            strange: HashSet::new(),
+            undiscovered: HashSet::new(),
             jobs: JoinSet::new(),
-            looking: false,
+            is_reading_heads: false,
             renewed: Instant::now(),
             losses: 0,
         }
     }
 
-    /// Until nobody calls any more.
-    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>, feed: Box<dyn NodeFeed>) {
+    /// Runs until every [`GroupSubscriber`](super::GroupSubscriber) handle is dropped.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>, feed: Box<dyn NodeFeed>) {
         let mut feed = Some(feed);
-        let mut tick = time::interval(TICK);
+        let mut tick = time::interval(MAINTENANCE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.losses = self.ports.peers.seen().losses;
         loop {
             tokio::select! {
-                order = orders.recv() => match order {
-                    Some(order) => self.carry_out(order).await,
+                command = commands.recv() => match command {
+                    Some(command) => self.handle(command).await,
                     None => return,
                 },
                 event = next(&mut feed) => match event {
                     Some(NodeEvent::Records(records)) => {
                         for record in records {
-                            self.record(record, Source::Peer).await;
+                            self.on_record(record, RecordSource::Peer).await;
                         }
                     }
-                    Some(NodeEvent::Gap) => self.gap(),
+                    Some(NodeEvent::Gap) => self.on_gap(),
                     None => {
                         feed = None;
                         self.open_feed();
                     }
                 },
                 Some(done) = self.jobs.join_next() => match done {
-                    Ok(Done::Declared(groups, result)) => self.declared(groups, &result),
-                    Ok(Done::Heads(heads, soon)) => {
-                        self.looking &= soon;
-                        self.stand(heads, soon);
+                    Ok(JobResult::Declared(groups, result)) => self.on_declared(groups, &result),
+                    Ok(JobResult::Heads(heads, at_once)) => {
+                        self.is_reading_heads &= at_once;
+                        self.on_heads(heads, at_once);
                     }
-                    Ok(Done::Strange(found)) => self.adopt(found).await,
-                    Ok(Done::Members(group, here)) => self.read(&group, here),
-                    Ok(Done::Feed(Ok(opened))) => {
+                    Ok(JobResult::Undiscovered(found)) => self.adopt(found).await,
+                    Ok(JobResult::Members(group, here)) => self.on_members(&group, here),
+                    Ok(JobResult::Feed(Ok(opened))) => {
                         feed = Some(opened);
-                        self.gap();
+                        self.on_gap();
                     }
-                    Ok(Done::Feed(Err(error))) => {
-                        tracing::debug!(%error, "the node's topic is not read");
+                    Ok(JobResult::Feed(Err(error))) => {
+                        tracing::debug!(%error, "failed to open the node topic; retrying");
                         self.open_feed();
                     }
                     Err(error) => {
-                        self.looking = false;
-                        tracing::error!(%error, "a job for large groups ended");
+                        self.is_reading_heads = false;
+                        tracing::error!(%error, "background job for large groups failed");
                     }
                 },
-                _ = tick.tick() => self.tick().await,
+                _ = tick.tick() => self.on_tick().await,
             }
             self.out.flush().await;
         }
     }
 
-    async fn carry_out(&mut self, order: Order) {
-        match order {
-            Order::Record(record, from) => {
-                self.shared.waiting.fetch_sub(record.len(), Ordering::Relaxed);
-                self.record(record, from).await;
+    async fn handle(&mut self, command: Command) {
+        match command {
+            Command::Record(record, from) => {
+                self.shared.queued_bytes.fetch_sub(record.len(), Ordering::Relaxed);
+                self.on_record(record, from).await;
             }
-            Order::Login(login) => self.login(*login).await,
-            Order::OfPeer(it, told) => {
-                let (mut push, delivery) = *it;
-                // The way over the link is another than that of the group's records: what is known is not undone.
-                let known = self.groups.get(&delivery.conversation).map_or(0, |state| state.index.known());
-                if push.seq <= known {
+            Command::Login(login) => self.on_login(*login).await,
+            Command::PeerPush(peer_push, applied) => {
+                let (mut push, delivery) = *peer_push;
+                // The link keeps no order with the group's records: a newer change must not be undone.
+                let indexed_to =
+                    self.groups.get(&delivery.conversation).map_or(0, |state| state.index.indexed_to());
+                if push.seq <= indexed_to {
                     push.event = None;
                 }
-                self.out.push_of_peer(&push, delivery);
+                self.out.push_from_peer(&push, delivery);
                 self.out.flush().await;
-                // Nobody waits for ever.
-                told.send(()).ok();
+                applied.send(()).ok();
             }
         }
     }
 
-    async fn login(&mut self, login: Login) {
-        let Login { key, user, groups, placed } = login;
+    async fn on_login(&mut self, login: Login) {
+        let Login { key, user, groups, indexed } = login;
         let mut all = Vec::with_capacity(groups.len());
         for it in groups {
             let large = it.members > self.small_max
                 || self.groups.contains_key(&it.group)
                 || self.recent.contains_key(&it.group);
             if large {
-                let there = self.found(&it.group, it.as_of, 0).await;
-                let state = self.groups.get_mut(&it.group).filter(|_| there.is_ok());
+                let ensured = self.ensure_state(&it.group, it.as_of, 0).await;
+                let state = self.groups.get_mut(&it.group).filter(|_| ensured.is_ok());
                 if !state.is_some_and(|state| state.login(&user, it.as_of)) {
-                    // Nobody waits any more: the connection is gone.
-                    placed.send(false).ok();
+                    indexed.send(false).ok();
                     return;
                 }
             }
             all.push(it.group);
         }
         self.out.memberships(key, all).await;
-        placed.send(true).ok();
+        indexed.send(true).ok();
     }
 
-    async fn record(&mut self, record: Bytes, from: Source) {
-        let Ok(it) = pb::FanOut::decode(record) else {
-            tracing::error!("a record of a node topic can't be decoded");
+    async fn on_record(&mut self, record: Bytes, from: RecordSource) {
+        let Ok(fan_out) = pb::FanOut::decode(record) else {
+            tracing::error!("undecodable node-topic record; skipped");
             return;
         };
-        if it.conversation.is_empty() {
-            return self.gap();
+        if fan_out.conversation.is_empty() {
+            return self.on_gap();
         }
-        let Ok(group) = ConversationId::parse(&it.conversation) else { return };
-        if it.push.is_empty() {
-            return self.owe(&group, it.seq);
+        let Ok(group) = ConversationId::parse(&fan_out.conversation) else { return };
+        if fan_out.push.is_empty() {
+            return self.schedule_hint(&group, fan_out.seq);
         }
-        if self.tell(&group, &it, from).await.is_err() {
+        if self.dispatch(&group, &fan_out, from).await.is_err() {
             self.metrics.fan_outs_lost.increment(1);
-            self.owe(&group, it.seq);
+            self.schedule_hint(&group, fan_out.seq);
         }
     }
 
-    /// Members here lack what is up to there, unless it is told soon.
-    fn owe(&mut self, group: &ConversationId, seq: u64) {
+    /// Schedules `Behind` for members that lack records up to `seq`, unless those are pushed soon.
+    fn schedule_hint(&mut self, group: &ConversationId, seq: u64) {
         match self.groups.get_mut(group) {
-            Some(state) => state.check = state.check.max(seq),
+            Some(state) => state.hint_to = state.hint_to.max(seq),
             None if self.directory.conversation(group).is_empty() => {}
             None => {
-                self.strange.insert(group.clone());
+                self.undiscovered.insert(group.clone());
             }
         }
     }
 
-    async fn tell(&mut self, group: &ConversationId, it: &pb::FanOut, from: Source) -> Result<(), Unread> {
-        let event = it.change.then(|| pb::Push::decode(it.push.clone()).ok()?.event).flatten();
+    async fn dispatch(
+        &mut self,
+        group: &ConversationId,
+        record: &pb::FanOut,
+        from: RecordSource,
+    ) -> Result<(), IndexUnavailable> {
+        let event = record.change.then(|| pb::Push::decode(record.push.clone()).ok()?.event).flatten();
         let kind = event.as_ref().and_then(|event| pb::MemberChange::try_from(event.change).ok());
         let users = || event.iter().flat_map(|event| &event.users).filter_map(|id| UserId::new(id).ok());
-        let comes = matches!(kind, Some(pb::MemberChange::Created | pb::MemberChange::Joined));
-        let comer_here = comes && users().any(|user| !self.directory.user(&user).is_empty());
-        if !comer_here && self.directory.conversation(group).is_empty() {
-            if from == Source::Peer {
+        let is_join = matches!(kind, Some(pb::MemberChange::Created | pb::MemberChange::Joined));
+        let is_local_join = is_join && users().any(|user| !self.directory.user(&user).is_empty());
+        if !is_local_join && self.directory.conversation(group).is_empty() {
+            if from == RecordSource::Peer {
                 self.metrics.fan_outs_idle.increment(1);
             }
             self.recent.insert(group.clone(), Instant::now());
             if let Some(state) = self.groups.get_mut(group) {
-                // Nobody here missed anything.
-                state.index.pass(it.seq);
+                // No local member missed anything.
+                state.index.skip(record.seq);
             }
             return Ok(());
         }
-        self.found(group, before(it), it.seq.saturating_sub(1)).await?;
+        self.ensure_state(group, preceding_member_seq(record), record.seq.saturating_sub(1)).await?;
         if self.groups.get(group).is_some_and(|state| state.reading.is_some()) {
-            return Err(Unread);
+            return Err(IndexUnavailable);
         }
-        // What comes before the change that makes a small group large was told another way.
-        let small_to = it.large_from.saturating_sub(1);
-        let seen = self.groups.get(group).map_or(u64::MAX, |state| state.index.seen().max(small_to));
-        let hole = seen < it.seq.saturating_sub(1);
-        let mut step = self.step(group, it);
-        if let Step::Read { from, to } = step {
-            self.read_on(group, from, to).await?;
-            step = self.step(group, it);
+        // Records before the change that made the group large were pushed by name.
+        let small_to = record.large_from.saturating_sub(1);
+        let pushed_to =
+            self.groups.get(group).map_or(u64::MAX, |state| state.index.published_to().max(small_to));
+        let hole = pushed_to < record.seq.saturating_sub(1);
+        let mut step = self.step(group, record);
+        if let Step::CatchUp { from, to } = step {
+            self.catch_up(group, from, to).await?;
+            step = self.step(group, record);
         }
-        let (Step::Tell(ahead), Some(state)) = (step, self.groups.get_mut(group)) else { return Ok(()) };
-        let news = |users: &mut dyn Iterator<Item = UserId>| -> Arc<[UserId]> {
-            users.filter(|user| state.index.is_news(user, it.seq)).collect()
+        let (Step::Push(ahead), Some(state)) = (step, self.groups.get_mut(group)) else { return Ok(()) };
+        let newer = |users: &mut dyn Iterator<Item = UserId>| -> Arc<[UserId]> {
+            users.filter(|user| state.index.is_newer(user, record.seq)).collect()
         };
-        let moved = if it.change { news(&mut users()) } else { Arc::default() };
-        if it.change {
-            state.index.is_known(it.seq);
+        let moved = if record.change { newer(&mut users()) } else { Arc::default() };
+        if record.change {
+            state.index.set_indexed(record.seq);
         }
         let ahead: Arc<[UserId]> = ahead.into();
-        self.out.go(group, Arc::clone(&ahead));
-        if comes {
-            self.out.come(group, Arc::clone(&moved));
+        self.out.remove_members(group, Arc::clone(&ahead));
+        if is_join {
+            self.out.add_members(group, Arc::clone(&moved));
         }
-        self.out.crowd(self.delivery(group, it));
+        self.out.push_to_members(self.delivery(group, record));
         if hole {
-            // Behind the push, which else would be left out with it.
-            self.out.behind(group, it.seq - 1, Audience::Members);
+            // After the push, which the hint would otherwise replace.
+            self.out.behind(group, record.seq - 1, Audience::Members);
         }
         match kind {
-            Some(pb::MemberChange::Left | pb::MemberChange::Kicked) => self.out.go(group, moved),
-            Some(pb::MemberChange::Deleted) => self.out.keep(group, Arc::default()),
+            Some(pb::MemberChange::Left | pb::MemberChange::Kicked) => self.out.remove_members(group, moved),
+            Some(pb::MemberChange::Deleted) => self.out.retain_members(group, Arc::default()),
             _ => {}
         }
         if !ahead.is_empty() {
-            // They have read further than this, on the connection that is new; another of theirs may not have.
-            self.out.come(group, Arc::clone(&ahead));
-            self.out.behind(group, it.seq, Audience::Users(ahead));
+            // These users have read further on their new connection; their other connections may not have.
+            self.out.add_members(group, Arc::clone(&ahead));
+            self.out.behind(group, record.seq, Audience::Users(ahead));
         }
         Ok(())
     }
 
-    fn step(&mut self, group: &ConversationId, it: &pb::FanOut) -> Step {
-        self.groups.get_mut(group).map_or(Step::Late, |state| state.index.record(it.seq, before(it)))
+    fn step(&mut self, group: &ConversationId, record: &pb::FanOut) -> Step {
+        self.groups
+            .get_mut(group)
+            .map_or(Step::Late, |state| state.index.record(record.seq, preceding_member_seq(record)))
     }
 
-    fn delivery(&self, group: &ConversationId, it: &pb::FanOut) -> Delivery {
+    fn delivery(&self, group: &ConversationId, record: &pb::FanOut) -> Delivery {
         let me = &self.ports.me;
-        let mine = it.node == me.node.as_str() && it.boot == me.boot;
+        let mine = record.node == me.node.as_str() && record.boot == me.boot;
         Delivery {
             conversation: group.clone(),
-            seq: it.seq,
+            seq: record.seq,
             audience: Audience::Members,
-            frame: Arc::new(PushFrame::from_push(&it.push).traced(trace_steps::of_peer(&it.traceparent))),
-            origin: mine.then(|| ConnKey::unpack(it.conn)),
+            frame: Arc::new(
+                PushFrame::from_push(&record.push).traced(trace_steps::parse_trace(&record.traceparent)),
+            ),
+            origin: mine.then(|| ConnKey::unpack(record.conn)),
             tracked: false,
         }
     }
 }
 
-/// Up to where changes of members count for a record: not its own, and none behind it.
-fn before(it: &pb::FanOut) -> u64 {
-    it.member_seq.min(it.seq.saturating_sub(1))
+/// Returns the seq up to which membership changes precede a record: neither its own nor later ones.
+fn preceding_member_seq(record: &pb::FanOut) -> u64 {
+    record.member_seq.min(record.seq.saturating_sub(1))
 }
 
-/// The next event of the feed; none comes while it is closed.
+/// Waits for the next event of the feed; forever while the feed is closed.
 async fn next(feed: &mut Option<Box<dyn NodeFeed>>) -> Option<NodeEvent> {
     match feed {
         Some(feed) => feed.next().await,

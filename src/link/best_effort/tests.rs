@@ -1,4 +1,4 @@
-//! What may be lost is bounded for each peer, is dropped in its order of worth, and what a room lost is told.
+//! Best-effort queues are bounded, drop messages by priority, and report a room's losses.
 
 use std::sync::atomic::AtomicBool;
 
@@ -9,32 +9,34 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::{
-    link::{Answer, Ask, Delivery, Landing, Level, Session, Settled, Told, Word},
+    link::{
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, Delivery, Landing, PublishedMark, Session,
+    },
     metrics,
 };
 
-/// A peer that writes down what strays come.
+/// Peer that records the messages it receives.
 #[derive(Default)]
-struct End {
-    strays: Mutex<Vec<Stray>>,
+struct RecordingPeer {
+    messages: Mutex<Vec<BestEffortMessage>>,
     calls: AtomicUsize,
-    /// Takes no strays, as a node of an older version.
+    /// Whether it rejects these calls, like a node of an older version.
     refuses: AtomicBool,
-    /// Calls wait for a permit, where there is one.
+    /// Gate whose permits the calls wait for, if set.
     gate: Option<Semaphore>,
 }
 
 #[async_trait]
-impl Link for End {
-    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+impl Link for RecordingPeer {
+    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
         }
         if self.refuses.load(Ordering::SeqCst) {
-            return Err(LinkError::Unavailable("a malformed call, perhaps of a newer version".to_owned()));
+            return Err(LinkError::Unavailable("malformed call, perhaps of a newer version".to_owned()));
         }
-        self.strays.lock().unwrap().extend(strays);
+        self.messages.lock().unwrap().extend(messages);
         Ok(())
     }
     async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
@@ -46,36 +48,50 @@ impl Link for End {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn settled(&self, _: &NodeBoot, _: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
-        Ok(Settled::Level(Level::default()))
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        _: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
+        Ok(ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()))
     }
-    async fn answers_again(&self, _: &NodeBoot, _: &NodeBoot, _: Vec<Ask>) -> Result<Vec<Word>, LinkError> {
+    async fn answers_again(
+        &self,
+        _: &NodeBoot,
+        _: &NodeBoot,
+        _: Vec<Ask>,
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         Ok(Vec::new())
     }
 }
 
-fn lanes(end: &Arc<End>) -> (Arc<StrayLanes>, NodeBoot) {
-    let link: Arc<dyn Link> = end.clone();
+fn queues(peer: &Arc<RecordingPeer>) -> (Arc<BestEffortQueues>, NodeBoot) {
+    let link: Arc<dyn Link> = peer.clone();
     let there = NodeBoot { node: NodeId::new("there").unwrap(), boot: 7 };
-    (StrayLanes::new(link, Handle::current(), metrics::install().0), there)
+    (BestEffortQueues::new(link, Handle::current(), metrics::install().0), there)
 }
 
 fn hall() -> ConversationId {
     ConversationId::parse("r:hall").unwrap()
 }
 
-fn talk(bytes: impl Into<Bytes>) -> Stray {
-    Stray::Talk { room: hall(), push: bytes.into() }
+fn talk(bytes: impl Into<Bytes>) -> BestEffortMessage {
+    BestEffortMessage::Talk { room: hall(), push: bytes.into() }
 }
 
-fn signal() -> Stray {
+fn signal() -> BestEffortMessage {
     let users = vec![UserId::new("ann").unwrap()];
-    Stray::Signal { conversation: ConversationId::parse("d:ann:bob").unwrap(), users, frame: "s".into() }
+    BestEffortMessage::Signal {
+        conversation: ConversationId::parse("d:ann:bob").unwrap(),
+        users,
+        frame: "s".into(),
+    }
 }
 
-fn mark() -> Stray {
+fn mark() -> BestEffortMessage {
     let conversation = ConversationId::parse("d:ann:bob").unwrap();
-    Stray::Mark { conversation, user: UserId::new("ann").unwrap(), seq: 1, frame: "m".into() }
+    BestEffortMessage::Mark { conversation, user: UserId::new("ann").unwrap(), seq: 1, frame: "m".into() }
 }
 
 async fn settle() {
@@ -85,103 +101,111 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn strays_come_in_order_and_many_in_a_call() {
-    let end = Arc::new(End::default());
-    let (lanes, there) = lanes(&end);
-    let sent: Vec<Stray> = (0..500).map(|n| talk(n.to_string())).chain([signal(), mark()]).collect();
-    sent.iter().for_each(|stray| lanes.send(&there, stray.clone()));
+async fn messages_arrive_in_order_and_batched() {
+    let peer = Arc::new(RecordingPeer::default());
+    let (queues, there) = queues(&peer);
+    let sent: Vec<BestEffortMessage> =
+        (0..500).map(|n| talk(n.to_string())).chain([signal(), mark()]).collect();
+    sent.iter().for_each(|message| queues.send(&there, message.clone()));
     settle().await;
-    assert_eq!(*end.strays.lock().unwrap(), sent);
-    assert!(end.calls.load(Ordering::SeqCst) < 10, "{:?}", end.calls);
-    assert_eq!(lanes.lane(&there).waiting.load(Ordering::SeqCst), 0);
+    assert_eq!(*peer.messages.lock().unwrap(), sent);
+    assert!(peer.calls.load(Ordering::SeqCst) < 10, "{:?}", peer.calls);
+    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_stands_still_costs_a_bound_signals_go_first_and_what_a_room_lost_is_told() {
-    let end = Arc::new(End { gate: Some(Semaphore::new(0)), ..End::default() });
-    let (lanes, there) = lanes(&end);
-    // One call is under way, and waits; then the lane fills up.
-    lanes.send(&there, talk(vec![0; 8]));
+async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
+    let peer = Arc::new(RecordingPeer { gate: Some(Semaphore::new(0)), ..RecordingPeer::default() });
+    let (queues, there) = queues(&peer);
+    // One call is in flight and waits for the gate, then the queue fills up.
+    queues.send(&there, talk(vec![0; 8]));
     settle().await;
     for _ in 0..20 {
-        lanes.send(&there, talk(vec![1; 256 * 1024]));
-        lanes.send(&there, signal());
-        lanes.send(&there, mark());
+        queues.send(&there, talk(vec![1; 256 * 1024]));
+        queues.send(&there, signal());
+        queues.send(&there, mark());
     }
-    let waiting = lanes.lane(&there).waiting.load(Ordering::SeqCst);
-    assert!((TALK_BYTES / 2..=MARK_BYTES).contains(&waiting), "{waiting}");
-    end.gate.as_ref().unwrap().add_permits(1_000);
+    let waiting = queues.queue(&there).queued_bytes.load(Ordering::SeqCst);
+    assert!((ROOM_QUEUE_BYTES_MAX / 2..=MARK_QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
+    peer.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
-    let count = |of: fn(&Stray) -> bool| end.strays.lock().unwrap().iter().filter(|it| of(it)).count();
-    let talked = count(|stray| matches!(stray, Stray::Talk { .. }));
-    assert_eq!(count(|stray| matches!(stray, Stray::Mark { .. })), 20);
+    let count =
+        |of: fn(&BestEffortMessage) -> bool| peer.messages.lock().unwrap().iter().filter(|it| of(it)).count();
+    let delivered = count(|message| matches!(message, BestEffortMessage::Talk { .. }));
+    assert_eq!(count(|message| matches!(message, BestEffortMessage::Mark { .. })), 20);
     assert_eq!(
-        count(|stray| matches!(stray, Stray::Signal { .. })),
+        count(|message| matches!(message, BestEffortMessage::Signal { .. })),
         0,
-        "there were better things to wait for"
+        "signals have the lowest priority"
     );
-    assert!((10..18).contains(&talked), "{talked}");
-    let missed = end.strays.lock().unwrap().iter().fold(0, |sum, stray| match stray {
-        Stray::Missed { count, .. } => sum + count,
+    assert!((10..18).contains(&delivered), "{delivered}");
+    let missed = peer.messages.lock().unwrap().iter().fold(0, |sum, message| match message {
+        BestEffortMessage::Missed { count, .. } => sum + count,
         _ => sum,
     });
-    assert_eq!(talked as u64 + missed, 21);
-    assert_eq!(lanes.lane(&there).waiting.load(Ordering::SeqCst), 0, "all room is given back");
+    assert_eq!(delivered as u64 + missed, 21);
+    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0, "the queue is empty again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_of_an_older_version_costs_what_it_does_not_take_and_hears_of_it_later() {
-    let end = Arc::new(End { refuses: true.into(), ..End::default() });
-    let (lanes, there) = lanes(&end);
+async fn losses_at_a_refusing_peer_are_reported_later() {
+    let peer = Arc::new(RecordingPeer { refuses: true.into(), ..RecordingPeer::default() });
+    let (queues, there) = queues(&peer);
     for n in 0..3_u8 {
-        lanes.send(&there, talk(vec![n]));
+        queues.send(&there, talk(vec![n]));
         settle().await;
     }
-    assert!(end.strays.lock().unwrap().is_empty());
-    end.refuses.store(false, Ordering::SeqCst);
-    lanes.send(&there, talk("new"));
+    assert!(peer.messages.lock().unwrap().is_empty());
+    peer.refuses.store(false, Ordering::SeqCst);
+    queues.send(&there, talk("new"));
     settle().await;
-    let expected = [Stray::Missed { room: hall(), count: 3 }, talk("new")];
-    assert_eq!(*end.strays.lock().unwrap(), expected);
-    // Without anything to say, it is told all the same, and not for ever.
-    end.refuses.store(true, Ordering::SeqCst);
-    lanes.send(&there, talk("lost"));
-    time::sleep(AGAIN * 2).await;
-    end.refuses.store(false, Ordering::SeqCst);
-    time::sleep(AGAIN * 2).await;
-    assert_eq!(end.strays.lock().unwrap().last(), Some(&Stray::Missed { room: hall(), count: 1 }));
-    let calls = end.calls.load(Ordering::SeqCst);
-    time::sleep(IDLE * 2).await;
-    assert_eq!(end.calls.load(Ordering::SeqCst), calls);
+    let expected = [BestEffortMessage::Missed { room: hall(), count: 3 }, talk("new")];
+    assert_eq!(*peer.messages.lock().unwrap(), expected);
+    // Losses are reported without further messages too, but not indefinitely.
+    peer.refuses.store(true, Ordering::SeqCst);
+    queues.send(&there, talk("lost"));
+    time::sleep(LOSS_REPORT_INTERVAL * 2).await;
+    peer.refuses.store(false, Ordering::SeqCst);
+    time::sleep(LOSS_REPORT_INTERVAL * 2).await;
+    assert_eq!(
+        peer.messages.lock().unwrap().last(),
+        Some(&BestEffortMessage::Missed { room: hall(), count: 1 })
+    );
+    let calls = peer.calls.load(Ordering::SeqCst);
+    time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
+    assert_eq!(peer.calls.load(Ordering::SeqCst), calls);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lane_that_ended_for_want_of_traffic_begins_again() {
-    let end = Arc::new(End::default());
-    let (lanes, there) = lanes(&end);
-    lanes.send(&there, talk("1"));
-    time::sleep(IDLE * 2).await;
-    assert!(lanes.lanes.lock().unwrap()[&there].strays.is_closed());
-    lanes.send(&there, talk("2"));
+async fn idle_queue_ends_and_starts_again() {
+    let peer = Arc::new(RecordingPeer::default());
+    let (queues, there) = queues(&peer);
+    queues.send(&there, talk("1"));
+    time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
+    assert!(queues.queues.lock().unwrap()[&there].messages.is_closed());
+    queues.send(&there, talk("2"));
     settle().await;
-    assert_eq!(*end.strays.lock().unwrap(), [talk("1"), talk("2")]);
+    assert_eq!(*peer.messages.lock().unwrap(), [talk("1"), talk("2")]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_is_over_is_forgotten_and_one_that_lives_is_still_owed_what_it_missed() {
-    let end = Arc::new(End { refuses: true.into(), ..End::default() });
-    let (lanes, there) = lanes(&end);
-    let over = NodeBoot { boot: 6, ..there.clone() };
-    for run in [&over, &there] {
-        lanes.send(run, talk("lost"));
+async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
+    let peer = Arc::new(RecordingPeer { refuses: true.into(), ..RecordingPeer::default() });
+    let (queues, there) = queues(&peer);
+    let ended = NodeBoot { boot: 6, ..there.clone() };
+    for run in [&ended, &there] {
+        queues.send(run, talk("lost"));
     }
-    lanes.forget_ended(|_| false);
-    assert_eq!(lanes.lanes.lock().unwrap().len(), 2, "what is under way goes on");
-    time::sleep(IDLE * 3).await;
-    lanes.forget_ended(|run| *run == there);
-    assert_eq!(lanes.lanes.lock().unwrap().keys().collect::<Vec<_>>(), [&there]);
-    end.refuses.store(false, Ordering::SeqCst);
-    lanes.send(&there, talk("new"));
+    queues.forget_ended(|_| false);
+    assert_eq!(queues.queues.lock().unwrap().len(), 2, "open queues stay");
+    time::sleep(QUEUE_IDLE_TIMEOUT * 3).await;
+    queues.forget_ended(|run| *run == there);
+    assert_eq!(queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&there]);
+    peer.refuses.store(false, Ordering::SeqCst);
+    queues.send(&there, talk("new"));
     settle().await;
-    assert_eq!(*end.strays.lock().unwrap(), [Stray::Missed { room: hall(), count: 1 }, talk("new")]);
+    assert_eq!(
+        *peer.messages.lock().unwrap(),
+        [BestEffortMessage::Missed { room: hall(), count: 1 }, talk("new")]
+    );
 }

@@ -1,5 +1,5 @@
-//! What is under way to one peer on one lane: calls that wait to be sent and calls that wait for their reply, bounded
-//! in bytes together.
+//! Call queue of one stream to one peer: calls waiting to be sent and calls waiting for their reply, with a common
+//! limit in bytes.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,173 +11,174 @@ use prost::Message as _;
 use tidegate_protocol::pb;
 use tokio::sync::{Notify, oneshot};
 
-use super::{handshake::End, service::MESSAGE_BYTES_MAX};
+use super::{handshake::StreamEnd, service::MESSAGE_BYTES_MAX};
 use crate::{link::LinkError, metrics::Metrics};
 
-/// From here on a frame takes no further call: what waits is sent in frames of about this size.
-const FRAME_BYTES: usize = 1024 * 1024;
+/// Size at which a frame gets no further call.
+const FRAME_BYTES_TARGET: usize = 1024 * 1024;
 
-/// Room for what a message has besides its one call.
+/// Limit on one call; leaves space for the rest of its message.
 const CALL_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 1024;
 
-pub(super) type Asked = pb::link_call::Body;
-pub(super) type Replied = pb::link_reply::Body;
-type Waiter = oneshot::Sender<Result<Replied, LinkError>>;
+pub(super) type CallBody = pb::link_call::Body;
+pub(super) type ReplyBody = pb::link_reply::Body;
+type ReplySender = oneshot::Sender<Result<ReplyBody, LinkError>>;
 
-/// One lane to one peer, across reconnects.
-pub(super) struct Lane {
+/// Calls of one stream to one peer, across reconnects.
+pub(super) struct CallQueue {
     bytes_max: usize,
     metrics: Metrics,
     state: Mutex<State>,
-    /// There is something to send.
-    ready: Notify,
+    /// Notified when a call is enqueued.
+    nonempty: Notify,
 }
 
 struct State {
-    standing: Standing,
+    call_state: CallState,
     next_id: u64,
-    /// In the order of their ids.
-    waiting: VecDeque<(pb::LinkCall, Waiter)>,
-    sent: HashMap<u64, Waiter>,
-    /// Of all calls that have not ended.
+    /// Calls to be sent, in the order of their ids.
+    queued: VecDeque<(pb::LinkCall, ReplySender)>,
+    sent: HashMap<u64, ReplySender>,
+    /// Size of all calls that have not ended.
     bytes: usize,
 }
 
-/// What a new call meets.
-enum Standing {
-    /// No attempt has ended yet, or there is a connection.
+/// Connection state, checked for each new call.
+enum CallState {
+    /// Connected, or the first attempt to connect is in progress.
     Open,
-    /// There is none; the next attempt comes by itself.
+    /// Disconnected, for the reason given; the peer's task reconnects.
     Down(String),
-    /// The run of the node that it leads to is over.
-    Gone,
+    /// Run of the peer has ended.
+    Ended,
 }
 
-/// A call that has not ended; ends it when dropped, also when its caller gives up.
-struct UnderWay<'a> {
-    lane: &'a Lane,
+/// Call that has not ended. Dropping it ends the call, for instance when the caller is cancelled.
+struct PendingCall<'a> {
+    queue: &'a CallQueue,
     id: u64,
     bytes: usize,
 }
 
-impl Lane {
+impl CallQueue {
     pub(super) fn new(bytes_max: usize, metrics: Metrics) -> Self {
         let state = State {
-            standing: Standing::Open,
+            call_state: CallState::Open,
             next_id: 1,
-            waiting: VecDeque::new(),
+            queued: VecDeque::new(),
             sent: HashMap::new(),
             bytes: 0,
         };
-        Self { bytes_max, metrics, state: Mutex::new(state), ready: Notify::new() }
+        Self { bytes_max, metrics, state: Mutex::new(state), nonempty: Notify::new() }
     }
 
-    /// Sends a call and waits for its reply, so long.
-    pub(super) async fn call(&self, body: Asked, time: Duration) -> Result<Replied, LinkError> {
-        let (under_way, reply) = self.enter(body)?;
-        match tokio::time::timeout(time, reply).await {
-            Ok(Ok(replied)) => replied,
-            Ok(Err(_)) => Err(LinkError::Unknown("the lane was given up".to_owned())),
+    /// Sends a call and waits for its reply, at most `timeout`.
+    pub(super) async fn call(&self, body: CallBody, timeout: Duration) -> Result<ReplyBody, LinkError> {
+        let (pending, reply) = self.enqueue(body)?;
+        match tokio::time::timeout(timeout, reply).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(LinkError::Unknown("the stream to the peer was dropped".to_owned())),
             Err(_) => {
                 self.metrics.link_timeouts.increment(1);
-                Err(under_way.too_late())
+                Err(pending.timed_out())
             }
         }
     }
 
-    fn enter(
+    fn enqueue(
         &self,
-        body: Asked,
-    ) -> Result<(UnderWay<'_>, oneshot::Receiver<Result<Replied, LinkError>>), LinkError> {
+        body: CallBody,
+    ) -> Result<(PendingCall<'_>, oneshot::Receiver<Result<ReplyBody, LinkError>>), LinkError> {
         let mut call = pb::LinkCall { id: 0, body: Some(body) };
-        // The id is not counted: it has no value yet that all calls share.
+        // Measured without the id, which is assigned under the lock.
         let bytes = call.encoded_len();
         let mut state = self.lock();
-        match &state.standing {
-            Standing::Open => {}
-            Standing::Down(why) => return Err(LinkError::Unavailable(why.clone())),
-            Standing::Gone => return Err(LinkError::NotHere),
+        match &state.call_state {
+            CallState::Open => {}
+            CallState::Down(why) => return Err(LinkError::Unavailable(why.clone())),
+            CallState::Ended => return Err(LinkError::NotHere),
         }
         if bytes > CALL_BYTES_MAX {
-            return Err(LinkError::Unavailable(format!("a batch of {bytes} bytes is too large: split it")));
+            return Err(LinkError::Unavailable(format!("batch of {bytes} bytes is too large; split it")));
         }
-        // A call that is larger than the bound has the lane for itself.
+        // A call above the limit is accepted if the queue is empty.
         if state.bytes > 0 && state.bytes.saturating_add(bytes) > self.bytes_max {
             self.metrics.link_full.increment(1);
             return Err(LinkError::Unavailable("the queue to the peer is full".to_owned()));
         }
         call.id = state.next_id;
-        let (id, (waiter, reply)) = (call.id, oneshot::channel());
+        let (id, (sender, reply)) = (call.id, oneshot::channel());
         state.next_id += 1;
         state.bytes += bytes;
-        state.waiting.push_back((call, waiter));
+        state.queued.push_back((call, sender));
         drop(state);
         self.metrics.link_calls.increment(1);
-        self.ready.notify_one();
-        Ok((UnderWay { lane: self, id, bytes }, reply))
+        self.nonempty.notify_one();
+        Ok((PendingCall { queue: self, id, bytes }, reply))
     }
 
-    /// Waits until there are calls, then takes as many as make a frame. Nothing is taken when dropped before it is ready.
+    /// Waits until calls are queued, then takes one frame of them. Cancel-safe: an early drop takes nothing.
     pub(super) async fn next_frame(&self) -> pb::LinkCalls {
         loop {
-            let calls = self.take();
+            let calls = self.take_frame();
             if !calls.is_empty() {
                 self.metrics.link_frames.increment(1);
                 return pb::LinkCalls { calls };
             }
-            self.ready.notified().await;
+            self.nonempty.notified().await;
         }
     }
 
-    fn take(&self) -> Vec<pb::LinkCall> {
+    fn take_frame(&self) -> Vec<pb::LinkCall> {
         let mut state = self.lock();
         let (mut calls, mut bytes) = (Vec::new(), 0);
-        while let Some((call, _)) = state.waiting.front() {
+        while let Some((call, _)) = state.queued.front() {
             bytes += call.encoded_len();
-            if bytes > FRAME_BYTES && !calls.is_empty() {
+            if bytes > FRAME_BYTES_TARGET && !calls.is_empty() {
                 break;
             }
-            let Some((call, waiter)) = state.waiting.pop_front() else { break };
-            state.sent.insert(call.id, waiter);
+            let Some((call, sender)) = state.queued.pop_front() else { break };
+            state.sent.insert(call.id, sender);
             calls.push(call);
         }
         calls
     }
 
-    /// A reply came; nobody may wait for it any more.
-    pub(super) fn replied(&self, reply: pb::LinkReply) {
-        let Some(waiter) = self.lock().sent.remove(&reply.id) else { return };
+    /// Passes a reply to its caller, if that still waits.
+    pub(super) fn complete(&self, reply: pb::LinkReply) {
+        let Some(sender) = self.lock().sent.remove(&reply.id) else { return };
         let result = match reply.body {
-            Some(Replied::Failure(failure)) if failure.in_doubt => Err(LinkError::Unknown(failure.why)),
-            Some(Replied::Failure(failure)) => Err(LinkError::Unavailable(failure.why)),
+            Some(ReplyBody::Failure(failure)) if failure.in_doubt => Err(LinkError::Unknown(failure.why)),
+            Some(ReplyBody::Failure(failure)) => Err(LinkError::Unavailable(failure.why)),
             Some(body) => Ok(body),
-            None => Err(LinkError::Unknown("the peer gave an empty reply".to_owned())),
+            None => Err(LinkError::Unknown("the reply is empty".to_owned())),
         };
-        // A caller that gave up hears nothing.
-        waiter.send(result).ok();
+        // The caller may have been cancelled.
+        sender.send(result).ok();
     }
 
-    /// There is a connection.
-    pub(super) fn up(&self) {
-        self.lock().standing = Standing::Open;
+    /// Accepts calls, once the peer is connected.
+    pub(super) fn set_up(&self) {
+        self.lock().call_state = CallState::Open;
     }
 
-    /// There is none: what was sent is in doubt, what was not is not done, and new calls fail at once.
-    pub(super) fn down(&self, end: &End) {
+    /// Fails all calls when the connection ends: sent ones are in doubt, queued ones had no effect, new ones fail at
+    /// once.
+    pub(super) fn set_down(&self, end: &StreamEnd) {
         let mut state = self.lock();
-        let (standing, not_done) = match end {
-            End::Gone => (Standing::Gone, LinkError::NotHere),
-            End::Why(why) => (Standing::Down(why.clone()), LinkError::Unavailable(why.clone())),
+        let (call_state, not_sent) = match end {
+            StreamEnd::RunEnded => (CallState::Ended, LinkError::NotHere),
+            StreamEnd::Failed(why) => (CallState::Down(why.clone()), LinkError::Unavailable(why.clone())),
         };
-        state.standing = standing;
+        state.call_state = call_state;
         let in_doubt = LinkError::Unknown("the connection ended".to_owned());
-        let (waiting, sent) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.sent));
+        let (queued, sent) = (std::mem::take(&mut state.queued), std::mem::take(&mut state.sent));
         drop(state);
-        for (_, waiter) in waiting {
-            waiter.send(Err(not_done.clone())).ok();
+        for (_, sender) in queued {
+            sender.send(Err(not_sent.clone())).ok();
         }
-        for waiter in sent.into_values() {
-            waiter.send(Err(in_doubt.clone())).ok();
+        for sender in sent.into_values() {
+            sender.send(Err(in_doubt.clone())).ok();
         }
     }
 
@@ -186,20 +187,20 @@ impl Lane {
     }
 }
 
-impl UnderWay<'_> {
-    /// What a caller is told whose time is over.
-    fn too_late(self) -> LinkError {
-        if self.lane.lock().withdraw(self.id) {
-            LinkError::Unavailable("the peer takes too slowly".to_owned())
+impl PendingCall<'_> {
+    /// Returns the error of a call that timed out: without effect if it was still queued, otherwise in doubt.
+    fn timed_out(self) -> LinkError {
+        if self.queue.lock().withdraw(self.id) {
+            LinkError::Unavailable("timed out before the peer accepted the call".to_owned())
         } else {
-            LinkError::Unknown("no reply in time".to_owned())
+            LinkError::Unknown("timed out waiting for the reply".to_owned())
         }
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        let mut state = self.lane.lock();
+        let mut state = self.queue.lock();
         state.bytes = state.bytes.saturating_sub(self.bytes);
         state.withdraw(self.id);
         state.sent.remove(&self.id);
@@ -207,10 +208,10 @@ impl Drop for UnderWay<'_> {
 }
 
 impl State {
-    /// Takes back a call that was not sent; says whether it was one, so that nobody ever will.
+    /// Removes a queued call, which then is never sent; returns whether it was still queued.
     fn withdraw(&mut self, id: u64) -> bool {
-        let at = self.waiting.binary_search_by_key(&id, |(call, _)| call.id);
-        at.is_ok_and(|at| self.waiting.remove(at).is_some())
+        let at = self.queued.binary_search_by_key(&id, |(call, _)| call.id);
+        at.is_ok_and(|at| self.queued.remove(at).is_some())
     }
 }
 
@@ -221,18 +222,18 @@ mod tests {
     use super::*;
     use crate::metrics;
 
-    fn lane(bytes_max: usize) -> Arc<Lane> {
-        Arc::new(Lane::new(bytes_max, metrics::install().0))
+    fn queue(bytes_max: usize) -> Arc<CallQueue> {
+        Arc::new(CallQueue::new(bytes_max, metrics::install().0))
     }
 
-    /// A call of about that many bytes.
-    fn call(bytes: usize) -> Asked {
+    /// Returns a call of approximately `bytes`.
+    fn call(bytes: usize) -> CallBody {
         let push = pb::LinkDelivery { push: vec![0; bytes].into(), ..Default::default() };
-        Asked::Deliveries(pb::LinkDeliveries { deliveries: vec![push] })
+        CallBody::Deliveries(pb::LinkDeliveries { deliveries: vec![push] })
     }
 
     fn reply(id: u64) -> pb::LinkReply {
-        pb::LinkReply { id, body: Some(Replied::Taken(pb::LinkReady {})) }
+        pb::LinkReply { id, body: Some(ReplyBody::Taken(pb::LinkReady {})) }
     }
 
     fn ids(frame: &pb::LinkCalls) -> Vec<u64> {
@@ -240,63 +241,63 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_goes_together_in_frames_of_a_bounded_size() {
-        let lane = lane(usize::MAX);
-        let calls: Vec<_> = (0..100).map(|_| lane.enter(call(100)).unwrap()).collect();
-        assert_eq!(ids(&lane.next_frame().await), (1..=100).collect::<Vec<u64>>());
-        let more: Vec<_> = (0..3).map(|_| lane.enter(call(FRAME_BYTES / 2)).unwrap()).collect();
-        let larger = lane.enter(call(2 * FRAME_BYTES)).unwrap();
+    async fn queued_calls_share_frames_of_bounded_size() {
+        let queue = queue(usize::MAX);
+        let calls: Vec<_> = (0..100).map(|_| queue.enqueue(call(100)).unwrap()).collect();
+        assert_eq!(ids(&queue.next_frame().await), (1..=100).collect::<Vec<u64>>());
+        let more: Vec<_> = (0..3).map(|_| queue.enqueue(call(FRAME_BYTES_TARGET / 2)).unwrap()).collect();
+        let larger = queue.enqueue(call(2 * FRAME_BYTES_TARGET)).unwrap();
         for expected in [vec![101], vec![102], vec![103], vec![104]] {
-            assert_eq!(ids(&lane.next_frame().await), expected);
+            assert_eq!(ids(&queue.next_frame().await), expected);
         }
         drop((calls, more, larger));
-        assert_eq!(lane.lock().bytes, 0);
+        assert_eq!(queue.lock().bytes, 0);
     }
 
     #[tokio::test]
-    async fn the_bound_counts_until_a_call_ends_and_a_call_alone_always_fits() {
-        let lane = lane(1_000);
-        let alone = lane.enter(call(5_000)).unwrap();
-        assert!(matches!(lane.enter(call(1)), Err(LinkError::Unavailable(_))));
-        assert_eq!(ids(&lane.next_frame().await), [1]);
-        assert!(matches!(lane.enter(call(1)), Err(LinkError::Unavailable(_))), "sent is not ended");
+    async fn call_counts_until_it_ends_and_always_fits_alone() {
+        let queue = queue(1_000);
+        let alone = queue.enqueue(call(5_000)).unwrap();
+        assert!(matches!(queue.enqueue(call(1)), Err(LinkError::Unavailable(_))));
+        assert_eq!(ids(&queue.next_frame().await), [1]);
+        assert!(matches!(queue.enqueue(call(1)), Err(LinkError::Unavailable(_))), "a sent call still counts");
         drop(alone);
-        assert!(lane.enter(call(1)).is_ok());
+        assert!(queue.enqueue(call(1)).is_ok());
     }
 
     #[tokio::test]
-    async fn too_late_tells_sent_from_never_sent() {
-        let lane = lane(usize::MAX);
-        let (sent, _) = lane.enter(call(1)).unwrap();
-        assert_eq!(ids(&lane.next_frame().await), [1]);
-        let (waiting, _) = lane.enter(call(1)).unwrap();
-        assert!(matches!(waiting.too_late(), LinkError::Unavailable(_)));
-        assert!(matches!(sent.too_late(), LinkError::Unknown(_)));
-        // A reply on its way while the time ended: it was done.
-        let (replied, _kept) = lane.enter(call(1)).unwrap();
-        assert_eq!(ids(&lane.next_frame().await), [3], "what is not wanted any more is never sent");
-        lane.replied(reply(3));
-        assert!(matches!(replied.too_late(), LinkError::Unknown(_)));
-        assert!(lane.lock().sent.is_empty() && lane.lock().bytes == 0);
+    async fn timeout_distinguishes_sent_from_queued_calls() {
+        let queue = queue(usize::MAX);
+        let (sent, _) = queue.enqueue(call(1)).unwrap();
+        assert_eq!(ids(&queue.next_frame().await), [1]);
+        let (waiting, _) = queue.enqueue(call(1)).unwrap();
+        assert!(matches!(waiting.timed_out(), LinkError::Unavailable(_)));
+        assert!(matches!(sent.timed_out(), LinkError::Unknown(_)));
+        // The reply arrives as the call times out, so the call took effect.
+        let (replied, _reply) = queue.enqueue(call(1)).unwrap();
+        assert_eq!(ids(&queue.next_frame().await), [3], "a call that timed out in the queue is not sent");
+        queue.complete(reply(3));
+        assert!(matches!(replied.timed_out(), LinkError::Unknown(_)));
+        assert!(queue.lock().sent.is_empty() && queue.lock().bytes == 0);
     }
 
     #[tokio::test]
-    async fn the_end_of_a_connection_puts_what_was_sent_in_doubt_and_nothing_else() {
-        let lane = lane(usize::MAX);
-        let (_one, sent) = lane.enter(call(1)).unwrap();
-        assert_eq!(ids(&lane.next_frame().await), [1]);
-        let (_two, waiting) = lane.enter(call(1)).unwrap();
-        lane.down(&End::Why("it broke".into()));
+    async fn disconnect_leaves_only_sent_calls_in_doubt() {
+        let queue = queue(usize::MAX);
+        let (_one, sent) = queue.enqueue(call(1)).unwrap();
+        assert_eq!(ids(&queue.next_frame().await), [1]);
+        let (_two, waiting) = queue.enqueue(call(1)).unwrap();
+        queue.set_down(&StreamEnd::Failed("it broke".into()));
         assert!(matches!(sent.await.unwrap(), Err(LinkError::Unknown(_))));
         let not_done = LinkError::Unavailable("it broke".into());
         assert_eq!(waiting.await.unwrap(), Err(not_done.clone()));
-        assert_eq!(lane.enter(call(1)).err(), Some(not_done));
-        lane.up();
-        let (_three, reply_to) = lane.enter(call(1)).unwrap();
-        assert_eq!(ids(&lane.next_frame().await), [3], "nothing of the last connection is sent again");
-        lane.replied(reply(3));
+        assert_eq!(queue.enqueue(call(1)).err(), Some(not_done));
+        queue.set_up();
+        let (_three, reply_to) = queue.enqueue(call(1)).unwrap();
+        assert_eq!(ids(&queue.next_frame().await), [3], "calls of the last connection are not resent");
+        queue.complete(reply(3));
         assert!(reply_to.await.unwrap().is_ok());
-        lane.down(&End::Gone);
-        assert_eq!(lane.enter(call(1)).err(), Some(LinkError::NotHere));
+        queue.set_down(&StreamEnd::RunEnded);
+        assert_eq!(queue.enqueue(call(1)).err(), Some(LinkError::NotHere));
     }
 }

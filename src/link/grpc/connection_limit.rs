@@ -1,5 +1,5 @@
-//! How many connections the link takes: each has a seat for as long as it lasts, and without one it is closed at once. Who
-//! has not said in time who it is loses its seat again: callers that say nothing can't keep peers out.
+//! Connection limit of the link listener: each connection holds a permit, and without a free one it is closed at once.
+//! A connection not authenticated in time is closed as well, so silent callers can't keep peers out.
 
 use std::{
     io::{self, IoSlice},
@@ -22,48 +22,49 @@ use tonic::transport::server::Connected;
 
 use crate::metrics::Metrics;
 
-/// Connections at once, of peers and of whoever else comes: a peer has one, for a moment two.
+/// Limit on concurrent connections, authenticated or not. A peer has one, or two while it reconnects.
 pub(super) const CONNECTIONS_MAX: usize = 256;
 
-/// A connection on its seat.
-pub(super) struct Seated {
+/// Connection that holds a permit, with a deadline for its authentication.
+pub(super) struct PermittedConnection {
     stream: TcpStream,
-    known: Known,
-    /// Until when it has to be known; none = it is.
+    authenticated: Authenticated,
+    /// Deadline of the authentication; `None` once it has succeeded.
     deadline: Option<Pin<Box<Sleep>>>,
     metrics: Metrics,
-    _seat: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// Whether a peer's handshake has succeeded on a connection; its requests carry it.
+/// Flag set when a peer's handshake succeeds on a connection; the connection's requests carry it.
 #[derive(Clone, Default)]
-pub(super) struct Known(Arc<AtomicBool>);
+pub(super) struct Authenticated(Arc<AtomicBool>);
 
-impl Known {
-    /// It has.
+impl Authenticated {
+    /// Marks the connection as authenticated.
     pub(super) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-impl Seated {
-    /// For good if a peer gets known on it within `handshake`. None: all are taken, and the caller hears that by the end of
-    /// its connection.
-    pub(super) fn take(
+impl PermittedConnection {
+    /// Acquires a permit for a connection that must be authenticated within `handshake`. Returns `None` if there is no
+    /// free permit; dropping the stream closes the connection.
+    pub(super) fn acquire(
         stream: TcpStream,
-        seats: &Arc<Semaphore>,
+        permits: &Arc<Semaphore>,
         handshake: Duration,
         metrics: &Metrics,
     ) -> Option<Self> {
-        let seat = Arc::clone(seats).try_acquire_owned().ok()?;
+        let permit = Arc::clone(permits).try_acquire_owned().ok()?;
         let (deadline, metrics) = (Some(Box::pin(sleep(handshake))), metrics.clone());
-        Some(Self { stream, known: Known::default(), deadline, metrics, _seat: seat })
+        Some(Self { stream, authenticated: Authenticated::default(), deadline, metrics, _permit: permit })
     }
 
-    /// Whether it is too late for it. To be asked by each read: some read always waits.
+    /// Returns whether the deadline has passed without authentication. Checked by each read, since one is always
+    /// pending.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
-        if self.known.0.load(Ordering::Acquire) {
+        if self.authenticated.0.load(Ordering::Acquire) {
             self.deadline = None;
             return false;
         }
@@ -71,15 +72,15 @@ impl Seated {
     }
 }
 
-impl Connected for Seated {
-    type ConnectInfo = Known;
+impl Connected for PermittedConnection {
+    type ConnectInfo = Authenticated;
 
-    fn connect_info(&self) -> Known {
-        self.known.clone()
+    fn connect_info(&self) -> Authenticated {
+        self.authenticated.clone()
     }
 }
 
-impl AsyncRead for Seated {
+impl AsyncRead for PermittedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -93,7 +94,7 @@ impl AsyncRead for Seated {
     }
 }
 
-impl AsyncWrite for Seated {
+impl AsyncWrite for PermittedConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

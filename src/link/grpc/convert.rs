@@ -1,4 +1,4 @@
-//! The port's words as messages of `link.proto`, and back. What a peer sends is checked here, item by item.
+//! Conversion between the port's types and the messages of `link.proto`. Validates each item that a peer sends.
 
 use tidegate_protocol::{
     Code,
@@ -12,23 +12,23 @@ use tidegate_protocol::{
 
 use crate::{
     link::{
-        Answer, Ask, AskKey, Delivery, Landing, Level, SentBy, Session, Settled, Stray, Target, Told, UpTo,
-        Word,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Delivery, Landing,
+        PartitionOffset, PublishedMark, SentBy, Session, Target,
     },
     routes::NodeBoot,
 };
 
-/// Longest trace context taken: version 00 of the W3C form has 55 characters, later ones may have more.
-const TRACEPARENT_MAX: usize = 128;
+/// Limit on the characters of a trace context: version 00 of the W3C format has 55, later versions may have more.
+const TRACEPARENT_CHARS_MAX: usize = 128;
 
-/// What can't be read. Never holds what was sent.
+/// Error for an item that can't be decoded; the text names its kind, and never contains the item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a malformed {0}")]
+#[error("malformed {0}")]
 pub(super) struct Malformed(pub(super) &'static str);
 
 type Read<T> = Result<T, Malformed>;
 
-/// Reads every item, or says that one is malformed.
+/// Decodes every item, or returns the first error.
 pub(super) fn all<A, B>(items: Vec<A>, read: impl Fn(A) -> Read<B>) -> Read<Vec<B>> {
     items.into_iter().map(read).collect()
 }
@@ -42,8 +42,9 @@ fn conversation(text: &str) -> Read<ConversationId> {
 }
 
 fn traceparent(text: String) -> String {
-    let sound = text.len() <= TRACEPARENT_MAX && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    if sound { text } else { String::new() }
+    let is_valid =
+        text.len() <= TRACEPARENT_CHARS_MAX && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    if is_valid { text } else { String::new() }
 }
 
 pub(super) fn put_answer(answer: Answer) -> pb::LinkAnswer {
@@ -127,36 +128,36 @@ fn target(sent: pb::LinkTarget) -> Read<Target> {
     session(sent).map(Target::Conn)
 }
 
-pub(super) fn put_told(told: Told) -> pb::LinkPlace {
-    pb::LinkPlace { owner: told.owner, to: told.to }
+pub(super) fn put_published_mark(mark: PublishedMark) -> pb::LinkPlace {
+    pb::LinkPlace { owner: mark.owner, to: mark.to }
 }
 
-pub(super) fn told(sent: pb::LinkPlace) -> Told {
-    Told { owner: sent.owner, to: sent.to }
+pub(super) fn published_mark(sent: pb::LinkPlace) -> PublishedMark {
+    PublishedMark { owner: sent.owner, to: sent.to }
 }
 
-pub(super) fn put_settled(settled: Settled) -> pb::LinkSettled {
-    let put = |it: UpTo| pb::LinkUpTo { partition: it.partition, offset: it.offset };
-    match settled {
-        Settled::Level(Level { archived, owed }) => pb::LinkSettled {
+pub(super) fn put_archive_status(status: ArchiveStatus) -> pb::LinkSettled {
+    let put = |it: PartitionOffset| pb::LinkUpTo { partition: it.partition, offset: it.offset };
+    match status {
+        ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived, owed }) => pb::LinkSettled {
             not_yet: Vec::new(),
             archived: archived.into_iter().map(put).collect(),
             owed: owed.into_iter().map(put).collect(),
         },
-        Settled::NotYet(told) => pb::LinkSettled {
-            not_yet: told.into_iter().map(put_told).collect(),
+        ArchiveStatus::NotYet(marks) => pb::LinkSettled {
+            not_yet: marks.into_iter().map(put_published_mark).collect(),
             ..pb::LinkSettled::default()
         },
     }
 }
 
-pub(super) fn settled(sent: pb::LinkSettled) -> Settled {
+pub(super) fn archive_status(sent: pb::LinkSettled) -> ArchiveStatus {
     if !sent.not_yet.is_empty() {
-        return Settled::NotYet(sent.not_yet.into_iter().map(told).collect());
+        return ArchiveStatus::NotYet(sent.not_yet.into_iter().map(published_mark).collect());
     }
-    let up_to = |it: pb::LinkUpTo| UpTo { partition: it.partition, offset: it.offset };
+    let up_to = |it: pb::LinkUpTo| PartitionOffset { partition: it.partition, offset: it.offset };
     let all = |sent: Vec<pb::LinkUpTo>| sent.into_iter().map(up_to).collect();
-    Settled::Level(Level { archived: all(sent.archived), owed: all(sent.owed) })
+    ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), owed: all(sent.owed) })
 }
 
 pub(super) fn put_session(session: Session) -> pb::LinkTarget {
@@ -189,7 +190,7 @@ pub(super) fn put_ask(ask: Ask) -> pb::LinkAsk {
 
 pub(super) fn ask(sent: pb::LinkAsk) -> Read<Ask> {
     let pb::LinkAsk { partition, offset, conn, request, key, body_hash } = sent;
-    // A caller of an earlier version names none.
+    // Callers of earlier versions send no key.
     let key = match (key.is_empty(), body_hash.is_empty()) {
         (true, true) => None,
         _ => Some(AskKey { hash: hash(&key)?, body_hash: hash(&body_hash)? }),
@@ -201,52 +202,52 @@ fn hash(bytes: &[u8]) -> Read<Hash16> {
     bytes.try_into().map_err(|_| Malformed("hash"))
 }
 
-pub(super) fn put_word(word: Word) -> pb::LinkWord {
-    let body = match word {
-        Word::Said(outcome) => WordBody::Outcome(put_outcome(outcome)),
-        Word::NotYet => WordBody::NotYet(pb::LinkReady {}),
-        Word::Forgotten => WordBody::Forgotten(pb::LinkReady {}),
-        Word::NotOwner => WordBody::NotOwner(pb::LinkReady {}),
+pub(super) fn put_answer_status(status: AnswerStatus) -> pb::LinkWord {
+    let body = match status {
+        AnswerStatus::Said(outcome) => WordBody::Outcome(put_outcome(outcome)),
+        AnswerStatus::NotYet => WordBody::NotYet(pb::LinkReady {}),
+        AnswerStatus::Forgotten => WordBody::Forgotten(pb::LinkReady {}),
+        AnswerStatus::NotOwner => WordBody::NotOwner(pb::LinkReady {}),
     };
     pb::LinkWord { body: Some(body) }
 }
 
-pub(super) fn word(sent: pb::LinkWord) -> Read<Word> {
-    Ok(match sent.body.ok_or(Malformed("word"))? {
-        WordBody::Outcome(said) => Word::Said(outcome(Some(said))?),
-        WordBody::NotYet(_) => Word::NotYet,
-        WordBody::Forgotten(_) => Word::Forgotten,
-        WordBody::NotOwner(_) => Word::NotOwner,
+pub(super) fn answer_status(sent: pb::LinkWord) -> Read<AnswerStatus> {
+    Ok(match sent.body.ok_or(Malformed("answer status, perhaps of a newer version"))? {
+        WordBody::Outcome(sent) => AnswerStatus::Said(outcome(Some(sent))?),
+        WordBody::NotYet(_) => AnswerStatus::NotYet,
+        WordBody::Forgotten(_) => AnswerStatus::Forgotten,
+        WordBody::NotOwner(_) => AnswerStatus::NotOwner,
     })
 }
 
-pub(super) fn put_stray(stray: Stray) -> pb::LinkStray {
-    let (conversation, body) = match stray {
-        Stray::Talk { room, push } => (room, StrayBody::Talk(push)),
-        Stray::Missed { room, count } => (room, StrayBody::Missed(count)),
-        Stray::Signal { conversation, users, frame } => {
+pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
+    let (conversation, body) = match message {
+        BestEffortMessage::Talk { room, push } => (room, StrayBody::Talk(push)),
+        BestEffortMessage::Missed { room, count } => (room, StrayBody::Missed(count)),
+        BestEffortMessage::Signal { conversation, users, frame } => {
             let users = users.iter().map(ToString::to_string).collect();
             (conversation, StrayBody::Signal(pb::LinkSignal { frame, users }))
         }
-        Stray::Mark { conversation, user, seq, frame } => {
+        BestEffortMessage::Mark { conversation, user, seq, frame } => {
             (conversation, StrayBody::Mark(pb::LinkMark { frame, user: user.to_string(), seq }))
         }
-        Stray::FanOut { group, record } => (group, StrayBody::FanOut(record)),
+        BestEffortMessage::FanOut { group, record } => (group, StrayBody::FanOut(record)),
     };
     pb::LinkStray { conversation: conversation.to_string(), body: Some(body) }
 }
 
-pub(super) fn stray(sent: pb::LinkStray) -> Read<Stray> {
-    let place = conversation(&sent.conversation)?;
-    Ok(match sent.body.ok_or(Malformed("stray, perhaps of a newer version"))? {
-        StrayBody::Talk(push) => Stray::Talk { room: place, push },
-        StrayBody::Missed(count) => Stray::Missed { room: place, count },
+pub(super) fn best_effort(sent: pb::LinkStray) -> Read<BestEffortMessage> {
+    let conversation = conversation(&sent.conversation)?;
+    Ok(match sent.body.ok_or(Malformed("best-effort message, perhaps of a newer version"))? {
+        StrayBody::Talk(push) => BestEffortMessage::Talk { room: conversation, push },
+        StrayBody::Missed(count) => BestEffortMessage::Missed { room: conversation, count },
         StrayBody::Signal(pb::LinkSignal { frame, users }) => {
-            Stray::Signal { conversation: place, users: all(users, |name| user(&name))?, frame }
+            BestEffortMessage::Signal { conversation, users: all(users, |name| user(&name))?, frame }
         }
-        StrayBody::Mark(pb::LinkMark { frame, user: whose, seq }) => {
-            Stray::Mark { conversation: place, user: user(&whose)?, seq, frame }
+        StrayBody::Mark(pb::LinkMark { frame, user: owner, seq }) => {
+            BestEffortMessage::Mark { conversation, user: user(&owner)?, seq, frame }
         }
-        StrayBody::FanOut(record) => Stray::FanOut { group: place, record },
+        StrayBody::FanOut(record) => BestEffortMessage::FanOut { group: conversation, record },
     })
 }

@@ -1,8 +1,9 @@
-//! How two nodes get to know each other at the start of a lane: version, run, and a shared secret that neither sends.
+//! Handshake at the start of a link stream: agrees on the version and the run, and proves a shared secret that is never
+//! sent.
 //!
-//! Each side proves that it has the secret by an HMAC over both sides' fresh nonces, and the peer's proof comes first: an
-//! impostor learns nothing that it could use, and a recorded lane can't be played again. What follows is as safe as the
-//! transport: without TLS whoever can change bytes on the way can change those, too.
+//! Each side proves that it has the secret by an HMAC over both sides' fresh nonces. The called peer's proof comes
+//! first, so an impostor gains nothing usable, and a recorded stream can't be replayed. The rest of the stream is as
+//! safe as its transport: without TLS, an attacker on the network path can alter it.
 
 use std::{fmt, path::Path};
 
@@ -11,38 +12,42 @@ use bytes::Bytes;
 use prost::Message as _;
 use tidegate_protocol::{
     id::NodeId,
-    pb::{self, exchange_request::Step as Ask, exchange_response::Step as Say},
+    pb::{self, exchange_request::Step as RequestStep, exchange_response::Step as ResponseStep},
 };
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use crate::{private, routes::NodeBoot};
 
-/// The version of the link that this node speaks.
-const VERSION: u32 = 1;
+/// Version of the link protocol that this node implements.
+const LINK_VERSION: u32 = 1;
 const NONCE_BYTES: usize = 32;
 const SECRET_BYTES_MIN: usize = 16;
-const CALLER: &[u8] = b"tidegate link caller";
-const PEER: &[u8] = b"tidegate link peer";
 
-/// What all nodes of a cluster share and nobody else knows. Can't be shown.
+/// Labels of the two proofs, so that neither can be sent back as the other.
+const CALLER_LABEL: &[u8] = b"tidegate link caller";
+const PEER_LABEL: &[u8] = b"tidegate link peer";
+
+/// Secret shared by all nodes of a cluster. Its `Debug` output hides it.
 #[derive(Clone)]
 pub struct Secret(hmac::Key);
 
 impl Secret {
+    /// Creates the secret from its bytes.
+    ///
     /// # Errors
-    /// Says what is wrong with it: shorter than 16 bytes.
+    /// The secret is shorter than 16 bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() < SECRET_BYTES_MIN {
-            return Err(format!("the shared secret is shorter than {SECRET_BYTES_MIN} bytes"));
+            return Err(format!("shared secret has fewer than {SECRET_BYTES_MIN} bytes; use a longer one"));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, bytes)))
     }
 
-    /// Reads it from a file; white space around it is none of it.
+    /// Reads the secret from a file, and trims surrounding white space.
     ///
     /// # Errors
-    /// Says which file can't be read or is open to every account, or what is wrong with the secret.
+    /// The file can't be read or is open to every account, or the secret is too short; the text names the file.
     pub fn read(file: &Path) -> Result<Self, String> {
         let text = private::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
         Self::new(text.trim_ascii()).map_err(|error| format!("{}: {error}", file.display()))
@@ -55,106 +60,112 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Why a lane ended, or did not begin.
+/// Reason why a stream ended or could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Another run of that node is there: the one wanted is over.
-    Gone,
-    /// In words.
-    Why(String),
+pub(super) enum StreamEnd {
+    /// Run of the peer has ended: another run of that node was found at its address.
+    RunEnded,
+    /// Failure, as shown to operators.
+    Failed(String),
 }
 
-impl From<Status> for End {
+impl From<Status> for StreamEnd {
     fn from(status: Status) -> Self {
-        Self::Why(status.message().to_owned())
+        Self::Failed(status.message().to_owned())
     }
 }
 
-/// The caller's side, on a lane that was just opened.
-pub(super) async fn greet(
+/// Runs the caller's side of the handshake, on a stream that was just opened.
+pub(super) async fn initiate(
     me: &NodeBoot,
     to: &NodeBoot,
     secret: Option<&Secret>,
-    ask: &mpsc::Sender<pb::ExchangeRequest>,
-    said: &mut Streaming<pb::ExchangeResponse>,
-) -> Result<(), End> {
-    let closed = || End::Why("the peer closed the lane".to_owned());
-    let hello = pb::LinkHello { version: VERSION, from: Some(name(me)), to: Some(name(to)), nonce: nonce() };
-    ask.send(step(Ask::Hello(hello.clone()))).await.map_err(|_| closed())?;
-    let Some(Say::Challenge(challenge)) = said.message().await?.and_then(|it| it.step) else {
+    requests: &mpsc::Sender<pb::ExchangeRequest>,
+    responses: &mut Streaming<pb::ExchangeResponse>,
+) -> Result<(), StreamEnd> {
+    let closed = || StreamEnd::Failed("the peer closed the stream".to_owned());
+    let (from, to_run) = (Some(link_node(me)), Some(link_node(to)));
+    let hello = pb::LinkHello { version: LINK_VERSION, from, to: to_run, nonce: nonce() };
+    requests.send(request(RequestStep::Hello(hello.clone()))).await.map_err(|_| closed())?;
+    let Some(ResponseStep::Challenge(challenge)) = responses.message().await?.and_then(|it| it.step) else {
         return Err(closed());
     };
-    if challenge.version != VERSION {
-        return Err(End::Why(format!("the peer speaks version {} of the link", challenge.version)));
+    if challenge.version != LINK_VERSION {
+        let version = challenge.version;
+        let why = format!("the peer uses version {version} of the link, this node version {LINK_VERSION}");
+        return Err(StreamEnd::Failed(why));
     }
     if let Some(secret) = secret
-        && !proves(secret, PEER, &hello, &challenge, &challenge.mac)
+        && !proves(secret, PEER_LABEL, &hello, &challenge, &challenge.mac)
     {
-        let why = "the peer does not prove that it has this node's shared secret (link.secret_file)";
-        return Err(End::Why(why.to_owned()));
+        let why = "the peer does not prove this node's shared secret; set the same link.secret_file on both";
+        return Err(StreamEnd::Failed(why.to_owned()));
     }
-    let at = challenge.at.as_ref().and_then(boot).ok_or_else(closed)?;
+    let at = challenge.at.as_ref().and_then(node_boot).ok_or_else(closed)?;
     if at.node != to.node {
-        return Err(End::Why(format!("node {} is at that address (link.advertise)", at.node)));
+        let why = format!("node {} is at that address; check link.advertise", at.node);
+        return Err(StreamEnd::Failed(why));
     }
     if at != *to {
-        return Err(End::Gone);
+        return Err(StreamEnd::RunEnded);
     }
-    let mac = proof(secret, CALLER, &hello, &challenge);
-    ask.send(step(Ask::Proof(pb::LinkProof { mac }))).await.map_err(|_| closed())?;
-    match said.message().await?.and_then(|it| it.step) {
-        Some(Say::Ready(_)) => Ok(()),
+    let mac = proof(secret, CALLER_LABEL, &hello, &challenge);
+    requests.send(request(RequestStep::Proof(pb::LinkProof { mac }))).await.map_err(|_| closed())?;
+    match responses.message().await?.and_then(|it| it.step) {
+        Some(ResponseStep::Ready(_)) => Ok(()),
         _ => Err(closed()),
     }
 }
 
-/// The other side: who calls.
-pub(super) async fn welcome(
+/// Runs the called peer's side of the handshake, and returns the caller.
+pub(super) async fn accept(
     me: &NodeBoot,
     secret: Option<&Secret>,
-    asked: &mut Streaming<pb::ExchangeRequest>,
-    say: &mpsc::Sender<Result<pb::ExchangeResponse, Status>>,
+    requests: &mut Streaming<pb::ExchangeRequest>,
+    responses: &mpsc::Sender<Result<pb::ExchangeResponse, Status>>,
 ) -> Result<NodeBoot, Status> {
-    let out_of_turn = || Status::invalid_argument("the steps of the handshake are hello, then proof");
-    let gone = || Status::cancelled("the caller has gone");
-    let Some(Ask::Hello(hello)) = asked.message().await?.and_then(|it| it.step) else {
-        return Err(out_of_turn());
+    let out_of_order = || Status::invalid_argument("the handshake must be hello, then proof");
+    let closed = || Status::cancelled("the caller closed the stream");
+    let Some(RequestStep::Hello(hello)) = requests.message().await?.and_then(|it| it.step) else {
+        return Err(out_of_order());
     };
-    if hello.version < VERSION || hello.nonce.len() != NONCE_BYTES {
-        return Err(Status::failed_precondition(format!("this node speaks version {VERSION} of the link")));
+    if hello.version < LINK_VERSION || hello.nonce.len() != NONCE_BYTES {
+        return Err(Status::failed_precondition(format!(
+            "this node uses version {LINK_VERSION} of the link"
+        )));
     }
-    let from = hello.from.as_ref().and_then(boot).ok_or_else(out_of_turn)?;
-    let mut challenge =
-        pb::LinkChallenge { version: VERSION, at: Some(name(me)), nonce: nonce(), mac: Bytes::new() };
-    challenge.mac = proof(secret, PEER, &hello, &challenge);
-    let said = pb::ExchangeResponse { step: Some(Say::Challenge(challenge.clone())) };
-    say.send(Ok(said)).await.map_err(|_| gone())?;
-    // A caller that found another run of the node, or no proof, goes here.
-    let Some(message) = asked.message().await? else { return Err(gone()) };
-    let Some(Ask::Proof(sent)) = message.step else { return Err(out_of_turn()) };
+    let from = hello.from.as_ref().and_then(node_boot).ok_or_else(out_of_order)?;
+    let (at, nonce, mac) = (Some(link_node(me)), nonce(), Bytes::new());
+    let mut challenge = pb::LinkChallenge { version: LINK_VERSION, at, nonce, mac };
+    challenge.mac = proof(secret, PEER_LABEL, &hello, &challenge);
+    let response = pb::ExchangeResponse { step: Some(ResponseStep::Challenge(challenge.clone())) };
+    responses.send(Ok(response)).await.map_err(|_| closed())?;
+    // The caller closes here if it finds another run of the node, or a wrong proof.
+    let Some(message) = requests.message().await? else { return Err(closed()) };
+    let Some(RequestStep::Proof(sent)) = message.step else { return Err(out_of_order()) };
     if let Some(secret) = secret
-        && !proves(secret, CALLER, &hello, &challenge, &sent.mac)
+        && !proves(secret, CALLER_LABEL, &hello, &challenge, &sent.mac)
     {
-        let why = "the caller does not prove that it has the peer's shared secret (link.secret_file)";
+        let why = "the caller does not prove the peer's shared secret; set the same link.secret_file on both";
         return Err(Status::unauthenticated(why));
     }
-    if hello.to.as_ref().and_then(boot).as_ref() != Some(me) {
-        return Err(Status::not_found("another run of that node is here"));
+    if hello.to.as_ref().and_then(node_boot).as_ref() != Some(me) {
+        return Err(Status::not_found("another run of that node is at this address"));
     }
-    let said = pb::ExchangeResponse { step: Some(Say::Ready(pb::LinkReady {})) };
-    say.send(Ok(said)).await.map_err(|_| gone())?;
+    let response = pb::ExchangeResponse { step: Some(ResponseStep::Ready(pb::LinkReady {})) };
+    responses.send(Ok(response)).await.map_err(|_| closed())?;
     Ok(from)
 }
 
-fn step(step: Ask) -> pb::ExchangeRequest {
+fn request(step: RequestStep) -> pb::ExchangeRequest {
     pb::ExchangeRequest { step: Some(step) }
 }
 
-fn name(at: &NodeBoot) -> pb::LinkNode {
+fn link_node(at: &NodeBoot) -> pb::LinkNode {
     pb::LinkNode { node: at.node.to_string(), boot: at.boot }
 }
 
-fn boot(sent: &pb::LinkNode) -> Option<NodeBoot> {
+fn node_boot(sent: &pb::LinkNode) -> Option<NodeBoot> {
     Some(NodeBoot { node: NodeId::new(&sent.node).ok()?, boot: sent.boot })
 }
 
@@ -162,7 +173,7 @@ fn nonce() -> Bytes {
     Bytes::copy_from_slice(&rand::random::<[u8; NONCE_BYTES]>())
 }
 
-/// What the proof of one side is over: its label and all that both said before.
+/// Returns the input of one side's proof: its label, and everything both sides sent before.
 fn transcript(side: &[u8], hello: &pb::LinkHello, challenge: &pb::LinkChallenge) -> Vec<u8> {
     let mut text = side.to_vec();
     text.extend(hello.encode_length_delimited_to_vec());
@@ -181,7 +192,7 @@ fn proof(
     Bytes::copy_from_slice(hmac::sign(key, &transcript(side, hello, challenge)).as_ref())
 }
 
-/// Compares in constant time.
+/// Verifies a proof, in constant time.
 fn proves(
     Secret(key): &Secret,
     side: &[u8],
@@ -197,25 +208,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_holds_for_its_secret_its_side_and_its_nonces_only() {
+    fn proof_is_valid_only_for_its_secret_side_and_nonces() {
         let (secret, other) = (Secret::new(&[1; 32]).unwrap(), Secret::new(&[2; 32]).unwrap());
         let node = pb::LinkNode { node: "n1".into(), boot: 7 };
         let hello =
             pb::LinkHello { version: 1, from: Some(node.clone()), to: Some(node.clone()), nonce: nonce() };
         let challenge = pb::LinkChallenge { version: 1, at: Some(node), nonce: nonce(), mac: Bytes::new() };
-        let mac = proof(Some(&secret), PEER, &hello, &challenge);
-        assert!(proves(&secret, PEER, &hello, &challenge, &mac));
-        assert!(!proves(&other, PEER, &hello, &challenge, &mac), "another secret");
-        assert!(!proves(&secret, CALLER, &hello, &challenge, &mac), "the peer's own proof sent back");
-        assert!(!proves(&secret, PEER, &hello, &challenge, &[]), "no proof");
+        let mac = proof(Some(&secret), PEER_LABEL, &hello, &challenge);
+        assert!(proves(&secret, PEER_LABEL, &hello, &challenge, &mac));
+        assert!(!proves(&other, PEER_LABEL, &hello, &challenge, &mac), "another secret");
+        assert!(!proves(&secret, CALLER_LABEL, &hello, &challenge, &mac), "the peer's own proof sent back");
+        assert!(!proves(&secret, PEER_LABEL, &hello, &challenge, &[]), "no proof");
         let again = pb::LinkHello { nonce: nonce(), ..hello.clone() };
-        assert!(!proves(&secret, PEER, &again, &challenge, &mac), "a recorded proof");
+        assert!(!proves(&secret, PEER_LABEL, &again, &challenge, &mac), "a recorded proof");
         let again = pb::LinkChallenge { nonce: nonce(), ..challenge.clone() };
-        assert!(!proves(&secret, PEER, &hello, &again, &mac), "a recorded proof");
+        assert!(!proves(&secret, PEER_LABEL, &hello, &again, &mac), "a recorded proof");
     }
 
     #[test]
-    fn a_secret_is_never_shown_and_not_short() {
+    fn secret_is_never_shown_and_has_a_minimum_length() {
         let secret = Secret::new(b"sixteen letters.").unwrap();
         assert!(!format!("{secret:?}").contains("letters"));
         assert!(Secret::new(b"fifteen letters").is_err());

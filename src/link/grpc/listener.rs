@@ -1,11 +1,11 @@
-//! Where peers connect: takes lanes, and hands what comes on them to this node's own end of the link.
+//! Link listener: accepts the peers' streams and passes their calls to this node's handler.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tidegate_protocol::pb::{
-    self, exchange_request::Step as Ask, exchange_response::Step as Say, link_call::Body as Call,
-    link_reply::Body as Reply,
+    self, exchange_request::Step as RequestStep, exchange_response::Step as ResponseStep,
+    link_call::Body as Call, link_reply::Body as Reply,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tonic::{
@@ -15,11 +15,11 @@ use tonic::{
 
 use super::{
     Settings,
-    connection_limit::{CONNECTIONS_MAX, Known, Seated},
+    connection_limit::{Authenticated, CONNECTIONS_MAX, PermittedConnection},
     convert::{self, Malformed},
     handshake,
-    peer::{CONNECTION_WINDOW, LANE_WINDOW},
-    service::{self, Lanes, LinkServer, MESSAGE_BYTES_MAX, Said},
+    peer::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES},
+    service::{self, LinkServer, MESSAGE_BYTES_MAX, ResponseStream, StreamHandler},
     traces,
 };
 use crate::{
@@ -28,89 +28,91 @@ use crate::{
     routes::NodeBoot,
 };
 
-/// Questions of one lane that are worked on at once; further ones wait unread.
-const QUESTIONS_MAX: usize = 64;
+/// Limit on concurrent queries of one stream; further ones wait unread.
+const CONCURRENT_QUERIES_MAX: usize = 64;
 
-/// Frames of replies that wait to be written to one lane; a peer that reads none is not read from either.
-const REPLIES_WAITING: usize = 2;
+/// Limit on reply frames queued for one stream. A peer that does not read its replies is not read from either.
+const QUEUED_REPLY_FRAMES_MAX: usize = 2;
 
-/// Lanes of one connection: a peer opens three.
-const LANES_MAX: u32 = 8;
+/// Limit on the streams of one connection; a peer opens three.
+const STREAMS_MAX: u32 = 8;
 
-/// The listening end; peers are cut when it is dropped.
+/// Server end of the link. Dropping it disconnects the peers.
 pub struct Listener {
     address: SocketAddr,
     stop: watch::Sender<bool>,
 }
 
-/// Callers of whom nobody knows yet who they are, at once; further ones are told to come again.
-const STRANGERS_MAX: usize = 32;
+/// Limit on concurrent handshakes; further callers are refused and may retry.
+const UNAUTHENTICATED_MAX: usize = 32;
 
-/// What each lane works with.
+/// Dependencies shared by all streams of the listener.
 #[derive(Clone)]
-struct Host {
+struct StreamServer {
     me: NodeBoot,
-    end: Arc<dyn Link>,
+    handler: Arc<dyn Link>,
     settings: Arc<Settings>,
     metrics: Metrics,
     stop: watch::Receiver<bool>,
-    strangers: Arc<Semaphore>,
+    unauthenticated: Arc<Semaphore>,
 }
 
-type Asked = Streaming<pb::ExchangeRequest>;
-type Answers = mpsc::Sender<Result<pb::ExchangeResponse, Status>>;
+type RequestStream = Streaming<pb::ExchangeRequest>;
+type ResponseSender = mpsc::Sender<Result<pb::ExchangeResponse, Status>>;
 
 impl Listener {
-    /// Listens, and serves each peer that knows the secret or has a certificate, as the settings say; `end` is what
-    /// this node does for its peers. To be called in a runtime.
+    /// Listens, and serves each peer that proves the secret or has a certificate, as configured. `handler` executes the
+    /// peers' calls. To be called in a runtime.
     ///
     /// # Errors
-    /// The address can't be listened on, or the certificate, its key or the authority can't be used.
+    /// The address is unavailable, or the certificate, its key or the authority is invalid.
     pub fn bind(
         address: SocketAddr,
         me: NodeBoot,
-        end: Arc<dyn Link>,
+        handler: Arc<dyn Link>,
         settings: Settings,
         metrics: Metrics,
     ) -> io::Result<Self> {
         let mut server = Server::builder()
-            .initial_stream_window_size(LANE_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_concurrent_streams(LANES_MAX)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_concurrent_streams(STREAMS_MAX)
             .http2_keepalive_interval(Some(settings.handshake))
             .http2_keepalive_timeout(Some(settings.handshake));
         if let Some(tls) = &settings.tls {
             let config = tls.server().timeout(settings.handshake);
             server = server.tls_config(config).map_err(|error| {
-                io::Error::new(io::ErrorKind::InvalidInput, format!("the certificate of the link: {error:?}"))
+                let why = format!("invalid link.tls_cert, link.tls_key or link.tls_ca: {error:?}");
+                io::Error::new(io::ErrorKind::InvalidInput, why)
             })?;
         }
         let incoming = TcpIncoming::bind(address)?.with_nodelay(Some(true));
         let address = incoming.local_addr()?;
         let (stop, stopped) = watch::channel(false);
-        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
-        let host = Host { me, end, settings: Arc::new(settings), metrics, stop: stopped.clone(), strangers };
+        let unauthenticated = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
+        let (settings, stop_streams) = (Arc::new(settings), stopped.clone());
+        let streams = StreamServer { me, handler, settings, metrics, stop: stop_streams, unauthenticated };
         tokio::spawn(async move {
-            let (seats, metrics) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), host.metrics.clone());
-            let handshake = host.settings.handshake;
-            let incoming = incoming.filter_map(move |came| {
-                let seat = |stream| Seated::take(stream, &seats, handshake, &metrics);
-                let seated = came.map(seat).transpose();
-                if seated.is_none() {
+            let (permits, metrics) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), streams.metrics.clone());
+            let handshake = streams.settings.handshake;
+            let incoming = incoming.filter_map(move |accepted| {
+                let acquire = |stream| PermittedConnection::acquire(stream, &permits, handshake, &metrics);
+                let permitted = accepted.map(acquire).transpose();
+                if permitted.is_none() {
                     metrics.link_refused.increment(1);
                 }
-                std::future::ready(seated)
+                std::future::ready(permitted)
             });
-            let service = LinkServer(Arc::new(host));
-            let served = server.serve_with_incoming_shutdown(service, incoming, until(stopped)).await;
+            let service = LinkServer(Arc::new(streams));
+            let served = server.serve_with_incoming_shutdown(service, incoming, wait_stopped(stopped)).await;
             if let Err(error) = served {
-                tracing::error!(?error, "the link takes no more peers");
+                tracing::error!(?error, "link listener failed; no further peers can connect");
             }
         });
         Ok(Self { address, stop })
     }
 
-    /// Where it listens: what was asked for, with the port that it got.
+    /// Returns the address that it listens on, with the port that was bound.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -122,64 +124,78 @@ impl Drop for Listener {
     }
 }
 
-/// Until the listener was dropped.
-async fn until(mut stopped: watch::Receiver<bool>) {
-    // An error says that it is gone, too.
+/// Waits until the listener is dropped.
+async fn wait_stopped(mut stopped: watch::Receiver<bool>) {
+    // An error means that the listener has been dropped as well.
     stopped.wait_for(|stop| *stop).await.ok();
 }
 
-impl Lanes for Host {
-    fn open(&self, asked: Asked, known: Known) -> Said {
-        let (answers, said) = mpsc::channel(REPLIES_WAITING);
-        let host = self.clone();
+impl StreamHandler for StreamServer {
+    fn open(&self, requests: RequestStream, authenticated: Authenticated) -> ResponseStream {
+        let (sender, responses) = mpsc::channel(QUEUED_REPLY_FRAMES_MAX);
+        let server = self.clone();
         tokio::spawn(async move {
-            let stopped = until(host.stop.clone());
+            let stopped = wait_stopped(server.stop.clone());
             let status = tokio::select! {
-                status = host.serve(asked, &answers, &known) => status,
-                () = stopped => Status::unavailable("the peer is leaving"),
+                status = server.serve(requests, &sender, &authenticated) => status,
+                () = stopped => Status::unavailable("the peer is shutting down"),
             };
-            // Whoever reads no replies hears no reason.
-            answers.try_send(Err(status)).ok();
+            // A caller that reads no replies misses the status, too.
+            sender.try_send(Err(status)).ok();
         });
-        Box::pin(service::receive(said))
+        Box::pin(service::receive(responses))
     }
 }
 
-impl Host {
-    /// Serves a lane to its end.
-    async fn serve(&self, mut asked: Asked, answers: &Answers, known: &Known) -> Status {
-        let peer = match self.greet(&mut asked, answers).await {
+impl StreamServer {
+    /// Serves a stream until it ends, and returns its final status.
+    async fn serve(
+        &self,
+        mut requests: RequestStream,
+        responses: &ResponseSender,
+        authenticated: &Authenticated,
+    ) -> Status {
+        let peer = match self.handshake(&mut requests, responses).await {
             Ok(peer) => peer,
             Err(status) => {
                 self.metrics.link_refused.increment(1);
-                tracing::warn!(why = status.message(), "a caller of the link was refused");
+                tracing::warn!(why = status.message(), "link caller refused");
                 return status;
             }
         };
-        known.set();
-        tracing::debug!(peer = %peer.node, boot = peer.boot, "a peer opened a lane");
-        match self.answer(&peer, &mut asked, answers).await {
-            Ok(()) => Status::ok("the caller has closed the lane"),
+        authenticated.set();
+        tracing::debug!(peer = %peer.node, boot = peer.boot, "link stream opened by a peer");
+        match self.serve_calls(&peer, &mut requests, responses).await {
+            Ok(()) => Status::ok("the caller closed the stream"),
             Err(status) => status,
         }
     }
 
-    async fn greet(&self, asked: &mut Asked, answers: &Answers) -> Result<NodeBoot, Status> {
-        let many = |_| Status::resource_exhausted("too many callers in the handshake at once");
-        let _stranger = self.strangers.try_acquire().map_err(many)?;
-        let greeted = handshake::welcome(&self.me, self.settings.secret.as_ref(), asked, answers);
-        let late = |_| Err(Status::deadline_exceeded("the handshake took too long"));
-        tokio::time::timeout(self.settings.handshake, greeted).await.unwrap_or_else(late)
+    async fn handshake(
+        &self,
+        requests: &mut RequestStream,
+        responses: &ResponseSender,
+    ) -> Result<NodeBoot, Status> {
+        let too_many = |_| Status::resource_exhausted("too many concurrent handshakes");
+        let _permit = self.unauthenticated.try_acquire().map_err(too_many)?;
+        let accepted = handshake::accept(&self.me, self.settings.secret.as_ref(), requests, responses);
+        let late = |_| Err(Status::deadline_exceeded("the handshake timed out"));
+        tokio::time::timeout(self.settings.handshake, accepted).await.unwrap_or_else(late)
     }
 
-    async fn answer(&self, peer: &NodeBoot, asked: &mut Asked, answers: &Answers) -> Result<(), Status> {
-        let mut questions: FuturesUnordered<BoxFuture<'_, pb::LinkReply>> = FuturesUnordered::new();
+    async fn serve_calls(
+        &self,
+        peer: &NodeBoot,
+        requests: &mut RequestStream,
+        responses: &ResponseSender,
+    ) -> Result<(), Status> {
+        let mut queries: FuturesUnordered<BoxFuture<'_, pb::LinkReply>> = FuturesUnordered::new();
         loop {
             tokio::select! {
-                message = asked.message(), if questions.len() < QUESTIONS_MAX => {
+                message = requests.message(), if queries.len() < CONCURRENT_QUERIES_MAX => {
                     let Some(message) = message? else { return Ok(()) };
-                    let Some(Ask::Calls(calls)) = message.step else {
-                        return Err(Status::invalid_argument("calls come after the handshake"));
+                    let Some(RequestStep::Calls(calls)) = message.step else {
+                        return Err(Status::invalid_argument("only calls may follow the handshake"));
                     };
                     let mut replies = Vec::new();
                     for call in calls.calls {
@@ -187,82 +203,83 @@ impl Host {
                             call.body,
                             Some(Call::Answers(_) | Call::Deliveries(_) | Call::Strays(_))
                         );
-                        let work = Box::pin(self.work(peer, call));
+                        let reply = Box::pin(self.handle(peer, call));
                         if ordered {
-                            // One after the other: this is what keeps their order.
-                            replies.push(work.await);
+                            // Awaiting each call in turn keeps their order.
+                            replies.push(reply.await);
                         } else {
-                            questions.push(work);
+                            queries.push(reply);
                         }
                     }
-                    say(answers, replies).await?;
+                    send_replies(responses, replies).await?;
                 }
-                Some(reply) = questions.next() => say(answers, vec![reply]).await?,
+                Some(reply) = queries.next() => send_replies(responses, vec![reply]).await?,
             }
         }
     }
 
-    /// One call; its end has as long as a caller waits.
-    async fn work(&self, peer: &NodeBoot, call: pb::LinkCall) -> pb::LinkReply {
+    /// Executes one call, within the timeout that the caller waits for its reply.
+    async fn handle(&self, peer: &NodeBoot, call: pb::LinkCall) -> pb::LinkReply {
         let id = call.id;
-        let done = tokio::time::timeout(self.settings.timeout, self.hand_over(peer, call.body));
-        let late = || LinkError::Unknown("the peer's work took too long".to_owned());
-        let done = done.await.unwrap_or_else(|_| Err(late()));
-        let mut reply = pb::LinkReply { id, body: Some(done.unwrap_or_else(failure)) };
+        let result = tokio::time::timeout(self.settings.timeout, self.dispatch(peer, call.body));
+        let late = || LinkError::Unknown("the call timed out on the peer".to_owned());
+        let result = result.await.unwrap_or_else(|_| Err(late()));
+        let mut reply = pb::LinkReply { id, body: Some(result.unwrap_or_else(failure)) };
         if prost::Message::encoded_len(&reply) + 64 > MESSAGE_BYTES_MAX {
-            let why = "the reply is too large for one message: ask for less at once";
+            let why = "the reply is too large for one message; request less at once";
             reply.body = Some(failure(LinkError::Unknown(why.to_owned())));
         }
         reply
     }
 
-    async fn hand_over(&self, peer: &NodeBoot, call: Option<Call>) -> Result<Reply, LinkError> {
-        let (end, me) = (&self.end, &self.me);
+    async fn dispatch(&self, peer: &NodeBoot, call: Option<Call>) -> Result<Reply, LinkError> {
+        let (handler, me) = (&self.handler, &self.me);
         Ok(match call.ok_or(Malformed("call, perhaps of a newer version"))? {
             Call::Answers(sent) => {
-                end.answers(me, self.answers_of(sent)).await?;
+                handler.answers(me, readable_answers(sent)).await?;
                 Reply::Taken(pb::LinkReady {})
             }
             Call::Deliveries(sent) => {
-                let landings = end.deliver(me, convert::all(sent.deliveries, convert::delivery)?).await?;
+                let landings = handler.deliver(me, convert::all(sent.deliveries, convert::delivery)?).await?;
                 let landings = landings.into_iter().map(convert::put_landings).collect();
                 Reply::Landings(pb::LinkLandings { landings })
             }
             Call::Stops(sent) => {
                 let sessions = convert::all(sent.sessions, convert::session)?;
-                Reply::Stopped(pb::LinkStopped { now: end.stop_sessions(me, sessions).await? })
+                Reply::Stopped(pb::LinkStopped { now: handler.stop_sessions(me, sessions).await? })
             }
             Call::Settle(sent) => {
-                let told = sent.told.into_iter().map(convert::told).collect();
-                let patience = Duration::from_millis(sent.patience_ms.into());
-                Reply::Settled(convert::put_settled(end.settled(me, told, patience).await?))
+                let marks = sent.told.into_iter().map(convert::published_mark).collect();
+                let within = Duration::from_millis(sent.patience_ms.into());
+                Reply::Settled(convert::put_archive_status(handler.settled(me, marks, within).await?))
             }
             Call::Asks(sent) => {
-                let words = end.answers_again(peer, me, convert::all(sent.asks, convert::ask)?).await?;
-                Reply::Told(pb::LinkTold { words: words.into_iter().map(convert::put_word).collect() })
+                let asks = convert::all(sent.asks, convert::ask)?;
+                let statuses = handler.answers_again(peer, me, asks).await?;
+                let words = statuses.into_iter().map(convert::put_answer_status).collect();
+                Reply::Told(pb::LinkTold { words })
             }
             Call::Strays(sent) => {
-                end.strays(me, strays_of(sent)).await?;
+                handler.strays(me, readable_messages(sent)).await?;
                 Reply::Taken(pb::LinkReady {})
             }
             Call::Traces(sent) => {
-                Reply::Steps(traces::put_steps(end.traces(me, traces::query(sent)?).await?))
+                Reply::Steps(traces::put_steps(handler.traces(me, traces::query(sent)?).await?))
             }
         })
     }
-
-    /// An answer that can't be read, of a newer version, say, does not take the others with it: its client is told
-    /// *unknown* in time.
-    fn answers_of(&self, sent: pb::LinkAnswers) -> Vec<crate::link::Answer> {
-        let read = |answer| convert::answer(answer).inspect_err(|error| tracing::warn!(%error, "an answer"));
-        sent.answers.into_iter().filter_map(|answer| read(answer).ok()).collect()
-    }
 }
 
-/// One that can't be read, of a newer version, say, costs nothing but itself.
-fn strays_of(sent: pb::LinkStrays) -> Vec<crate::link::Stray> {
-    let read = |stray| convert::stray(stray).inspect_err(|error| tracing::debug!(%error, "a stray"));
-    sent.strays.into_iter().filter_map(|stray| read(stray).ok()).collect()
+/// Returns the answers that this version can decode. The client of any other gets *unknown* after its timeout.
+fn readable_answers(sent: pb::LinkAnswers) -> Vec<crate::link::Answer> {
+    let warn = |error: &Malformed| tracing::warn!(%error, "undecodable answer dropped");
+    sent.answers.into_iter().filter_map(|answer| convert::answer(answer).inspect_err(warn).ok()).collect()
+}
+
+/// Returns the best-effort messages that this version can decode, and drops the others.
+fn readable_messages(sent: pb::LinkStrays) -> Vec<crate::link::BestEffortMessage> {
+    let log = |error: &Malformed| tracing::debug!(%error, "undecodable best-effort message dropped");
+    sent.strays.into_iter().filter_map(|stray| convert::best_effort(stray).inspect_err(log).ok()).collect()
 }
 
 impl From<Malformed> for LinkError {
@@ -274,18 +291,18 @@ impl From<Malformed> for LinkError {
 fn failure(error: LinkError) -> Reply {
     let in_doubt = matches!(error, LinkError::Unknown(_));
     let why = match error {
-        LinkError::NotHere => "the node has no such end".to_owned(),
+        LinkError::NotHere => "the peer does not handle this call".to_owned(),
         LinkError::Unavailable(why) | LinkError::Unknown(why) => why,
     };
     Reply::Failure(pb::LinkFailure { in_doubt, why })
 }
 
-/// Replies are small or, like steps, come one by one; a frame never grows past what is taken.
-async fn say(answers: &Answers, replies: Vec<pb::LinkReply>) -> Result<(), Status> {
+/// Sends replies in one frame. Those of several calls are small, and large ones come alone, so it fits one message.
+async fn send_replies(responses: &ResponseSender, replies: Vec<pb::LinkReply>) -> Result<(), Status> {
     if replies.is_empty() {
         return Ok(());
     }
-    let step = Some(Say::Replies(pb::LinkReplies { replies }));
-    let gone = |_| Status::cancelled("the caller has gone");
-    answers.send(Ok(pb::ExchangeResponse { step })).await.map_err(gone)
+    let step = Some(ResponseStep::Replies(pb::LinkReplies { replies }));
+    let closed = |_| Status::cancelled("the caller closed the stream");
+    responses.send(Ok(pb::ExchangeResponse { step })).await.map_err(closed)
 }

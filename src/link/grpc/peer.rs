@@ -1,8 +1,10 @@
-//! One peer: keeps a connection to it with three lanes, and comes back with growing pauses when it ends.
+//! Connection to one peer, with three streams. Reconnects with growing delays.
 
 use std::{sync::Arc, time::Duration};
 
-use tidegate_protocol::pb::{self, exchange_request::Step as Ask, exchange_response::Step as Say};
+use tidegate_protocol::pb::{
+    self, exchange_request::Step as RequestStep, exchange_response::Step as ResponseStep,
+};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{
     Streaming,
@@ -11,53 +13,56 @@ use tonic::{
 
 use super::{
     Settings,
-    call_queue::Lane,
-    handshake::{self, End},
+    call_queue::CallQueue,
+    handshake::{self, StreamEnd},
     service,
 };
 use crate::{metrics::Metrics, routes::NodeBoot};
 
-/// Pauses between attempts: the first, and the longest; each is cut by up to a half at random.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Delay before the first attempt to reconnect; it doubles up to [`RECONNECT_DELAY_MAX`]. Each delay is shortened by up
+/// to a half at random.
+const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
 
-/// How a connection that says nothing is found dead.
-const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Interval and timeout of keep-alive pings, by which a dead connection is detected.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// HTTP/2 windows: two lanes that are not read can't use up the connection's.
-pub(super) const LANE_WINDOW: u32 = 2 * 1024 * 1024;
-pub(super) const CONNECTION_WINDOW: u32 = 4 * LANE_WINDOW;
+/// HTTP/2 flow-control window of a stream.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 
-/// A peer by the run that is wanted; ends with its value.
+/// HTTP/2 flow-control window of a connection. Two streams that are not read can't use it up.
+pub(super) const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
+
+/// One run of a peer; dropping it ends the connection.
 pub(super) struct Peer {
     pub(super) address: String,
-    /// For answers and deliveries, which keep their order.
-    pub(super) ordered: Arc<Lane>,
-    /// For questions, which have none: none waits behind deliveries.
-    pub(super) asked: Arc<Lane>,
-    /// For what may be lost, which keeps its own order: nothing waits behind it.
-    pub(super) strays: Arc<Lane>,
+    /// Queue of answers and deliveries, which keep their order.
+    pub(super) ordered: Arc<CallQueue>,
+    /// Queue of queries, which have no order and never wait for deliveries.
+    pub(super) queries: Arc<CallQueue>,
+    /// Queue of best-effort messages, which keep their own order and delay no other call.
+    pub(super) best_effort: Arc<CallQueue>,
     task: JoinHandle<()>,
 }
 
-/// What the connection's task works with.
+/// State of the task that keeps the connection.
 struct Connector {
     me: NodeBoot,
     to: NodeBoot,
     address: String,
     settings: Arc<Settings>,
     metrics: Metrics,
-    /// Those of the peer, in this order: ordered, asked, strays.
-    lanes: [Arc<Lane>; 3],
+    /// Queues of the peer, in this order: ordered, queries, best effort.
+    queues: [Arc<CallQueue>; 3],
 }
 
-type Said = Streaming<pb::ExchangeResponse>;
+type ResponseStream = Streaming<pb::ExchangeResponse>;
 
-/// A lane that both sides have agreed on.
-type Opened = (mpsc::Sender<pb::ExchangeRequest>, Said);
+/// Stream after its handshake.
+type OpenStream = (mpsc::Sender<pb::ExchangeRequest>, ResponseStream);
 
 impl Peer {
-    /// Starts to connect.
+    /// Starts the task that connects to the peer.
     pub(super) fn start(
         me: NodeBoot,
         to: NodeBoot,
@@ -66,67 +71,70 @@ impl Peer {
         seed: u64,
         metrics: &Metrics,
     ) -> Self {
-        let lane = || Arc::new(Lane::new(settings.queue_bytes, metrics.clone()));
-        let lanes = [lane(), lane(), lane()];
-        let [ordered, asked, strays] = lanes.clone();
+        let queue = || Arc::new(CallQueue::new(settings.queue_bytes, metrics.clone()));
+        let queues = [queue(), queue(), queue()];
+        let [ordered, queries, best_effort] = queues.clone();
         let connector = Connector {
             me,
             to,
             address: address.clone(),
             settings: Arc::clone(settings),
             metrics: metrics.clone(),
-            lanes,
+            queues,
         };
-        Self { address, ordered, asked, strays, task: tokio::spawn(connector.keep(seed)) }
+        Self { address, ordered, queries, best_effort, task: tokio::spawn(connector.run(seed)) }
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
         self.task.abort();
-        let end = End::Why("the node is not among the peers any more".to_owned());
-        [&self.ordered, &self.asked, &self.strays].into_iter().for_each(|lane| lane.down(&end));
+        let end = StreamEnd::Failed("the node is no longer among the peers".to_owned());
+        [&self.ordered, &self.queries, &self.best_effort].into_iter().for_each(|queue| queue.set_down(&end));
     }
 }
 
 impl Connector {
-    async fn keep(self, seed: u64) {
-        let mut pauses = Pauses { random: seed, next: PAUSE_MIN };
-        let mut told = None;
+    async fn run(self, seed: u64) {
+        let mut backoff = Backoff { random: seed, next: RECONNECT_DELAY_MIN };
+        let mut last_failure = None;
         loop {
             let end = match self.connect().await {
-                Ok(opened) => {
-                    (pauses.next, told) = (PAUSE_MIN, None);
-                    Box::pin(self.run(opened)).await
+                Ok(streams) => {
+                    (backoff.next, last_failure) = (RECONNECT_DELAY_MIN, None);
+                    Box::pin(self.serve(streams)).await
                 }
                 Err(end) => end,
             };
-            self.lanes.iter().for_each(|lane| lane.down(&end));
+            self.queues.iter().for_each(|queue| queue.set_down(&end));
             self.metrics.link_failures.increment(1);
-            let End::Why(why) = end else {
-                tracing::info!(peer = %self.to.node, boot = self.to.boot, "that run of the peer is over");
+            let StreamEnd::Failed(why) = end else {
+                let (peer, boot) = (&self.to.node, self.to.boot);
+                tracing::info!(%peer, boot, "run of the peer has ended; not reconnecting");
                 return;
             };
-            // The same again and again is said once.
-            if told.as_ref() != Some(&why) {
-                tracing::warn!(peer = %self.to.node, address = self.address, why, "no link to a peer");
-                told = Some(why);
+            // A repeated failure is logged once.
+            if last_failure.as_ref() != Some(&why) {
+                let (peer, address) = (&self.to.node, &self.address);
+                tracing::warn!(%peer, address, why, "no link to peer; retrying");
+                last_failure = Some(why);
             }
-            tokio::time::sleep(pauses.draw()).await;
+            tokio::time::sleep(backoff.draw()).await;
         }
     }
 
-    async fn connect(&self) -> Result<[Opened; 3], End> {
+    async fn connect(&self) -> Result<[OpenStream; 3], StreamEnd> {
         let connecting = async {
-            let channel = self.endpoint()?.connect().await.map_err(|error| End::Why(causes(&error)))?;
+            let failed = |error: tonic::transport::Error| StreamEnd::Failed(with_causes(&error));
+            let channel = self.endpoint()?.connect().await.map_err(failed)?;
             Ok([self.open(&channel).await?, self.open(&channel).await?, self.open(&channel).await?])
         };
-        let late = |_| Err(End::Why("the peer did not complete the handshake in time".to_owned()));
+        let late = |_| Err(StreamEnd::Failed("the handshake with the peer timed out".to_owned()));
         tokio::time::timeout(self.settings.handshake, connecting).await.unwrap_or_else(late)
     }
 
-    fn endpoint(&self) -> Result<Endpoint, End> {
-        let why = |error: tonic::transport::Error| End::Why(causes(&error));
+    fn endpoint(&self) -> Result<Endpoint, StreamEnd> {
+        let why = |error: tonic::transport::Error| StreamEnd::Failed(with_causes(&error));
         let scheme = if self.settings.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address)).map_err(why)?;
         let endpoint = match &self.settings.tls {
@@ -136,69 +144,70 @@ impl Connector {
         Ok(endpoint
             .connect_timeout(self.settings.handshake)
             .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_INTERVAL)
             .keep_alive_while_idle(true)
-            .initial_stream_window_size(LANE_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW))
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES))
     }
 
-    async fn open(&self, channel: &Channel) -> Result<Opened, End> {
-        let (ask, asked) = mpsc::channel(1);
-        let mut said = service::open(channel.clone(), asked).await?;
-        handshake::greet(&self.me, &self.to, self.settings.secret.as_ref(), &ask, &mut said).await?;
-        Ok((ask, said))
+    async fn open(&self, channel: &Channel) -> Result<OpenStream, StreamEnd> {
+        let (sender, requests) = mpsc::channel(1);
+        let mut responses = service::open(channel.clone(), requests).await?;
+        let secret = self.settings.secret.as_ref();
+        handshake::initiate(&self.me, &self.to, secret, &sender, &mut responses).await?;
+        Ok((sender, responses))
     }
 
-    async fn run(&self, opened: [Opened; 3]) -> End {
-        tracing::info!(peer = %self.to.node, boot = self.to.boot, address = self.address, "linked to a peer");
-        let counted = Counted::one(&self.metrics);
-        self.lanes.iter().for_each(|lane| lane.up());
-        let [ordered, asked, strays] = &self.lanes;
-        let [for_ordered, for_asked, for_strays] = opened;
+    async fn serve(&self, streams: [OpenStream; 3]) -> StreamEnd {
+        tracing::info!(peer = %self.to.node, boot = self.to.boot, address = self.address, "linked to peer");
+        let counted = LinkedPeerGuard::new(&self.metrics);
+        self.queues.iter().for_each(|queue| queue.set_up());
+        let [ordered, queries, best_effort] = &self.queues;
+        let [ordered_stream, query_stream, best_effort_stream] = streams;
         let end = tokio::select! {
-            end = run_lane(ordered, for_ordered) => end,
-            end = run_lane(asked, for_asked) => end,
-            end = run_lane(strays, for_strays) => end,
+            end = run_stream(ordered, ordered_stream) => end,
+            end = run_stream(queries, query_stream) => end,
+            end = run_stream(best_effort, best_effort_stream) => end,
         };
         drop(counted);
         end
     }
 }
 
-/// Sends what waits as fast as the peer takes it, and hands replies out, until the lane ends.
-async fn run_lane(lane: &Lane, (ask, said): Opened) -> End {
+/// Sends the queued calls as fast as the peer accepts them, and passes on replies, until the stream ends.
+async fn run_stream(queue: &CallQueue, (requests, responses): OpenStream) -> StreamEnd {
     tokio::select! {
-        end = send(lane, ask) => end,
-        end = receive(lane, said) => end,
+        end = send(queue, requests) => end,
+        end = receive(queue, responses) => end,
     }
 }
 
-async fn send(lane: &Lane, ask: mpsc::Sender<pb::ExchangeRequest>) -> End {
-    // What waits is gathered only once it can leave: a slow peer gets fewer, larger frames.
-    while let Ok(place) = ask.reserve().await {
-        place.send(pb::ExchangeRequest { step: Some(Ask::Calls(lane.next_frame().await)) });
+async fn send(queue: &CallQueue, requests: mpsc::Sender<pb::ExchangeRequest>) -> StreamEnd {
+    // Frames are built only once they can be sent, so that a slow peer gets fewer, larger frames.
+    while let Ok(permit) = requests.reserve().await {
+        permit.send(pb::ExchangeRequest { step: Some(RequestStep::Calls(queue.next_frame().await)) });
     }
-    // The receiving half knows why, a moment later.
+    // The receiving half is about to return the reason.
     std::future::pending().await
 }
 
-async fn receive(lane: &Lane, mut said: Said) -> End {
+async fn receive(queue: &CallQueue, mut responses: ResponseStream) -> StreamEnd {
     loop {
-        match said.message().await {
-            Ok(Some(pb::ExchangeResponse { step: Some(Say::Replies(replies)) })) => {
-                replies.replies.into_iter().for_each(|reply| lane.replied(reply));
+        match responses.message().await {
+            Ok(Some(pb::ExchangeResponse { step: Some(ResponseStep::Replies(replies)) })) => {
+                replies.replies.into_iter().for_each(|reply| queue.complete(reply));
             }
-            // Something of a newer version, which this one has not asked for.
+            // An unrequested message, of a newer version.
             Ok(Some(_)) => {}
-            Ok(None) => return End::Why("the peer closed the lane".to_owned()),
+            Ok(None) => return StreamEnd::Failed("the peer closed the stream".to_owned()),
             Err(status) => return status.into(),
         }
     }
 }
 
-/// An error with what caused it: the outermost alone says "transport error".
-fn causes(error: &dyn std::error::Error) -> String {
+/// Returns the error's text with those of its causes; the outermost error alone is just "transport error".
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -208,32 +217,32 @@ fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// One in the number of linked peers, also when its task is aborted.
-struct Counted(Metrics);
+/// Guard that counts a linked peer in the metrics, even if its task is aborted.
+struct LinkedPeerGuard(Metrics);
 
-impl Counted {
-    fn one(metrics: &Metrics) -> Self {
+impl LinkedPeerGuard {
+    fn new(metrics: &Metrics) -> Self {
         metrics.link_peers.increment(1.0);
         Self(metrics.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for LinkedPeerGuard {
     fn drop(&mut self) {
         self.0.link_peers.decrement(1.0);
     }
 }
 
-/// Growing pauses with jitter, so that a node that comes back is not met by all at once.
-struct Pauses {
+/// Growing reconnect delays with jitter, so that a returning node does not get all connections at once.
+struct Backoff {
     random: u64,
     next: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     fn draw(&mut self) -> Duration {
         let longest = self.next;
-        self.next = (longest * 2).min(PAUSE_MAX);
+        self.next = (longest * 2).min(RECONNECT_DELAY_MAX);
         // SplitMix64.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -249,17 +258,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_bound_and_differ_by_seed() {
+    fn backoff_grows_to_its_limit_and_differs_by_seed() {
         let draw = |random| {
-            let mut pauses = Pauses { random, next: PAUSE_MIN };
-            (0..10).map(|_| pauses.draw()).collect::<Vec<_>>()
+            let mut backoff = Backoff { random, next: RECONNECT_DELAY_MIN };
+            (0..10).map(|_| backoff.draw()).collect::<Vec<_>>()
         };
         let (one, other) = (draw(1), draw(2));
         assert_eq!(one, draw(1));
         assert_ne!(one, other);
-        for (at, pause) in one.iter().enumerate() {
-            let longest = (PAUSE_MIN * 2_u32.pow(u32::try_from(at).unwrap())).min(PAUSE_MAX);
-            assert!((longest / 2..=longest).contains(pause), "{pause:?} at {at}");
+        for (at, delay) in one.iter().enumerate() {
+            let doubled = RECONNECT_DELAY_MIN * 2_u32.pow(u32::try_from(at).unwrap());
+            let longest = doubled.min(RECONNECT_DELAY_MAX);
+            assert!((longest / 2..=longest).contains(delay), "{delay:?} at {at}");
         }
     }
 }

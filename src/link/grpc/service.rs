@@ -1,6 +1,6 @@
-//! The little that a generated tonic service would be: one method, streaming both ways.
+//! gRPC service of the link: one bidirectional streaming method, as generated tonic code would define it.
 //!
-//! By hand because the protocol crate, which compiles the schema, knows nothing of async or gRPC.
+//! It is written by hand, because the protocol crate, which compiles the schema, depends on neither async nor gRPC.
 
 use std::{
     convert::Infallible,
@@ -22,43 +22,43 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::connection_limit::Known;
+use super::connection_limit::Authenticated;
 
-/// Largest message taken or sent, of many calls or of one; a lane gathers far less into one.
+/// Limit on a message sent or received. It bounds a single large call; frames of several calls are far smaller.
 pub(super) const MESSAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-const METHOD: &str = "/tidegate.v1.LinkService/Exchange";
+const METHOD_PATH: &str = "/tidegate.v1.LinkService/Exchange";
 
-type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-/// What the peer says on a lane.
-pub(super) type Said = Pin<Box<dyn Stream<Item = Result<pb::ExchangeResponse, Status>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// Responses on a stream, as the server sends them.
+pub(super) type ResponseStream = Pin<Box<dyn Stream<Item = Result<pb::ExchangeResponse, Status>> + Send>>;
 
-/// Opens a lane: what is sent to `asked` goes to the peer.
+/// Opens a stream, which sends the items of `requests` to the peer, and returns the peer's responses.
 pub(super) async fn open(
     channel: Channel,
-    asked: mpsc::Receiver<pb::ExchangeRequest>,
+    requests: mpsc::Receiver<pb::ExchangeRequest>,
 ) -> Result<Streaming<pb::ExchangeResponse>, Status> {
     let mut client = Client::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let codec = ProstCodec::<pb::ExchangeRequest, pb::ExchangeResponse>::default();
-    let method = http::uri::PathAndQuery::from_static(METHOD);
-    Ok(client.streaming(Request::new(receive(asked)), method, codec).await?.into_inner())
+    let method = http::uri::PathAndQuery::from_static(METHOD_PATH);
+    Ok(client.streaming(Request::new(receive(requests)), method, codec).await?.into_inner())
 }
 
-/// A channel as a stream.
+/// Converts a channel's receiver to a stream.
 pub(super) fn receive<T: Send + 'static>(from: mpsc::Receiver<T>) -> impl Stream<Item = T> + Send + 'static {
     stream::unfold(from, async |mut from| from.recv().await.map(|item| (item, from)))
 }
 
-/// Called for each lane that a peer opens.
-pub(super) trait Lanes: Send + Sync + 'static {
-    /// Takes the lane, of a connection whose caller is known or not, and serves it elsewhere.
-    fn open(&self, asked: Streaming<pb::ExchangeRequest>, known: Known) -> Said;
+/// Handler of the streams that peers open.
+pub(super) trait StreamHandler: Send + Sync + 'static {
+    /// Serves the stream in its own task and returns its responses. `authenticated` is the flag of its connection.
+    fn open(&self, requests: Streaming<pb::ExchangeRequest>, authenticated: Authenticated) -> ResponseStream;
 }
 
-/// `LinkService` over [`Lanes`], for tonic's server.
+/// `LinkService` for tonic's server, on top of a [`StreamHandler`].
 pub(super) struct LinkServer<L>(pub(super) Arc<L>);
 
 impl<L> Clone for LinkServer<L> {
@@ -67,10 +67,10 @@ impl<L> Clone for LinkServer<L> {
     }
 }
 
-impl<L: Lanes> Service<http::Request<Body>> for LinkServer<L> {
+impl<L: StreamHandler> Service<http::Request<Body>> for LinkServer<L> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Boxed<Result<Self::Response, Infallible>>;
+    type Future = BoxFuture<Result<Self::Response, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -79,8 +79,8 @@ impl<L: Lanes> Service<http::Request<Body>> for LinkServer<L> {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = self.clone();
         Box::pin(async move {
-            if request.uri().path() != METHOD {
-                return Ok(Status::unimplemented("only Exchange of LinkService is here").into_http());
+            if request.uri().path() != METHOD_PATH {
+                return Ok(Status::unimplemented("no such method; call LinkService/Exchange").into_http());
             }
             let mut server = Server::new(ProstCodec::<pb::ExchangeResponse, pb::ExchangeRequest>::default())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -90,14 +90,14 @@ impl<L: Lanes> Service<http::Request<Body>> for LinkServer<L> {
     }
 }
 
-impl<L: Lanes> StreamingService<pb::ExchangeRequest> for LinkServer<L> {
+impl<L: StreamHandler> StreamingService<pb::ExchangeRequest> for LinkServer<L> {
     type Response = pb::ExchangeResponse;
-    type ResponseStream = Said;
-    type Future = Boxed<Result<Response<Said>, Status>>;
+    type ResponseStream = ResponseStream;
+    type Future = BoxFuture<Result<Response<ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<pb::ExchangeRequest>>) -> Self::Future {
-        let known = request.extensions().get::<Known>().cloned().unwrap_or_default();
-        let said = self.0.open(request.into_inner(), known);
-        Box::pin(async move { Ok(Response::new(said)) })
+        let authenticated = request.extensions().get::<Authenticated>().cloned().unwrap_or_default();
+        let responses = self.0.open(request.into_inner(), authenticated);
+        Box::pin(async move { Ok(Response::new(responses)) })
     }
 }

@@ -1,4 +1,4 @@
-//! Traces as messages of `link.proto`, and back.
+//! Conversion between traces and the messages of `link.proto`.
 
 use bytes::Bytes;
 use tidegate_protocol::{
@@ -36,7 +36,7 @@ pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<Query, Malformed> {
         return Err(Malformed("user id"));
     }
     if sent.traces.len() > FOUND_TRACES {
-        return Err(Malformed("question for so many traces"));
+        return Err(Malformed("query for too many traces"));
     }
     let traces =
         sent.traces.iter().map(|sent| id(sent).ok_or(Malformed("trace"))).collect::<Result<_, _>>()?;
@@ -58,7 +58,7 @@ pub(super) fn put_steps(steps: Vec<Event>) -> pb::LinkSteps {
     pb::LinkSteps { steps: steps.into_iter().map(put).collect() }
 }
 
-/// One that can't be read, of a newer version, say, is left out.
+/// Decodes trace steps, and omits those that this version can't decode.
 pub(super) fn steps(sent: pb::LinkSteps) -> Vec<Event> {
     let read = |sent: pb::LinkStep| {
         let facts = Facts {

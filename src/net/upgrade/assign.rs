@@ -1,16 +1,16 @@
-//! The one other request of the client port: `GET /v1/assign`, by which a client asks where to connect.
+//! Assign request of the client port: `GET /v1/assign`, with which a client asks where to connect.
 
 use httparse::Request;
 
-use super::{Policy, Why};
+use super::{Policy, RefusalReason};
 
-/// The path.
-pub const ASSIGN: &str = "/v1/assign";
+/// Path of the request.
+pub const ASSIGN_PATH: &str = "/v1/assign";
 
-/// Addresses that are told at most.
-const COUNT_MAX: usize = 16;
+/// Most addresses that a client may request.
+const ADDRESSES_MAX: usize = 16;
 
-/// What a client speaks.
+/// Transport of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Protobuf frames or JSON lines.
@@ -19,24 +19,24 @@ pub enum Transport {
     Ws,
 }
 
-/// A client asks where to connect.
+/// Parsed request of a client that asks where to connect.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AssignAsked {
-    /// The token of `Authorization: Bearer`, not checked yet; empty = there is none.
+    /// Unverified token of `Authorization: Bearer`; empty if there is none.
     pub token: String,
-    /// None = addresses are told as the nodes name them.
+    /// Transport to return addresses for; `None` returns them as the nodes announce them.
     pub transport: Option<Transport>,
-    /// The client's zone; empty = it names none.
+    /// Zone of the client; empty if it names none.
     pub zone: String,
-    /// Addresses at most.
+    /// Most addresses to return.
     pub count: usize,
-    /// The page that asks, when a browser does; it may.
+    /// Admitted web origin of a browser's request.
     pub origin: Option<String>,
-    /// Only whether that page may ask (a browser's preflight).
+    /// Whether this is a browser's preflight, which only checks that the origin is admitted.
     pub preflight: bool,
 }
 
-/// The token stays out of logs.
+/// Omits the token, which must not be logged.
 impl std::fmt::Debug for AssignAsked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { transport, zone, count, origin, preflight, .. } = self;
@@ -44,21 +44,21 @@ impl std::fmt::Debug for AssignAsked {
     }
 }
 
-/// The request, if it is this one.
-pub(super) fn read(request: &Request<'_, '_>, policy: &Policy) -> Result<Option<AssignAsked>, Why> {
+/// Parses the request; returns `None` for any other path.
+pub(super) fn read(request: &Request<'_, '_>, policy: &Policy) -> Result<Option<AssignAsked>, RefusalReason> {
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    if path != ASSIGN {
+    if path != ASSIGN_PATH {
         return Ok(None);
     }
     if super::names_token(query) {
-        return Err(Why::TokenInUrl);
+        return Err(RefusalReason::TokenInUrl);
     }
     let preflight = request.method == Some("OPTIONS");
     if request.method != Some("GET") && !preflight {
-        return Err(Why::AssignMethod);
+        return Err(RefusalReason::AssignMethod);
     }
-    let mut asked = AssignAsked {
+    let mut parsed = AssignAsked {
         token: String::new(),
         transport: None,
         zone: String::new(),
@@ -69,30 +69,30 @@ pub(super) fn read(request: &Request<'_, '_>, policy: &Policy) -> Result<Option<
     for header in request.headers.iter() {
         let value = header.value.trim_ascii();
         if header.name.eq_ignore_ascii_case("authorization") {
-            asked.token = bearer(value).ok_or(Why::Bearer)?.to_owned();
+            parsed.token = bearer(value).ok_or(RefusalReason::Bearer)?.to_owned();
         } else if header.name.eq_ignore_ascii_case("origin") {
             if !policy.admits(Some(value)) {
-                return Err(Why::Origin);
+                return Err(RefusalReason::Origin);
             }
-            // Admitted, so it is a text of the list, or anything at all.
-            asked.origin = std::str::from_utf8(value).ok().map(str::to_owned);
+            // An admitted origin may still be no UTF-8, if the policy admits all.
+            parsed.origin = std::str::from_utf8(value).ok().map(str::to_owned);
         }
     }
     for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
         match (name, value) {
-            ("transport", "ws") => asked.transport = Some(Transport::Ws),
-            ("transport", "tcp") => asked.transport = Some(Transport::Tcp),
-            ("transport", _) => return Err(Why::AssignQuery),
+            ("transport", "ws") => parsed.transport = Some(Transport::Ws),
+            ("transport", "tcp") => parsed.transport = Some(Transport::Tcp),
+            ("transport", _) => return Err(RefusalReason::AssignQuery),
             ("count", count) => {
-                let count = count.parse::<usize>().ok().filter(|count| (1..=COUNT_MAX).contains(count));
-                asked.count = count.ok_or(Why::AssignQuery)?;
+                let count = count.parse::<usize>().ok().filter(|count| (1..=ADDRESSES_MAX).contains(count));
+                parsed.count = count.ok_or(RefusalReason::AssignQuery)?;
             }
-            ("zone", zone) if is_word(zone) => asked.zone = zone.to_owned(),
-            ("zone", _) => return Err(Why::AssignQuery),
+            ("zone", zone) if is_word(zone) => parsed.zone = zone.to_owned(),
+            ("zone", _) => return Err(RefusalReason::AssignQuery),
             _ => {}
         }
     }
-    Ok(Some(asked))
+    Ok(Some(parsed))
 }
 
 fn bearer(value: &[u8]) -> Option<&str> {

@@ -1,20 +1,20 @@
-//! Each way in which an upgrade request can be refused, with its status, words and cure.
+//! Refusals of upgrade requests: each reason with its HTTP status, message and cure.
 
 use std::fmt;
 
 use serde::Serialize;
 use tidegate_protocol::Code;
 
-/// A refused request: send the response, then close.
+/// Refusal of a request: send the response, then close the connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
-    /// The code in the body, for logs, metrics and scores.
+    /// Code in the body, for logs and metrics.
     pub code: Code,
-    /// What is wrong, in one sentence.
+    /// Description of the problem, in one sentence.
     pub message: &'static str,
-    /// The whole HTTP response, `Connection: close` included.
+    /// Complete HTTP response, including `Connection: close`.
     pub response: Vec<u8>,
 }
 
@@ -24,9 +24,9 @@ impl fmt::Debug for Refusal {
     }
 }
 
-/// What is wrong with a request.
+/// Reason for refusing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum RefusalReason {
     NotHttp,
     HttpVersion,
     TooLarge,
@@ -47,10 +47,11 @@ pub(super) enum Why {
     Bearer,
 }
 
-const OFFER: &str =
+/// Cure for requests that are no upgrade.
+const UPGRADE_CURE: &str =
     "Send a WebSocket upgrade to / or /v1/ws with sub-protocol tidegate.v1.json or tidegate.v1.proto.";
 
-/// The phrase that RFC 9110 gives a status.
+/// Returns the reason phrase that RFC 9110 gives a status.
 const fn phrase(status: u16) -> &'static str {
     match status {
         403 => "Forbidden",
@@ -63,18 +64,19 @@ const fn phrase(status: u16) -> &'static str {
     }
 }
 
-impl Why {
-    /// Status, its phrase, what is wrong, the cure.
-    const fn words(self) -> (u16, &'static str, &'static str, &'static str) {
-        let (status, what, cure) = self.says();
+impl RefusalReason {
+    /// Returns the status, its reason phrase, the message and the cure.
+    const fn response_texts(self) -> (u16, &'static str, &'static str, &'static str) {
+        let (status, what, cure) = self.texts();
         (status, phrase(status), what, cure)
     }
 
-    const fn says(self) -> (u16, &'static str, &'static str) {
+    /// Returns the status, the message and the cure.
+    const fn texts(self) -> (u16, &'static str, &'static str) {
         match self {
-            Self::NotHttp => (400, "This is not an HTTP request.", OFFER),
+            Self::NotHttp => (400, "This is not an HTTP request.", UPGRADE_CURE),
             Self::HttpVersion => {
-                (505, "Only HTTP/1.1 is spoken here.", "Upgrade to a WebSocket over HTTP/1.1.")
+                (505, "Only HTTP/1.1 is supported.", "Upgrade to a WebSocket over HTTP/1.1.")
             }
             Self::TooLarge => (
                 431,
@@ -84,28 +86,28 @@ impl Why {
             Self::TooManyHeaders => {
                 (431, "The request has more than 64 headers.", "Send fewer headers; no cookies are needed.")
             }
-            Self::Method => (405, "A WebSocket upgrade is a GET request.", OFFER),
-            Self::AssignMethod => (405, "Only GET is answered here.", "Ask by GET."),
+            Self::Method => (405, "A WebSocket upgrade is a GET request.", UPGRADE_CURE),
+            Self::AssignMethod => (405, "This path accepts only GET.", "Send a GET request."),
             Self::AssignQuery => (
                 400,
-                "A parameter of the query can't be used.",
-                "transport is tcp or ws, count is 1 to 16, zone matches [A-Za-z0-9_.-]{1,64}.",
+                "A query parameter is invalid.",
+                "Use tcp or ws for transport, 1 to 16 for count, [A-Za-z0-9_.-]{1,64} for zone.",
             ),
             Self::Bearer => (
                 400,
-                "The Authorization header is no bearer token.",
+                "The Authorization header is not a bearer token.",
                 "Send `Authorization: Bearer TOKEN` with the token of Hello.",
             ),
             Self::TokenInUrl => (
                 400,
-                "A token must not be in the URL, where proxies and logs keep it.",
+                "A token must not be in the URL, because proxies and logs store it.",
                 "Connect without it and send the token in Hello; treat this one as leaked.",
             ),
             Self::NotAnUpgrade => {
-                (426, "This port speaks WebSocket; the request does not ask for an upgrade.", OFFER)
+                (426, "This port speaks WebSocket; the request does not ask for an upgrade.", UPGRADE_CURE)
             }
             Self::WebSocketVersion => {
-                (426, "Only WebSocket version 13 is spoken here.", "Send Sec-WebSocket-Version: 13.")
+                (426, "Only WebSocket version 13 is supported.", "Send Sec-WebSocket-Version: 13.")
             }
             Self::Path => (404, "No WebSocket is served at this path.", "Connect to / or /v1/ws."),
             Self::Host => (400, "The request needs exactly one Host header.", "Send one Host header."),
@@ -125,13 +127,13 @@ impl Why {
             Self::Origin => (403, Code::OriginRefused.what(), Code::OriginRefused.cure()),
             Self::SubProtocol => (
                 400,
-                "None of the offered sub-protocols is spoken here.",
+                "None of the offered sub-protocols is supported.",
                 "Offer tidegate.v1.json or tidegate.v1.proto, or none for JSON.",
             ),
         }
     }
 
-    /// Headers that this refusal has beside the usual ones.
+    /// Returns the headers of the response that depend on the reason.
     const fn headers(self) -> &'static str {
         match self {
             Self::NotAnUpgrade | Self::WebSocketVersion => {
@@ -143,6 +145,7 @@ impl Why {
     }
 }
 
+/// JSON body of a refusal.
 #[derive(Serialize)]
 struct Body {
     code: u16,
@@ -151,15 +154,15 @@ struct Body {
     cure: &'static str,
 }
 
-impl From<Why> for Refusal {
-    fn from(why: Why) -> Self {
-        let (status, phrase, message, cure) = why.words();
-        let code = if why == Why::Origin { Code::OriginRefused } else { Code::BadUpgrade };
+impl From<RefusalReason> for Refusal {
+    fn from(reason: RefusalReason) -> Self {
+        let (status, phrase, message, cure) = reason.response_texts();
+        let code = if reason == RefusalReason::Origin { Code::OriginRefused } else { Code::BadUpgrade };
         let body = Body { code: code.number(), name: code.name(), message, cure };
         let body = serde_json::to_string(&body).expect("plain strings are JSON");
         let response = format!(
             "HTTP/1.1 {status} {phrase}\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}\n",
-            why.headers(),
+            reason.headers(),
             body.len() + 1,
         );
         Self { status, code, message, response: response.into_bytes() }

@@ -1,4 +1,4 @@
-//! The upgrade request from outside: what is let in, what is refused and in which words.
+//! Tests of the upgrade request: accepted and refused requests, and the responses to them.
 
 use std::{
     io::{Read, Write},
@@ -22,18 +22,18 @@ fn policy() -> Policy {
     Policy { origins: vec!["https://chat.example.org".to_owned()] }
 }
 
-/// A request that is let in, with these header lines added.
+/// Returns an acceptable request with additional header lines.
 fn request(more: &str) -> String {
     format!("GET / HTTP/1.1\r\n{BASE}{KEY}{more}\r\n")
 }
 
-fn try_upgrade(request: &str) -> Result<Progress, Refusal> {
+fn try_upgrade(request: &str) -> Result<UpgradeProgress, Refusal> {
     upgrade(request.as_bytes(), &policy())
 }
 
 fn accepted(request: &str) -> (String, Framing) {
     match try_upgrade(request) {
-        Ok(Progress::Done { consumed, response, framing }) => {
+        Ok(UpgradeProgress::Done { consumed, response, framing }) => {
             assert_eq!(consumed, request.len());
             (String::from_utf8(response).expect("ASCII"), framing)
         }
@@ -41,7 +41,7 @@ fn accepted(request: &str) -> (String, Framing) {
     }
 }
 
-/// The refusal of a request, after a check that its response is well formed and says the same.
+/// Returns the refusal of a request, after checking that its response is well formed and agrees with it.
 fn refused(request: &str) -> Refusal {
     let refusal = try_upgrade(request).expect_err(request);
     let response = String::from_utf8(refusal.response.clone()).expect("ASCII");
@@ -60,7 +60,7 @@ fn refused(request: &str) -> Refusal {
 }
 
 #[test]
-fn the_example_of_rfc_6455_section_1_3_is_answered() {
+fn example_of_rfc_6455_section_1_3_is_accepted() {
     let (response, framing) = accepted(&request(""));
     assert!(response.starts_with("HTTP/1.1 101 Switching Protocols\r\n"), "{response}");
     assert!(response.ends_with("\r\n\r\n"));
@@ -72,7 +72,7 @@ fn the_example_of_rfc_6455_section_1_3_is_answered() {
 }
 
 #[test]
-fn the_clients_first_known_sub_protocol_wins() {
+fn first_supported_sub_protocol_of_the_client_is_chosen() {
     for (offer, framing) in [
         ("tidegate.v1.proto, tidegate.v1.json", Framing::Proto),
         ("tidegate.v1.json,tidegate.v1.proto", Framing::Json),
@@ -89,31 +89,31 @@ fn the_clients_first_known_sub_protocol_wins() {
 }
 
 #[test]
-fn a_request_that_comes_byte_by_byte_is_done_at_its_last_byte_and_leaves_what_follows() {
+fn request_completes_at_its_last_byte_and_leaves_later_bytes() {
     let whole = request("Sec-WebSocket-Protocol: tidegate.v1.proto\r\n");
     for len in 0..whole.len() {
-        assert_eq!(try_upgrade(&whole[..len]), Ok(Progress::NeedMore), "{len}");
+        assert_eq!(try_upgrade(&whole[..len]), Ok(UpgradeProgress::NeedMore), "{len}");
     }
     let expected = try_upgrade(&whole);
     let followed = format!("{whole}{}", "\u{1}".repeat(20_000));
     assert_eq!(try_upgrade(&followed), expected);
-    assert!(matches!(expected, Ok(Progress::Done { consumed, .. }) if consumed == whole.len()));
+    assert!(matches!(expected, Ok(UpgradeProgress::Done { consumed, .. }) if consumed == whole.len()));
 }
 
 #[test]
-fn headers_that_a_browser_or_a_proxy_sends_are_fine() {
+fn headers_of_browsers_and_proxies_are_accepted() {
     let text = "GET /v1/ws?v=1 HTTP/1.1\r\nhost: h:7800\r\nconnection: keep-alive, Upgrade\r\nUPGRADE: WebSocket\r\n\
          sec-websocket-version:13\r\nsec-websocket-key:   dGhlIHNhbXBsZSBub25jZQ==  \r\n\
          Sec-WebSocket-Extensions: permessage-deflate\r\nCookie: a=\"\u{e9}\"\r\nContent-Length: 0\r\n\
          Origin: https://chat.example.org\r\n\r\n";
     let (response, _) = accepted(text);
-    assert!(!response.to_ascii_lowercase().contains("extensions"), "no extension is spoken");
+    assert!(!response.to_ascii_lowercase().contains("extensions"), "no extension is supported");
     let split = request("").replace("Connection: Upgrade", "Connection: keep-alive\r\nConnection: Upgrade");
     accepted(&split);
 }
 
 #[test]
-fn an_origin_must_be_listed_when_there_is_one() {
+fn origin_must_be_listed_if_it_is_sent() {
     let from = |origin: &str| request(&format!("Origin: {origin}\r\n"));
     for origin in
         ["https://evil.example", "null", "", "https://chat.example.org.evil", "https://chat.example.org:8"]
@@ -130,7 +130,7 @@ fn an_origin_must_be_listed_when_there_is_one() {
 }
 
 #[test]
-fn a_token_in_the_url_is_refused_and_not_repeated() {
+fn token_in_the_url_is_refused_and_not_repeated() {
     for query in ["token=SECRET", "a=b&token=SECRET", "Access_Token=SECRET", "jwt=SECRET", "token"] {
         let refusal = refused(&request("").replace("GET /", &format!("GET /v1/ws?{query}")));
         assert_eq!(refusal.status, 400);
@@ -141,7 +141,7 @@ fn a_token_in_the_url_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn a_plain_request_hears_which_sub_protocols_are_spoken() {
+fn plain_request_is_refused_with_the_supported_sub_protocols() {
     let curl = "GET / HTTP/1.1\r\nHost: h\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n";
     let without = |line: &str| request("").replace(line, "");
     let old = request("").replace("HTTP/1.1", "HTTP/1.0");
@@ -161,7 +161,7 @@ fn a_plain_request_hears_which_sub_protocols_are_spoken() {
 }
 
 #[test]
-fn another_websocket_version_hears_13() {
+fn other_websocket_version_is_refused_with_version_13() {
     for version in ["8", "7", "14", "013", "13, 8", ""] {
         let refusal = refused(&request("").replace("Version: 13", &format!("Version: {version}")));
         assert_eq!(refusal.status, 426, "{version}");
@@ -171,7 +171,7 @@ fn another_websocket_version_hears_13() {
 }
 
 #[test]
-fn a_key_that_is_not_sixteen_bytes_is_refused() {
+fn key_that_is_not_sixteen_bytes_is_refused() {
     for key in
         ["", "abc", "dGhlIHNhbXBsZSBub25jZQ", "dGhlIHNhbXBsZSBub25jZSE=", "!!!!IHNhbXBsZSBub25jZQ==", "é"]
     {
@@ -183,7 +183,7 @@ fn a_key_that_is_not_sixteen_bytes_is_refused() {
 }
 
 #[test]
-fn headers_that_must_come_once_are_refused_twice() {
+fn repeated_unique_headers_are_refused() {
     for twice in [KEY, "Sec-WebSocket-Version: 13\r\n", "Host: h\r\n"] {
         assert_eq!(refused(&request(twice)).status, 400, "{twice}");
     }
@@ -207,15 +207,15 @@ fn bodies_other_methods_and_other_paths_are_refused() {
 }
 
 #[test]
-fn huge_heads_and_a_thousand_headers_are_refused_as_soon_as_seen() {
-    let huge = request(&format!("X: {}\r\n", "a".repeat(HEAD_MAX)));
-    assert_eq!(try_upgrade(&huge[..HEAD_MAX - 1]), Ok(Progress::NeedMore));
-    assert_eq!(refused(&huge[..HEAD_MAX]).status, 431);
+fn heads_and_header_counts_over_the_limit_are_refused_at_once() {
+    let huge = request(&format!("X: {}\r\n", "a".repeat(HEAD_BYTES_MAX)));
+    assert_eq!(try_upgrade(&huge[..HEAD_BYTES_MAX - 1]), Ok(UpgradeProgress::NeedMore));
+    assert_eq!(refused(&huge[..HEAD_BYTES_MAX]).status, 431);
     assert_eq!(refused(&huge).status, 431);
-    let target = format!("GET /?{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX));
+    let target = format!("GET /?{} HTTP/1.1\r\n", "a".repeat(HEAD_BYTES_MAX));
     assert_eq!(refused(&target).status, 431);
 
-    let room = HEAD_MAX - request("X: \r\n").len();
+    let room = HEAD_BYTES_MAX - request("X: \r\n").len();
     accepted(&request(&format!("X: {}\r\n", "a".repeat(room))));
     assert_eq!(refused(&request(&format!("X: {}\r\n", "a".repeat(room + 1)))).status, 431);
 
@@ -225,7 +225,7 @@ fn huge_heads_and_a_thousand_headers_are_refused_as_soon_as_seen() {
 }
 
 #[test]
-fn what_is_not_http_1_is_refused_at_once() {
+fn input_other_than_http_1_is_refused_at_once() {
     assert_eq!(refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").status, 505);
     assert_eq!(refused("GET / FTP/1.1\r\n").status, 505);
     for junk in ["\u{16}\u{3}\u{1}", "GET\u{0}", "GET / HTTP/1.1\r\nNo colon here\r\n", " : \r\n"] {
@@ -251,7 +251,7 @@ proptest! {
 }
 
 #[test]
-fn tungstenite_accepts_the_answer() {
+fn tungstenite_client_accepts_the_response() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let server = thread::spawn(move || {
@@ -261,7 +261,7 @@ fn tungstenite_accepts_the_answer() {
             let mut bytes = [0; 64];
             let n = socket.read(&mut bytes).expect("bytes");
             input.extend_from_slice(&bytes[..n]);
-            if let Progress::Done { consumed, mut response, framing } =
+            if let UpgradeProgress::Done { consumed, mut response, framing } =
                 upgrade(&input, &policy()).expect("let in")
             {
                 assert_eq!((consumed, framing), (input.len(), Framing::Proto));
@@ -280,25 +280,29 @@ fn tungstenite_accepts_the_answer() {
     server.join().expect("the server is well");
 }
 
-fn asked(request: &str) -> AssignAsked {
+fn assign_request(request: &str) -> AssignAsked {
     match try_upgrade(request) {
-        Ok(Progress::Assign(asked)) => asked,
+        Ok(UpgradeProgress::Assign(request)) => request,
         other => panic!("{request}{other:?}"),
     }
 }
 
 #[test]
-fn a_client_asks_where_to_connect_with_its_token_in_a_header() {
+fn assign_request_is_parsed_or_refused() {
     let get = |query: &str, more: &str| format!("GET /v1/assign{query} HTTP/1.1\r\nHost: h\r\n{more}\r\n");
-    let plain = asked(&get("", "authorization: bearer  a.b.c \r\n"));
+    let plain = assign_request(&get("", "authorization: bearer  a.b.c \r\n"));
     assert_eq!((&*plain.token, plain.transport, &*plain.zone, plain.count), ("a.b.c", None, "", 3));
     assert!(!format!("{plain:?}").contains("a.b.c"), "tokens stay out of logs");
-    let full = asked(&get("?transport=ws&zone=eu-1&count=16&new=1", "Authorization: Bearer t\r\n"));
+    let full = assign_request(&get("?transport=ws&zone=eu-1&count=16&new=1", "Authorization: Bearer t\r\n"));
     assert_eq!((full.transport, &*full.zone, full.count), (Some(Transport::Ws), "eu-1", 16));
-    assert_eq!(asked(&get("", "")).token, "", "it is refused like any bad token");
-    let page = asked(&get("", "Origin: https://chat.example.org\r\n"));
+    assert_eq!(
+        assign_request(&get("", "")).token,
+        "",
+        "a missing token is refused like an invalid one, later"
+    );
+    let page = assign_request(&get("", "Origin: https://chat.example.org\r\n"));
     assert_eq!(page.origin.as_deref(), Some("https://chat.example.org"));
-    assert!(asked(&get("", "").replace("GET", "OPTIONS")).preflight);
+    assert!(assign_request(&get("", "").replace("GET", "OPTIONS")).preflight);
     for (request, status) in [
         (get("?token=t", ""), 400),
         (get("?transport=mqtt", ""), 400),

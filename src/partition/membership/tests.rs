@@ -1,4 +1,4 @@
-//! Whom a change and a push are told to, against a naive model.
+//! Recipients of changes and pushes, against a naive model.
 
 use std::collections::BTreeMap;
 
@@ -24,16 +24,16 @@ fn change(action: MemberAction, users: &[u8]) -> MemberChange {
     }
 }
 
-fn named(told: Told) -> BTreeSet<UserId> {
-    match told {
-        Told::Named(users) => users.iter().cloned().collect(),
-        Told::Everybody(_) => panic!("it is large"),
+fn named(recipients: Recipients) -> BTreeSet<UserId> {
+    match recipients {
+        Recipients::Named(users) => users.iter().cloned().collect(),
+        Recipients::LargeGroup(_) => panic!("the group is large"),
     }
 }
 
 proptest! {
     #[test]
-    fn told_are_the_members_after_a_change_and_those_whom_it_removed(
+    fn change_goes_to_members_after_it_and_removed_users(
         changes in prop::collection::vec((0..4_usize, prop::collection::vec(0..8_u8, 1..4)), 0..40)
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -49,40 +49,48 @@ proptest! {
                 _ => {}
             }
             prop_assert_eq!(named(members.change(&change, 9)), &before | &naive);
-            prop_assert_eq!(named(members.told(&group())), naive.clone());
+            prop_assert_eq!(named(members.recipients(&group())), naive.clone());
         }
     }
 }
 
 #[test]
-fn a_group_that_was_not_read_is_nobody() {
+fn unread_group_has_no_recipients() {
     let mut members = Members::new(500);
-    assert!(named(members.told(&group())).is_empty());
+    assert!(named(members.recipients(&group())).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn above_the_limit_only_its_size_is_known_and_all_nodes_are_told_at_first_and_of_each_change() {
+async fn large_group_keeps_no_users_and_reaches_all_nodes_at_first() {
     let (store, mut members) = (MemoryStore::default(), Members::new(3));
     members.read(&store, &group()).await.unwrap();
     assert_eq!(named(members.change(&change(MemberAction::Create, &[1, 2, 3]), 1)).len(), 3);
-    let crowd = |member_seq, to_all| Told::Everybody(Crowd { member_seq, from: 2, to_all });
-    assert_eq!(members.change(&change(MemberAction::Join, &[4, 5]), 2), crowd(1, true), "it crosses here");
-    assert_eq!(members.told(&group()), crowd(2, true));
-    assert_eq!(members.weight, 1, "no user is kept");
-    tokio::time::advance(SETTLE).await;
-    assert_eq!(members.told(&group()), crowd(2, false));
-    assert_eq!(members.change(&change(MemberAction::Role, &[1]), 4), crowd(2, false), "nobody came or went");
-    assert_eq!(members.change(&change(MemberAction::Kick, &[1]), 6), crowd(2, true));
-    assert_eq!(members.told(&group()), crowd(6, false));
-    // It may be small now, and stays what it was until it is read between two batches.
-    assert_eq!(members.change(&change(MemberAction::Leave, &[2]), 7), crowd(6, true));
-    assert_eq!(members.told(&group()), crowd(7, false));
+    let large = |member_seq, to_all| Recipients::LargeGroup(GroupPushMeta { member_seq, from: 2, to_all });
+    assert_eq!(
+        members.change(&change(MemberAction::Join, &[4, 5]), 2),
+        large(1, true),
+        "the group crosses the limit"
+    );
+    assert_eq!(members.recipients(&group()), large(2, true));
+    assert_eq!(members.weight, 1, "no user is cached");
+    tokio::time::advance(INTEREST_SETTLE_TIME).await;
+    assert_eq!(members.recipients(&group()), large(2, false));
+    assert_eq!(
+        members.change(&change(MemberAction::Role, &[1]), 4),
+        large(2, false),
+        "the members stay the same"
+    );
+    assert_eq!(members.change(&change(MemberAction::Kick, &[1]), 6), large(2, true));
+    assert_eq!(members.recipients(&group()), large(6, false));
+    // The group may be small now, but it stays large until it is read between two batches.
+    assert_eq!(members.change(&change(MemberAction::Leave, &[2]), 7), large(6, true));
+    assert_eq!(members.recipients(&group()), large(7, false));
     members.read(&store, &group()).await.unwrap();
-    assert!(named(members.told(&group())).is_empty(), "as the store has it, which has nobody here");
+    assert!(named(members.recipients(&group())).is_empty(), "the group is empty in the store");
 }
 
 #[test]
-fn over_the_bound_the_groups_that_were_named_last_stay() {
+fn trim_keeps_the_groups_named_last() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (store, mut members) = (MemoryStore::default(), Members::new(100));
     let id = |n: u32| ConversationId::parse(&format!("g:x{n}")).unwrap();
@@ -95,13 +103,13 @@ fn over_the_bound_the_groups_that_were_named_last_stay() {
         }
         members.trim_to(40);
     };
-    // Ten groups of four; then the first is named again, and one more comes.
+    // Ten groups of four; then the first is named again, and another one is added.
     (0..10).for_each(|n| name(&mut members, n));
     assert_eq!(members.groups.len(), 10);
     name(&mut members, 0);
     name(&mut members, 10);
     let kept: BTreeSet<u32> = (0..11).filter(|n| members.groups.contains_key(&id(*n))).collect();
-    assert_eq!(kept, BTreeSet::from([0, 5, 6, 7, 8, 9, 10]), "three quarters, the newest");
+    assert_eq!(kept, BTreeSet::from([0, 5, 6, 7, 8, 9, 10]), "the newest three quarters");
     assert_eq!(members.weight, 28);
-    assert_eq!(named(members.told(&id(0))).len(), 3);
+    assert_eq!(named(members.recipients(&id(0))).len(), 3);
 }

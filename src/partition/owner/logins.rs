@@ -1,4 +1,4 @@
-//! Users who log in, where one owner has the whole log and knows memberships in its order.
+//! Logins on a single node, whose owner reads the whole log and so knows memberships in log order.
 
 use std::{collections::BTreeSet, pin::pin};
 
@@ -11,50 +11,53 @@ use tokio::sync::mpsc;
 
 use super::{Decided, Owner};
 use crate::{
-    delivery::local::Outbound,
-    login,
+    delivery::memberships,
     mail::ConnKey,
-    partition::exit::{GivenUp, retry},
+    partition::{
+        dispatcher::Dispatcher,
+        exit::{OwnerExit, retry},
+    },
     ports::Ports,
     routes::Route,
 };
 
-/// Where logins come from; none = they are none of this owner's.
+/// Source of logins; `None` if this owner does not answer them.
 pub(super) type Logins = Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>;
 
-/// Who comes into which group by what is decided and not told yet. Telling it puts them into the indexes, in log order: whoever
-/// put them there earlier would have them told what was said before they came.
-type Newcomers<'a> = BTreeSet<(&'a ConversationId, &'a UserId)>;
+/// Memberships added by decided but unpublished records. Publishing adds them to the indexes in log order; adding them
+/// at the login would push messages from before the join to the user.
+type PendingJoins<'a> = BTreeSet<(&'a ConversationId, &'a UserId)>;
 
 impl Owner {
-    /// The groups of users who log in, as of everything decided so far (DESIGN 6.4, reader at login).
+    /// Answers logins with their groups, as of everything decided so far. Routes are registered before, so either this
+    /// read shows a change or its publisher finds the route.
     pub(super) async fn answer_logins(
         &self,
         logins: Vec<(ConnKey, Route)>,
-        out: &mut Outbound,
-    ) -> Result<(), GivenUp> {
-        answer(&self.ports, logins, &Newcomers::new(), out).await
+        out: &mut Dispatcher,
+    ) -> Result<(), OwnerExit> {
+        answer(&self.ports, logins, &PendingJoins::new(), out).await
     }
 
-    /// Archives everything decided. Logins are answered meanwhile: a disk that is full can be read.
+    /// Archives everything decided. Logins are answered in the meantime, because a full disk can still be read.
     pub(super) async fn archive_all(
         &mut self,
         decided: &[Decided],
         logins: &mut Logins,
-        out: &mut Outbound,
-    ) -> Result<(), GivenUp> {
-        let mut all = pin!(self.archive.all(&mut self.ledger));
+        out: &mut Dispatcher,
+    ) -> Result<(), OwnerExit> {
+        let mut flush = pin!(self.archive.flush(&mut self.ledger));
         loop {
             tokio::select! {
                 biased;
-                done = &mut all => return done,
-                Some(batch) = next(logins) => answer(&self.ports, batch, &newcomers(decided), out).await?,
+                done = &mut flush => return done,
+                Some(batch) = next(logins) => answer(&self.ports, batch, &pending_joins(decided), out).await?,
             }
         }
     }
 }
 
-/// The next users who log in; never, where they are none of an owner's.
+/// Waits for the next logins; never ready if this owner does not answer them.
 pub(super) async fn next(logins: &mut Logins) -> Option<Vec<(ConnKey, Route)>> {
     match logins {
         Some(logins) => logins.recv().await,
@@ -65,28 +68,28 @@ pub(super) async fn next(logins: &mut Logins) -> Option<Vec<(ConnKey, Route)>> {
 async fn answer(
     ports: &Ports,
     logins: Vec<(ConnKey, Route)>,
-    newcomers: &Newcomers<'_>,
-    out: &mut Outbound,
-) -> Result<(), GivenUp> {
+    pending_joins: &PendingJoins<'_>,
+    out: &mut Dispatcher,
+) -> Result<(), OwnerExit> {
     for (key, route) in logins {
-        let groups = retry(|| login::groups_of(&*ports.store, &route.user)).await?;
+        let groups = retry(|| memberships::groups_of(&*ports.store, &route.user)).await?;
         let groups = groups.into_iter().map(|it| it.group);
-        let groups = groups.filter(|group| !newcomers.contains(&(group, &route.user))).collect();
-        out.memberships(key, groups).await;
+        let groups = groups.filter(|group| !pending_joins.contains(&(group, &route.user))).collect();
+        out.local.memberships(key, groups).await;
     }
     Ok(())
 }
 
-fn newcomers(decided: &[Decided]) -> Newcomers<'_> {
-    let mut newcomers = Newcomers::new();
+fn pending_joins(decided: &[Decided]) -> PendingJoins<'_> {
+    let mut pending_joins = PendingJoins::new();
     for (record, outcome) in decided {
         if let (Body::Member(change), Outcome::Accepted { .. }) = (&record.body, outcome)
             && matches!(change.action, MemberAction::Create | MemberAction::Join)
         {
-            newcomers.extend(change.users.iter().map(|user| (&change.conversation, user)));
+            pending_joins.extend(change.users.iter().map(|user| (&change.conversation, user)));
         }
     }
-    newcomers
+    pending_joins
 }
 
 #[cfg(test)]
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_in_by_what_is_not_told_yet_is_put_into_the_group_when_it_is_told() {
+    fn login_leaves_out_groups_of_unpublished_joins() {
         let accepted = Outcome::Accepted { seq: 1, ordinal: 0, time: 1 };
         let all = [
             decided(MemberAction::Create, "ann", accepted),
@@ -124,7 +127,7 @@ mod tests {
             decided(MemberAction::Join, "eve", Outcome::Refused { code: Code::Forbidden }),
             decided(MemberAction::Mute, "cid", accepted),
         ];
-        let names: Vec<&str> = newcomers(&all).into_iter().map(|(_, user)| user.as_str()).collect();
+        let names: Vec<&str> = pending_joins(&all).into_iter().map(|(_, user)| user.as_str()).collect();
         assert_eq!(names, ["ann", "bob"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Telling what was decided: the origin its answer, everybody concerned what happened (DESIGN 6.4).
+//! Publishing of decided records: the answer to the origin, and the push to all recipients.
 
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
@@ -8,23 +8,23 @@ use tidegate_protocol::{
 
 use super::Owner;
 use crate::{
-    delivery::{local::Outbound, trace_steps},
+    delivery::trace_steps,
     partition::{
-        exit::{GivenUp, retry},
-        membership::Told,
+        dispatcher::Dispatcher,
+        exit::{OwnerExit, retry},
+        membership::Recipients,
     },
 };
 
-/// Memberships read from the store at a time.
-const MEMBERSHIP_PAGE: usize = 1_000;
+const MEMBERS_PAGE_ROWS: usize = 1_000;
 
 impl Owner {
-    pub(super) async fn tell(
+    pub(super) async fn publish(
         &mut self,
         record: &Record,
         outcome: Outcome,
-        out: &mut Outbound,
-    ) -> Result<(), GivenUp> {
+        out: &mut Dispatcher,
+    ) -> Result<(), OwnerExit> {
         match outcome {
             Outcome::Accepted { seq, .. } => {
                 self.metrics.accepts.increment(1);
@@ -39,31 +39,31 @@ impl Owner {
         Ok(())
     }
 
-    async fn deliver(&mut self, record: &Record, seq: u64, out: &mut Outbound) -> Result<(), GivenUp> {
+    async fn deliver(&mut self, record: &Record, seq: u64, out: &mut Dispatcher) -> Result<(), OwnerExit> {
         let Some(conversation) = record.conversation() else { return Ok(()) };
         if matches!(record.body, Body::Prune(_) | Body::Rules(_)) {
             return Ok(());
         }
-        let told = match &record.body {
-            _ if !out.has_reach() => None,
+        let recipients = match &record.body {
+            _ if !out.is_clustered() => None,
             Body::Member(change) => Some(self.members.change(change, seq)),
-            _ => Some(self.members.told(conversation)),
+            _ => Some(self.members.recipients(conversation)),
         };
-        let named = match told {
-            Some(Told::Everybody(crowd)) => {
-                out.fan_out(record, seq, crowd);
+        let named = match recipients {
+            Some(Recipients::LargeGroup(meta)) => {
+                out.fan_out(record, seq, meta);
                 return Ok(());
             }
-            Some(Told::Named(users)) => Some(users),
+            Some(Recipients::Named(users)) => Some(users),
             None => None,
         };
-        let tracked = self.is_small(conversation, out).await?;
+        let tracked = self.is_tracked(conversation, out).await?;
         match &record.body {
             Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
             Body::Member(change) => {
                 out.change(record, change, seq, tracked, named.as_ref());
                 if change.action == MemberAction::Delete {
-                    self.part_all(conversation, out).await?;
+                    self.remove_all_members(conversation, out).await?;
                 }
             }
             Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
@@ -72,14 +72,14 @@ impl Owner {
         Ok(())
     }
 
-    /// Direct conversations and small groups are tracked until acked.
-    async fn is_small(&self, conversation: &ConversationId, out: &Outbound) -> Result<bool, GivenUp> {
+    /// Returns whether pushes are tracked until acked: those of direct conversations and small groups.
+    async fn is_tracked(&self, conversation: &ConversationId, out: &Dispatcher) -> Result<bool, OwnerExit> {
         let max = self.settings.small_group_max;
         match conversation.kind() {
             ConversationKind::Direct(..) => Ok(true),
             ConversationKind::Room(_) => Ok(false),
-            // Others are told another way.
-            ConversationKind::Group(_) if out.has_reach() => Ok(true),
+            // In a cluster, large groups go through `fan_out`.
+            ConversationKind::Group(_) if out.is_clustered() => Ok(true),
             ConversationKind::Group(_) => {
                 let store = &self.ports.store;
                 let summary = retry(|| store.summary(conversation, None)).await?;
@@ -88,14 +88,18 @@ impl Owner {
         }
     }
 
-    async fn part_all(&self, conversation: &ConversationId, out: &mut Outbound) -> Result<(), GivenUp> {
+    async fn remove_all_members(
+        &self,
+        conversation: &ConversationId,
+        out: &mut Dispatcher,
+    ) -> Result<(), OwnerExit> {
         let store = &self.ports.store;
         let mut after: Option<UserId> = None;
         loop {
-            let page = retry(|| store.members(conversation, after.as_ref(), MEMBERSHIP_PAGE)).await?;
+            let page = retry(|| store.members(conversation, after.as_ref(), MEMBERS_PAGE_ROWS)).await?;
             let Some((last, _)) = page.last() else { return Ok(()) };
             after = Some(last.clone());
-            out.part(conversation, page.into_iter().map(|(user, _)| user).collect());
+            out.remove_members(conversation, page.into_iter().map(|(user, _)| user).collect());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a round of retention appends, and what the store is like once the owner has applied it.
+//! Records that a round of retention appends, and the store after the owner has applied them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::{
 const DAY: u64 = 24 * HOUR_MS;
 const NOW: u64 = 1_000 * DAY;
 
-/// That in which the owner of the world looks through the keys.
+/// Round in which the owner of [`World`] checks the keys.
 const KEYS_ROUND: u64 = 1;
 
 /// A partition with its owner.
@@ -57,7 +57,7 @@ impl World {
         self.own().await;
     }
 
-    /// Decides and archives what was appended; gives it back.
+    /// Decides and archives the appended records, and returns them.
     async fn own(&mut self) -> Vec<Body> {
         let mut bodies = Vec::new();
         while self.ledger.next_offset() < self.bus.bounds(0).await.unwrap().next {
@@ -79,7 +79,7 @@ impl World {
         bodies
     }
 
-    /// One round of an owner whose clock says `NOW`; what it appended.
+    /// Runs one round at the time `NOW` and returns what it appended.
     async fn round(&mut self, round: u64, node: Keep) -> Vec<Body> {
         let rules = watch::channel(self.ledger.rules()).1;
         let settings = settings(node, || NOW);
@@ -134,7 +134,7 @@ fn group(name: &str, keep: &str) -> (ConversationId, Body) {
         users: vec![UserId::new("ann").unwrap()],
         role: Some(Role::Member),
         by: None,
-        settings: [(SETTING.to_owned(), keep.to_owned())].into(),
+        settings: [(RETENTION_SETTING.to_owned(), keep.to_owned())].into(),
         request_id: MsgId::new("r1").unwrap(),
     };
     (id, Body::Member(change))
@@ -145,7 +145,7 @@ fn pruned(id: &ConversationId, up_to: u64) -> Body {
 }
 
 #[tokio::test]
-async fn each_conversation_keeps_what_its_setting_or_the_node_says() {
+async fn retention_follows_the_group_setting_or_the_node() {
     let mut world = World::new().await;
     let age = [40 * DAY, 8 * DAY, 2 * DAY, 2 * HOUR_MS, HOUR_MS / 2];
     let mut all = vec![(direct(), [1, 2, 3].as_slice())];
@@ -172,15 +172,15 @@ async fn each_conversation_keeps_what_its_setting_or_the_node_says() {
         assert_eq!(world.seqs(id).await, *left, "{id}");
     }
     let again = world.round(0, Keep::Days(7)).await;
-    assert_eq!(again, [], "nothing is taken twice");
+    assert_eq!(again, [], "nothing expires twice");
     assert_eq!(world.ledger.head(&direct()).unwrap().unwrap().last_seq, 5, "no seq is handed out again");
 }
 
 #[test]
-fn a_setting_that_means_nothing_leaves_it_to_the_node() {
+fn invalid_group_setting_falls_back_to_the_node() {
     let (id, _) = group("a", "");
     let head = |keep: &str| Head {
-        settings: BTreeMap::from([(SETTING.to_owned(), keep.to_owned())]).into(),
+        settings: BTreeMap::from([(RETENTION_SETTING.to_owned(), keep.to_owned())]).into(),
         ..Head::default()
     };
     assert_eq!(Keep::of(&id, &head("a while"), Keep::Days(7)), Keep::Days(7));
@@ -188,7 +188,7 @@ fn a_setting_that_means_nothing_leaves_it_to_the_node() {
 }
 
 #[tokio::test]
-async fn much_that_is_old_goes_in_parts_and_a_young_row_protects_those_behind_it() {
+async fn old_rows_go_in_parts_and_a_young_row_protects_later_ones() {
     let mut world = World::new().await;
     for number in 0..2_500 {
         // The clock was set back for the last hundred.
@@ -208,19 +208,19 @@ async fn s22_a_key_lives_for_eight_days_and_then_goes() {
         world.append(NOW - age, message(&direct(), number)).await;
     }
     let appended = world.round(KEYS_ROUND, Keep::Forever).await;
-    // Record 3 is old, too, but younger ones lie before it: a clock that was set back takes no key early.
+    // Record 3 is old too, but younger ones precede it: a clock that was set back expires no key early.
     assert_eq!(
         appended,
         [Body::Rules(RuleChange { dedup_window: Some(0), keys_from: 2, ..RuleChange::default() })]
     );
     let scan = Scan::Keys { from: 0, after: None, limit: 100 };
     assert_eq!(world.store.scan(0, Fence(1), &scan).await.unwrap().rows.len(), 3);
-    assert_eq!(world.round(KEYS_ROUND, Keep::Forever).await, [], "once is enough");
+    assert_eq!(world.round(KEYS_ROUND, Keep::Forever).await, [], "the second round appends nothing");
     assert_eq!(world.seqs(&direct()).await.len(), 5, "the messages stay");
 }
 
 #[tokio::test]
-async fn keys_are_looked_through_once_a_day_in_a_round_that_each_owner_draws() {
+async fn keys_are_checked_once_a_day_in_a_round_drawn_by_the_fence() {
     let world = World::new().await;
     let due = |fence: u128| -> Vec<u64> {
         let (bus, store, settings) = (&world.bus, &world.store, settings(Keep::Forever, || NOW));
@@ -229,14 +229,14 @@ async fn keys_are_looked_through_once_a_day_in_a_round_that_each_owner_draws() {
         (0..3 * 1_440).filter(|round| it.keys_are_due(*round)).collect()
     };
     assert_eq!(due(1), [KEYS_ROUND, KEYS_ROUND + 1_440, KEYS_ROUND + 2 * 1_440]);
-    // 64 partitions that are taken over together, and again in an hour.
+    // 64 partitions are taken over together, and again within an hour.
     let fences = (0..64).map(|_| rand::random::<u128>());
     let soon = fences.filter(|fence| due(*fence).first() < Some(&60)).count();
     assert!(soon < 20, "{soon} of 64 within an hour");
 }
 
 #[tokio::test]
-async fn long_retention_is_looked_at_less_often_and_a_former_owner_stops() {
+async fn long_retention_is_checked_rarely_and_former_owner_stops() {
     let every = Duration::from_secs(60);
     let due = |keep: Keep| (1..=2 * 720).filter(|round| keep.is_due(*round, every)).count();
     assert_eq!([Keep::Hour, Keep::Days(1), Keep::Days(7), Keep::Days(30)].map(due), [1_440, 60, 8, 2]);

@@ -1,24 +1,24 @@
-//! How tokens, runs and what a node says of itself are written in Redis.
+//! Encoding of tokens, runs and node announcements in Redis.
 
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
 use super::{Interest, NodeBoot, NodeInfo, Route, Token};
-use crate::routes::{About, NodeState, Standing};
+use crate::routes::{NodeDescription, NodeState, PartitionLag};
 
-/// A run of a node as `Display` writes it: `node/boot`, the boot in hex.
+/// Parses a node run in its `Display` form: `node/boot`, with the boot in hex.
 pub(super) fn run(text: &str) -> Option<NodeBoot> {
     let (node, boot) = text.split_once('/')?;
     Some(NodeBoot { node: NodeId::new(node).ok()?, boot: u64::from_str_radix(boot, 16).ok()? })
 }
 
-/// A token as `Display` writes it: `node/boot/epoch`.
+/// Parses a token in its `Display` form: `node/boot/epoch`.
 pub(super) fn token(text: &str) -> Option<Token> {
     let (at, epoch) = text.rsplit_once('/')?;
     Some(Token { at: run(at)?, epoch: epoch.parse().ok()? })
 }
 
-/// The fields of a `route:{user}`; those of owners that left begin with `#`.
+/// Parses the fields of `route:{user}`. Skips those of deleted rows, which begin with `#`.
 pub(super) fn devices(fields: Vec<(String, String)>) -> Vec<(DeviceId, Token)> {
     let row = |(device, text): (String, String)| Some((DeviceId::new(&device).ok()?, token(&text)?));
     let mut rows: Vec<_> = fields.into_iter().filter_map(row).collect();
@@ -26,18 +26,18 @@ pub(super) fn devices(fields: Vec<(String, String)>) -> Vec<(DeviceId, Token)> {
     rows
 }
 
-/// A row's place in the list of its run, without the epoch. `!` is below all that ids are made of, so the list is in
-/// the order of (user, device).
-pub(super) fn place(user: &UserId, device: &DeviceId) -> String {
+/// Returns a row's entry in the list of its run, without the epoch. `!` sorts below every character of an id, so the
+/// list is in the order of (user, device).
+pub(super) fn entry_prefix(user: &UserId, device: &DeviceId) -> String {
     format!("{user}!{device}")
 }
 
-/// A place with the epoch.
-pub(super) fn listed(row: &Route) -> String {
-    format!("{}!{}", place(&row.user, &row.device), row.token.epoch)
+/// Returns a row's entry in the list of its run: `user!device!epoch`.
+pub(super) fn entry(row: &Route) -> String {
+    format!("{}!{}", entry_prefix(&row.user, &row.device), row.token.epoch)
 }
 
-/// The row of a place with the epoch.
+/// Parses an entry in the list of the run `of`.
 pub(super) fn row(of: &NodeBoot, text: &str) -> Option<Route> {
     let mut parts = text.splitn(3, '!');
     let (user, device, epoch) = (parts.next()?, parts.next()?, parts.next()?);
@@ -45,7 +45,7 @@ pub(super) fn row(of: &NodeBoot, text: &str) -> Option<Route> {
     Some(Route { user: UserId::new(user).ok()?, device: DeviceId::new(device).ok()?, token })
 }
 
-/// Pairs of run and generation.
+/// Parses alternating runs and generations.
 pub(super) fn interests(pairs: &[String]) -> Vec<Interest> {
     let interest = |pair: &[String]| {
         let [node, generation] = pair else { return None };
@@ -62,18 +62,18 @@ struct Info {
     conns: u32,
     capacity: u32,
     owns: Vec<u32>,
-    /// Partition, position, end, ms and bytes behind; earlier versions say nothing.
+    /// Partition, position, end, ms and bytes of lag. Earlier versions omit it.
     #[serde(default)]
     stands: Vec<[u64; 5]>,
     #[serde(default)]
     asserting: bool,
     #[serde(default)]
-    about: About,
+    about: NodeDescription,
     #[serde(default = "first_rules")]
     rules: u32,
 }
 
-/// Those of a node that does not know that there are others.
+/// Returns the rules version of a node that announces none, because it knows no other.
 fn first_rules() -> u32 {
     1
 }
@@ -99,13 +99,13 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
     serde_json::to_string(&info).unwrap_or_default()
 }
 
-/// None: it has not announced itself, or says what this version does not understand.
+/// Parses the announcement of a run. `None` if it has made none, or if this version does not understand it.
 pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
     let info: Info = serde_json::from_str(text).ok()?;
     let state = match info.state.as_str() {
         "ready" => NodeState::Ready,
         "draining" => NodeState::Draining,
-        // A state of a later version: certainly not one to send newcomers to.
+        // An unknown state, of a later version: assign no new clients to the node.
         _ => NodeState::Cordoned,
     };
     Some(NodeInfo {
@@ -116,19 +116,19 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         conns: info.conns,
         capacity: info.capacity,
         owns: info.owns,
-        stands: info.stands.into_iter().filter_map(standing).collect(),
+        stands: info.stands.into_iter().filter_map(partition_lag).collect(),
         asserting: info.asserting,
         about: info.about,
         rules: info.rules,
     })
 }
 
-fn numbers(it: &Standing) -> [u64; 5] {
+fn numbers(it: &PartitionLag) -> [u64; 5] {
     [it.partition.into(), it.position, it.end, it.behind_ms, it.behind_bytes]
 }
 
-fn standing([partition, position, end, behind_ms, behind_bytes]: [u64; 5]) -> Option<Standing> {
-    Some(Standing { partition: u32::try_from(partition).ok()?, position, end, behind_ms, behind_bytes })
+fn partition_lag([partition, position, end, behind_ms, behind_bytes]: [u64; 5]) -> Option<PartitionLag> {
+    Some(PartitionLag { partition: u32::try_from(partition).ok()?, position, end, behind_ms, behind_bytes })
 }
 
 #[cfg(test)]
@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn tokens_runs_and_rows_round_trip(
             node in "[A-Za-z0-9_.-]{1,64}",
             user in "[A-Za-z0-9_.-]{1,64}",
             device in "[A-Za-z0-9_.-]{1,64}",
@@ -155,14 +155,14 @@ mod tests {
                 device: DeviceId::new(&device).unwrap(),
                 token: written,
             };
-            prop_assert_eq!(row(&at, &listed(&route)), Some(route));
+            prop_assert_eq!(row(&at, &entry(&route)), Some(route));
         }
 
         #[test]
-        fn what_a_node_says_is_read_again(numbers: [u64; 5], partition: u32) {
+        fn node_info_round_trips(numbers: [u64; 5], partition: u32) {
             let boot = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
             let [position, end, behind_ms, behind_bytes, _] = numbers;
-            let said = NodeInfo {
+            let written = NodeInfo {
                 boot: boot.clone(),
                 peer_address: "127.0.0.1:7802".into(),
                 client_addresses: vec!["127.0.0.1:7800".into()],
@@ -170,22 +170,23 @@ mod tests {
                 conns: 3,
                 capacity: 9,
                 owns: vec![partition],
-                stands: vec![Standing { partition, position, end, behind_ms, behind_bytes }],
+                stands: vec![PartitionLag { partition, position, end, behind_ms, behind_bytes }],
                 asserting: partition % 2 == 0,
-                about: About { share: Some(7), zone: "z".into(), ..About::default() },
+                about: NodeDescription { share: Some(7), zone: "z".into(), ..NodeDescription::default() },
                 rules: 1 + partition % 3,
             };
-            prop_assert_eq!(info(&boot, &info_text(&said)), Some(said.clone()));
-            // An earlier version does not say how far it is.
+            prop_assert_eq!(info(&boot, &info_text(&written)), Some(written.clone()));
+            // An earlier version announces neither lags nor a description.
             let earlier = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[4]}"#;
             let read = info(&boot, earlier).map(|it| (it.owns, it.stands, it.about));
-            prop_assert_eq!(read, Some((vec![4], Vec::new(), About::default())));
+            prop_assert_eq!(read, Some((vec![4], Vec::new(), NodeDescription::default())));
+            // A later version may add fields.
             let later = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[],"about":{"zone":"z","moon":1}}"#;
             prop_assert_eq!(info(&boot, later).map(|it| it.about.zone), Some("z".to_owned()));
         }
 
         #[test]
-        fn a_list_is_in_the_order_of_user_and_device(
+        fn list_is_ordered_by_user_and_device(
             a in ("[A-Za-z0-9_.-]{1,3}", "[A-Za-z0-9_.-]{1,3}"),
             b in ("[A-Za-z0-9_.-]{1,3}", "[A-Za-z0-9_.-]{1,3}"),
         ) {
@@ -193,12 +194,12 @@ mod tests {
                 (UserId::new(user).unwrap(), DeviceId::new(device).unwrap())
             };
             let (a, b) = (ids(&a), ids(&b));
-            let place = |(user, device): &(UserId, DeviceId)| place(user, device) + "!";
-            prop_assert_eq!(place(&a).cmp(&place(&b)), a.cmp(&b));
+            let entry = |(user, device): &(UserId, DeviceId)| entry_prefix(user, device) + "!";
+            prop_assert_eq!(entry(&a).cmp(&entry(&b)), a.cmp(&b));
         }
 
         #[test]
-        fn nothing_that_is_there_breaks_the_reader(text in "\\PC{0,40}") {
+        fn arbitrary_text_does_not_break_the_parsers(text in "\\PC{0,40}") {
             let at = NodeBoot { node: NodeId::new("n").unwrap(), boot: 1 };
             let _ = (run(&text), token(&text), row(&at, &text), info(&at, &text));
         }

@@ -1,11 +1,12 @@
-//! Rows and the places of rows in the list of their run, kept in step.
+//! Rows of the routes and their entries in the lists of their runs, kept consistent.
 
 use std::collections::BTreeMap;
 
 use tidegate_protocol::id::{DeviceId, UserId};
 
 use super::{
-    CLAIM_OVER, GONE_TTL, NodeBoot, ROW_TTL, RedisRoutes, Registration, Route, RoutesError, Token, codec,
+    CLAIM_DROP_AGE, DELETED_ROW_TTL, NodeBoot, ROW_TTL, RedisRoutes, Registration, Route, RoutesError, Token,
+    codec,
 };
 use crate::redis::{Call, Script};
 
@@ -14,26 +15,27 @@ static ROUTE_SET: Script = Script::new(include_str!("../../redis/route_set.lua")
 static RUN_CLAIM: Script = Script::new(include_str!("../../redis/run_claim.lua"));
 static RUN_DROP: Script = Script::new(include_str!("../../redis/run_drop.lua"));
 
-/// Places written or dropped by one script: short enough to delay nobody.
-const PLACES_MAX: usize = 200;
+/// Number of list entries written or dropped per script; bounds its run time, during which the server serves no one
+/// else.
+const ENTRIES_PER_SCRIPT: usize = 200;
 
-/// What `route_set.lua` says.
+/// Result of `route_set.lua`.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The row is the caller's now; it was this owner's.
+    /// Row now owned by the caller, with its previous owner.
     Set(Option<Token>),
-    /// Not above this epoch.
-    Behind(u64),
-    /// The row is another's.
-    Other(Option<Token>),
+    /// Epoch refused: it must be above this one.
+    EpochTooLow(u64),
+    /// Row refused: it has another owner, or none.
+    OtherOwner(Option<Token>),
 }
 
-pub(super) fn outcome((word, detail): (String, String)) -> Result<Outcome, RoutesError> {
-    match word.as_str() {
+pub(super) fn outcome((state, detail): (String, String)) -> Result<Outcome, RoutesError> {
+    match state.as_str() {
         "set" => Ok(Outcome::Set(codec::token(&detail))),
-        "other" => Ok(Outcome::Other(codec::token(&detail))),
-        "behind" if let Ok(seen) = detail.parse() => Ok(Outcome::Behind(seen)),
-        _ => Err(RoutesError::Unknown(format!("route_set.lua said {word:?}"))),
+        "other" => Ok(Outcome::OtherOwner(codec::token(&detail))),
+        "behind" if let Ok(highest) = detail.parse() => Ok(Outcome::EpochTooLow(highest)),
+        _ => Err(RoutesError::Unknown(format!("unexpected reply of route_set.lua: {state:?}"))),
     }
 }
 
@@ -42,12 +44,12 @@ impl RedisRoutes {
         self.client.key("route", &format!("{{{user}}}"))
     }
 
-    pub(super) fn set_call(&self, row: &Route, how: &str, only_if: Option<&Token>) -> Call {
+    pub(super) fn set_call(&self, row: &Route, mode: &str, only_if: Option<&Token>) -> Call {
         Call::script(&ROUTE_SET, [self.route_key(&row.user)])
             .arg(&row.device)
             .arg(&row.token.at)
             .arg(row.token.epoch)
-            .arg(how)
+            .arg(mode)
             .arg(only_if.map(ToString::to_string).unwrap_or_default())
             .arg(ROW_TTL.as_millis())
     }
@@ -57,70 +59,70 @@ impl RedisRoutes {
             .arg(&row.device)
             .arg(&row.token)
             .arg(row.token.epoch)
-            .arg(GONE_TTL.as_millis())
+            .arg(DELETED_ROW_TTL.as_millis())
     }
 
-    /// A place in the list of the run, and with it an epoch; none for a run that is retired.
+    /// Claims an entry in the list of the run and returns its epoch; `None` if the run is retired.
     pub(super) async fn claim_new(
         &self,
-        wish: &Registration,
+        registration: &Registration,
         above: u64,
     ) -> Result<Option<u64>, RoutesError> {
-        let call = Call::script(&RUN_CLAIM, self.run_keys(&wish.at))
+        let call = Call::script(&RUN_CLAIM, self.run_keys(&registration.at))
             .arg(ROW_TTL.as_millis())
             .arg(above)
-            .arg(codec::place(&wish.user, &wish.device));
+            .arg(codec::entry_prefix(&registration.user, &registration.device));
         let epoch: String = self.client.one(call).await?;
         match epoch.parse() {
             Ok(epoch) => Ok(Some(epoch)),
             Err(_) if epoch == "retired" => Ok(None),
-            Err(_) => Err(RoutesError::Unknown(format!("run_claim.lua said {epoch:?}"))),
+            Err(_) => Err(RoutesError::Unknown(format!("unexpected reply of run_claim.lua: {epoch:?}"))),
         }
     }
 
     pub(super) async fn reassert_all(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
         let Some(at) = rows.first().map(|row| &row.token.at) else { return Ok(Vec::new()) };
-        let mut stands = Vec::with_capacity(rows.len());
-        for rows in rows.chunks(PLACES_MAX) {
+        let mut in_force = Vec::with_capacity(rows.len());
+        for rows in rows.chunks(ENTRIES_PER_SCRIPT) {
             let claim = Call::script(&RUN_CLAIM, self.run_keys(at)).arg(ROW_TTL.as_millis()).arg("");
-            let claim = rows.iter().fold(claim, |call, row| call.arg(codec::listed(row)));
+            let claim = rows.iter().fold(claim, |call, row| call.arg(codec::entry(row)));
             if self.client.one::<String>(claim).await? == "retired" {
                 return Err(RoutesError::LeaseLost);
             }
             let calls = rows.iter().map(|row| self.set_call(row, "again", None)).collect();
-            let answers: Vec<(String, String)> = self.client.all(calls).await?;
-            let mut over = Vec::new();
-            for (row, answer) in rows.iter().zip(answers) {
-                let outcome = outcome(answer)?;
+            let replies: Vec<(String, String)> = self.client.all(calls).await?;
+            let mut stale = Vec::new();
+            for (row, reply) in rows.iter().zip(replies) {
+                let outcome = outcome(reply)?;
                 match &outcome {
                     Outcome::Set(Some(older)) => {
-                        over.push((Route { token: older.clone(), ..row.clone() }, true))
+                        stale.push((Route { token: older.clone(), ..row.clone() }, true))
                     }
                     Outcome::Set(None) => {}
-                    Outcome::Behind(_) | Outcome::Other(_) => over.push((row.clone(), true)),
+                    Outcome::EpochTooLow(_) | Outcome::OtherOwner(_) => stale.push((row.clone(), true)),
                 }
-                stands.push(matches!(outcome, Outcome::Set(_)));
+                in_force.push(matches!(outcome, Outcome::Set(_)));
             }
-            self.tidy(over).await;
+            self.tidy(stale).await;
         }
-        Ok(stands)
+        Ok(in_force)
     }
 
-    /// Drops places, after the work is done; `true`: nobody can use it any more, `false`: unless it is young. What
-    /// can't be dropped now, the sweep of that run drops.
-    pub(super) async fn tidy(&self, places: Vec<(Route, bool)>) {
+    /// Drops the list entries of rows. With `true`, no call can still use the entry; with `false`, only an old entry is
+    /// dropped. Errors are ignored: the sweep of the run drops the rest.
+    pub(super) async fn tidy(&self, rows: Vec<(Route, bool)>) {
         let mut of_runs: BTreeMap<NodeBoot, Vec<(String, bool)>> = BTreeMap::new();
-        for (row, over) in places {
-            let place = codec::listed(&row);
-            of_runs.entry(row.token.at).or_default().push((place, over));
+        for (row, is_unused) in rows {
+            let entry = codec::entry(&row);
+            of_runs.entry(row.token.at).or_default().push((entry, is_unused));
         }
         let mut calls = Vec::new();
-        for (run, places) in &of_runs {
+        for (run, entries) in &of_runs {
             let [_, key] = self.run_keys(run);
-            for part in places.chunks(PLACES_MAX) {
-                let call = Call::script(&RUN_DROP, [key.clone()]).arg(CLAIM_OVER.as_micros());
-                let pair = |call: Call, (place, over): &(String, bool)| {
-                    call.arg(place).arg(if *over { "over" } else { "maybe" })
+            for part in entries.chunks(ENTRIES_PER_SCRIPT) {
+                let call = Call::script(&RUN_DROP, [key.clone()]).arg(CLAIM_DROP_AGE.as_micros());
+                let pair = |call: Call, (entry, is_unused): &(String, bool)| {
+                    call.arg(entry).arg(if *is_unused { "over" } else { "maybe" })
                 };
                 calls.push(part.iter().fold(call, pair));
             }
@@ -129,7 +131,7 @@ impl RedisRoutes {
             return;
         }
         if let Err(error) = Box::pin(self.client.all::<u64>(calls)).await {
-            tracing::debug!(?error, "places of rows that are over stay until their run is swept");
+            tracing::debug!(?error, "failed to drop list entries of routes; left to the sweep of their run");
         }
     }
 
@@ -140,11 +142,13 @@ impl RedisRoutes {
         limit: usize,
     ) -> Result<Vec<Route>, RoutesError> {
         let [_, key] = self.run_keys(of);
-        // After all epochs of that device: `~` is above the digits.
-        let from = after
-            .map_or_else(|| "-".to_owned(), |(user, device)| format!("({}!~", codec::place(&user, &device)));
+        // `~` sorts above the digits, so the page starts after all epochs of that device.
+        let from = after.map_or_else(
+            || "-".to_owned(),
+            |(user, device)| format!("({}!~", codec::entry_prefix(&user, &device)),
+        );
         let call = Call::command(["ZRANGEBYLEX", &key, &from, "+", "LIMIT", "0"]).arg(limit);
-        let places: Vec<String> = self.client.one(call).await?;
-        Ok(places.iter().filter_map(|place| codec::row(of, place)).collect())
+        let entries: Vec<String> = self.client.one(call).await?;
+        Ok(entries.iter().filter_map(|entry| codec::row(of, entry)).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! What a row is, in JSON: a message, a change of a group, or a recall.
+//! JSON form of a row's body: a message, a membership change or a recall.
 
 use std::collections::BTreeMap;
 
@@ -15,29 +15,29 @@ use tidegate_protocol::{
 use super::{RowLine, form};
 use crate::store::StoredRow;
 
-/// A content: text where it is nothing else, or else its bytes.
+/// Content of a message: text if it is nothing but text, else the encoded bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentLine {
-    /// Text.
+    /// Text content.
     Text(String),
-    /// An encoded `Content`.
+    /// Encoded `Content`.
     Encoded(#[serde(with = "form::base64")] Vec<u8>),
 }
 
-/// What a row is.
+/// Body of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BodyLine {
-    /// See [`Message`]; without content when it was recalled.
+    /// [`Message`]; a recalled one has no content.
     Message(MessageLine),
-    /// See [`MemberChange`].
+    /// [`MemberChange`].
     Change(ChangeLine),
-    /// See [`Recall`].
+    /// [`Recall`].
     Recall(RecallLine),
 }
 
-/// See [`Message`].
+/// Fields of a [`Message`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -58,7 +58,7 @@ pub struct MessageLine {
     pub content: ContentLine,
 }
 
-/// See [`MemberChange`].
+/// Fields of a [`MemberChange`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -72,7 +72,7 @@ pub struct ChangeLine {
     pub request_id: MsgId,
 }
 
-/// See [`Recall`].
+/// Fields of a [`Recall`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -82,7 +82,7 @@ pub struct RecallLine {
 }
 
 impl RowLine {
-    /// As the store says it; none when it is no row of a history.
+    /// Creates the line from a stored row; `None` if the record is not part of a history.
     pub fn new(stored: &StoredRow) -> Option<Self> {
         let StoredRow { row, recalled } = stored;
         let Row { seq, ordinal, own, time, offset, body } = row;
@@ -91,10 +91,10 @@ impl RowLine {
         Some(Self { seq, ordinal, own, time, offset: *offset, recalled: *recalled, body })
     }
 
-    /// As the store takes it.
+    /// Returns the row to store.
     ///
     /// # Errors
-    /// Names an id that is none.
+    /// Names an invalid id.
     pub fn stored(&self, conversation: &ConversationId) -> Result<StoredRow, IdError> {
         let Self { seq, ordinal, own, time, offset, recalled, ref body } = *self;
         let body = body.body(conversation)?;
@@ -131,10 +131,10 @@ fn body_line(body: &Body) -> Option<BodyLine> {
 }
 
 impl BodyLine {
-    /// The body of a row of that conversation.
+    /// Returns the body of a row of the conversation.
     ///
     /// # Errors
-    /// Names an id that is none.
+    /// Names an invalid id.
     pub fn body(&self, conversation: &ConversationId) -> Result<Body, IdError> {
         let conversation = conversation.clone();
         let by = |by: &Option<String>| by.as_deref().map(UserId::new).transpose();
@@ -163,7 +163,7 @@ impl BodyLine {
         })
     }
 
-    /// Whether it counts as a message.
+    /// Returns whether the row counts as a message.
     pub fn is_message(&self) -> bool {
         matches!(self, Self::Message(_))
     }
@@ -175,7 +175,7 @@ impl ContentLine {
             Ok(Content { body: Some(content::Body::Text(text)), unknown }) if unknown.is_empty() => text,
             _ => return Self::Encoded(bytes.to_vec()),
         };
-        // Bytes that mean the same but are written otherwise stay as they are.
+        // Text that encodes to other bytes is kept as bytes, so that an import restores the content exactly.
         let line = Self::Text(text);
         if line.encoded() == bytes { line } else { Self::Encoded(bytes.to_vec()) }
     }

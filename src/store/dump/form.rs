@@ -1,6 +1,6 @@
-//! How ids, hashes and bytes stand in JSON.
+//! JSON forms of ids, hashes, bytes and codes, for serde.
 
-/// What is written and read as text.
+/// Values written by `Display` and read by `FromStr`.
 pub(super) mod text {
     use std::{borrow::Cow, fmt::Display, str::FromStr};
 
@@ -19,7 +19,7 @@ pub(super) mod text {
     }
 }
 
-/// 16 bytes as 32 hex digits.
+/// Hashes of 16 bytes, as 32 hex digits.
 pub(super) mod hex {
     use std::borrow::Cow;
 
@@ -38,7 +38,7 @@ pub(super) mod hex {
     }
 }
 
-/// Bytes in base64.
+/// Bytes, in base64.
 pub(super) mod base64 {
     use std::borrow::Cow;
 
@@ -55,7 +55,7 @@ pub(super) mod base64 {
     }
 }
 
-/// A code by its name.
+/// Codes, by name.
 pub(super) mod code {
     use std::borrow::Cow;
 
@@ -71,6 +71,6 @@ pub(super) mod code {
     ) -> Result<Option<Code>, D::Error> {
         let Some(name) = Option::<Cow<'_, str>>::deserialize(from)? else { return Ok(None) };
         let code = Code::ALL.iter().find(|code| code.name() == name);
-        code.copied().map(Some).ok_or_else(|| D::Error::custom(format!("{name} is no code")))
+        code.copied().map(Some).ok_or_else(|| D::Error::custom(format!("{name} is not a code")))
     }
 }

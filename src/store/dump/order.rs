@@ -1,4 +1,4 @@
-//! What entries must be like beside each other: in order, without holes, and true to what the heads say.
+//! Validation of the entries of an export: their order, completeness, and agreement with heads and counts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,12 +11,12 @@ use super::{
     ConversationLine, Entry, KeyLine, LogLine, MarkLine, MemberLine, PartitionLine, RowLine,
     body::{BodyLine, MessageLine},
 };
-use crate::store::Level;
+use crate::store::UserState;
 
-/// Users of one conversation whose own messages are counted; beyond, the count is not compared.
+/// Users of one conversation whose messages are counted; the counts of further users are not checked.
 const COUNTED_MAX: usize = 100_000;
 
-/// Looks at entries one after the other and says what does not fit. It goes on after a fault.
+/// Validator of a sequence of entries; it reports faults and continues after each.
 #[derive(Default)]
 pub struct Order {
     entries: u64,
@@ -25,20 +25,20 @@ pub struct Order {
     conversation: Option<Conversation>,
     last_id: Option<ConversationId>,
     mark: Option<(UserId, ConversationId)>,
-    wishes: Option<UserId>,
+    settings: Option<UserId>,
     key: Option<(u32, Hash16)>,
     complete: bool,
 }
 
 struct Partition {
     position: Position,
-    /// The offset behind the last log record seen.
+    /// Offset after the last log record read.
     next: Option<u64>,
-    /// Whether the record was seen by which the position is known.
-    known: bool,
+    /// Whether the record that identifies the position was read.
+    is_identified: bool,
 }
 
-/// The conversation whose lines come now.
+/// Conversation whose lines are being read.
 struct Conversation {
     line: ConversationLine,
     stage: usize,
@@ -48,14 +48,14 @@ struct Conversation {
     seq: u64,
     ordinal: u64,
     rows: bool,
-    /// What the members' lines say each has sent, and what the rows said so far.
+    /// Messages sent by each user: as counted in the member's line, and as found in the rows so far.
     sent: HashMap<UserId, (u64, u64)>,
 }
 
-type Fault<'a> = &'a mut dyn FnMut(String);
+type FaultSink<'a> = &'a mut dyn FnMut(String);
 
 impl Entry {
-    /// Where in an export it stands; those of a conversation stand together.
+    /// Returns the section of the export that the entry belongs to; a conversation's lines are one section.
     const fn stage(&self) -> usize {
         match self {
             Self::TidegateExport(_) => 0,
@@ -71,16 +71,16 @@ impl Entry {
 }
 
 impl Order {
-    /// Whether the last line was seen.
+    /// Returns whether the last line was read.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Says what is wrong with the next entry, and with what came before it if that should have gone on.
-    pub fn next(&mut self, entry: &Entry, fault: Fault<'_>) {
+    /// Reports the faults of the next entry, and of the section before it if that ended too early.
+    pub fn next(&mut self, entry: &Entry, fault: FaultSink<'_>) {
         let stage = entry.stage();
         if self.complete {
-            fault("there is more after the last line".into());
+            fault("there are more lines after the last one (`end`)".into());
         }
         if stage < self.stage || (self.entries == 0) != (stage == 0) {
             fault("the line is out of place".into());
@@ -103,18 +103,18 @@ impl Order {
             },
             Entry::Mark(it) => self.mark(it, fault),
             Entry::Wishes(it) => {
-                if self.wishes.as_ref().is_some_and(|last| *last >= it.user) {
-                    fault(format!("what {} wishes is out of order", it.user));
+                if self.settings.as_ref().is_some_and(|last| *last >= it.user) {
+                    fault(format!("the line with the settings of {} is out of order", it.user));
                 }
-                if let Err(error) = it.wishes() {
-                    fault(format!("{} wishes what there is not ({error})", it.user));
+                if let Err(error) = it.settings() {
+                    fault(format!("a setting of {} is invalid ({error})", it.user));
                 }
-                self.wishes = Some(it.user.clone());
+                self.settings = Some(it.user.clone());
             }
             Entry::Key(it) => self.key(it, fault),
             Entry::End(lines) => {
                 if *lines != self.entries {
-                    fault(format!("{} lines came, the last one says {lines}", self.entries));
+                    fault(format!("there are {} lines, the last one says {lines}", self.entries));
                 }
                 self.complete = true;
             }
@@ -122,26 +122,26 @@ impl Order {
         self.entries += 1;
     }
 
-    fn partition(&mut self, it: &PartitionLine, fault: Fault<'_>) {
+    fn partition(&mut self, it: &PartitionLine, fault: FaultSink<'_>) {
         let (position, rules) = it.parts();
         if rules.keys_from > position.offset {
-            fault(format!("partition {}: its rules are of a later position", it.number));
+            fault(format!("partition {}: its rules belong to a later position", it.number));
         }
-        let partition = Partition { position, next: None, known: position == Position::START };
+        let partition = Partition { position, next: None, is_identified: position == Position::START };
         if self.partitions.insert(it.number, partition).is_some() {
-            fault(format!("partition {} comes twice", it.number));
+            fault(format!("partition {} appears twice", it.number));
         }
     }
 
-    fn log(&mut self, it: &LogLine, fault: Fault<'_>) {
+    fn log(&mut self, it: &LogLine, fault: FaultSink<'_>) {
         let LogLine { partition: number, offset, record } = it;
         if Record::decode(record.clone().into()).is_err() {
-            fault(format!("record {offset} of partition {number} does not decode: a node passes over it"));
+            fault(format!("record {offset} of partition {number} can't be decoded: a node skips it"));
         }
         let Some(partition) = self.partitions.get_mut(number) else {
-            // A log that nobody has taken over yet.
+            // No owner has taken this partition over yet.
             let next = offset.checked_add(1);
-            let partition = Partition { position: Position::START, next, known: *offset == 0 };
+            let partition = Partition { position: Position::START, next, is_identified: *offset == 0 };
             self.partitions.insert(*number, partition);
             return;
         };
@@ -149,31 +149,31 @@ impl Order {
             fault(format!("the log of partition {number} has a hole before record {offset}"));
         }
         if partition.position.offset == offset.saturating_add(1) {
-            partition.known = partition.position.matches(Some(record));
+            partition.is_identified = partition.position.matches(Some(record));
         }
         partition.next = offset.checked_add(1);
     }
 
-    fn end_log(&mut self, fault: Fault<'_>) {
+    fn end_log(&mut self, fault: FaultSink<'_>) {
         for (number, partition) in &self.partitions {
             let from_start =
                 partition.position != Position::START || partition.next.is_none_or(|next| next > 0);
-            if !partition.known || !from_start {
+            if !partition.is_identified || !from_start {
                 fault(format!(
-                    "the log of partition {number} does not hold the record by which position {:?} is known",
+                    "the log of partition {number} lacks the record that identifies position {:?}",
                     partition.position
                 ));
             }
         }
     }
 
-    fn begin(&mut self, it: &ConversationLine, fault: Fault<'_>) {
+    fn begin(&mut self, it: &ConversationLine, fault: FaultSink<'_>) {
         let ConversationLine { id, last_seq, messages, pruned_to, deleted_seq, .. } = it;
         if self.last_id.as_ref().is_some_and(|last| last >= id) {
             fault(format!("{id} is out of order"));
         }
         if messages.max(pruned_to).max(deleted_seq) > last_seq {
-            fault(format!("{id} has more messages, or lost more, than the seqs it handed out"));
+            fault(format!("{id} has more messages or more removed rows than assigned seqs"));
         }
         self.last_id = Some(id.clone());
         self.conversation = Some(Conversation {
@@ -189,29 +189,32 @@ impl Order {
         });
     }
 
-    fn end_conversation(&mut self, fault: Fault<'_>) {
+    fn end_conversation(&mut self, fault: FaultSink<'_>) {
         if let Some(conversation) = self.conversation.take() {
             conversation.end(fault);
         }
     }
 
-    fn mark(&mut self, it: &MarkLine, fault: Fault<'_>) {
+    fn mark(&mut self, it: &MarkLine, fault: FaultSink<'_>) {
         let name = (it.user.clone(), it.conversation.clone());
         if self.mark.as_ref().is_some_and(|last| *last >= name) {
             fault(format!("the mark of {} in {} is out of order", it.user, it.conversation));
         }
-        let Level { mark, cleared, hidden } = it.level();
+        let UserState { mark, cleared, hidden } = it.state();
         if [mark, cleared].iter().any(|it| it.own > it.messages || it.messages > it.seq) {
-            fault(format!("the mark of {} in {} counts too much", it.user, it.conversation));
+            fault(format!("the mark of {} in {} has impossible counts", it.user, it.conversation));
         }
-        let shown = hidden.first().is_some_and(|it| it.seq <= cleared.seq);
-        if shown || !hidden.is_sorted_by(|a, b| a.seq < b.seq) {
-            fault(format!("what {} has hidden in {} is out of order", it.user, it.conversation));
+        let is_cleared = hidden.first().is_some_and(|it| it.seq <= cleared.seq);
+        if is_cleared || !hidden.is_sorted_by(|a, b| a.seq < b.seq) {
+            fault(format!(
+                "the list of entries that {} has hidden in {} is out of order",
+                it.user, it.conversation
+            ));
         }
         self.mark = Some(name);
     }
 
-    fn key(&mut self, it: &KeyLine, fault: Fault<'_>) {
+    fn key(&mut self, it: &KeyLine, fault: FaultSink<'_>) {
         if it.refused.is_some() != (it.seq == 0) {
             fault(format!("a key of record {} has a seq and a refusal, or neither", it.offset));
         }
@@ -222,7 +225,7 @@ impl Order {
         let position = self.partitions.get(&it.partition).map_or(0, |partition| partition.position.offset);
         if it.offset >= position {
             fault(format!(
-                "a key is of record {}, which partition {} has not archived",
+                "a key belongs to record {}, which partition {} has not archived",
                 it.offset, it.partition
             ));
         }
@@ -231,7 +234,7 @@ impl Order {
 }
 
 impl Conversation {
-    fn next(&mut self, entry: &Entry, fault: Fault<'_>) {
+    fn next(&mut self, entry: &Entry, fault: FaultSink<'_>) {
         let id = &self.line.id;
         let stage = match entry {
             Entry::Member(_) => 1,
@@ -256,21 +259,21 @@ impl Conversation {
         }
     }
 
-    fn member(&mut self, it: &MemberLine, fault: Fault<'_>) {
+    fn member(&mut self, it: &MemberLine, fault: FaultSink<'_>) {
         let (id, user) = (&self.line.id, &it.user);
         if self.user.as_ref().is_some_and(|last| last >= user) {
             fault(format!("{id}: member {user} is out of order"));
         }
         if it.joined_seq.max(it.left_seq) > self.line.last_seq || it.sent > self.line.messages {
-            fault(format!("{id}: member {user} is beyond seq {}, the last one", self.line.last_seq));
+            fault(format!("{id}: member {user} is beyond the last seq, {}", self.line.last_seq));
         }
         let mut end = 0;
         let now = (it.joined_seq, if it.member().is_in() { u64::MAX } else { it.left_seq });
         let times = it.stays().map(|stay| (stay.joined_seq, stay.left_seq)).chain([now]);
         for (joined, left) in times {
-            // Who was given all that was said before came in at 1, each time anew.
+            // A user who gets the whole history joins at seq 1, also when rejoining.
             if (joined <= end && joined != 1) || left <= end || left < joined {
-                fault(format!("{id}: the times in which {user} was in overlap"));
+                fault(format!("{id}: the stays of {user} overlap"));
             }
             end = left;
         }
@@ -281,23 +284,23 @@ impl Conversation {
         }
     }
 
-    fn row(&mut self, it: &RowLine, fault: Fault<'_>) {
+    fn row(&mut self, it: &RowLine, fault: FaultSink<'_>) {
         let id = &self.line.id;
         if it.seq != self.seq + 1 {
             let (seq, after) = (it.seq, self.seq);
             fault(match seq.cmp(&after) {
                 std::cmp::Ordering::Greater => format!("{id}: rows {} to {} are missing", after + 1, seq - 1),
-                std::cmp::Ordering::Equal => format!("{id}: row {seq} comes twice"),
+                std::cmp::Ordering::Equal => format!("{id}: row {seq} appears twice"),
                 std::cmp::Ordering::Less => format!("{id}: row {seq} is out of order, after {after}"),
             });
         }
-        // Of the first row behind what retention took, only the row itself knows what came before.
+        // The ordinal of the first row after those that retention removed can't be checked: the earlier count is gone.
         let step = u64::from(it.body.is_message());
         if self.rows && it.ordinal != self.ordinal + step || it.ordinal > it.seq {
-            fault(format!("{id}: row {} is message {}, after {}", it.seq, it.ordinal, self.ordinal));
+            fault(format!("{id}: row {} is message {}, after message {}", it.seq, it.ordinal, self.ordinal));
         }
         if let Err(error) = it.stored(id) {
-            fault(format!("{id}: row {} names an id that is none ({error})", it.seq));
+            fault(format!("{id}: row {} contains an invalid id ({error})", it.seq));
         }
         match &it.body {
             BodyLine::Message(message) => self.own(it, message, fault),
@@ -309,23 +312,23 @@ impl Conversation {
         (self.seq, self.ordinal, self.rows) = (it.seq.max(self.seq), it.ordinal, true);
     }
 
-    fn own(&mut self, it: &RowLine, message: &MessageLine, fault: Fault<'_>) {
+    fn own(&mut self, it: &RowLine, message: &MessageLine, fault: FaultSink<'_>) {
         let (id, sender) = (&self.line.id, &message.sender);
-        let all_known = self.sent.len() < COUNTED_MAX;
+        let all_counted = self.sent.len() < COUNTED_MAX;
         match self.sent.get_mut(sender) {
             Some((_, seen)) if *seen != 0 && it.own != *seen + 1 => {
                 fault(format!("{id}: row {} is message {} of {sender}, after {seen}", it.seq, it.own));
                 *seen = it.own;
             }
             Some((_, seen)) => *seen = it.own,
-            None if all_known => {
-                fault(format!("{id}: row {} is from {sender}, who never was a member", it.seq));
+            None if all_counted => {
+                fault(format!("{id}: row {} is from {sender}, who was never a member", it.seq));
             }
             None => {}
         }
     }
 
-    fn end(self, fault: Fault<'_>) {
+    fn end(self, fault: FaultSink<'_>) {
         let ConversationLine { id, last_seq, messages, members, .. } = self.line;
         if self.seq < last_seq {
             fault(format!("{id}: rows {} to {last_seq} are missing", self.seq + 1));
@@ -334,16 +337,16 @@ impl Conversation {
             fault(format!("{id}: there is a row {}, but seq {last_seq} is the last", self.seq));
         }
         if self.rows && self.ordinal != messages {
-            fault(format!("{id}: its rows end with message {}, its head with {messages}", self.ordinal));
+            fault(format!("{id}: its rows end at message {}, its head at {messages}", self.ordinal));
         }
         if self.members != members {
             fault(format!("{id}: it has {} members, its head says {members}", self.members));
         }
         let mut wrong: Vec<_> =
-            self.sent.into_iter().filter(|(_, (said, seen))| *seen != 0 && seen != said).collect();
+            self.sent.into_iter().filter(|(_, (stored, seen))| *seen != 0 && seen != stored).collect();
         wrong.sort_unstable();
-        for (user, (said, seen)) in wrong {
-            fault(format!("{id}: {user} has sent {seen} messages, the member's row says {said}"));
+        for (user, (stored, seen)) in wrong {
+            fault(format!("{id}: {user} has sent {seen} messages, the member's row says {stored}"));
         }
     }
 }

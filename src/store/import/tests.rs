@@ -1,4 +1,4 @@
-//! A store is filled from entries: everything is in its partition, whole, and half of it is no store to go on from.
+//! Tests of the import: all entries reach their partition, and no owner continues from a partial import.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use crate::{
     bus::TopicId,
     store::{
         Direction, Hidden, Mark, MemoryStore, PageQuery,
-        dump::{ConversationLine, MemberLine, WishesLine},
+        dump::{ConversationLine, MemberLine, UserSettingsLine},
     },
 };
 
 const LOG: [Bounds; 4] = [Bounds { topic: TopicId(7), first: 0, next: 0 }; 4];
 
-/// The last digit says where.
-fn place(id: &ConversationId, count: u32) -> u32 {
+/// Returns the partition by the last digit of the id.
+fn partition_of(id: &ConversationId, count: u32) -> u32 {
     u32::from(id.as_str().bytes().last().unwrap_or(0)) % count
 }
 
@@ -105,7 +105,7 @@ async fn take(filling: &mut Filling<'_>, entries: impl IntoIterator<Item = Entry
     }
 }
 
-/// Where the partition stands, and the offsets of these keys in it.
+/// Returns the position of the partition, and the offsets of these keys in it.
 async fn keys(store: &MemoryStore, partition: u32, keys: &[Hash16]) -> (Position, Vec<Option<u64>>) {
     let taken = store.take_over(partition, Fence(1), TopicId(7)).await.unwrap();
     let needs: Vec<Need> = keys.iter().map(|key| Need::Key(*key)).collect();
@@ -118,33 +118,33 @@ async fn keys(store: &MemoryStore, partition: u32, keys: &[Hash16]) -> (Position
 }
 
 #[tokio::test]
-async fn everything_is_in_its_partition_with_its_seqs_however_often_it_was_written_meanwhile() {
+async fn entries_keep_seqs_and_reach_their_partition() {
     let store = MemoryStore::default();
-    let mut filling = Filling::new(&store, &LOG, place);
+    let mut filling = Filling::new(&store, &LOG, partition_of);
     filling.take_over(&LOG).await.unwrap();
     let (large, small) = (group("g1"), group("g2"));
-    let rows = 2 * PART_LINES as u64 + 7;
+    let rows = 2 * PARTITION_LINES_MAX as u64 + 7;
     take(&mut filling, [partition(90_000, 105), conversation(&large, rows, 3)]).await;
     take(&mut filling, ["ann", "bob", "cat"].map(member)).await;
     take(&mut filling, (1..=rows).map(|seq| row(&large, seq))).await;
     take(&mut filling, [conversation(&small, 1, 1), member("ann"), row(&small, 1)]).await;
-    let level = Level {
+    let state = UserState {
         mark: Mark { seq: 5, messages: 5, own: 0 },
         cleared: Mark { seq: 3, messages: 3, own: 0 },
         hidden: vec![Hidden { seq: 4, counts: true }],
     };
-    take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &level))]).await;
-    let wishes = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
-    take(&mut filling, [Entry::Wishes(WishesLine::new(user("bob"), &wishes))]).await;
-    let (known, gone) = (message_key(&message(&large, 7)), [8; 16]);
-    let forgotten = message_key(&message(&large, 3));
-    take(&mut filling, [key(known, 7, 107), key(gone, 0, 500), key(forgotten, 3, 103)]).await;
+    take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &state))]).await;
+    let settings = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
+    take(&mut filling, [Entry::Wishes(UserSettingsLine::new(user("bob"), &settings))]).await;
+    let (with_row, without_row) = (message_key(&message(&large, 7)), [8; 16]);
+    let expired = message_key(&message(&large, 3));
+    take(&mut filling, [key(with_row, 7, 107), key(without_row, 0, 500), key(expired, 3, 103)]).await;
     filling.finish().await.unwrap();
 
     for partition in 0..4 {
-        let (position, found) = keys(&store, partition, &[known, gone, forgotten]).await;
-        let here = (partition == place(&large, 4)).then_some(0);
-        assert_eq!((position, found), (Position::START, vec![here, Some(0), None]), "partition {partition}");
+        let (position, found) = keys(&store, partition, &[with_row, without_row, expired]).await;
+        let own = (partition == partition_of(&large, 4)).then_some(0);
+        assert_eq!((position, found), (Position::START, vec![own, Some(0), None]), "partition {partition}");
     }
     let query = PageQuery { cursor: 0, direction: Direction::Forward, limit: 5_000, max_bytes: 1 << 30 };
     let page = store.page(&large, query).await.unwrap();
@@ -153,30 +153,30 @@ async fn everything_is_in_its_partition_with_its_seqs_however_often_it_was_writt
     let summary = store.summary(&large, Some(&user("bob"))).await.unwrap().unwrap();
     assert_eq!((summary.head.last_seq, summary.head.messages, summary.members), (rows, rows, 3));
     assert_eq!(summary.head.settings["history"], "all");
-    assert_eq!(summary.standing.unwrap().level, level);
+    assert_eq!(summary.standing.unwrap().level, state);
     assert_eq!(store.summary(&small, None).await.unwrap().unwrap().members, 1);
-    assert_eq!(store.wishes(&user("bob"), UserSettings::default()).await.unwrap(), wishes);
+    assert_eq!(store.wishes(&user("bob"), UserSettings::default()).await.unwrap(), settings);
 }
 
 #[tokio::test]
-async fn what_is_half_filled_is_taken_for_another_log_by_an_owner() {
+async fn partial_import_looks_like_another_log_to_an_owner() {
     let store = MemoryStore::default();
-    let mut filling = Filling::new(&store, &LOG, place);
+    let mut filling = Filling::new(&store, &LOG, partition_of);
     filling.take_over(&LOG).await.unwrap();
     take(&mut filling, [partition(90_000, 0), conversation(&group("g1"), 3, 0)]).await;
     drop(filling);
     for partition in 0..4 {
         let (position, _) = keys(&store, partition, &[]).await;
-        assert!(!position.matches(None), "partition {partition} looks as if nothing had happened");
+        assert!(!position.matches(None), "partition {partition} looks untouched");
     }
-    let mut again = Filling::new(&store, &LOG, place);
+    let mut again = Filling::new(&store, &LOG, partition_of);
     assert!(matches!(again.take_over(&LOG).await, Err(FillError::NotEmpty(0, _))));
 }
 
 #[tokio::test]
-async fn who_takes_a_partition_over_meanwhile_ends_the_filling() {
+async fn take_over_during_the_import_ends_it() {
     let store = MemoryStore::default();
-    let mut filling = Filling::new(&store, &LOG, place);
+    let mut filling = Filling::new(&store, &LOG, partition_of);
     filling.take_over(&LOG).await.unwrap();
     store.take_over(3, Fence(1), TopicId(7)).await.unwrap();
     take(&mut filling, [partition(90_000, 0), conversation(&group("g3"), 3, 0)]).await;
@@ -184,9 +184,9 @@ async fn who_takes_a_partition_over_meanwhile_ends_the_filling() {
 }
 
 #[test]
-fn a_record_that_was_not_decided_and_rules_of_another_ledger_are_refused_with_the_cure() {
+fn undecided_records_and_newer_rules_are_refused_with_a_cure() {
     let store = MemoryStore::default();
-    let mut filling = Filling::new(&store, &LOG, place);
+    let mut filling = Filling::new(&store, &LOG, partition_of);
     filling.stage(partition(10, 0)).unwrap();
     let log = |offset| Entry::Log(LogLine { partition: 0, offset, record: Vec::new() });
     assert!(filling.stage(log(9)).is_ok());

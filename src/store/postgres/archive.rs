@@ -1,7 +1,7 @@
-//! What a delta writes: columns for a few statements, each over all rows of its kind.
+//! Writes of ledger deltas: one statement per kind of row, with its columns as arrays.
 //!
-//! Values go as arrays and not by COPY: an owner that stops within a COPY is not idle for the server, which would wait
-//! for it with the partition's row locked (S10). Each statement here is one message.
+//! Arrays are used instead of COPY: to the server, an owner that freezes within a COPY is not idle, so the server would
+//! wait for it with the partition's row locked (flaw S10, ADR 10). Each statement here is one message.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,40 +16,42 @@ use uuid::Uuid;
 
 use super::{
     codec::{self, Reader, big, hash},
-    error::Trouble,
+    error::PostgresError,
     session::{Call, Session, call},
 };
 use crate::store::StoreError;
 
-/// The first of these rows that is at or below the end of its conversation: it is there, or was.
-const TAKEN: &str = "
+/// Query for the first row whose seq is not above its conversation's last seq, so that it exists or did.
+const FIND_TAKEN_SEQ: &str = "
 SELECT n.place FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
 CROSS JOIN LATERAL (SELECT last_seq FROM heads h WHERE h.conversation = n.conversation LIMIT 1) h
 WHERE n.seq <= h.last_seq ORDER BY n.place LIMIT 1";
 
-/// The first of these rows that is there.
-const THERE: &str = "
+/// Query for the first of the rows that is stored.
+const FIND_STORED_ROW: &str = "
 SELECT n.place FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
 CROSS JOIN LATERAL (
     SELECT true FROM messages m WHERE m.conversation = n.conversation AND m.seq = n.seq LIMIT 1
 ) m
 ORDER BY n.place LIMIT 1";
 
-const ROWS: &str = "
+const INSERT_ROWS: &str = "
 INSERT INTO messages (conversation, seq, ordinal, own, log_offset, recalled_seq, recalled_time, sender, record, content)
 SELECT * FROM unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[],
     $9::bytea[], $10::bytea[]
 )";
 
-const RECALL: &str = "
+const RECALL_ROW: &str = "
 UPDATE messages SET recalled_seq = $3, recalled_time = $4, content = '' WHERE conversation = $1 AND seq = $2";
 
-const PRUNE: &str = "DELETE FROM messages WHERE conversation = $1 AND seq <= $2";
+const PRUNE_ROWS: &str = "DELETE FROM messages WHERE conversation = $1 AND seq <= $2";
 
-/// Members, the conversations of those who are new, and heads with how many are in; gives the changes in number where
-/// there is no head among these. All parts see what was before.
-const MEMBERS_AND_HEADS: &str = "
+/// Writes members, memberships of new members, and heads with their member counts.
+///
+/// Returns the changes of the counts of conversations without a head in this statement. All parts see the rows as they
+/// were before it.
+const PUT_MEMBERS_AND_HEADS: &str = "
 WITH d AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::text[], $2::text[], $3::smallint[], $4::boolean[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -85,19 +87,19 @@ WITH d AS MATERIALIZED (
 SELECT conversation, change::bigint FROM changes c
 WHERE change <> 0 AND NOT EXISTS (SELECT FROM h WHERE h.conversation = c.conversation)";
 
-const COUNT: &str = "UPDATE heads SET members = members + $2 WHERE conversation = $1";
+const CHANGE_MEMBER_COUNT: &str = "UPDATE heads SET members = members + $2 WHERE conversation = $1";
 
-const STAYS: &str = "
+const INSERT_STAYS: &str = "
 INSERT INTO stays SELECT * FROM unnest(
     $1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]
 ) ON CONFLICT DO NOTHING";
 
-const DEVICES: &str = "
+const PUT_DEVICES: &str = "
 INSERT INTO devices SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[])
 ON CONFLICT (conversation, user_id, device) DO UPDATE SET epoch = EXCLUDED.epoch, next_n = EXCLUDED.next_n";
 
-/// One key an id within a week; of several weeks the newest counts.
-const KEYS: &str = "
+/// Writes keys, one per id and week; if an id has keys in several weeks, the newest counts.
+const PUT_KEYS: &str = "
 WITH d AS MATERIALIZED (
     SELECT * FROM unnest($2::integer[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[], $8::integer[])
     AS d(partition, hash, body_hash, seq, time, log_offset, refused)
@@ -111,9 +113,9 @@ ON CONFLICT (partition, hash, week) DO UPDATE SET
     body_hash = EXCLUDED.body_hash, seq = EXCLUDED.seq, time = EXCLUDED.time, log_offset = EXCLUDED.log_offset,
     refused = EXCLUDED.refused";
 
-/// Columns of new history.
+/// Columns of new rows of history.
 #[derive(Default)]
-pub(super) struct Rows<'a> {
+pub(super) struct RowColumns<'a> {
     conversation: Vec<&'a str>,
     seq: Vec<i64>,
     ordinal: Vec<i64>,
@@ -124,12 +126,12 @@ pub(super) struct Rows<'a> {
     sender: Vec<Option<&'a str>>,
     record: Vec<Vec<u8>>,
     content: Vec<&'a [u8]>,
-    /// Recalls of what was archived before.
+    /// Recalls of rows archived earlier.
     recalled: Vec<(&'a str, i64, i64, i64)>,
 }
 
-impl<'a> Rows<'a> {
-    fn add(&mut self, delta: &'a Delta) -> Result<(), Trouble> {
+impl<'a> RowColumns<'a> {
+    fn add(&mut self, delta: &'a Delta) -> Result<(), PostgresError> {
         let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
         let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
         let mut recalled: HashMap<_, _> =
@@ -152,7 +154,7 @@ impl<'a> Rows<'a> {
         id: &'a ConversationId,
         row: &'a Row,
         recalled: Option<&Recalled>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PostgresError> {
         let (sender, content) = match &row.body {
             Body::Message(message) => (Some(message.sender.as_str()), &message.content[..]),
             _ => (None, &[][..]),
@@ -179,7 +181,7 @@ impl<'a> Rows<'a> {
         let Self { conversation, seq, ordinal, own, offset, sender, record, content, .. } = self;
         let (recalled_seq, recalled_time) = (&self.recalled_seq, &self.recalled_time);
         call(
-            ROWS,
+            INSERT_ROWS,
             &[conversation, seq, ordinal, own, offset, recalled_seq, recalled_time, sender, record, content],
         )
     }
@@ -187,7 +189,7 @@ impl<'a> Rows<'a> {
 
 /// Columns of members and heads.
 #[derive(Default)]
-struct People<'a> {
+struct MemberColumns<'a> {
     conversation: Vec<&'a str>,
     user: Vec<&'a str>,
     role: Vec<i16>,
@@ -199,7 +201,7 @@ struct People<'a> {
     partition: Vec<i32>,
 }
 
-impl<'a> People<'a> {
+impl<'a> MemberColumns<'a> {
     fn add(&mut self, partition: i32, delta: &'a Delta) {
         for (id, user, member) in &delta.members {
             let Member { joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted, .. } =
@@ -220,7 +222,8 @@ impl<'a> People<'a> {
         }
     }
 
-    /// No head has to be counted anew beside those that are put.
+    /// Returns whether each conversation with changed members has its head in this delta, so that no other head
+    /// changes.
     fn are_counted(&self) -> bool {
         let heads: HashSet<&str> = self.head.iter().copied().collect();
         self.conversation.iter().all(|id| heads.contains(id))
@@ -230,7 +233,7 @@ impl<'a> People<'a> {
         let Self { conversation, user, role, muted, numbers, head, head_numbers, settings, partition } = self;
         let [joined, left, sent, joined_messages, left_messages, stays] = numbers;
         let [last_seq, messages, pruned_to, deleted_seq] = head_numbers;
-        let mut call = call(MEMBERS_AND_HEADS, &[conversation, user, role, muted, joined, left, sent]);
+        let mut call = call(PUT_MEMBERS_AND_HEADS, &[conversation, user, role, muted, joined, left, sent]);
         call.add(&[joined_messages, left_messages, stays, head, last_seq, messages, pruned_to]);
         call.add(&[deleted_seq, settings, partition]);
         call
@@ -245,7 +248,7 @@ fn push_all<const N: usize>(columns: &mut [Vec<i64>; N], numbers: [u64; N]) {
 
 /// Columns of dedup keys.
 #[derive(Default)]
-struct Keys {
+struct KeyColumns {
     partition: Vec<i32>,
     hash: Vec<Uuid>,
     body_hash: Vec<Uuid>,
@@ -253,7 +256,7 @@ struct Keys {
     refused: Vec<i32>,
 }
 
-impl Keys {
+impl KeyColumns {
     fn add(&mut self, partition: i32, keys: &[(Hash16, Key)]) {
         for (name, key) in keys {
             self.partition.push(partition);
@@ -266,20 +269,20 @@ impl Keys {
 
     fn put<'b>(&'b self, week: &'b i32) -> Call<'b> {
         let Self { partition, hash, body_hash, numbers: [seq, time, offset], refused } = self;
-        call(KEYS, &[week, partition, hash, body_hash, seq, time, offset, refused])
+        call(PUT_KEYS, &[week, partition, hash, body_hash, seq, time, offset, refused])
     }
 }
 
-/// Columns of stays and devices.
+/// Columns of earlier stays and of devices.
 #[derive(Default)]
-struct Others<'a> {
+struct StayColumns<'a> {
     stay_ids: [Vec<&'a str>; 2],
     stay_numbers: [Vec<i64>; 4],
     device_ids: [Vec<&'a str>; 3],
     device_numbers: [Vec<i64>; 2],
 }
 
-impl<'a> Others<'a> {
+impl<'a> StayColumns<'a> {
     fn add(&mut self, delta: &'a Delta) {
         for (id, user, it) in &delta.stays {
             push_ids(&mut self.stay_ids, [id.as_str(), user.as_str()]);
@@ -296,11 +299,11 @@ impl<'a> Others<'a> {
         let [id, user] = &self.stay_ids;
         let [joined, left, joined_messages, left_messages] = &self.stay_numbers;
         if !id.is_empty() {
-            calls.push(call(STAYS, &[id, user, joined, left, joined_messages, left_messages]));
+            calls.push(call(INSERT_STAYS, &[id, user, joined, left, joined_messages, left_messages]));
         }
         let ([id, user, device], [epoch, next_n]) = (&self.device_ids, &self.device_numbers);
         if !id.is_empty() {
-            calls.push(call(DEVICES, &[id, user, device, epoch, next_n]));
+            calls.push(call(PUT_DEVICES, &[id, user, device, epoch, next_n]));
         }
     }
 }
@@ -311,15 +314,17 @@ fn push_ids<'a, const N: usize>(columns: &mut [Vec<&'a str>; N], ids: [&'a str; 
     }
 }
 
-/// Up to so many rows of any table the end of the transaction is sent with them: of a large one that fails it must be known that it was too large,
-/// and not whether it happened.
-pub(super) const SMALL: usize = 256;
-const SMALL_BYTES: usize = 1024 * 1024;
+/// Rows up to which the COMMIT is sent together with the writes. A larger archive sends it separately: if its writes
+/// fail because they are too large, the owner must know that nothing happened.
+pub(super) const SMALL_ARCHIVE_ROWS: usize = 256;
+const SMALL_ARCHIVE_BYTES: usize = 1024 * 1024;
 
-/// What a record takes without its content, about.
+/// Estimated size of a record without its content.
 const RECORD_BYTES: usize = 256;
 
-/// What a delta weighs among [`SMALL`] others with which it is written in one transaction; none = it is to have one for itself.
+/// Returns the weight of a delta in a shared transaction of at most [`SMALL_ARCHIVE_ROWS`].
+///
+/// `None` if the delta needs its own transaction.
 pub(super) fn weight(delta: &Delta) -> Option<usize> {
     let Delta { rows, recalled, pruned, heads, members, stays, devices, keys, .. } = delta;
     let counted: HashSet<&ConversationId> = heads.iter().map(|(id, _)| id).collect();
@@ -329,20 +334,25 @@ pub(super) fn weight(delta: &Delta) -> Option<usize> {
         Body::Message(message) => message.content.len(),
         _ => 0,
     };
-    // Records beside their content are short.
+    // Apart from their content, records are short.
     let bytes: usize = rows.iter().map(|row| content(row) + RECORD_BYTES).sum();
     let all = rows.len() + heads.len() + members.len() + stays.len() + devices.len() + keys.len();
-    let weight = all.max(bytes.div_ceil(SMALL_BYTES / SMALL)).max(1);
-    (is_plain && is_counted && weight <= SMALL / 2).then_some(weight)
+    let weight = all.max(bytes.div_ceil(SMALL_ARCHIVE_BYTES / SMALL_ARCHIVE_ROWS)).max(1);
+    (is_plain && is_counted && weight <= SMALL_ARCHIVE_ROWS / 2).then_some(weight)
 }
 
-/// Writes all of the deltas of these partitions but their positions, in the transaction of the session, and ends that.
-pub(super) async fn write(session: &mut Session, week: i32, deltas: &[(i32, &Delta)]) -> Result<(), Trouble> {
-    let (mut rows, mut people, mut others) = (Rows::default(), People::default(), Others::default());
-    let (mut keys, mut pruned) = (Keys::default(), Vec::new());
+/// Writes the deltas of these partitions, except their positions, in the session's transaction, and commits it.
+pub(super) async fn write(
+    session: &mut Session,
+    week: i32,
+    deltas: &[(i32, &Delta)],
+) -> Result<(), PostgresError> {
+    let (mut rows, mut members, mut others) =
+        (RowColumns::default(), MemberColumns::default(), StayColumns::default());
+    let (mut keys, mut pruned) = (KeyColumns::default(), Vec::new());
     for (partition, delta) in deltas {
         rows.add(delta)?;
-        people.add(*partition, delta);
+        members.add(*partition, delta);
         others.add(delta);
         keys.add(*partition, &delta.keys);
         pruned.extend(delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))));
@@ -351,50 +361,52 @@ pub(super) async fn write(session: &mut Session, week: i32, deltas: &[(i32, &Del
     if !rows.seq.is_empty() {
         calls.push(rows.insert());
     }
-    calls.extend(rows.recalled.iter().map(|it| call(RECALL, &[&it.0, &it.1, &it.2, &it.3])));
-    calls.extend(pruned.iter().map(|it| call(PRUNE, &[&it.0, &it.1])));
+    calls.extend(rows.recalled.iter().map(|it| call(RECALL_ROW, &[&it.0, &it.1, &it.2, &it.3])));
+    calls.extend(pruned.iter().map(|it| call(PRUNE_ROWS, &[&it.0, &it.1])));
     others.put(&mut calls);
     if !keys.hash.is_empty() {
         calls.push(keys.put(&week));
     }
-    calls.push(people.put());
-    let size = rows.seq.len() + keys.hash.len() + people.conversation.len() + people.head.len();
-    let is_small = size <= SMALL && rows.bytes() <= SMALL_BYTES && pruned.is_empty();
-    if is_small && people.are_counted() && Session::fit(&calls) {
+    calls.push(members.put());
+    let size = rows.seq.len() + keys.hash.len() + members.conversation.len() + members.head.len();
+    let is_small = size <= SMALL_ARCHIVE_ROWS && rows.bytes() <= SMALL_ARCHIVE_BYTES && pruned.is_empty();
+    if is_small && members.are_counted() && Session::fit(&calls) {
         return session.finish(&calls).await;
     }
-    let answers = session.go_on(&calls).await?;
+    let answers = session.execute(&calls).await?;
     for row in answers.last().into_iter().flatten() {
         let mut reader = Reader::new(row);
         let (conversation, change) = (reader.get::<&str>()?, reader.get::<i64>()?);
-        session.go_on(&[call(COUNT, &[&conversation, &change])]).await?;
+        session.execute(&[call(CHANGE_MEMBER_COUNT, &[&conversation, &change])]).await?;
     }
     session.commit().await
 }
 
-/// The first row of each conversation, which has to be above its end: rows have the seqs 1, 2, 3, …, so within a delta they rise.
+/// First row of each conversation in the deltas, whose seq must be above the stored last seq.
+///
+/// Seqs are consecutive, so within a delta they must rise.
 #[derive(Default)]
-pub(super) struct Firsts<'a> {
+pub(super) struct FirstRows<'a> {
     rows: Vec<(usize, &'a ConversationId, u64)>,
     ids: Vec<&'a str>,
     seqs: Vec<i64>,
-    /// One that is not above the row before it.
-    falls: Option<(usize, &'a ConversationId, u64)>,
+    /// First row whose seq is not above that of the row before it.
+    not_rising: Option<(usize, &'a ConversationId, u64)>,
 }
 
-impl<'a> Firsts<'a> {
+impl<'a> FirstRows<'a> {
     pub(super) fn new(deltas: &[(i32, &'a Delta)]) -> Self {
         let (mut ends, mut firsts) = (HashMap::<&ConversationId, u64>::new(), Self::default());
-        for (place, row) in deltas.iter().flat_map(|(_, delta)| &delta.rows).enumerate() {
+        for (index, row) in deltas.iter().flat_map(|(_, delta)| &delta.rows).enumerate() {
             let Some(id) = row.body.conversation() else { continue };
             match ends.insert(id, row.seq) {
                 None => {
-                    firsts.rows.push((place, id, row.seq));
+                    firsts.rows.push((index, id, row.seq));
                     firsts.ids.push(id.as_str());
                     firsts.seqs.push(codec::bound(row.seq));
                 }
                 Some(end) if row.seq <= end => {
-                    firsts.falls = Some((place, id, row.seq));
+                    firsts.not_rising = Some((index, id, row.seq));
                     break;
                 }
                 Some(_) => {}
@@ -403,33 +415,36 @@ impl<'a> Firsts<'a> {
         firsts
     }
 
-    /// Asks for the first that is taken, once the partition is locked.
-    pub(super) fn ask(&self) -> Call<'_> {
-        call(TAKEN, &[&self.ids, &self.seqs])
+    /// Returns the call that finds the first existing row, to be sent once the partition is locked.
+    pub(super) fn find_taken(&self) -> Call<'_> {
+        call(FIND_TAKEN_SEQ, &[&self.ids, &self.seqs])
     }
 
-    /// Refuses the first row that is there already, by what the server says.
-    pub(super) fn refuse(&self, found: &[PgRow]) -> Result<(), Trouble> {
+    /// Refuses the first row that already exists, given the result of [`Self::find_taken`].
+    pub(super) fn refuse(&self, found: &[PgRow]) -> Result<(), PostgresError> {
         let taken = match found.first() {
-            Some(row) => self.rows.get(Reader::new(row).place()?).copied(),
+            Some(row) => self.rows.get(Reader::new(row).index()?).copied(),
             None => None,
         };
-        match taken.into_iter().chain(self.falls).min_by_key(|(place, ..)| *place) {
+        match taken.into_iter().chain(self.not_rising).min_by_key(|(index, ..)| *index) {
             Some((_, id, seq)) => Err(StoreError::Conflict(id.clone(), seq).into()),
             None => Ok(()),
         }
     }
 }
 
-/// Which row of the delta it was that the unique key refused, although the heads knew nothing of it.
-pub(super) async fn find_taken(session: &mut Session, delta: &Delta) -> Result<Option<StoreError>, Trouble> {
+/// Returns the conflict for the row of the delta that the unique key refused, although its head did not list it.
+pub(super) async fn find_existing_row(
+    session: &mut Session,
+    delta: &Delta,
+) -> Result<Option<StoreError>, PostgresError> {
     let rows = || delta.rows.iter().filter_map(|row| Some((row.body.conversation()?, row.seq)));
     let ids: Vec<_> = rows().map(|(id, _)| id.as_str()).collect();
     let seqs: Vec<_> = rows().map(|(_, seq)| big(seq)).collect();
-    let found = session.read(&[call(THERE, &[&ids, &seqs])]).await?;
-    let place = match found.first().and_then(|rows| rows.first()) {
-        Some(row) => Reader::new(row).place()?,
+    let found = session.read(&[call(FIND_STORED_ROW, &[&ids, &seqs])]).await?;
+    let index = match found.first().and_then(|rows| rows.first()) {
+        Some(row) => Reader::new(row).index()?,
         None => return Ok(None),
     };
-    Ok(rows().nth(place).map(|(id, seq)| StoreError::Conflict(id.clone(), seq)))
+    Ok(rows().nth(index).map(|(id, seq)| StoreError::Conflict(id.clone(), seq)))
 }

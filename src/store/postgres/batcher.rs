@@ -1,7 +1,9 @@
-//! What many clients or owners want of one kind, many in one turn to the server: while one is under way, the next are gathered (DESIGN 6.8).
+//! Batching of database calls: many callers' queries of one kind share one statement and one round trip (ADR 10).
 //!
-//! Each alone had a connection to itself, of the few that clients share, for a turn: where a node moved its clients to two others, 300 logins a
-//! second waited 2 s for one, and the server was not busy. Who comes alone goes at once, and nobody waits longer than for a turn that is under way.
+//! While a batch is in flight, the next queries are gathered. A query that comes alone is sent at once, and no query
+//! waits longer than the batch in flight takes. Without batching, each query used one of the few client connections
+//! for a round trip: when a node moved its clients to two others, 300 logins a second waited 2 s for a connection of
+//! an idle server.
 
 use std::{
     collections::VecDeque,
@@ -9,177 +11,167 @@ use std::{
     time::Duration,
 };
 
-use tidegate_protocol::{
-    id::{ConversationId, UserId},
-    machine::ledger::Delta,
-};
 use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, sleep_until},
 };
 
-use super::{
-    Core, archive,
-    marks::{self, Change},
-    owner::Archive,
-    queries,
-    row_loader::{self, Load},
-};
-use crate::store::{Fence, Membership, StoreError, Summary};
+use super::Core;
+use crate::store::StoreError;
 
-/// Of a turn that failed, errands that are tried alone and fail again before the others are not tried: for a server that hangs each
-/// takes its time.
-const TRIES_ALONE: usize = 2;
+/// Queries of a failed batch that may fail individually before the rest fail without an attempt. With a hung server
+/// each attempt takes the full timeout.
+const SINGLE_FAILURES_MAX: usize = 2;
 
-/// What one caller wants of the server.
-pub(super) trait Errand: Send + Sync + Sized + 'static {
-    type Answer: Send + 'static;
+/// Query of one caller that can be executed in one batch with others of its kind.
+pub(super) trait BatchedQuery: Send + Sync + Sized + 'static {
+    type Reply: Send + 'static;
 
-    /// How many turns may be under way at once; in one alone they keep their order.
-    const FLIGHTS: usize;
+    /// Batches in flight at once; with 1, batches keep the order of the calls.
+    const TASKS_MAX: usize;
 
-    /// The sizes of one turn together, unless one errand is larger.
-    const BATCH: usize;
+    /// Maximum total size of a batch; a single larger query is a batch of its own.
+    const BATCH_SIZE_MAX: usize;
 
-    /// How long those who come wait for the end of the turn before them, unless there is enough for one of their own.
-    const PATIENCE: Duration = Duration::ZERO;
+    /// How long new queries wait for the end of the batch in flight, unless they already fill a batch.
+    const BATCH_DELAY_MAX: Duration = Duration::ZERO;
 
     fn size(&self) -> usize;
 
-    fn gather(core: &Core) -> &Gather<Self>;
+    fn batcher(core: &Core) -> &Batcher<Self>;
 
-    /// One turn; an answer for each, in order.
-    fn turn(
+    /// Executes a batch and returns a reply per query, in order.
+    fn execute(
         core: &Core,
-        errands: &[&Self],
-    ) -> impl Future<Output = Result<Vec<Self::Answer>, StoreError>> + Send;
+        batch: &[&Self],
+    ) -> impl Future<Output = Result<Vec<Self::Reply>, StoreError>> + Send;
 }
 
-/// Who waits for a turn.
-pub(super) struct Gather<E: Errand> {
-    state: Mutex<State<E>>,
-    /// There is nothing to wait for any more.
+/// Queue of the queries of one kind, which its tasks execute in batches.
+pub(super) struct Batcher<Q: BatchedQuery> {
+    state: Mutex<State<Q>>,
+    /// Wakes the waiting task early: the queue fills a batch, or no batch is in flight.
     enough: Notify,
 }
 
-struct State<E: Errand> {
-    waiting: VecDeque<Job<E>>,
-    /// The sizes of those together.
+struct State<Q: BatchedQuery> {
+    waiting: VecDeque<Job<Q>>,
+    /// Total size of the waiting queries.
     size: usize,
-    /// How many take them.
-    flights: usize,
-    /// How many of these have a turn under way.
-    flying: usize,
-    /// One of these waits, and takes whoever comes meanwhile.
+    /// Number of tasks.
+    tasks: usize,
+    /// Number of tasks with a batch in flight.
+    executing: usize,
+    /// Whether a task waits for more queries.
     is_waiting: bool,
-    /// When the last turn began.
-    began: Option<Instant>,
+    /// Time at which the last batch was sent.
+    last_start: Option<Instant>,
 }
 
-/// What a flight does.
+/// State of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    Nothing,
-    Turn,
-    Wait,
+enum TaskState {
+    Idle,
+    Executing,
+    Waiting,
 }
 
-/// What a flight does next.
-enum Next<E: Errand> {
-    /// These, and whether another flight is to take what is left.
-    Turn(Vec<Job<E>>, bool),
-    /// Waits until then, or until there is enough.
+/// Next step of a task.
+enum Next<Q: BatchedQuery> {
+    /// Executes these, after spawning another task for the rest if the flag is set.
+    Execute(Vec<Job<Q>>, bool),
+    /// Waits until this time, or until the queue fills a batch.
     Wait(Instant),
-    /// Nobody waits, or another flight takes them.
-    Over,
+    /// Exits: no query waits, or another task takes them.
+    Exit,
 }
 
-struct Job<E: Errand> {
-    errand: E,
-    reply: oneshot::Sender<Result<E::Answer, StoreError>>,
+struct Job<Q: BatchedQuery> {
+    query: Q,
+    reply: oneshot::Sender<Result<Q::Reply, StoreError>>,
 }
 
-impl<E: Errand> Default for Gather<E> {
+impl<Q: BatchedQuery> Default for Batcher<Q> {
     fn default() -> Self {
         let state = State {
             waiting: VecDeque::new(),
             size: 0,
-            flights: 0,
-            flying: 0,
+            tasks: 0,
+            executing: 0,
             is_waiting: false,
-            began: None,
+            last_start: None,
         };
         Self { state: Mutex::new(state), enough: Notify::new() }
     }
 }
 
-impl<E: Errand> Gather<E> {
-    fn lock(&self) -> MutexGuard<'_, State<E>> {
+impl<Q: BatchedQuery> Batcher<Q> {
+    fn lock(&self) -> MutexGuard<'_, State<Q>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a flight does that did this until now.
-    fn next(&self, until_now: Doing) -> Next<E> {
+    /// Returns the next step of a task that leaves the state `previous`.
+    fn next(&self, previous: TaskState) -> Next<Q> {
         let mut state = self.lock();
-        state.ends(until_now);
-        // Who waited too long was told so, and nobody waits behind what nobody waits for.
+        state.leave(previous);
+        // Drop jobs whose callers timed out, so that they delay no other.
         state.waiting.retain(|job| !job.reply.is_closed());
-        let sizes = |jobs: &VecDeque<Job<E>>| jobs.iter().map(|job| job.errand.size()).sum();
+        let sizes = |jobs: &VecDeque<Job<Q>>| jobs.iter().map(|job| job.query.size()).sum();
         state.size = sizes(&state.waiting);
         let now = Instant::now();
-        let due = state.began.map(|began| began + E::PATIENCE);
-        let due = due.filter(|due| now < *due && state.flying > 0 && state.size < E::BATCH);
+        let due = state.last_start.map(|last_start| last_start + Q::BATCH_DELAY_MAX);
+        let due = due.filter(|due| now < *due && state.executing > 0 && state.size < Q::BATCH_SIZE_MAX);
         if state.waiting.is_empty() || (due.is_some() && state.is_waiting) {
-            state.flights -= 1;
-            return Next::Over;
+            state.tasks -= 1;
+            return Next::Exit;
         }
         if let Some(due) = due {
             state.is_waiting = true;
             return Next::Wait(due);
         }
         let mut size = 0;
-        let mut fits = |job: &Job<E>| {
-            size += job.errand.size();
-            size <= E::BATCH
+        let mut fits = |job: &Job<Q>| {
+            size += job.query.size();
+            size <= Q::BATCH_SIZE_MAX
         };
         let fitting = state.waiting.iter().map_while(|job| fits(job).then_some(())).count();
         let rest = state.waiting.len().min(fitting.max(1));
-        let jobs: Vec<Job<E>> = state.waiting.drain(..rest).collect();
+        let jobs: Vec<Job<Q>> = state.waiting.drain(..rest).collect();
         state.size = sizes(&state.waiting);
-        (state.began, state.flying) = (Some(now), state.flying + 1);
-        let is_more = !state.waiting.is_empty() && state.flights < E::FLIGHTS;
-        state.flights += usize::from(is_more);
-        Next::Turn(jobs, is_more)
+        (state.last_start, state.executing) = (Some(now), state.executing + 1);
+        let is_more = !state.waiting.is_empty() && state.tasks < Q::TASKS_MAX;
+        state.tasks += usize::from(is_more);
+        Next::Execute(jobs, is_more)
     }
 }
 
-impl<E: Errand> State<E> {
-    fn ends(&mut self, what: Doing) {
-        match what {
-            Doing::Nothing => {}
-            Doing::Turn => self.flying -= 1,
-            Doing::Wait => self.is_waiting = false,
+impl<Q: BatchedQuery> State<Q> {
+    fn leave(&mut self, task: TaskState) {
+        match task {
+            TaskState::Idle => {}
+            TaskState::Executing => self.executing -= 1,
+            TaskState::Waiting => self.is_waiting = false,
         }
     }
 }
 
-/// Whoever waits hears when the flight ends before its time, with its runtime.
-struct Flight<E: Errand> {
+/// Task that runs queued queries in batches. Dropped early, with its runtime, it fails the callers that still wait.
+struct BatchTask<Q: BatchedQuery> {
     core: Arc<Core>,
-    /// It ended in order: nobody waits, or somebody else flies by now.
-    over: bool,
-    doing: Doing,
-    of: std::marker::PhantomData<E>,
+    /// Whether the task exited regularly.
+    is_done: bool,
+    state: TaskState,
+    of: std::marker::PhantomData<Q>,
 }
 
-impl<E: Errand> Drop for Flight<E> {
+impl<Q: BatchedQuery> Drop for BatchTask<Q> {
     fn drop(&mut self) {
-        if !self.over {
-            let mut state = E::gather(&self.core).lock();
-            state.flights -= 1;
-            state.ends(self.doing);
-            // Another one takes them.
-            if state.flights == 0 {
+        if !self.is_done {
+            let mut state = Q::batcher(&self.core).lock();
+            state.tasks -= 1;
+            state.leave(self.state);
+            // Remaining tasks take the waiting queries; without any, the callers fail.
+            if state.tasks == 0 {
                 state.waiting.clear();
                 state.size = 0;
             }
@@ -187,237 +179,87 @@ impl<E: Errand> Drop for Flight<E> {
     }
 }
 
-/// Has it done with those of others. A caller may go away: what had its turn by then is done all the same.
-pub(super) async fn send<E: Errand>(core: &Arc<Core>, errand: E) -> Result<E::Answer, StoreError> {
+/// Queues a query and returns its reply. If the caller is dropped, a query that was already sent still takes effect.
+pub(super) async fn send<Q: BatchedQuery>(core: &Arc<Core>, query: Q) -> Result<Q::Reply, StoreError> {
     let (reply, done) = oneshot::channel();
-    let begins = {
-        let gather = E::gather(core);
-        let mut state = gather.lock();
-        state.size += errand.size();
-        state.waiting.push_back(Job { errand, reply });
-        // A turn that was waited for is over, and another flight took those who came before.
-        if state.is_waiting && (state.size >= E::BATCH || state.flying == 0) {
-            gather.enough.notify_one();
+    let starts_task = {
+        let batcher = Q::batcher(core);
+        let mut state = batcher.lock();
+        state.size += query.size();
+        state.waiting.push_back(Job { query, reply });
+        // No batch is in flight if the one waited for has ended and another task took the queries before this one.
+        if state.is_waiting && (state.size >= Q::BATCH_SIZE_MAX || state.executing == 0) {
+            batcher.enough.notify_one();
         }
-        let begins = !state.is_waiting && state.flights < E::FLIGHTS;
-        state.flights += usize::from(begins);
-        begins
+        let starts_task = !state.is_waiting && state.tasks < Q::TASKS_MAX;
+        state.tasks += usize::from(starts_task);
+        starts_task
     };
-    if begins {
-        begin::<E>(Arc::clone(core));
+    if starts_task {
+        spawn_task::<Q>(Arc::clone(core));
     }
-    done.await.unwrap_or_else(|_| Err(StoreError::Unknown("the store was closed meanwhile".to_owned())))
+    done.await.unwrap_or_else(|_| Err(StoreError::Unknown("the store was closed during the call".to_owned())))
 }
 
-/// Another flight, which is counted already.
-fn begin<E: Errand>(core: Arc<Core>) {
-    let flight = Flight { core, over: false, doing: Doing::Nothing, of: std::marker::PhantomData };
-    tokio::spawn(fly::<E>(flight));
+/// Spawns a task that is already counted in [`State::tasks`].
+fn spawn_task<Q: BatchedQuery>(core: Arc<Core>) {
+    let task = BatchTask { core, is_done: false, state: TaskState::Idle, of: std::marker::PhantomData };
+    tokio::spawn(run_task::<Q>(task));
 }
 
-async fn fly<E: Errand>(mut flight: Flight<E>) {
-    let core = Arc::clone(&flight.core);
+async fn run_task<Q: BatchedQuery>(mut task: BatchTask<Q>) {
+    let core = Arc::clone(&task.core);
     loop {
-        let jobs = match E::gather(&core).next(std::mem::replace(&mut flight.doing, Doing::Nothing)) {
-            Next::Turn(jobs, is_more) => {
+        let jobs = match Q::batcher(&core).next(std::mem::replace(&mut task.state, TaskState::Idle)) {
+            Next::Execute(jobs, is_more) => {
                 if is_more {
-                    begin::<E>(Arc::clone(&core));
+                    spawn_task::<Q>(Arc::clone(&core));
                 }
                 jobs
             }
             Next::Wait(due) => {
-                flight.doing = Doing::Wait;
+                task.state = TaskState::Waiting;
                 tokio::select! {
                     () = sleep_until(due) => {}
-                    () = E::gather(&core).enough.notified() => {}
+                    () = Q::batcher(&core).enough.notified() => {}
                 }
                 continue;
             }
-            Next::Over => break,
+            Next::Exit => break,
         };
-        flight.doing = Doing::Turn;
-        let all: Vec<&E> = jobs.iter().map(|job| &job.errand).collect();
-        match E::turn(&core, &all).await {
+        task.state = TaskState::Executing;
+        let all: Vec<&Q> = jobs.iter().map(|job| &job.query).collect();
+        match Q::execute(&core, &all).await {
             Ok(answers) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
-                    // Who asked may have gone.
+                    // The caller may have stopped waiting.
                     job.reply.send(Ok(answer)).ok();
                 }
             }
-            Err(error) => one_by_one(&core, jobs, error).await,
+            Err(error) => execute_individually(&core, jobs, error).await,
         }
     }
-    flight.over = true;
+    task.is_done = true;
 }
 
-/// A row that makes no sense, or that somebody holds, is the trouble of whoever asked for it; a server that is away is that of all,
-/// and is not asked for each.
-async fn one_by_one<E: Errand>(core: &Core, jobs: Vec<Job<E>>, error: StoreError) {
-    let is_of_all = jobs.len() == 1 || matches!(error, StoreError::NoConnection(_) | StoreError::Unknown(_));
-    let mut away = if is_of_all { TRIES_ALONE } else { 0 };
+/// Executes the queries of a failed batch one by one, so that an invalid or locked row fails only its own query.
+///
+/// If the server is unavailable, that concerns all of them, and they are not retried.
+async fn execute_individually<Q: BatchedQuery>(core: &Core, jobs: Vec<Job<Q>>, error: StoreError) {
+    let concerns_all =
+        jobs.len() == 1 || matches!(error, StoreError::NoConnection(_) | StoreError::Unknown(_));
+    let mut failures = if concerns_all { SINGLE_FAILURES_MAX } else { 0 };
     for job in jobs {
         let mut done = Err(error.clone());
-        if away < TRIES_ALONE {
-            let alone = E::turn(core, &[&job.errand]).await;
+        if failures < SINGLE_FAILURES_MAX {
+            let alone = Q::execute(core, &[&job.query]).await;
             done = alone.and_then(|mut answers| answers.pop().ok_or_else(|| error.clone()));
-            away += usize::from(matches!(
+            failures += usize::from(matches!(
                 done,
                 Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
             ));
         }
         job.reply.send(done).ok();
-    }
-}
-
-/// Marks of users, in one transaction. One turn at a time: what a user changed first is first.
-pub(super) struct Save(pub(super) Vec<Change>);
-
-impl Errand for Save {
-    type Answer = ();
-    const FLIGHTS: usize = 1;
-    const BATCH: usize = 500;
-
-    fn size(&self) -> usize {
-        self.0.len()
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.saves
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<()>, StoreError> {
-        let all: Vec<Change> = errands.iter().flat_map(|it| it.0.iter().cloned()).collect();
-        let all = &all[..];
-        core.run(move || async move { marks::save_marks(&mut core.readers().await?, all).await }).await?;
-        Ok(vec![(); errands.len()])
-    }
-}
-
-/// A page of the conversations of a user.
-pub(super) struct Conversations {
-    pub(super) user: UserId,
-    pub(super) after: Option<ConversationId>,
-    pub(super) limit: usize,
-}
-
-impl Errand for Conversations {
-    type Answer = Vec<Membership>;
-    const FLIGHTS: usize = 2;
-    /// Rows at most; most users have few.
-    const BATCH: usize = 32_000;
-
-    fn size(&self) -> usize {
-        self.limit
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.conversations
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
-        core.run(move || async move { queries::memberships(&mut core.readers().await?, errands).await }).await
-    }
-}
-
-/// What a conversation is, for everybody or for one user.
-pub(super) struct Summaries {
-    pub(super) conversation: ConversationId,
-    pub(super) of: Option<UserId>,
-}
-
-impl Errand for Summaries {
-    type Answer = Option<Summary>;
-    const FLIGHTS: usize = 2;
-    const BATCH: usize = 500;
-
-    fn size(&self) -> usize {
-        1
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.summaries
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
-        core.run(move || async move { queries::summaries(&mut core.readers().await?, errands).await }).await
-    }
-}
-
-/// What a user wished before.
-pub(super) struct Wishes(pub(super) UserId);
-
-impl Errand for Wishes {
-    type Answer = tidegate_protocol::settings::UserSettings;
-    const FLIGHTS: usize = 2;
-    const BATCH: usize = 200;
-
-    fn size(&self) -> usize {
-        1
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.wishes
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
-        core.run(move || async move { marks::wishes(&mut core.readers().await?, errands).await }).await
-    }
-}
-
-impl Errand for Load {
-    type Answer = row_loader::Answer;
-    /// A large one, of an owner that begins, leaves room for those that go on.
-    const FLIGHTS: usize = 3;
-    const BATCH: usize = 1_000;
-
-    fn size(&self) -> usize {
-        self.needs.len()
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.loads
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<Self::Answer>, StoreError> {
-        core.run(move || async move { row_loader::load(&mut core.owners().await?, errands).await }).await
-    }
-}
-
-/// A small archive of one partition.
-pub(super) struct Portion {
-    pub(super) partition: i32,
-    pub(super) fence: Fence,
-    pub(super) delta: Delta,
-    pub(super) weight: usize,
-}
-
-impl Errand for Portion {
-    type Answer = ();
-    /// Where a row is held by somebody, others go on.
-    const FLIGHTS: usize = 3;
-    const BATCH: usize = archive::SMALL;
-    /// A transaction costs more than the few rows in it: with 150 messages a second over 64 partitions each went alone, and the server took a
-    /// fifth of a core for a node.
-    const PATIENCE: Duration = Duration::from_millis(25);
-
-    fn size(&self) -> usize {
-        self.weight
-    }
-
-    fn gather(core: &Core) -> &Gather<Self> {
-        &core.portions
-    }
-
-    async fn turn(core: &Core, errands: &[&Self]) -> Result<Vec<()>, StoreError> {
-        let mut archives: Vec<Archive<'_>> = errands
-            .iter()
-            .map(|it| Archive { partition: it.partition, fence: it.fence, delta: &it.delta })
-            .collect();
-        // Everybody locks rows in this order.
-        archives.sort_unstable_by_key(|it| it.partition);
-        let archives = &archives[..];
-        core.run(move || core.archive_once(archives)).await?;
-        Ok(vec![(); errands.len()])
     }
 }
 

@@ -1,4 +1,5 @@
-//! How values stand in columns. Numbers without sign are stored bit by bit; those that SQL compares stay below 2^63.
+//! Conversion of values to and from columns. Unsigned numbers are stored bit by bit; numbers that SQL compares are
+//! below 2^63.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,23 +15,23 @@ use tidegate_protocol::{
 use tokio_postgres::{Row as Columns, types::FromSql};
 use uuid::Uuid;
 
-use super::error::{Trouble, damaged};
+use super::error::{PostgresError, damaged};
 use crate::{
     bus::TopicId,
-    store::{Fence, Hidden, Level, Mark, Standing, StoredRow},
+    store::{Fence, Hidden, Mark, MemberView, StoredRow, UserState},
 };
 
-/// A number as it is stored.
+/// Returns a number as stored.
 pub(super) fn big(number: u64) -> i64 {
     number.cast_signed()
 }
 
-/// A number to compare with: nothing above it is ever stored.
+/// Returns a number to compare with, capped at the largest one that is ever stored.
 pub(super) fn bound(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The most rows.
+/// Returns a row limit as a parameter.
 pub(super) fn limit(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
 }
@@ -47,7 +48,7 @@ pub(super) fn fence(it: Fence) -> Uuid {
     Uuid::from_u128(it.0)
 }
 
-/// Reads the columns of a row one after the other.
+/// Reader of a row's columns, in order.
 #[derive(Clone)]
 pub(super) struct Reader<'a> {
     row: &'a Columns,
@@ -59,63 +60,63 @@ impl<'a> Reader<'a> {
         Self { row, next: 0 }
     }
 
-    pub(super) fn get<T: FromSql<'a>>(&mut self) -> Result<T, Trouble> {
+    pub(super) fn get<T: FromSql<'a>>(&mut self) -> Result<T, PostgresError> {
         let column = self.next;
         self.next += 1;
-        self.row.try_get(column).map_err(|error| Trouble::Damaged(format!("a stored value: {error}")))
+        self.row.try_get(column).map_err(|error| PostgresError::Damaged(format!("a stored value: {error}")))
     }
 
-    /// So many columns are read elsewhere.
+    /// Skips columns that are read elsewhere.
     pub(super) fn skip(&mut self, columns: usize) {
         self.next += columns;
     }
 
-    pub(super) fn big(&mut self) -> Result<u64, Trouble> {
+    pub(super) fn big(&mut self) -> Result<u64, PostgresError> {
         Ok(self.get::<i64>()?.cast_unsigned())
     }
 
-    /// A place in what was asked, from 1 in SQL.
-    pub(super) fn place(&mut self) -> Result<usize, Trouble> {
+    /// Reads an index into the parameters of the query, which counts from 1 in SQL.
+    pub(super) fn index(&mut self) -> Result<usize, PostgresError> {
         usize::try_from(self.get::<i64>()? - 1).map_err(|_| damaged())
     }
 
-    fn int(&mut self) -> Result<u32, Trouble> {
+    fn int(&mut self) -> Result<u32, PostgresError> {
         u32::try_from(self.big()?).map_err(|_| damaged())
     }
 
-    fn hash(&mut self) -> Result<Hash16, Trouble> {
+    fn hash(&mut self) -> Result<Hash16, PostgresError> {
         Ok(self.get::<Uuid>()?.into_bytes())
     }
 
-    pub(super) fn fence(&mut self) -> Result<Fence, Trouble> {
+    pub(super) fn fence(&mut self) -> Result<Fence, PostgresError> {
         Ok(Fence(self.get::<Uuid>()?.as_u128()))
     }
 
-    pub(super) fn topic(&mut self) -> Result<TopicId, Trouble> {
+    pub(super) fn topic(&mut self) -> Result<TopicId, PostgresError> {
         Ok(TopicId(self.get::<Uuid>()?.as_u128()))
     }
 
-    pub(super) fn user(&mut self) -> Result<UserId, Trouble> {
+    pub(super) fn user(&mut self) -> Result<UserId, PostgresError> {
         UserId::new(self.get()?).map_err(|_| damaged())
     }
 
-    pub(super) fn conversation(&mut self) -> Result<ConversationId, Trouble> {
+    pub(super) fn conversation(&mut self) -> Result<ConversationId, PostgresError> {
         ConversationId::parse(self.get()?).map_err(|_| damaged())
     }
 
-    /// `log_offset, last_hash`.
-    pub(super) fn position(&mut self) -> Result<Position, Trouble> {
+    /// Reads `log_offset, last_hash`.
+    pub(super) fn position(&mut self) -> Result<Position, PostgresError> {
         Ok(Position { offset: self.big()?, hash: self.hash()? })
     }
 
-    /// `ledger_version, dedup_window, keys_from`.
-    pub(super) fn rules(&mut self) -> Result<Rules, Trouble> {
+    /// Reads `ledger_version, dedup_window, keys_from`.
+    pub(super) fn rules(&mut self) -> Result<Rules, PostgresError> {
         let ledger_version = self.get::<i32>()?.cast_unsigned();
         Ok(Rules { ledger_version, dedup_window: self.big()?, keys_from: self.big()? })
     }
 
-    /// `last_seq, messages, pruned_to, deleted_seq, settings`.
-    pub(super) fn head(&mut self) -> Result<Head, Trouble> {
+    /// Reads `last_seq, messages, pruned_to, deleted_seq, settings`.
+    pub(super) fn head(&mut self) -> Result<Head, PostgresError> {
         let (last_seq, messages) = (self.big()?, self.big()?);
         let (pruned_to, deleted_seq) = (self.big()?, self.big()?);
         let settings: BTreeMap<String, String> = match self.get::<Option<&str>>()? {
@@ -125,8 +126,8 @@ impl<'a> Reader<'a> {
         Ok(Head { last_seq, messages, pruned_to, deleted_seq, settings: Arc::new(settings) })
     }
 
-    /// `role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays`.
-    pub(super) fn member(&mut self) -> Result<Member, Trouble> {
+    /// Reads `role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays`.
+    pub(super) fn member(&mut self) -> Result<Member, PostgresError> {
         let role = match self.get::<i16>()? {
             1 => Role::Member,
             2 => Role::Admin,
@@ -140,35 +141,35 @@ impl<'a> Reader<'a> {
         Ok(Member { role, joined_seq, left_seq, sent, joined_messages, left_messages, stays, muted })
     }
 
-    /// A member, the numbers of all stays in one list, and the level, each value of which may be none.
-    pub(super) fn standing(&mut self) -> Result<Standing, Trouble> {
+    /// Reads a member, the numbers of all stays in one array, and a user state; array and state may be NULL.
+    pub(super) fn member_view(&mut self) -> Result<MemberView, PostgresError> {
         let member = self.member()?;
         let numbers = self.get::<Option<Vec<i64>>>()?.unwrap_or_default();
         let stays = numbers.chunks(4).map(stay).collect::<Result<_, _>>()?;
-        Ok(Standing { member, stays, level: self.level()? })
+        Ok(MemberView { member, stays, level: self.user_state()? })
     }
 
-    /// `seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden`; all none = never marked.
-    pub(super) fn level(&mut self) -> Result<Level, Trouble> {
+    /// Reads `seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden`, all NULL if there is no row.
+    pub(super) fn user_state(&mut self) -> Result<UserState, PostgresError> {
         let mut numbers = [0; 6];
         for number in &mut numbers {
             *number = self.get::<Option<i64>>()?.unwrap_or_default().cast_unsigned();
         }
         let [seq, messages, own, cleared_seq, cleared_messages, cleared_own] = numbers;
-        Ok(Level {
+        Ok(UserState {
             mark: Mark { seq, messages, own },
             cleared: Mark { seq: cleared_seq, messages: cleared_messages, own: cleared_own },
             hidden: hidden(self.get::<Option<&[u8]>>()?.unwrap_or_default())?,
         })
     }
 
-    /// `epoch, next_n`.
-    pub(super) fn device(&mut self) -> Result<Device, Trouble> {
+    /// Reads `epoch, next_n`.
+    pub(super) fn device(&mut self) -> Result<Device, PostgresError> {
         Ok(Device { epoch: self.big()?, next_n: self.big()? })
     }
 
-    /// `hash, body_hash, seq, time, log_offset, refused`.
-    pub(super) fn key(&mut self) -> Result<(Hash16, Key), Trouble> {
+    /// Reads `hash, body_hash, seq, time, log_offset, refused`.
+    pub(super) fn key(&mut self) -> Result<(Hash16, Key), PostgresError> {
         let (hash, body_hash) = (self.hash()?, self.hash()?);
         let (seq, time, offset) = (self.big()?, self.big()?, self.big()?);
         let refused = match u16::try_from(self.get::<i32>()?).map_err(|_| damaged())? {
@@ -178,20 +179,20 @@ impl<'a> Reader<'a> {
         Ok((hash, Key { body_hash, seq, time, offset, refused }))
     }
 
-    /// `recalled_seq, recalled_time`.
-    fn recalled(&mut self) -> Result<Option<(u64, u64)>, Trouble> {
+    /// Reads `recalled_seq, recalled_time`.
+    fn recalled(&mut self) -> Result<Option<(u64, u64)>, PostgresError> {
         let (seq, time) = (self.get::<Option<i64>>()?, self.get::<Option<i64>>()?);
         Ok(seq.zip(time).map(|(seq, time)| (seq.cast_unsigned(), time.cast_unsigned())))
     }
 
-    /// `sender, recalled_seq, recalled_time`.
-    pub(super) fn row_head(&mut self) -> Result<RowHead, Trouble> {
+    /// Reads `sender, recalled_seq, recalled_time`.
+    pub(super) fn row_head(&mut self) -> Result<RowHead, PostgresError> {
         let sender = self.get::<Option<&str>>()?.map(UserId::new).transpose().map_err(|_| damaged())?;
         Ok(RowHead { sender, recalled: self.recalled()? })
     }
 
-    /// `seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content`.
-    pub(super) fn row(&mut self) -> Result<StoredRow, Trouble> {
+    /// Reads `seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content`.
+    pub(super) fn row(&mut self) -> Result<StoredRow, PostgresError> {
         let (seq, ordinal, own, offset) = (self.big()?, self.big()?, self.big()?, self.big()?);
         let recalled = self.recalled()?;
         let record = Bytes::copy_from_slice(self.get()?);
@@ -203,24 +204,24 @@ impl<'a> Reader<'a> {
         Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
     }
 
-    /// `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search`.
-    pub(super) fn wishes(&mut self) -> Result<UserSettings, Trouble> {
+    /// Reads `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search`.
+    pub(super) fn user_settings(&mut self) -> Result<UserSettings, PostgresError> {
         Ok(UserSettings {
             ack_timeout_ms: self.int()?,
             ack_tries: self.int()?,
             heartbeat_ms: self.int()?,
-            unread: self.word(Unread::from_word)?,
-            retention: self.word(Retention::from_word)?,
-            search: self.word(Search::from_word)?,
+            unread: self.option(Unread::from_word)?,
+            retention: self.option(Retention::from_word)?,
+            search: self.option(Search::from_word)?,
         })
     }
 
-    fn word<T>(&mut self, from: fn(&str) -> Option<T>) -> Result<Option<T>, Trouble> {
+    fn option<T>(&mut self, from: fn(&str) -> Option<T>) -> Result<Option<T>, PostgresError> {
         self.get::<Option<&str>>()?.map(|text| from(text).ok_or_else(damaged)).transpose()
     }
 }
 
-fn stay(numbers: &[i64]) -> Result<Stay, Trouble> {
+fn stay(numbers: &[i64]) -> Result<Stay, PostgresError> {
     let [joined_seq, left_seq, joined_messages, left_messages] = *numbers else { return Err(damaged()) };
     Ok(Stay {
         joined_seq: joined_seq.cast_unsigned(),
@@ -230,7 +231,7 @@ fn stay(numbers: &[i64]) -> Result<Stay, Trouble> {
     })
 }
 
-/// Settings as a JSON object; none = there are none.
+/// Returns the settings as a JSON object; `None` if there are none.
 pub(super) fn settings(head: &Head) -> Option<String> {
     (!head.settings.is_empty()).then(|| serde_json::to_string(&*head.settings).unwrap_or_default())
 }
@@ -243,7 +244,7 @@ pub(super) fn role(member: &Member) -> i16 {
     }
 }
 
-/// Steps from one to the next, each with a bit that says whether it counts.
+/// Encodes hidden entries as differences of seqs, each with a bit for whether it would count as unread.
 pub(super) fn put_hidden(hidden: &[Hidden]) -> Vec<u8> {
     let (mut to, mut last) = (Vec::new(), 0);
     for it in hidden {
@@ -253,7 +254,7 @@ pub(super) fn put_hidden(hidden: &[Hidden]) -> Vec<u8> {
     to
 }
 
-fn hidden(mut from: &[u8]) -> Result<Vec<Hidden>, Trouble> {
+fn hidden(mut from: &[u8]) -> Result<Vec<Hidden>, PostgresError> {
     let (mut all, mut last) = (Vec::new(), 0_u64);
     while !from.is_empty() {
         let step = decode_varint(&mut from).map_err(|_| damaged())?;
@@ -263,8 +264,9 @@ fn hidden(mut from: &[u8]) -> Result<Vec<Hidden>, Trouble> {
     Ok(all)
 }
 
-/// The record of a row without its content, and with the shortest origin: whose frame it was does not matter any more.
-pub(super) fn put_record(row: &Row) -> Result<Vec<u8>, Trouble> {
+/// Encodes the record of a row without its content, and with the shortest valid origin, since the original one is no
+/// longer needed.
+pub(super) fn put_record(row: &Row) -> Result<Vec<u8>, PostgresError> {
     let node = NodeId::new("-").map_err(|_| damaged())?;
     let origin = Origin { node, boot: 0, conn: 0, request: 0 };
     let mut body = row.body.clone();

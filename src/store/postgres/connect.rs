@@ -1,4 +1,4 @@
-//! How to reach Postgres: address, login, TLS, and what each session is told at its start.
+//! Connections to Postgres: address, login, TLS, and the settings of each session.
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -18,56 +18,56 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::error::said;
+use super::error::text_of;
 use crate::{config, private};
 
-/// A session that was durable enough for the operator stays as it was set; one that is not is made so.
-const DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
+/// Turns on `synchronous_commit` if it is off; any durable setting of the operator is kept.
+const ENSURE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
 
-/// Why there can't be a store, whatever is tried again.
+/// Error of opening the store on Postgres.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A file of the configuration.
+    /// A file named in the configuration can't be used.
     #[error("postgres.{key}: {path}: {error}")]
     File {
-        /// Which key names it.
+        /// Configuration key that names the file.
         key: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         error: String,
     },
-    /// An address or a certificate.
+    /// An address or a certificate is invalid.
     #[error("postgres: {0}")]
     Config(String),
-    /// The server is away: the same call may succeed later.
+    /// The server is unavailable: the same call may succeed later.
     #[error("postgres: {0}")]
     Away(String),
-    /// The server knows no such login or database, or lets it do too little.
+    /// The login or database does not exist, or the login lacks privileges.
     #[error("postgres: {0}; see postgres.url and postgres.password_file")]
     Refused(String),
-    /// A newer tidegate made the tables, or somebody changed how they are made.
+    /// The tables were created by a newer tidegate, or by other migrations.
     #[error("postgres: {0}")]
     Schema(String),
-    /// An import fills the tables, or was cut off.
+    /// An import is running, or was interrupted.
     #[error("postgres: {0}")]
     Importing(String),
-    /// An import needs empty tables.
+    /// The tables are not empty, as an import requires.
     #[error("postgres: {0}")]
     Filled(String),
 }
 
 impl From<tokio_postgres::Error> for OpenError {
     fn from(error: tokio_postgres::Error) -> Self {
-        Self::of(&error, said(&error))
+        Self::of(&error, text_of(&error))
     }
 }
 
 impl OpenError {
-    /// What such an error of the server means, in these words.
+    /// Classifies an error of the server, with `text` as its description.
     pub(super) fn of(error: &tokio_postgres::Error, text: String) -> Self {
         let code = error.code().map_or("", SqlState::code);
-        // Invalid authorization, and no such database.
+        // SQLSTATE classes of invalid authorization and of a missing database.
         let is_refused = code.starts_with("28")
             || code.starts_with("3D")
             || code == SqlState::INSUFFICIENT_PRIVILEGE.code();
@@ -75,18 +75,19 @@ impl OpenError {
     }
 }
 
-/// Where connections come from.
+/// Factory of connections, with the settings of the configuration.
 pub(super) struct Source {
     config: tokio_postgres::Config,
     tls: Option<MakeRustlsConnect>,
-    /// How long a connection and its login may take.
+    /// Timeout of connecting, including the login.
     within: Duration,
 }
 
 impl Source {
     pub(super) fn new(settings: &config::Postgres) -> Result<Self, OpenError> {
         let url = settings.url.parse::<tokio_postgres::Config>();
-        let mut config = url.map_err(|error| OpenError::Config(format!("postgres.url: {}", said(&error))))?;
+        let mut config =
+            url.map_err(|error| OpenError::Config(format!("postgres.url: {}", text_of(&error))))?;
         if let Some(password) = read("password_file", &settings.password_file, private::read)? {
             config.password(password.trim_ascii_end());
         }
@@ -108,7 +109,7 @@ impl Source {
         })
     }
 
-    /// At most `size` connections that calls share.
+    /// Creates a pool of at most `size` connections.
     pub(super) fn pool(&self, settings: &config::Postgres, size: usize) -> Result<Pool, OpenError> {
         let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match &self.tls {
@@ -119,11 +120,10 @@ impl Source {
         let within = settings.connect();
         let durable = Hook::async_fn(move |client, _| {
             Box::pin(async move {
-                // The pool bounds what it does itself, and not this.
-                let asked = timeout(within, client.batch_execute(DURABLE)).await;
-                let asked =
-                    asked.map_err(|_| HookError::message("a new connection did not answer in time"))?;
-                asked.map_err(HookError::Backend)
+                // The timeouts of the pool do not cover this hook.
+                let done = timeout(within, client.batch_execute(ENSURE_DURABLE)).await;
+                let done = done.map_err(|_| HookError::message("a new connection did not answer in time"))?;
+                done.map_err(HookError::Backend)
             })
         });
         let pool = Pool::builder(manager)
@@ -138,10 +138,10 @@ impl Source {
         pool.map_err(|error| OpenError::Config(error.to_string()))
     }
 
-    /// A connection of its own, for what takes long.
-    pub(super) async fn alone(&self) -> Result<Client, OpenError> {
+    /// Opens a connection outside the pools, for long operations.
+    pub(super) async fn dedicated(&self) -> Result<Client, OpenError> {
         let late = |_| OpenError::Away("no connection within postgres.connect_ms".to_owned());
-        // The library bounds the first part of it alone.
+        // The timeout of the library covers only the first part of this.
         let client = match &self.tls {
             Some(tls) => {
                 let connect = Box::pin(self.config.connect(tls.clone()));
@@ -160,9 +160,11 @@ impl Source {
     }
 }
 
-/// What each session runs under. Somebody who stops within a transaction is cut off, so that no zombie holds a row of
-/// `partitions` (S10, S11); whoever waits for it waits longer than that. Plans use an index whatever the statistics
-/// say: tables are new and empty when the first ones are made, and nothing here may ever read a whole table.
+/// Returns the server settings of each session.
+///
+/// A session that freezes within a transaction is cut off, so that it does not hold a row of `partitions` (flaws S10,
+/// S11); other sessions wait longer than that for a lock. Plans always use an index: the first plans are made while the
+/// tables are empty, and no statement here may ever read a whole table.
 fn session(settings: &config::Postgres) -> String {
     format!(
         "-c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={} \
@@ -192,7 +194,7 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
             }
         }
         None => {
-            // Some of a system's certificates may be unreadable to us; those that are not are enough, or the handshake says so.
+            // Some system certificates may be unreadable. If the others are not enough, the handshake fails.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
@@ -204,7 +206,7 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
     Ok(MakeRustlsConnect::new(client))
 }
 
-/// What a file has, if one is named; read `by` this.
+/// Returns the contents of a file, read with `by`; `None` if no file is named.
 fn read(
     key: &'static str,
     path: &Path,

@@ -1,88 +1,88 @@
-//! What can go wrong at the server, and which error of the port it is.
+//! Errors of Postgres calls, classified for retries and for the errors of the port.
 
 use deadpool_postgres::PoolError;
 use tokio_postgres::error::{DbError, SqlState};
 
 use crate::store::StoreError;
 
-/// Why a step did not succeed. Nothing of its transaction is there, unless it is `Store(Unknown)`.
+/// Error of a step. Its transaction had no effect, unless the error is `Store(Unknown)`.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// The server is away, busy, full, or refuses.
-    Away(String),
-    /// All connections are in use, or none can be made: it was not begun.
+pub(super) enum PostgresError {
+    /// The server is unavailable, busy or full, or refuses the call.
+    Unavailable(String),
+    /// All connections are in use, or none can be opened; the call was not sent.
     NoConnection(String),
-    /// Others were in the way: the same transaction may succeed at once.
-    Again(String),
-    /// A row with that key is there already.
-    Taken(String),
-    /// There is no table for these keys.
+    /// Concurrent transactions prevented this one; it may succeed at once if repeated.
+    Retriable(String),
+    /// A row with the same key already exists.
+    RowExists(String),
+    /// There is no table for the week of these keys.
     NoTable(String),
-    /// What is stored can't be read.
+    /// A stored value can't be read.
     Damaged(String),
-    /// The answer of the port.
+    /// Error of the port, returned as it is.
     Store(StoreError),
 }
 
-impl Trouble {
-    /// Whether the connection goes on: the server is there and has said no.
-    pub(super) fn was_answered(&self) -> bool {
+impl PostgresError {
+    /// Returns whether the server has refused the call, so that the connection stays usable.
+    pub(super) fn is_refusal(&self) -> bool {
         match self {
-            Self::Again(_) | Self::Taken(_) | Self::NoTable(_) => true,
+            Self::Retriable(_) | Self::RowExists(_) | Self::NoTable(_) => true,
             Self::Store(error) => !matches!(error, StoreError::Unknown(_)),
-            Self::Away(_) | Self::NoConnection(_) | Self::Damaged(_) => false,
+            Self::Unavailable(_) | Self::NoConnection(_) | Self::Damaged(_) => false,
         }
     }
 }
 
-/// A stored value that is not what was written.
-pub(super) fn damaged() -> Trouble {
-    Trouble::Damaged("a stored value can't be read".to_owned())
+/// Returns the error for a stored value that this program does not write.
+pub(super) fn damaged() -> PostgresError {
+    PostgresError::Damaged("a stored value can't be read".to_owned())
 }
 
-impl From<tokio_postgres::Error> for Trouble {
+impl From<tokio_postgres::Error> for PostgresError {
     fn from(error: tokio_postgres::Error) -> Self {
-        let text = said(&error);
-        let Some(code) = error.code() else { return Self::Away(text) };
+        let text = text_of(&error);
+        let Some(code) = error.code() else { return Self::Unavailable(text) };
         match *code {
-            SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Self::Again(text),
-            SqlState::UNIQUE_VIOLATION => Self::Taken(text),
+            SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Self::Retriable(text),
+            SqlState::UNIQUE_VIOLATION => Self::RowExists(text),
             SqlState::CHECK_VIOLATION => Self::NoTable(text),
             SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => Self::Damaged(text),
-            _ => Self::Away(text),
+            _ => Self::Unavailable(text),
         }
     }
 }
 
-impl From<PoolError> for Trouble {
+impl From<PoolError> for PostgresError {
     fn from(error: PoolError) -> Self {
         Self::NoConnection(match error {
-            PoolError::Backend(error) => said(&error),
+            PoolError::Backend(error) => text_of(&error),
             PoolError::Timeout(_) => "no connection within postgres.connect_ms".to_owned(),
             error => error.to_string(),
         })
     }
 }
 
-impl From<StoreError> for Trouble {
+impl From<StoreError> for PostgresError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-/// What became of a transaction whose COMMIT failed: only if the server said that it was rolled back, we know.
-pub(super) fn at_commit(error: &tokio_postgres::Error) -> Trouble {
+/// Classifies a failed COMMIT: the outcome is known only if the server reports a rollback.
+pub(super) fn commit_error(error: &tokio_postgres::Error) -> PostgresError {
     let rolled_back = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
     match error.code() {
-        Some(code) if rolled_back.contains(code) => Trouble::Again(said(error)),
-        _ => Trouble::Store(StoreError::Unknown(said(error))),
+        Some(code) if rolled_back.contains(code) => PostgresError::Retriable(text_of(error)),
+        _ => PostgresError::Store(StoreError::Unknown(text_of(error))),
     }
 }
 
-/// An error in words, without the details that name rows: they may hold what users wrote.
-pub(super) fn said(error: &tokio_postgres::Error) -> String {
+/// Returns the text of an error, without its details, which can contain what users wrote.
+pub(super) fn text_of(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
-        Some(error) => said_by_server(error),
+        Some(error) => server_text(error),
         None => {
             let source = std::error::Error::source(error).map(|cause| format!(": {cause}"));
             format!("{error}{}", source.unwrap_or_default())
@@ -90,6 +90,6 @@ pub(super) fn said(error: &tokio_postgres::Error) -> String {
     }
 }
 
-fn said_by_server(error: &DbError) -> String {
+fn server_text(error: &DbError) -> String {
     format!("{} (SQLSTATE {})", error.message(), error.code().code())
 }

@@ -1,4 +1,4 @@
-//! While an import fills the tables nobody else may: a mark in them keeps nodes out, also after an import that was cut off.
+//! Exclusive access for an import: a mark in the tables keeps nodes out, also after an interrupted import.
 
 use tokio_postgres::Client;
 
@@ -7,62 +7,62 @@ use super::{
     migrate,
 };
 
-/// The lock that an import holds: next to those of who makes the tables and of who changes the weeks.
-const LOCK: i64 = migrate::LOCK + 2;
+/// Advisory lock held during an import; its neighbours are those of migrations and of changes of the weekly tables.
+const IMPORT_LOCK: i64 = migrate::SCHEMA_LOCK + 2;
 
-/// A row if an import is not finished.
-const MARKED: &str = "SELECT FROM import";
+/// Query that returns a row if an import is unfinished.
+const SELECT_MARK: &str = "SELECT FROM import";
 
-const MARK: &str = "INSERT INTO import DEFAULT VALUES";
+const INSERT_MARK: &str = "INSERT INTO import DEFAULT VALUES";
 
-/// What an import fills, with the mark. Floors of numbers are no part of it.
-const EMPTY: &str = "
+/// Empties the tables that an import fills, and removes the mark. Number blocks are not part of an import.
+const TRUNCATE_TABLES: &str = "
 TRUNCATE partitions, heads, messages, members, stays, devices, memberships, marks, wishes, keys, key_weeks, import";
 
-/// Whether there is anything; a partition that was taken over and has nothing yet is not.
-const FILLED: &str = "
+/// Query that tests whether the tables contain data. A partition that was taken over but never archived does not count.
+const HAS_DATA: &str = "
 SELECT EXISTS (SELECT FROM heads) OR EXISTS (SELECT FROM messages) OR EXISTS (SELECT FROM members)
     OR EXISTS (SELECT FROM devices) OR EXISTS (SELECT FROM marks) OR EXISTS (SELECT FROM wishes)
     OR EXISTS (SELECT FROM keys) OR EXISTS (SELECT FROM partitions WHERE log_offset <> 0)";
 
-/// Refuses tables that an import has not finished.
+/// Refuses tables with an unfinished import.
 ///
 /// # Errors
-/// [`OpenError::Importing`]; the server is away.
-pub(super) async fn refuse_half(client: &Client) -> Result<(), OpenError> {
-    match client.query_opt(MARKED, &[]).await? {
+/// [`OpenError::Importing`], or the server is unavailable.
+pub(super) async fn refuse_unfinished_import(client: &Client) -> Result<(), OpenError> {
+    match client.query_opt(SELECT_MARK, &[]).await? {
         Some(_) => Err(OpenError::Importing(
-            "an import fills these tables, or was cut off: wait for its end, or run the same `tidegate store import` again, \
-             which begins anew"
+            "an import fills these tables, or was interrupted: wait for its end, or run the same `tidegate store import` again, \
+             which restarts it"
                 .to_owned(),
         )),
         None => Ok(()),
     }
 }
 
-/// An import that goes on. Dropped before its end it leaves the mark, which the next import finds.
+/// Import in progress. Dropped before its end, it leaves the mark, and the next import starts over.
 pub struct Importing {
-    /// Its session holds the lock.
+    /// Session that holds the lock.
     client: Client,
 }
 
 impl Importing {
-    /// Looks whether the tables may be filled; what an import that was cut off left in them does not count.
+    /// Checks that the tables are empty, apart from the remains of an interrupted import, and takes the lock.
     pub(super) async fn begin(source: &Source) -> Result<Self, OpenError> {
         let client = Box::pin(migrate::migrate(source)).await?;
-        // The lock on how the tables are made is for as long as they are made.
-        client.execute("SELECT pg_advisory_unlock($1)", &[&migrate::LOCK]).await?;
-        let lock = client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?;
+        // The schema lock is only needed during the migration.
+        client.execute("SELECT pg_advisory_unlock($1)", &[&migrate::SCHEMA_LOCK]).await?;
+        let lock = client.query_one("SELECT pg_try_advisory_lock($1)", &[&IMPORT_LOCK]).await?;
         if !lock.get::<_, bool>(0) {
             return Err(OpenError::Importing(
                 "another import fills these tables: wait for its end".to_owned(),
             ));
         }
-        let half = client.query_opt(MARKED, &[]).await?.is_some();
-        let filled: bool = client.query_one(FILLED, &[]).await?.get(0);
-        if filled && !half {
+        let is_unfinished = client.query_opt(SELECT_MARK, &[]).await?.is_some();
+        let has_data: bool = client.query_one(HAS_DATA, &[]).await?.get(0);
+        if has_data && !is_unfinished {
             return Err(OpenError::Filled(
-                "there are conversations or users in the tables: an import needs a database without any; name an empty one in \
+                "the tables contain conversations or users: an import needs a database without any; name an empty one in \
                  postgres.url"
                     .to_owned(),
             ));
@@ -70,27 +70,30 @@ impl Importing {
         Ok(Self { client })
     }
 
-    /// Empties the tables of what an import left that was cut off, and marks them.
+    /// Removes the remains of an interrupted import, and marks the tables.
     ///
     /// # Errors
-    /// The server is away.
+    /// The server is unavailable.
     pub async fn mark(&self) -> Result<(), OpenError> {
-        self.client.batch_execute(&format!("BEGIN; {EMPTY}; {MARK}; COMMIT")).await.map_err(OpenError::from)
+        self.client
+            .batch_execute(&format!("BEGIN; {TRUNCATE_TABLES}; {INSERT_MARK}; COMMIT"))
+            .await
+            .map_err(OpenError::from)
     }
 
-    /// Everything is there: nodes may use it.
+    /// Removes the mark, so that nodes may use the imported data.
     ///
     /// # Errors
-    /// The server is away.
+    /// The server is unavailable.
     pub async fn finish(self) -> Result<(), OpenError> {
         self.client.batch_execute("DELETE FROM import").await.map_err(OpenError::from)
     }
 
-    /// Takes everything back.
+    /// Rolls the import back: empties the tables and removes the mark.
     ///
     /// # Errors
-    /// The server is away: the mark stays.
+    /// The server is unavailable; the mark stays.
     pub async fn undo(self) -> Result<(), OpenError> {
-        self.client.batch_execute(EMPTY).await.map_err(OpenError::from)
+        self.client.batch_execute(TRUNCATE_TABLES).await.map_err(OpenError::from)
     }
 }

@@ -1,7 +1,7 @@
-//! The weekly tables of dedup keys: made ahead of the first key, dropped when the rules forget the last.
+//! Weekly tables of dedup keys: created before the first key, dropped when the rules have expired the last (ADR 10).
 //!
-//! A key's hash is random, so an insert may touch any page of the index: of one week's index, and not of all keys that
-//! there ever were. A week is a matter of storage only: what is forgotten is said by the rules of each partition.
+//! A key's hash is random, so an insert may touch any page of the index, which must therefore be that of one week and
+//! not of all keys. The week is only a storage unit; the rules of each partition decide which keys have expired.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,37 +10,37 @@ use std::{
 
 use super::{
     codec::Reader,
-    error::Trouble,
+    error::PostgresError,
     session::{Session, call},
 };
 
-/// Whoever changes the tables of the weeks holds it to the end of the transaction.
-const LOCK: &str = "SELECT pg_advisory_xact_lock(x'7469646567617465'::bigint + 1)";
+/// Advisory lock for changes of the weekly tables, held to the end of the transaction.
+const LOCK_WEEKS: &str = "SELECT pg_advisory_xact_lock(x'7469646567617465'::bigint + 1)";
 
-/// Whether the table of a week is there.
-const FIND: &str = "SELECT to_regclass('keys_w' || $1::integer) IS NOT NULL";
+/// Query that tests whether the table of a week exists.
+const TABLE_EXISTS: &str = "SELECT to_regclass('keys_w' || $1::integer) IS NOT NULL";
 
-/// Weeks that have no key above what the rules of its partition forget.
-const FORGOTTEN: &str = "
+/// Query for the weeks in which all keys have expired.
+const EXPIRED_WEEKS: &str = "
 SELECT week FROM key_weeks w LEFT JOIN partitions p ON p.partition = w.partition
 GROUP BY week HAVING bool_and(w.below <= coalesce(p.keys_from, 0)) ORDER BY week";
 
-const FORGET: &str = "DELETE FROM key_weeks WHERE week = $1";
+const DELETE_WEEK: &str = "DELETE FROM key_weeks WHERE week = $1";
 
-/// What this node knows of the weeks.
+/// Node's cache of existing weekly tables and expired keys.
 #[derive(Default)]
-pub(super) struct Weeks(Mutex<Known>);
+pub(super) struct KeyPartitions(Mutex<State>);
 
 #[derive(Default)]
-struct Known {
-    /// Those that have a table.
+struct State {
+    /// Weeks that have a table.
     tables: BTreeSet<i32>,
-    /// What the rules of each partition forget, as last heard.
+    /// Offset of each partition below which keys have expired, as of its last archive.
     keys_from: BTreeMap<i32, u64>,
 }
 
-impl Weeks {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+impl KeyPartitions {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,26 +48,27 @@ impl Weeks {
         self.lock().tables.contains(&week)
     }
 
-    /// Something is not as it was thought to be.
-    pub(super) fn forget(&self) {
+    /// Clears the cached tables, after one turned out to be missing.
+    pub(super) fn clear(&self) {
         self.lock().tables.clear();
     }
 
-    /// Whether the rules of the partition forget more than they did.
+    /// Returns whether more keys of the partition have expired than at its last archive.
     pub(super) fn may_drop(&self, partition: i32, keys_from: u64) -> bool {
         self.lock().keys_from.insert(partition, keys_from).unwrap_or(0) < keys_from
     }
 
-    /// Makes the table of the week. Who writes to other weeks is not held up: a table that is attached needs a lock
-    /// that they do not mind, other than one that is created in place.
-    pub(super) async fn make(&self, session: &mut Session, week: i32) -> Result<(), Trouble> {
-        session.begin("BEGIN", &[call(LOCK, &[])]).await?;
-        let found = session.go_on(&[call(FIND, &[&week])]).await?;
-        let there = match found.first().and_then(|rows| rows.first()) {
+    /// Creates the table of the week without blocking writes to other weeks.
+    ///
+    /// Attaching a table takes a weaker lock than creating it in place.
+    pub(super) async fn create(&self, session: &mut Session, week: i32) -> Result<(), PostgresError> {
+        session.begin("BEGIN", &[call(LOCK_WEEKS, &[])]).await?;
+        let found = session.execute(&[call(TABLE_EXISTS, &[&week])]).await?;
+        let exists = match found.first().and_then(|rows| rows.first()) {
             Some(row) => Reader::new(row).get::<bool>()?,
             None => false,
         };
-        if !there {
+        if !exists {
             session
                 .change(&format!(
                     "CREATE TABLE keys_w{week} (LIKE keys INCLUDING ALL, CHECK (week = {week}));
@@ -81,21 +82,25 @@ impl Weeks {
     }
 }
 
-/// Drops the tables of weeks whose keys are all forgotten. Archives wait for the time of a drop, at most 100 ms; where
-/// that is too short nothing happens, and the next call tries again.
-pub(super) async fn drop_forgotten(session: &mut Session) -> Result<(), Trouble> {
-    let found = session.read(&[call(FORGOTTEN, &[])]).await?;
+/// Drops the tables of weeks in which all keys have expired.
+///
+/// Archives wait while a table is dropped, at most 100 ms. If the lock is not free by then, the next call retries.
+pub(super) async fn drop_expired(session: &mut Session) -> Result<(), PostgresError> {
+    let found = session.read(&[call(EXPIRED_WEEKS, &[])]).await?;
     for row in found.first().into_iter().flatten() {
         let week: i32 = Reader::new(row).get()?;
-        session.begin("BEGIN; SET LOCAL lock_timeout = 100", &[call(LOCK, &[])]).await?;
-        // Somebody may have written to it meanwhile: then it is not forgotten any more.
+        session.begin("BEGIN; SET LOCAL lock_timeout = 100", &[call(LOCK_WEEKS, &[])]).await?;
+        // Check again under the lock: an archive may have written keys to this week meanwhile.
         session.change("LOCK TABLE keys IN ACCESS EXCLUSIVE MODE").await?;
-        let still = session.go_on(&[call(FORGOTTEN, &[])]).await?;
-        let still =
-            still.first().into_iter().flatten().any(|row| row.try_get(0).is_ok_and(|it: i32| it == week));
-        if still {
+        let is_expired = session.execute(&[call(EXPIRED_WEEKS, &[])]).await?;
+        let is_expired = is_expired
+            .first()
+            .into_iter()
+            .flatten()
+            .any(|row| row.try_get(0).is_ok_and(|it: i32| it == week));
+        if is_expired {
             session.change(&format!("DROP TABLE IF EXISTS keys_w{week}")).await?;
-            session.go_on(&[call(FORGET, &[&week])]).await?;
+            session.execute(&[call(DELETE_WEEK, &[&week])]).await?;
         }
         session.commit().await?;
     }

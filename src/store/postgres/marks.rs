@@ -1,4 +1,4 @@
-//! What users keep and wish. Rows are locked in the order of their names, so that nobody waits in a circle.
+//! Marks and settings of users. Rows are locked in the order of their names, which prevents deadlocks.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,21 @@ use tidegate_protocol::{
 };
 
 use super::{
-    batcher::Wishes,
+    Core,
+    batcher::{BatchedQuery, Batcher},
     codec::{self, Reader, big},
-    error::{Trouble, damaged},
+    error::{PostgresError, damaged},
     session::{Session, call},
 };
-use crate::store::{Level, Personal};
+use crate::store::{Personal, StoreError, UserState};
 
-/// As durable as what is archived: a mark that was acked and fell with a crash of the server was seen under chaos.
+/// Begin of a transaction that is as durable as an archive: with less, chaos tests lost acked marks in a server crash.
 const BEGIN: &str = "BEGIN";
 
-const NEW_MARKS: &str = "
+const INSERT_MARKS: &str = "
 INSERT INTO marks (user_id, conversation) SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING";
 
-const MARKS: &str = "
+const LOCK_MARKS: &str = "
 SELECT n.place, k.* FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n(user_id, conversation, place)
 CROSS JOIN LATERAL (
     SELECT seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden
@@ -36,37 +37,37 @@ INSERT INTO marks SELECT * FROM unnest(
     seq = EXCLUDED.seq, messages = EXCLUDED.messages, own = EXCLUDED.own, cleared_seq = EXCLUDED.cleared_seq,
     cleared_messages = EXCLUDED.cleared_messages, cleared_own = EXCLUDED.cleared_own, hidden = EXCLUDED.hidden";
 
-const WISHES: &str = "
+const SELECT_SETTINGS: &str = "
 SELECT n.place, w.* FROM unnest($1::text[]) WITH ORDINALITY AS n(user_id, place)
 CROSS JOIN LATERAL (
     SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search
     FROM wishes w WHERE w.user_id = n.user_id LIMIT 1
 ) w";
 
-const NEW_WISHES: &str = "INSERT INTO wishes (user_id) VALUES ($1) ON CONFLICT DO NOTHING";
+const INSERT_SETTINGS: &str = "INSERT INTO wishes (user_id) VALUES ($1) ON CONFLICT DO NOTHING";
 
-const LOCKED_WISHES: &str = "
+const LOCK_SETTINGS: &str = "
 SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search FROM wishes WHERE user_id = $1 FOR UPDATE";
 
-const PUT_WISHES: &str = "
+const PUT_SETTINGS: &str = "
 UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7
 WHERE user_id = $1";
 
-/// What a user marks.
+/// Change of one user's state in one conversation.
 pub(super) type Change = (UserId, ConversationId, Personal);
 
 /// Columns of marks.
 #[derive(Default)]
-struct Marks<'a> {
+struct MarkColumns<'a> {
     user: Vec<&'a str>,
     conversation: Vec<&'a str>,
     numbers: [Vec<i64>; 6],
     hidden: Vec<Vec<u8>>,
 }
 
-impl<'a> Marks<'a> {
-    fn push(&mut self, user: &'a str, conversation: &'a str, level: &Level) {
-        let Level { mark, cleared, hidden } = level;
+impl<'a> MarkColumns<'a> {
+    fn push(&mut self, user: &'a str, conversation: &'a str, state: &UserState) {
+        let UserState { mark, cleared, hidden } = state;
         self.user.push(user);
         self.conversation.push(conversation);
         let numbers = [mark.seq, mark.messages, mark.own, cleared.seq, cleared.messages, cleared.own];
@@ -77,68 +78,117 @@ impl<'a> Marks<'a> {
     }
 }
 
-pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Result<(), Trouble> {
+pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Result<(), PostgresError> {
     let mut of_pair: BTreeMap<(&str, &str), Vec<&Personal>> = BTreeMap::new();
     for (user, conversation, change) in changes {
         of_pair.entry((user.as_str(), conversation.as_str())).or_default().push(change);
     }
     let (users, conversations): (Vec<&str>, Vec<&str>) = of_pair.keys().copied().unzip();
-    let new = call(NEW_MARKS, &[&users, &conversations]);
-    let locked = call(MARKS, &[&users, &conversations]);
+    let new = call(INSERT_MARKS, &[&users, &conversations]);
+    let locked = call(LOCK_MARKS, &[&users, &conversations]);
     let found = session.begin(BEGIN, &[new, locked]).await?;
-    let mut levels = vec![None; of_pair.len()];
+    let mut states = vec![None; of_pair.len()];
     for row in found.last().into_iter().flatten() {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
-        *levels.get_mut(place).ok_or_else(damaged)? = Some(reader.level()?);
+        let index = reader.index()?;
+        *states.get_mut(index).ok_or_else(damaged)? = Some(reader.user_state()?);
     }
-    let mut marks = Marks::default();
-    for (((user, conversation), changes), level) in of_pair.iter().zip(levels) {
-        let mut level = level.ok_or_else(|| Trouble::Again("a mark was taken away meanwhile".to_owned()))?;
+    let mut marks = MarkColumns::default();
+    for (((user, conversation), changes), state) in of_pair.iter().zip(states) {
+        let mut state =
+            state.ok_or_else(|| PostgresError::Retriable("a mark was removed concurrently".to_owned()))?;
         let mut changed = false;
         for change in changes {
-            changed |= level.apply(change);
+            changed |= state.apply(change);
         }
         if changed {
-            marks.push(user, conversation, &level);
+            marks.push(user, conversation, &state);
         }
     }
     if !marks.user.is_empty() {
-        let Marks { user, conversation, numbers: [a, b, c, d, e, f], hidden } = &marks;
+        let MarkColumns { user, conversation, numbers: [a, b, c, d, e, f], hidden } = &marks;
         let put = call(PUT_MARKS, &[user, conversation, a, b, c, d, e, f, hidden]);
         return session.finish(&[put]).await;
     }
     session.commit().await
 }
 
-/// What each of them wished before, in order.
-pub(super) async fn wishes(session: &mut Session, of: &[&Wishes]) -> Result<Vec<UserSettings>, Trouble> {
+/// Returns the stored settings of each user, in order.
+pub(super) async fn settings(
+    session: &mut Session,
+    of: &[&SettingsQuery],
+) -> Result<Vec<UserSettings>, PostgresError> {
     let users: Vec<&str> = of.iter().map(|it| it.0.as_str()).collect();
     let mut all = vec![UserSettings::default(); of.len()];
-    for row in session.read(&[call(WISHES, &[&users])]).await?.iter().flatten() {
+    for row in session.read(&[call(SELECT_SETTINGS, &[&users])]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
-        *all.get_mut(place).ok_or_else(damaged)? = reader.wishes()?;
+        let index = reader.index()?;
+        *all.get_mut(index).ok_or_else(damaged)? = reader.user_settings()?;
     }
     Ok(all)
 }
 
-/// Puts what a user wishes now over what it wished before; all of it.
-pub(super) async fn wish(
+/// Merges the settings in `now` over a user's stored settings, writes and returns the result.
+pub(super) async fn merge_settings(
     session: &mut Session,
     user: &UserId,
     now: UserSettings,
-) -> Result<UserSettings, Trouble> {
+) -> Result<UserSettings, PostgresError> {
     let id = user.as_str();
-    let found = session.begin(BEGIN, &[call(NEW_WISHES, &[&id]), call(LOCKED_WISHES, &[&id])]).await?;
+    let found = session.begin(BEGIN, &[call(INSERT_SETTINGS, &[&id]), call(LOCK_SETTINGS, &[&id])]).await?;
     let row = found.last().and_then(|rows| rows.first());
-    let row = row.ok_or_else(|| Trouble::Again("a wish was taken away meanwhile".to_owned()))?;
-    let wishes = now.over(Reader::new(row).wishes()?);
+    let row = row.ok_or_else(|| PostgresError::Retriable("settings were removed concurrently".to_owned()))?;
+    let settings = now.over(Reader::new(row).user_settings()?);
     let [timeout, tries, heartbeat] =
-        [wishes.ack_timeout_ms, wishes.ack_tries, wishes.heartbeat_ms].map(i64::from);
-    let (unread, retention) = (wishes.unread.map(Unread::word), wishes.retention.map(Retention::word));
-    let search = wishes.search.map(Search::word);
-    let put = call(PUT_WISHES, &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search]);
+        [settings.ack_timeout_ms, settings.ack_tries, settings.heartbeat_ms].map(i64::from);
+    let (unread, retention) = (settings.unread.map(Unread::word), settings.retention.map(Retention::word));
+    let search = settings.search.map(Search::word);
+    let put = call(PUT_SETTINGS, &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search]);
     session.finish(&[put]).await?;
-    Ok(wishes)
+    Ok(settings)
+}
+
+/// Changes of marks, in one transaction. One batch at a time, so that the changes of a user keep their order.
+pub(super) struct MarksUpdate(pub(super) Vec<Change>);
+
+impl BatchedQuery for MarksUpdate {
+    type Reply = ();
+    const TASKS_MAX: usize = 1;
+    const BATCH_SIZE_MAX: usize = 500;
+
+    fn size(&self) -> usize {
+        self.0.len()
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.mark_updates
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<()>, StoreError> {
+        let all: Vec<Change> = batch.iter().flat_map(|it| it.0.iter().cloned()).collect();
+        let all = &all[..];
+        core.run(move || async move { save_marks(&mut core.readers().await?, all).await }).await?;
+        Ok(vec![(); batch.len()])
+    }
+}
+
+/// Query of a user's stored settings.
+pub(super) struct SettingsQuery(pub(super) UserId);
+
+impl BatchedQuery for SettingsQuery {
+    type Reply = tidegate_protocol::settings::UserSettings;
+    const TASKS_MAX: usize = 2;
+    const BATCH_SIZE_MAX: usize = 200;
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.settings
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
+        core.run(move || async move { settings(&mut core.readers().await?, batch).await }).await
+    }
 }

@@ -1,35 +1,35 @@
-//! Makes the tables, once, whoever comes first; refuses those of a newer tidegate.
+//! Migration: the first node creates or upgrades the tables; tables of a newer tidegate are refused.
 
 use refinery_core::{Migration, Runner, error::Kind};
 use tokio_postgres::Client;
 
 use super::{
     connect::{OpenError, Source},
-    error::said,
+    error::text_of,
 };
 
-/// All migrations. The text of one that was released never changes: the tables keep its checksum.
+/// All migrations. A released migration must never change, not even in its comments: the tables store its checksum.
 const MIGRATIONS: [(&str, &str); 3] = [
     ("V1__store", include_str!("migrations/V1__store.sql")),
     ("V2__import", include_str!("migrations/V2__import.sql")),
     ("V3__heads_of_partition", include_str!("migrations/V3__heads_of_partition.sql")),
 ];
 
-/// The lock that who makes the tables holds: any number that others do not use.
-pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
+/// Advisory lock held during migrations: an arbitrary number that no other application uses.
+pub(super) const SCHEMA_LOCK: i64 = 0x7469_6465_6761_7465;
 
-/// Waits for whoever makes them now; a large table may be rewritten.
-const PATIENT: &str = "SET statement_timeout = 0; SET lock_timeout = '10min'; \
+/// Session timeouts for migrations: another node may hold the lock, and a large table may be rewritten.
+const LONG_TIMEOUTS: &str = "SET statement_timeout = 0; SET lock_timeout = '10min'; \
                        SET idle_in_transaction_session_timeout = '10min'";
 
-/// A row if tables were ever made.
-const THERE: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT NULL";
+/// Query that returns a row if a migration ever ran.
+const HISTORY_EXISTS: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT NULL";
 
-/// Brings the tables to what this tidegate knows. The lock ends with the session, which is given.
+/// Migrates the tables to the version of this tidegate, and returns the session, which holds the lock.
 pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
-    let mut client = Box::pin(source.alone()).await?;
-    client.batch_execute(PATIENT).await?;
-    client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await?;
+    let mut client = Box::pin(source.dedicated()).await?;
+    client.batch_execute(LONG_TIMEOUTS).await?;
+    client.execute("SELECT pg_advisory_lock($1)", &[&SCHEMA_LOCK]).await?;
     let migrations = MIGRATIONS.iter().map(|(name, text)| Migration::unapplied(name, text));
     let runner = Runner::new(&migrations.collect::<Result<Vec<_>, _>>().map_err(|error| refused(&error))?);
     refuse_newer(&mut client, &runner).await?;
@@ -38,7 +38,7 @@ pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
 }
 
 async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenError> {
-    if client.query_opt(THERE, &[]).await?.is_none() {
+    if client.query_opt(HISTORY_EXISTS, &[]).await?.is_none() {
         return Ok(());
     }
     let last = runner.get_last_applied_migration_async(client).await.map_err(|error| refused(&error))?;
@@ -48,7 +48,7 @@ async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenEr
         return Ok(());
     }
     Err(OpenError::Schema(format!(
-        "the tables are of version {stored}, this tidegate knows {known}: start the newer tidegate that made them, or \
+        "the tables have version {stored}, this tidegate supports {known}: start the newer tidegate that created them, or \
          restore the backup from before it"
     )))
 }
@@ -56,11 +56,11 @@ async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenEr
 fn refused(error: &refinery_core::Error) -> OpenError {
     match error.kind() {
         Kind::DivergentVersion(stored, _) | Kind::MissingVersion(stored) => OpenError::Schema(format!(
-            "the tables were made by another {stored} than this tidegate has: use the tidegate that made them, or a \
-             database of its own"
+            "the tables were created by a different {stored} than that of this tidegate: use the tidegate that created them, \
+             or another database"
         )),
         Kind::Connection(text, cause) => match cause.downcast_ref::<tokio_postgres::Error>() {
-            Some(cause) => OpenError::of(cause, format!("{text}: {}", said(cause))),
+            Some(cause) => OpenError::of(cause, format!("{text}: {}", text_of(cause))),
             None => OpenError::Away(text.clone()),
         },
         kind => OpenError::Schema(kind.to_string()),

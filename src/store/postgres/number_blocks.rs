@@ -1,26 +1,31 @@
-//! The floors of numbers (DESIGN 6.6), each step one durable statement.
+//! Number blocks: durable high-water marks of room numbers, each step in one statement (flaws S6-S12).
 
 use std::num::NonZeroU64;
 
 use super::{
     codec::{Reader, big},
-    error::{Trouble, damaged},
+    error::{PostgresError, damaged},
     session::{Session, call},
 };
 use crate::scratch::Block;
 
-/// The epoch is that of before: one that is raised meanwhile is not yet carried, so the block is thrown away, never kept.
-const RESERVE: &str = "
+/// Reserves a block. The epoch is read before the update, so a block reserved while the epoch is raised has the old one
+/// and is discarded.
+const RESERVE_BLOCK: &str = "
 INSERT INTO floors (key, floor) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET floor = floors.floor + EXCLUDED.floor
 RETURNING floor, (SELECT epoch FROM floor_epoch)";
 
-const EPOCH: &str = "SELECT epoch FROM floor_epoch";
+const SELECT_EPOCH: &str = "SELECT epoch FROM floor_epoch";
 
-const RAISE: &str = "UPDATE floor_epoch SET epoch = epoch + 1 RETURNING epoch";
+const RAISE_EPOCH: &str = "UPDATE floor_epoch SET epoch = epoch + 1 RETURNING epoch";
 
-pub(super) async fn reserve(session: &mut Session, key: &str, size: NonZeroU64) -> Result<Block, Trouble> {
+pub(super) async fn reserve(
+    session: &mut Session,
+    key: &str,
+    size: NonZeroU64,
+) -> Result<Block, PostgresError> {
     let by = big(size.get());
-    let found = session.begin("BEGIN", &[call(RESERVE, &[&key, &by])]).await?;
+    let found = session.begin("BEGIN", &[call(RESERVE_BLOCK, &[&key, &by])]).await?;
     let row = found.iter().flatten().next().ok_or_else(damaged)?;
     let mut reader = Reader::new(row);
     let (floor, epoch) = (reader.big()?, reader.big()?);
@@ -29,13 +34,13 @@ pub(super) async fn reserve(session: &mut Session, key: &str, size: NonZeroU64) 
     Ok(Block { numbers: before + 1..=floor, epoch })
 }
 
-pub(super) async fn epoch(session: &mut Session) -> Result<u64, Trouble> {
-    let found = session.read(&[call(EPOCH, &[])]).await?;
+pub(super) async fn epoch(session: &mut Session) -> Result<u64, PostgresError> {
+    let found = session.read(&[call(SELECT_EPOCH, &[])]).await?;
     Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()
 }
 
-pub(super) async fn raise(session: &mut Session) -> Result<u64, Trouble> {
-    let found = session.begin("BEGIN", &[call(RAISE, &[])]).await?;
+pub(super) async fn raise(session: &mut Session) -> Result<u64, PostgresError> {
+    let found = session.begin("BEGIN", &[call(RAISE_EPOCH, &[])]).await?;
     let epoch = Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()?;
     session.commit().await?;
     Ok(epoch)

@@ -1,4 +1,4 @@
-//! What everybody reads: conversations of a user, members, summaries, pages of history.
+//! Queries that any node may run: conversations of a user, members, summaries, pages of history.
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -6,15 +6,16 @@ use tidegate_protocol::{
 };
 
 use super::{
-    batcher::{Conversations, Summaries},
+    Core,
+    batcher::{BatchedQuery, Batcher},
     codec::{Reader, bound, limit},
-    error::{Trouble, damaged},
+    error::{PostgresError, damaged},
     session::{Session, call},
 };
-use crate::store::{Direction, Membership, Page, PageQuery, Summary};
+use crate::store::{Direction, Membership, Page, PageQuery, StoreError, Summary};
 
-/// A member `m` of a conversation, the times before in one list, and the level `k`.
-macro_rules! standing {
+/// Columns of a member `m` of a conversation, the earlier stays in one array, and the user state `k`.
+macro_rules! member_view {
     () => {
         "m.role, m.muted, m.joined_seq, m.left_seq, m.sent, m.joined_messages, m.left_messages, m.stays,
          CASE WHEN m.stays > 0 THEN ARRAY(
@@ -26,15 +27,15 @@ macro_rules! standing {
     };
 }
 
-/// Of one it is asked without a list: the server then looks at the one table of sixteen that it is in.
+/// Pages of users' conversations. A single request has plain parameters: the server then opens one table of 16.
 macro_rules! pages {
-    ($asked:literal) => {
+    ($requests:literal) => {
         concat!(
             "SELECT n.place, p.* FROM ",
-            $asked,
+            $requests,
             " CROSS JOIN LATERAL (
                 SELECT u.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members, ",
-            standing!(),
+            member_view!(),
             " FROM memberships u
                 CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = u.conversation LIMIT 1) h
                 CROSS JOIN LATERAL (
@@ -49,19 +50,19 @@ macro_rules! pages {
     };
 }
 
-const PAGES: &str =
+const MEMBERSHIP_PAGES: &str =
     pages!("unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS n(user_id, after, most, place)");
-const PAGE: &str =
+const MEMBERSHIP_PAGE: &str =
     pages!("(SELECT $1::text AS user_id, $2::text AS after, $3::bigint AS most, 1::bigint AS place) n");
 
 macro_rules! summaries {
-    ($asked:literal) => {
+    ($requests:literal) => {
         concat!(
             "SELECT n.place, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members,
              m.user_id IS NOT NULL, ",
-            standing!(),
+            member_view!(),
             " FROM ",
-            $asked,
+            $requests,
             " CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = n.conversation LIMIT 1) h
             LEFT JOIN LATERAL (
                 SELECT * FROM members m WHERE m.conversation = n.conversation AND m.user_id = n.user_id LIMIT 1
@@ -85,7 +86,7 @@ WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT
 const HEAD: &str = "
 SELECT last_seq, messages, pruned_to, deleted_seq, settings FROM heads WHERE conversation = $1";
 
-/// Rows up to the bytes, one at the least. The server cuts, so that what is not wanted does not travel.
+/// Rows of history up to the byte limit, at least one. The server applies the limit, so that no excess rows are sent.
 macro_rules! page {
     ($beyond:literal, $order:literal) => {
         concat!(
@@ -105,28 +106,28 @@ macro_rules! page {
     };
 }
 
-const FORWARD: &str = page!(">", "ASC");
-const BACKWARD: &str = page!("<", "DESC");
+const PAGE_FORWARD: &str = page!(">", "ASC");
+const PAGE_BACKWARD: &str = page!("<", "DESC");
 
-/// A page for each, in order.
+/// Returns a page for each request, in order.
 pub(super) async fn memberships(
     session: &mut Session,
-    asked: &[&Conversations],
-) -> Result<Vec<Vec<Membership>>, Trouble> {
-    let users: Vec<&str> = asked.iter().map(|it| it.user.as_str()).collect();
-    let after: Vec<&str> = asked.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
-    let most: Vec<i64> = asked.iter().map(|it| limit(it.limit)).collect();
-    let mut pages = vec![Vec::new(); asked.len()];
+    requests: &[&MembershipsQuery],
+) -> Result<Vec<Vec<Membership>>, PostgresError> {
+    let users: Vec<&str> = requests.iter().map(|it| it.user.as_str()).collect();
+    let after: Vec<&str> = requests.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
+    let most: Vec<i64> = requests.iter().map(|it| limit(it.limit)).collect();
+    let mut pages = vec![Vec::new(); requests.len()];
     let call = match (&users[..], &after[..], &most[..]) {
-        ([user], [after], [most]) => call(PAGE, &[user, after, most]),
-        _ => call(PAGES, &[&users, &after, &most]),
+        ([user], [after], [most]) => call(MEMBERSHIP_PAGE, &[user, after, most]),
+        _ => call(MEMBERSHIP_PAGES, &[&users, &after, &most]),
     };
     for row in session.read(&[call]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
+        let index = reader.index()?;
         let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
-        let membership = Membership { conversation, standing: reader.standing()?, head, members };
-        pages.get_mut(place).ok_or_else(damaged)?.push(membership);
+        let membership = Membership { conversation, standing: reader.member_view()?, head, members };
+        pages.get_mut(index).ok_or_else(damaged)?.push(membership);
     }
     Ok(pages)
 }
@@ -136,7 +137,7 @@ pub(super) async fn members(
     conversation: &ConversationId,
     after: Option<&UserId>,
     most: usize,
-) -> Result<Vec<(UserId, Member)>, Trouble> {
+) -> Result<Vec<(UserId, Member)>, PostgresError> {
     let (id, after, most) = (conversation.as_str(), after.map_or("", UserId::as_str), limit(most));
     let found = session.read(&[call(MEMBERS, &[&id, &after, &most])]).await?;
     let rows = found.iter().flatten().map(|row| {
@@ -146,24 +147,24 @@ pub(super) async fn members(
     rows.collect()
 }
 
-/// What each is, in order.
+/// Returns the summary of each request, in order.
 pub(super) async fn summaries(
     session: &mut Session,
-    asked: &[&Summaries],
-) -> Result<Vec<Option<Summary>>, Trouble> {
-    let ids: Vec<&str> = asked.iter().map(|it| it.conversation.as_str()).collect();
-    let users: Vec<&str> = asked.iter().map(|it| it.of.as_ref().map_or("", UserId::as_str)).collect();
+    requests: &[&SummaryQuery],
+) -> Result<Vec<Option<Summary>>, PostgresError> {
+    let ids: Vec<&str> = requests.iter().map(|it| it.conversation.as_str()).collect();
+    let users: Vec<&str> = requests.iter().map(|it| it.of.as_ref().map_or("", UserId::as_str)).collect();
     let call = match (&ids[..], &users[..]) {
         ([id], [user]) => call(SUMMARY, &[id, user]),
         _ => call(SUMMARIES, &[&ids, &users]),
     };
-    let mut found: Vec<Option<Summary>> = asked.iter().map(|_| None).collect();
+    let mut found: Vec<Option<Summary>> = requests.iter().map(|_| None).collect();
     for row in session.read(&[call]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
-        let (head, members, is_one) = (reader.head()?, reader.big()?, reader.get()?);
-        let standing = if is_one { Some(reader.standing()?) } else { None };
-        *found.get_mut(place).ok_or_else(damaged)? = Some(Summary { head, members, standing });
+        let index = reader.index()?;
+        let (head, members, was_member) = (reader.head()?, reader.big()?, reader.get()?);
+        let standing = if was_member { Some(reader.member_view()?) } else { None };
+        *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, standing });
     }
     Ok(found)
 }
@@ -172,10 +173,10 @@ pub(super) async fn page(
     session: &mut Session,
     conversation: &ConversationId,
     query: PageQuery,
-) -> Result<Page, Trouble> {
+) -> Result<Page, PostgresError> {
     let sql = match query.direction {
-        Direction::Forward => FORWARD,
-        Direction::Backward => BACKWARD,
+        Direction::Forward => PAGE_FORWARD,
+        Direction::Backward => PAGE_BACKWARD,
     };
     let id = conversation.as_str();
     let (cursor, most, bytes) = (bound(query.cursor), limit(query.limit), limit(query.max_bytes));
@@ -183,7 +184,57 @@ pub(super) async fn page(
     let mut found = session.read(&[call(HEAD, &[&id]), rows]).await?.into_iter();
     let heads = found.next().unwrap_or_default();
     let head = heads.first().map(|row| Reader::new(row).head()).transpose()?;
-    let rows: Result<_, Trouble> =
+    let rows: Result<_, PostgresError> =
         found.next().unwrap_or_default().iter().map(|row| Reader::new(row).row()).collect();
     Ok(Page { head, rows: rows? })
+}
+
+/// Query of one page of a user's conversations.
+pub(super) struct MembershipsQuery {
+    pub(super) user: UserId,
+    pub(super) after: Option<ConversationId>,
+    pub(super) limit: usize,
+}
+
+impl BatchedQuery for MembershipsQuery {
+    type Reply = Vec<Membership>;
+    const TASKS_MAX: usize = 2;
+    /// In rows, by the limits of the pages; most users have few conversations.
+    const BATCH_SIZE_MAX: usize = 32_000;
+
+    fn size(&self) -> usize {
+        self.limit
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.memberships
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
+        core.run(move || async move { memberships(&mut core.readers().await?, batch).await }).await
+    }
+}
+
+/// Query of a conversation's summary, with or without the state of one user.
+pub(super) struct SummaryQuery {
+    pub(super) conversation: ConversationId,
+    pub(super) of: Option<UserId>,
+}
+
+impl BatchedQuery for SummaryQuery {
+    type Reply = Option<Summary>;
+    const TASKS_MAX: usize = 2;
+    const BATCH_SIZE_MAX: usize = 500;
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.summaries
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
+        core.run(move || async move { summaries(&mut core.readers().await?, batch).await }).await
+    }
 }

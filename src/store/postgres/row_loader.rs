@@ -1,40 +1,42 @@
-//! What owners lack in memory: rows by name, for many partitions in one turn to the server.
+//! Loader of rows that owners do not have in memory, by name, for many partitions in one round trip (ADR 10).
 //!
-//! Each message needs the key of its id looked up, and of 64 partitions each has few messages at a time: alone, the frame around that one
-//! row was most of its cost.
+//! Each message needs a lookup of its dedup key, and each of 64 partitions has few messages at a time: sent
+//! separately, the overhead around that one row was most of the cost.
 
 use tidegate_protocol::machine::ledger::{Loaded, Need};
 use uuid::Uuid;
 
 use super::{
+    Core,
+    batcher::{BatchedQuery, Batcher},
     codec::{Reader, bound, hash},
-    error::{Trouble, damaged},
-    owner::owned,
+    error::{PostgresError, damaged},
+    owner::owned_position,
     session::{Call, Session, call},
 };
 use crate::store::{Fence, Snapshot, StoreError};
 
-const STAND: &str = "
+const SELECT_POSITIONS: &str = "
 SELECT n.place, p.* FROM unnest($1::integer[]) WITH ORDINALITY AS n(partition, place)
 CROSS JOIN LATERAL (
     SELECT fence, log_offset, last_hash FROM partitions p WHERE p.partition = n.partition LIMIT 1
 ) p";
 
-const HEADS: &str = "
+const SELECT_HEADS: &str = "
 SELECT n.place, h.* FROM unnest($1::text[]) WITH ORDINALITY AS n(conversation, place)
 CROSS JOIN LATERAL (
     SELECT last_seq, messages, pruned_to, deleted_seq, settings
     FROM heads h WHERE h.conversation = n.conversation LIMIT 1
 ) h";
 
-const MEMBERS: &str = "
+const SELECT_MEMBERS: &str = "
 SELECT n.place, m.* FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n(conversation, user_id, place)
 CROSS JOIN LATERAL (
     SELECT role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays
     FROM members m WHERE m.conversation = n.conversation AND m.user_id = n.user_id LIMIT 1
 ) m";
 
-const DEVICES: &str = "
+const SELECT_DEVICES: &str = "
 SELECT n.place, d.* FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY
     AS n(conversation, user_id, device, place)
 CROSS JOIN LATERAL (
@@ -42,16 +44,18 @@ CROSS JOIN LATERAL (
     WHERE d.conversation = n.conversation AND d.user_id = n.user_id AND d.device = n.device LIMIT 1
 ) d";
 
-/// An id that was used again past the window has a key in each of two weeks: the newer counts.
-const KEYS: &str = "
+/// Selects keys. An id reused beyond the dedup window has a key in two weeks: the newer one counts.
+const SELECT_KEYS: &str = "
 SELECT n.place, k.* FROM unnest($1::integer[], $2::uuid[]) WITH ORDINALITY AS n(partition, hash, place)
 CROSS JOIN LATERAL (
     SELECT hash, body_hash, seq, time, log_offset, refused FROM keys k
     WHERE k.partition = n.partition AND k.hash = n.hash ORDER BY log_offset DESC LIMIT 1
 ) k";
 
-/// Both in one statement, where nothing but keys is asked for, as for most messages: it is a snapshot by itself, for less than half of the work.
-const STAND_AND_KEYS: &str = "
+/// Selects positions and keys in one statement, for loads of nothing but keys, as for most messages.
+///
+/// A single statement is its own snapshot and costs less than half of a transaction.
+const SELECT_POSITIONS_AND_KEYS: &str = "
 SELECT n.place, p.*, k.hash IS NOT NULL, k.* FROM unnest($1::integer[], $2::uuid[]) WITH ORDINALITY AS n(partition, hash, place)
 CROSS JOIN LATERAL (
     SELECT fence, log_offset, last_hash FROM partitions p WHERE p.partition = n.partition LIMIT 1
@@ -61,29 +65,29 @@ LEFT JOIN LATERAL (
     WHERE k.partition = n.partition AND k.hash = n.hash ORDER BY log_offset DESC LIMIT 1
 ) k ON true";
 
-const ROWS: &str = "
+const SELECT_ROWS: &str = "
 SELECT n.place, m.* FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
 CROSS JOIN LATERAL (
     SELECT sender, recalled_seq, recalled_time
     FROM messages m WHERE m.conversation = n.conversation AND m.seq = n.seq LIMIT 1
 ) m";
 
-/// `fence, log_offset, last_hash`.
-const STAND_COLUMNS: usize = 3;
+/// Number of columns of a position: `fence, log_offset, last_hash`.
+const POSITION_COLUMNS: usize = 3;
 
-/// What the owner of one partition lacks.
+/// Rows that the owner of one partition needs.
 pub(super) struct Load {
     pub(super) partition: i32,
     pub(super) fence: Fence,
     pub(super) needs: Vec<Need>,
 }
 
-/// The rows as they were when the partition stood there; or it is not the owner's.
-pub(super) type Answer = Result<Snapshot<Loaded>, StoreError>;
+/// Rows in a snapshot with the partition's position, or the error of this partition alone.
+pub(super) type Reply = Result<Snapshot<Loaded>, StoreError>;
 
-/// What is asked for, by kind, and where in the answer it goes.
+/// Requested rows by kind, each with its index in the result.
 #[derive(Default)]
-struct Asked<'a> {
+struct LoadPlan<'a> {
     heads: (Vec<usize>, Vec<&'a str>),
     members: (Vec<usize>, Vec<&'a str>, Vec<&'a str>),
     devices: (Vec<usize>, Vec<&'a str>, Vec<&'a str>, Vec<&'a str>),
@@ -91,123 +95,134 @@ struct Asked<'a> {
     rows: (Vec<usize>, Vec<&'a str>, Vec<i64>),
 }
 
-impl<'a> Asked<'a> {
+impl<'a> LoadPlan<'a> {
     fn new(loads: &'a [&Load]) -> Self {
-        let mut asked = Self::default();
+        let mut plan = Self::default();
         let needs = loads.iter().flat_map(|load| load.needs.iter().map(|need| (load.partition, need)));
-        for (place, (partition, need)) in needs.enumerate() {
+        for (index, (partition, need)) in needs.enumerate() {
             match need {
                 Need::Head(id) => {
-                    asked.heads.0.push(place);
-                    asked.heads.1.push(id.as_str());
+                    plan.heads.0.push(index);
+                    plan.heads.1.push(id.as_str());
                 }
                 Need::Member(id, user) => {
-                    asked.members.0.push(place);
-                    asked.members.1.push(id.as_str());
-                    asked.members.2.push(user.as_str());
+                    plan.members.0.push(index);
+                    plan.members.1.push(id.as_str());
+                    plan.members.2.push(user.as_str());
                 }
                 Need::Device(id, user, device) => {
-                    asked.devices.0.push(place);
-                    asked.devices.1.push(id.as_str());
-                    asked.devices.2.push(user.as_str());
-                    asked.devices.3.push(device.as_str());
+                    plan.devices.0.push(index);
+                    plan.devices.1.push(id.as_str());
+                    plan.devices.2.push(user.as_str());
+                    plan.devices.3.push(device.as_str());
                 }
                 Need::Key(key) => {
-                    asked.keys.0.push(place);
-                    asked.keys.1.push(partition);
-                    asked.keys.2.push(hash(key));
+                    plan.keys.0.push(index);
+                    plan.keys.1.push(partition);
+                    plan.keys.2.push(hash(key));
                 }
                 Need::Row(id, seq) => {
-                    asked.rows.0.push(place);
-                    asked.rows.1.push(id.as_str());
-                    asked.rows.2.push(bound(*seq));
+                    plan.rows.0.push(index);
+                    plan.rows.1.push(id.as_str());
+                    plan.rows.2.push(bound(*seq));
                 }
             }
         }
-        asked
+        plan
     }
 
-    /// Each asks for keys, and for nothing else.
-    fn is_keys_alone(&self, loads: &[&Load]) -> bool {
+    /// Returns whether every load consists of keys only.
+    fn has_only_keys(&self, loads: &[&Load]) -> bool {
         let Self { heads, members, devices, rows, .. } = self;
         let others = [&heads.0, &members.0, &devices.0, &rows.0];
-        others.iter().all(|places| places.is_empty()) && loads.iter().all(|load| !load.needs.is_empty())
+        others.iter().all(|indexes| indexes.is_empty()) && loads.iter().all(|load| !load.needs.is_empty())
     }
 
-    /// Only what is asked for, each with where its answers go.
+    /// Returns a call for each requested kind, and the indexes of its results.
     fn calls(&self) -> (Vec<Call<'_>>, Vec<&[usize]>) {
         let Self { heads, members, devices, keys, rows } = self;
         let all = [
-            (&heads.0, call(HEADS, &[&heads.1])),
-            (&members.0, call(MEMBERS, &[&members.1, &members.2])),
-            (&devices.0, call(DEVICES, &[&devices.1, &devices.2, &devices.3])),
-            (&keys.0, call(KEYS, &[&keys.1, &keys.2])),
-            (&rows.0, call(ROWS, &[&rows.1, &rows.2])),
+            (&heads.0, call(SELECT_HEADS, &[&heads.1])),
+            (&members.0, call(SELECT_MEMBERS, &[&members.1, &members.2])),
+            (&devices.0, call(SELECT_DEVICES, &[&devices.1, &devices.2, &devices.3])),
+            (&keys.0, call(SELECT_KEYS, &[&keys.1, &keys.2])),
+            (&rows.0, call(SELECT_ROWS, &[&rows.1, &rows.2])),
         ];
-        all.into_iter().filter(|(places, _)| !places.is_empty()).map(|(places, it)| (it, &places[..])).unzip()
+        all.into_iter()
+            .filter(|(indexes, _)| !indexes.is_empty())
+            .map(|(indexes, it)| (it, &indexes[..]))
+            .unzip()
     }
 }
 
-/// For each, in order, in one snapshot.
-pub(super) async fn load(session: &mut Session, loads: &[&Load]) -> Result<Vec<Answer>, Trouble> {
-    let asked = Asked::new(loads);
-    if asked.is_keys_alone(loads) {
-        return keys(session, loads, &asked).await;
+/// Loads the rows of all loads in one snapshot, and returns a reply per load, in order.
+pub(super) async fn load(session: &mut Session, loads: &[&Load]) -> Result<Vec<Reply>, PostgresError> {
+    let plan = LoadPlan::new(loads);
+    if plan.has_only_keys(loads) {
+        return keys(session, loads, &plan).await;
     }
     let partitions: Vec<i32> = loads.iter().map(|load| load.partition).collect();
-    let (mut calls, places) = asked.calls();
-    calls.insert(0, call(STAND, &[&partitions]));
+    let (mut calls, indexes) = plan.calls();
+    calls.insert(0, call(SELECT_POSITIONS, &[&partitions]));
     let mut answers = session.read(&calls).await?.into_iter();
-    let stand = answers.next().unwrap_or_default();
-    let mut stands: Vec<Option<Reader<'_>>> = loads.iter().map(|_| None).collect();
-    for row in &stand {
+    let position_rows = answers.next().unwrap_or_default();
+    let mut positions: Vec<Option<Reader<'_>>> = loads.iter().map(|_| None).collect();
+    for row in &position_rows {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
-        *stands.get_mut(place).ok_or_else(damaged)? = Some(reader);
+        let index = reader.index()?;
+        *positions.get_mut(index).ok_or_else(damaged)? = Some(reader);
     }
     let mut rows: Vec<Loaded> = loads.iter().flat_map(|load| &load.needs).map(absent).collect();
-    for (found, places) in answers.zip(places) {
+    for (found, indexes) in answers.zip(indexes) {
         for row in &found {
             let mut reader = Reader::new(row);
-            let place = places.get(reader.place()?).and_then(|place| rows.get_mut(*place));
-            put(place.ok_or_else(damaged)?, &mut reader)?;
+            let row = indexes.get(reader.index()?).and_then(|index| rows.get_mut(*index));
+            put(row.ok_or_else(damaged)?, &mut reader)?;
         }
     }
-    sort(loads, rows, stands)
+    distribute(loads, rows, positions)
 }
 
-/// The same, where everybody asks for keys and for nothing else.
-async fn keys(session: &mut Session, loads: &[&Load], asked: &Asked<'_>) -> Result<Vec<Answer>, Trouble> {
-    let (_, partitions, hashes) = &asked.keys;
-    let found = session.read(&[call(STAND_AND_KEYS, &[partitions, hashes])]).await?;
-    let mut stands: Vec<Option<Reader<'_>>> = loads.iter().map(|_| None).collect();
+/// Loads like [`load`], for loads of nothing but keys.
+async fn keys(
+    session: &mut Session,
+    loads: &[&Load],
+    plan: &LoadPlan<'_>,
+) -> Result<Vec<Reply>, PostgresError> {
+    let (_, partitions, hashes) = &plan.keys;
+    let found = session.read(&[call(SELECT_POSITIONS_AND_KEYS, &[partitions, hashes])]).await?;
+    let mut positions: Vec<Option<Reader<'_>>> = loads.iter().map(|_| None).collect();
     let mut rows: Vec<Loaded> = loads.iter().flat_map(|load| &load.needs).map(absent).collect();
-    let who: Vec<usize> =
+    let load_of: Vec<usize> =
         loads.iter().enumerate().flat_map(|(nth, load)| load.needs.iter().map(move |_| nth)).collect();
     for row in found.iter().flatten() {
         let mut reader = Reader::new(row);
-        let place = reader.place()?;
-        let (row, nth) = rows.get_mut(place).zip(who.get(place)).ok_or_else(damaged)?;
-        stands[*nth] = Some(reader.clone());
-        reader.skip(STAND_COLUMNS);
+        let index = reader.index()?;
+        let (row, nth) = rows.get_mut(index).zip(load_of.get(index)).ok_or_else(damaged)?;
+        positions[*nth] = Some(reader.clone());
+        reader.skip(POSITION_COLUMNS);
         if reader.get()? {
             put(row, &mut reader)?;
         }
     }
-    sort(loads, rows, stands)
+    distribute(loads, rows, positions)
 }
 
-/// To each what is its own, if the partition still is.
-fn sort(loads: &[&Load], rows: Vec<Loaded>, stands: Vec<Option<Reader<'_>>>) -> Result<Vec<Answer>, Trouble> {
+/// Splits the rows into a reply per load; a load of a partition with another fence gets an error.
+fn distribute(
+    loads: &[&Load],
+    rows: Vec<Loaded>,
+    positions: Vec<Option<Reader<'_>>>,
+) -> Result<Vec<Reply>, PostgresError> {
     let mut rows = rows.into_iter();
     let mut all = Vec::with_capacity(loads.len());
-    for (load, stands) in loads.iter().zip(stands) {
+    for (load, position_row) in loads.iter().zip(positions) {
         let rows: Vec<Loaded> = rows.by_ref().take(load.needs.len()).collect();
-        all.push(match owned(stands, load.fence) {
+        all.push(match owned_position(position_row, load.fence) {
             Ok(position) => Ok(Snapshot { position, rows }),
-            // It is nobody else's trouble.
-            Err(Trouble::Store(error)) => Err(error),
-            Err(trouble) => return Err(trouble),
+            // The error concerns this partition only.
+            Err(PostgresError::Store(error)) => Err(error),
+            Err(error) => return Err(error),
         });
     }
     Ok(all)
@@ -223,8 +238,8 @@ fn absent(need: &Need) -> Loaded {
     }
 }
 
-fn put(place: &mut Loaded, reader: &mut Reader<'_>) -> Result<(), Trouble> {
-    match place {
+fn put(row: &mut Loaded, reader: &mut Reader<'_>) -> Result<(), PostgresError> {
+    match row {
         Loaded::Head(_, it) => *it = Some(reader.head()?),
         Loaded::Member(_, _, it) => *it = Some(reader.member()?),
         Loaded::Device(_, _, _, it) => *it = Some(reader.device()?),
@@ -232,4 +247,23 @@ fn put(place: &mut Loaded, reader: &mut Reader<'_>) -> Result<(), Trouble> {
         Loaded::Row(_, _, it) => *it = Some(reader.row_head()?),
     }
     Ok(())
+}
+
+impl BatchedQuery for Load {
+    type Reply = Reply;
+    /// A large load of a new owner leaves connections for those of running owners.
+    const TASKS_MAX: usize = 3;
+    const BATCH_SIZE_MAX: usize = 1_000;
+
+    fn size(&self) -> usize {
+        self.needs.len()
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.loads
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
+        core.run(move || async move { load(&mut core.owners().await?, batch).await }).await
+    }
 }

@@ -1,4 +1,4 @@
-//! A borrowed connection: statements sent together, within a time, in a transaction that is never left open.
+//! Session on a pooled connection: pipelined statements with a timeout, in a transaction that is never left open.
 
 use std::{pin::Pin, time::Duration};
 
@@ -7,73 +7,77 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 use tokio_postgres::{Row, Statement, types::ToSql};
 
-use super::error::{Trouble, at_commit};
+use super::error::{PostgresError, commit_error};
 use crate::store::StoreError;
 
-/// How many statements are on their way at once; more would not be sent in order.
-const TOGETHER: usize = 24;
+/// Statements in flight at once; more would not be sent in order.
+const PIPELINED_CALLS_MAX: usize = 24;
 
-/// A value of a statement.
+/// Parameter of a statement.
 pub(super) type Value<'a> = &'a (dyn ToSql + Sync);
 
-/// A statement with its values.
+/// Statement with its parameters.
 pub(super) struct Call<'a> {
     sql: &'static str,
     values: Vec<Value<'a>>,
 }
 
-/// `sql` with these values for `$1`, `$2`, …
+/// Creates a call of `sql` with these values for `$1`, `$2`, …
 pub(super) fn call<'a>(sql: &'static str, values: &[Value<'a>]) -> Call<'a> {
     Call { sql, values: values.to_vec() }
 }
 
 impl<'a> Call<'a> {
-    /// More values.
+    /// Adds more parameters.
     pub(super) fn add(&mut self, values: &[Value<'a>]) {
         self.values.extend_from_slice(values);
     }
 }
 
-/// One snapshot for all that is read.
-const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+/// Begin of a transaction whose reads share one snapshot.
+const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// A connection while it is in use. One that was left in the middle of a transaction, or of an answer, is closed: nobody
-/// else ever gets it.
+/// Connection in use. If it is dropped within a transaction or a reply, it is closed and never reused.
 pub(super) struct Session {
     object: Option<Object>,
-    clean: bool,
+    is_clean: bool,
     wait: Duration,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.clean {
+        if !self.is_clean {
             drop(self.object.take().map(Object::take));
         }
     }
 }
 
 impl Session {
-    /// A free connection, or a new one. `wait` is for each turn to the server.
-    pub(super) async fn take(pool: &Pool, wait: Duration) -> Result<Self, Trouble> {
-        Ok(Self { object: Some(Box::pin(pool.get()).await?), clean: true, wait })
+    /// Takes a free connection or opens one. `wait` is the timeout of each round trip.
+    pub(super) async fn take(pool: &Pool, wait: Duration) -> Result<Self, PostgresError> {
+        Ok(Self { object: Some(Box::pin(pool.get()).await?), is_clean: true, wait })
     }
 
-    fn client(&self) -> Result<&Object, Trouble> {
-        self.object.as_ref().ok_or_else(|| Trouble::Away("the connection is gone".to_owned()))
+    fn client(&self) -> Result<&Object, PostgresError> {
+        self.object.as_ref().ok_or_else(|| PostgresError::Unavailable("the connection is closed".to_owned()))
     }
 
-    /// On the heap, because what is sent together is large.
-    fn in_time<'a, T, F>(&self, turn: F) -> impl Future<Output = Result<T, Trouble>> + Send + use<'a, T, F>
+    /// Limits `work` to the timeout; boxed, because the future of pipelined statements is large.
+    fn in_time<'a, T, F>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<T, PostgresError>> + Send + use<'a, T, F>
     where
         F: Future<Output = T> + Send + 'a,
     {
-        let turn: Pin<Box<dyn Future<Output = T> + Send + 'a>> = Box::pin(turn);
-        let turn = timeout(self.wait, turn);
-        async move { turn.await.map_err(|_| Trouble::Away("the server did not answer in time".to_owned())) }
+        let work: Pin<Box<dyn Future<Output = T> + Send + 'a>> = Box::pin(work);
+        let work = timeout(self.wait, work);
+        async move {
+            work.await.map_err(|_| PostgresError::Unavailable("the server did not answer in time".to_owned()))
+        }
     }
 
-    async fn prepare(&self, calls: &[Call<'_>]) -> Result<Vec<Statement>, Trouble> {
+    async fn prepare(&self, calls: &[Call<'_>]) -> Result<Vec<Statement>, PostgresError> {
         let client = self.client()?;
         let mut statements = Vec::with_capacity(calls.len());
         for call in calls {
@@ -82,40 +86,40 @@ impl Session {
         Ok(statements)
     }
 
-    /// Reads in one snapshot, in one turn to the server.
-    pub(super) async fn read(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, Trouble> {
+    /// Reads in one snapshot, in one round trip.
+    pub(super) async fn read(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, PostgresError> {
         let statements = self.prepare(calls).await?;
-        self.clean = false;
-        // One statement is one snapshot by itself, for a third of the work.
+        self.is_clean = false;
+        // A single statement is its own snapshot, and costs a third of a transaction.
         if let ([call], [statement]) = (calls, &statements[..]) {
             let rows = self.in_time(self.client()?.query(statement, &call.values)).await?;
-            self.clean = rows.as_ref().err().is_none_or(|error| error.as_db_error().is_some());
+            self.is_clean = rows.as_ref().err().is_none_or(|error| error.as_db_error().is_some());
             return Ok(vec![rows?]);
         }
         let client = self.client()?;
         let work = async {
-            // Each is sent at its first poll, so in this order.
+            // Each statement is sent at its first poll, so they are sent in this order.
             let rows = join_all(
                 calls.iter().zip(&statements).map(|(call, statement)| client.query(statement, &call.values)),
             );
-            let begin_and_rows = futures_util::future::join(client.batch_execute(READ), rows);
+            let begin_and_rows = futures_util::future::join(client.batch_execute(BEGIN_READ), rows);
             futures_util::future::join(begin_and_rows, client.batch_execute("COMMIT")).await
         };
         let ((begun, rows), ended) = self.in_time(work).await?;
-        self.clean = ended.is_ok();
+        self.is_clean = ended.is_ok();
         begun?;
         let rows: Result<_, _> = rows.into_iter().collect();
         Ok(rows?)
     }
 
-    /// Begins a transaction and does these in it.
+    /// Begins a transaction and executes the calls in it.
     pub(super) async fn begin(
         &mut self,
         begin: &'static str,
         calls: &[Call<'_>],
-    ) -> Result<Vec<Vec<Row>>, Trouble> {
+    ) -> Result<Vec<Vec<Row>>, PostgresError> {
         let statements = self.prepare(calls).await?;
-        self.clean = false;
+        self.is_clean = false;
         let client = self.client()?;
         let rows = join_all(
             calls.iter().zip(&statements).map(|(call, statement)| client.query(statement, &call.values)),
@@ -127,10 +131,10 @@ impl Session {
         Ok(rows?)
     }
 
-    /// Goes on in the transaction.
-    pub(super) async fn go_on(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, Trouble> {
+    /// Executes more calls in the transaction.
+    pub(super) async fn execute(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, PostgresError> {
         let mut all = Vec::with_capacity(calls.len());
-        for some in calls.chunks(TOGETHER) {
+        for some in calls.chunks(PIPELINED_CALLS_MAX) {
             let statements = self.prepare(some).await?;
             let client = self.client()?;
             let rows = join_all(
@@ -143,18 +147,19 @@ impl Session {
         Ok(all)
     }
 
-    /// Whether so many can be sent together with the end of the transaction.
+    /// Returns whether the calls can be sent together with the COMMIT.
     pub(super) fn fit(calls: &[Call<'_>]) -> bool {
-        calls.len() < TOGETHER
+        calls.len() < PIPELINED_CALLS_MAX
     }
 
-    /// Does the last of a transaction and ends it, in one turn: when this is Ok, it is durable. What the server refuses, it takes back
-    /// with everything before.
-    pub(super) async fn finish(&mut self, calls: &[Call<'_>]) -> Result<(), Trouble> {
+    /// Executes the last calls of a transaction and commits it, in one round trip. `Ok` means that it is durable.
+    ///
+    /// If the server refuses a call, it rolls the whole transaction back.
+    pub(super) async fn finish(&mut self, calls: &[Call<'_>]) -> Result<(), PostgresError> {
         let statements = self.prepare(calls).await?;
         let client = self.client()?;
         if client.is_closed() {
-            return Err(Trouble::Away("the server has ended the connection".to_owned()));
+            return Err(PostgresError::Unavailable("the server has ended the connection".to_owned()));
         }
         let work = async {
             let rows = join_all(
@@ -162,40 +167,40 @@ impl Session {
             );
             futures_util::future::join(rows, client.batch_execute("COMMIT")).await
         };
-        let (rows, ended) = self.in_time(work).await.map_err(|_| no_answer_to_commit())?;
-        self.clean = ended.is_ok();
+        let (rows, ended) = self.in_time(work).await.map_err(|_| no_reply_to_commit())?;
+        self.is_clean = ended.is_ok();
         for row in rows {
             row.map_err(
-                |error| if error.as_db_error().is_some() { error.into() } else { at_commit(&error) },
+                |error| if error.as_db_error().is_some() { error.into() } else { commit_error(&error) },
             )?;
         }
-        ended.map_err(|error| at_commit(&error))
+        ended.map_err(|error| commit_error(&error))
     }
 
-    /// Changes tables, in the transaction.
-    pub(super) async fn change(&mut self, sql: &str) -> Result<(), Trouble> {
+    /// Changes tables in the transaction.
+    pub(super) async fn change(&mut self, sql: &str) -> Result<(), PostgresError> {
         Ok(self.in_time(self.client()?.batch_execute(sql)).await??)
     }
 
-    /// Ends it: when this is Ok, it is durable.
-    pub(super) async fn commit(&mut self) -> Result<(), Trouble> {
-        let turn = self.in_time(self.client()?.batch_execute("COMMIT")).await;
-        let answer = turn.map_err(|_| no_answer_to_commit())?;
-        answer.map_err(|error| at_commit(&error))?;
-        self.clean = true;
+    /// Commits the transaction. `Ok` means that it is durable.
+    pub(super) async fn commit(&mut self) -> Result<(), PostgresError> {
+        let committed = self.in_time(self.client()?.batch_execute("COMMIT")).await;
+        let answer = committed.map_err(|_| no_reply_to_commit())?;
+        answer.map_err(|error| commit_error(&error))?;
+        self.is_clean = true;
         Ok(())
     }
 
-    /// Takes it back, so that the connection can be used again; one where that fails is closed.
+    /// Rolls the transaction back, so that the connection can be reused. If that fails, the connection is closed.
     pub(super) async fn roll_back(&mut self) {
-        if self.clean {
+        if self.is_clean {
             return;
         }
         let Ok(client) = self.client() else { return };
-        self.clean = matches!(self.in_time(client.batch_execute("ROLLBACK")).await, Ok(Ok(())));
+        self.is_clean = matches!(self.in_time(client.batch_execute("ROLLBACK")).await, Ok(Ok(())));
     }
 }
 
-fn no_answer_to_commit() -> Trouble {
-    Trouble::Store(StoreError::Unknown("the server did not answer the commit in time".to_owned()))
+fn no_reply_to_commit() -> PostgresError {
+    PostgresError::Store(StoreError::Unknown("the server did not answer the commit in time".to_owned()))
 }

@@ -1,6 +1,6 @@
 //! A disk that fails, or is full: what is confirmed, what is refused, and what goes on.
 
-use tidegate::conversation::{mark_read, read_position::Above};
+use tidegate::conversation::{mark_read, read_position::BeyondHead};
 
 use super::*;
 
@@ -74,7 +74,8 @@ async fn a_read_that_was_refused_is_not_confirmed_to_a_retry_before_the_disk_has
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2"], 0).await;
-    let read = async |seq| mark_read::read(&*small.store, &user("bob"), &direct(), seq, Above::Nothing).await;
+    let read =
+        async |seq| mark_read::read(&*small.store, &user("bob"), &direct(), seq, BeyondHead::Nothing).await;
     assert!(read(1).await.unwrap().is_some());
     disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
     disk.set(0, 0);

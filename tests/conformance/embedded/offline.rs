@@ -5,7 +5,7 @@ use std::io::BufReader;
 use serde_json::Value;
 use tidegate::{
     embedded::{Findings, Offline, OfflineError},
-    store::{Hidden, Level, Mark, Personal, Scan, Summary},
+    store::{Hidden, Mark, Personal, Scan, Summary, UserState},
 };
 use tidegate_protocol::{
     Code,
@@ -132,7 +132,7 @@ async fn an_export_makes_the_same_store_and_its_seqs_go_on() {
     assert_eq!((standing.members, standing.standing.unwrap().stays.len()), (2, 1));
     let bob = |told: Option<Summary>| told.unwrap().standing.unwrap();
     assert!(bob(small.store.summary(&group("team"), Some(&user("bob"))).await.unwrap()).member.muted);
-    let level = Level { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
+    let level = UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
     let ann = small.store.wishes(&user("ann"), UserSettings::default()).await.unwrap();
     assert_eq!(ann, wishes());
@@ -156,7 +156,7 @@ async fn a_mark_that_counts_what_came_after_it_is_put_right_on_the_way_out() {
     let small = Small::start(&new).await;
     let standing = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap().standing;
     let near = Mark { messages: 1, ..far };
-    assert_eq!(standing.unwrap().level, Level { mark: near, cleared: near, hidden: vec![] });
+    assert_eq!(standing.unwrap().level, UserState { mark: near, cleared: near, hidden: vec![] });
 }
 
 #[tokio::test]
@@ -205,14 +205,14 @@ async fn a_wrong_line_is_named_and_nothing_is_imported() {
     let accepted = all.iter().position(|line| line.contains("\"key\"") && !line.contains("refused")).unwrap();
     let twice = "[1,2,0,0],[1,4,";
     let cases: [(String, usize, &str); 15] = [
-        ("{\"hello\":1}\n".into(), 0, "no export of Tidegate"),
+        ("{\"hello\":1}\n".into(), 0, "not an export of Tidegate"),
         (String::new(), 0, "ends before its last line"),
         (replaced(0, "\"version\":1", "\"version\":9"), 0, "version 9"),
         (lines.trim_end().into(), all.len() - 1, "cut off"),
         (lines[..lines.find("\"row\"").unwrap() + 9].into(), at("\"row\"", 0), "cut off"),
         (all[..row].join("\n") + "\n", row, "ends before its last line"),
         (with(&|lines| lines.swap(row, row + 1)), row, "rows 2 to 2 are missing"),
-        (with(&|lines| lines[row] = lines[row - 1].clone()), row, "row 1 comes twice"),
+        (with(&|lines| lines[row] = lines[row - 1].clone()), row, "row 1 appears twice"),
         (with(&|lines| drop(lines.remove(row))), row, "rows 2 to 2 are missing"),
         (replaced(row, "\"row\":{", "\"row\":{\"colour\":1,"), row, "colour"),
         (
@@ -221,7 +221,7 @@ async fn a_wrong_line_is_named_and_nothing_is_imported() {
             "its head says 3",
         ),
         (replaced(accepted, "\"seq\":", "\"seq\":7"), usize::MAX, "says seq 7"),
-        (replaced(at(twice, 0), twice, "[1,2,0,0],[1,2,"), at(twice, 0), "was in overlap"),
+        (replaced(at(twice, 0), twice, "[1,2,0,0],[1,2,"), at(twice, 0), "stays of"),
         (replaced(at("refused", 0), "\"seq\":0", "\"seq\":5"), at("refused", 0), "a seq and a refusal"),
         (replaced(at("hidden", 0), "[[3,", "[[1,"), at("hidden", 0), "is out of order"),
     ];
@@ -281,7 +281,7 @@ async fn each_planted_fault_is_named() {
         (|[state, _, _]| state.remove(b"uann\0g:team").unwrap(), "would not find it at login"),
         (|[state, _, _]| state.remove(b"mg:team\0ann").unwrap(), "it has 1 members, its head says 2"),
         (|[state, _, _]| state.insert(b"mg:team\0ann", b"").unwrap(), "a stored value can't be read"),
-        (|[state, _, _]| state.insert(b"zz", b"").unwrap(), "a kind 0x7a that is not known"),
+        (|[state, _, _]| state.insert(b"zz", b"").unwrap(), "unknown kind 0x7a"),
         (
             |[_, _, keys]| {
                 let mut all = keys.iter().map(|entry| entry.into_inner().unwrap());
@@ -295,7 +295,7 @@ async fn each_planted_fault_is_named() {
                 let log = state.prefix(b"l").next().unwrap().key().unwrap();
                 state.insert(log, said("other", 0).to_vec()).unwrap();
             },
-            "by which position",
+            "that identifies position",
         ),
     ];
     for (plant, word) in plants {

@@ -11,8 +11,8 @@ use std::{
 use async_trait::async_trait;
 use tidegate::{
     link::{
-        Answer, Ask, Delivery, Landing, Level, Link, LinkError, Session, Settled, Stray, Target, Told, UpTo,
-        Word,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, Landing, Link,
+        LinkError, PartitionOffset, PublishedMark, Session, Target,
     },
     routes::NodeBoot,
     trace::{Event, Facts, Query, Step},
@@ -28,9 +28,9 @@ pub(super) const HERE: u64 = 7;
 pub(super) const OWNED: u32 = 3;
 
 /// What is archived, and owed.
-pub(super) fn level() -> Level {
-    let up_to = |partition, offset| UpTo { partition, offset };
-    Level { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+pub(super) fn level() -> ArchivedUpTo {
+    let up_to = |partition, offset| PartitionOffset { partition, offset };
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
 }
 
 #[derive(Default)]
@@ -40,7 +40,7 @@ pub(super) struct End {
     pub(super) stops: Mutex<Vec<Session>>,
     /// How often a caller asked whether everything is archived.
     pub(super) settles: AtomicUsize,
-    pub(super) strays: Mutex<Vec<Stray>>,
+    pub(super) strays: Mutex<Vec<BestEffortMessage>>,
     /// Who asked what again.
     pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
     /// What was asked about traces.
@@ -57,12 +57,12 @@ pub(super) struct End {
 }
 
 /// The word on a record, by its offset.
-pub(super) fn word(offset: u64) -> Word {
+pub(super) fn word(offset: u64) -> AnswerStatus {
     match offset % 4 {
-        0 => Word::Said(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
-        1 => Word::NotYet,
-        2 => Word::Forgotten,
-        _ => Word::NotOwner,
+        0 => AnswerStatus::Said(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
+        1 => AnswerStatus::NotYet,
+        2 => AnswerStatus::Forgotten,
+        _ => AnswerStatus::NotOwner,
     }
 }
 
@@ -130,13 +130,18 @@ impl Link for End {
         Ok(stopped)
     }
 
-    async fn settled(&self, _: &NodeBoot, told: Vec<Told>, _: Duration) -> Result<Settled, LinkError> {
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        told: Vec<PublishedMark>,
+        _: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
         self.settles.fetch_add(1, Ordering::SeqCst);
         let gate = self.gate.lock().unwrap().clone();
         if let Some(gate) = gate {
             drop(gate.acquire().await);
         }
-        Ok(if told.is_empty() { Settled::Level(level()) } else { Settled::NotYet(told) })
+        Ok(if told.is_empty() { ArchiveStatus::ArchivedUpTo(level()) } else { ArchiveStatus::NotYet(told) })
     }
 
     async fn answers_again(
@@ -144,13 +149,13 @@ impl Link for End {
         from: &NodeBoot,
         _: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         let words = asks.iter().map(|ask| word(ask.offset)).collect();
         self.asks.lock().unwrap().push((from.clone(), asks));
         Ok(words)
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+    async fn strays(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         tokio::task::yield_now().await;
         self.strays.lock().unwrap().extend(strays);
         Ok(())

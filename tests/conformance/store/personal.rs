@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::store::{Hidden, Level, Mark, Personal, Store};
+use tidegate::store::{Hidden, Mark, Personal, Store, UserState};
 use tidegate_protocol::{
     machine::ledger::Stay,
     record::{Body, MemberAction},
@@ -64,7 +64,7 @@ pub(super) async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standi
     store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 1], "a late one changes nothing");
     let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!(ann.level, Level::default(), "marks are each user's own");
+    assert_eq!(ann.level, UserState::default(), "marks are each user's own");
     owner.run(&[say("m3")]).await;
     assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
 }
@@ -81,17 +81,17 @@ pub(super) async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: 
         |seqs: &[u64]| Personal::Hidden { seqs: seqs.iter().map(|seq| hidden(*seq)).collect(), forget: 0 };
     save(hide(&[2, 3])).await;
     save(hide(&[1, 3])).await;
-    assert_eq!(kept().await, Level { hidden: [1, 2, 3].map(hidden).into(), ..Level::default() });
+    assert_eq!(kept().await, UserState { hidden: [1, 2, 3].map(hidden).into(), ..UserState::default() });
     save(Personal::Read(at(1))).await;
     save(Personal::Cleared(at(2))).await;
     save(Personal::Cleared(at(1))).await;
-    let level = Level { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
+    let level = UserState { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
     assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
     let told = store.memberships(&bob, None, 9).await.unwrap();
     assert_eq!(told[0].standing.level, level);
     assert_eq!(
         store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
-        Level::default()
+        UserState::default()
     );
 }
 

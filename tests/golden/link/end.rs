@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 use tidegate::{
     link::{
-        Answer, Ask, AskKey, Delivery, GrpcLink, Landing, Level, Link, LinkError, SentBy, Session, Settled,
-        Stray, Target, Told, UpTo, Word,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Delivery,
+        GrpcLink, Landing, Link, LinkError, PartitionOffset, PublishedMark, SentBy, Session, Target,
     },
     routes::NodeBoot,
     trace::{Event, Facts, Query, Step},
@@ -98,37 +98,40 @@ fn asks() -> Vec<Ask> {
     vec![ask(0, Some(key)), ask(1, None), ask(2, None), ask(u64::MAX, None)]
 }
 
-fn words() -> Vec<Word> {
-    let said = Word::Said(Outcome::Accepted { seq: 1, ordinal: 2, time: 3 });
-    vec![said, Word::NotYet, Word::Forgotten, Word::NotOwner]
+fn words() -> Vec<AnswerStatus> {
+    let said = AnswerStatus::Said(Outcome::Accepted { seq: 1, ordinal: 2, time: 3 });
+    vec![said, AnswerStatus::NotYet, AnswerStatus::Forgotten, AnswerStatus::NotOwner]
 }
 
-fn unarchived() -> Vec<Told> {
-    vec![Told { owner: 1, to: 2 }, Told { owner: u64::MAX, to: 300 }]
+fn unarchived() -> Vec<PublishedMark> {
+    vec![PublishedMark { owner: 1, to: 2 }, PublishedMark { owner: u64::MAX, to: 300 }]
 }
 
-fn level() -> Level {
-    let up_to = |partition, offset| UpTo { partition, offset };
-    Level { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+fn level() -> ArchivedUpTo {
+    let up_to = |partition, offset| PartitionOffset { partition, offset };
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
 }
 
-fn strays() -> Vec<Stray> {
+fn strays() -> Vec<BestEffortMessage> {
     let frame = b"\xaa\x01\x02hi".as_slice();
     vec![
-        Stray::Talk { room: conversation("r:hall"), push: b"\x0a\x06r:hall".as_slice().into() },
-        Stray::Missed { room: conversation("r:hall"), count: 5 },
-        Stray::Signal {
+        BestEffortMessage::Talk { room: conversation("r:hall"), push: b"\x0a\x06r:hall".as_slice().into() },
+        BestEffortMessage::Missed { room: conversation("r:hall"), count: 5 },
+        BestEffortMessage::Signal {
             conversation: conversation("g:tea"),
             users: vec![user("ann"), user("bob")],
             frame: frame.into(),
         },
-        Stray::Mark {
+        BestEffortMessage::Mark {
             conversation: conversation("d:ann:bob"),
             user: user("ann"),
             seq: 9,
             frame: frame.into(),
         },
-        Stray::FanOut { group: conversation("g:town"), record: b"\x0a\x06g:town\x10\x02".as_slice().into() },
+        BestEffortMessage::FanOut {
+            group: conversation("g:town"),
+            record: b"\x0a\x06g:town\x10\x02".as_slice().into(),
+        },
     ]
 }
 
@@ -169,8 +172,8 @@ pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) 
     assert_eq!(link.deliver(to, deliveries()).await, Ok(landings));
     let sessions = vec![session("ann", 7), session("bob", 1 << 50)];
     assert_eq!(link.stop_sessions(to, sessions).await, Ok(vec![true, false]));
-    assert_eq!(link.settled(to, Vec::new(), patience).await, Ok(Settled::Level(level())));
-    assert_eq!(link.settled(to, unarchived(), patience).await, Ok(Settled::NotYet(unarchived())));
+    assert_eq!(link.settled(to, Vec::new(), patience).await, Ok(ArchiveStatus::ArchivedUpTo(level())));
+    assert_eq!(link.settled(to, unarchived(), patience).await, Ok(ArchiveStatus::NotYet(unarchived())));
     assert_eq!(link.answers_again(caller, to, asks()).await, Ok(words()));
     let found = link.traces(to, query()).await.map(|steps| format!("{steps:?}"));
     assert_eq!(found, Ok(format!("{:?}", steps())));
@@ -214,10 +217,15 @@ impl Link for End {
         }
     }
 
-    async fn settled(&self, _: &NodeBoot, told: Vec<Told>, patience: Duration) -> Result<Settled, LinkError> {
+    async fn settled(
+        &self,
+        _: &NodeBoot,
+        told: Vec<PublishedMark>,
+        patience: Duration,
+    ) -> Result<ArchiveStatus, LinkError> {
         assert_eq!(patience, Duration::from_secs(1));
         self.note(format!("settled {told:?}"));
-        Ok(if told.is_empty() { Settled::Level(level()) } else { Settled::NotYet(told) })
+        Ok(if told.is_empty() { ArchiveStatus::ArchivedUpTo(level()) } else { ArchiveStatus::NotYet(told) })
     }
 
     async fn answers_again(
@@ -225,12 +233,12 @@ impl Link for End {
         from: &NodeBoot,
         _: &NodeBoot,
         asks: Vec<Ask>,
-    ) -> Result<Vec<Word>, LinkError> {
+    ) -> Result<Vec<AnswerStatus>, LinkError> {
         self.note(format!("{from} {asks:?}"));
         Ok(words())
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<Stray>) -> Result<(), LinkError> {
+    async fn strays(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.note(format!("{strays:?}"));
         Ok(())
     }

@@ -121,7 +121,7 @@ pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> 
 
 /// The id of the cluster, and the ports of its controllers.
 fn cluster(start: &Start<'_>) -> anyhow::Result<(String, Vec<u16>)> {
-    let said = fs::read(start.beside("kafka").join(CLUSTER)).context("there is no first broker")?;
+    let said = fs::read(start.sibling("kafka").join(CLUSTER)).context("there is no first broker")?;
     let said: Value = serde_json::from_slice(&said)?;
     let id = said["id"].as_str().context("no id")?.to_owned();
     Ok((id, serde_json::from_value(said["controllers"].clone())?))
@@ -316,7 +316,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     } else {
         let name = |id: usize| if id == 1 { "kafka".to_owned() } else { format!("kafka{id}") };
         for id in 1..=last {
-            let said: Value = serde_json::from_slice(&fs::read(start.beside(&name(id)).join(BROKER))?)?;
+            let said: Value = serde_json::from_slice(&fs::read(start.sibling(&name(id)).join(BROKER))?)?;
             let port = said["port"].as_u64().context("no port")?.try_into()?;
             knows_versions(port).with_context(|| name(id))?;
         }

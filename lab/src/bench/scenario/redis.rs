@@ -131,7 +131,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         owns: Vec::new(),
         stands: Vec::new(),
         asserting: false,
-        about: tidegate::routes::About::default(),
+        about: tidegate::routes::NodeDescription::default(),
         rules: 1,
     };
     routes.renew(&info).await?;

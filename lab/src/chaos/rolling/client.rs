@@ -364,7 +364,11 @@ impl Client {
 
     fn refused(&mut self, error: &pb::Error) {
         if !error.temporary && error.code != u32::from(Code::Unknown.number()) {
-            self.shared.breaks(format!("{}: a send is refused for good: {}", name(self.index), error.name));
+            self.shared.breaks(format!(
+                "{}: a send is refused permanently: {}",
+                name(self.index),
+                error.name
+            ));
         }
         if let Some(flight) = &mut self.flight {
             flight.due = At::now() + Duration::from_millis(error.retry_after_ms.clamp(50, 2_000).into());

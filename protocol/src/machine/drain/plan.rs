@@ -1,60 +1,60 @@
-//! The numbers of a drain: what the settings mean for so many clients.
+//! Drain plan: computes pace and durations from the settings and the number of clients.
 
 use std::time::Duration;
 
-/// Slower than this many clients a second is no kindness to anybody; a node with few clients is gone soon.
+/// Minimum pace, in clients per second: a slower one helps no other node, and few clients leave quickly anyway.
 const RATE_MIN: u32 = 50;
 
-/// The time in which a client may come over with both connections open, at most.
+/// Maximum length of a slot, in which a client may have both connections open.
 const HANDOVER_MAX: Duration = Duration::from_millis(1_000);
 
-/// For the answers and final frames of those whose slot comes last, at most.
+/// Maximum time for the answers and final frames of clients with the last slots.
 const SETTLE_MAX: Duration = Duration::from_millis(6_000);
 
-/// What whoever kills the process should allow beyond the drain.
-const SPARE: Duration = Duration::from_millis(10_000);
+/// Time that a process manager should allow beyond the drain before it kills the process.
+const GRACE_SPARE: Duration = Duration::from_millis(10_000);
 
-/// How gently a node leaves.
+/// Settings of the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long the load balancer may take to look elsewhere.
+    /// Time for the load balancer to stop sending clients.
     pub lb_delay: Duration,
-    /// The time over which clients are spread, when that is not too fast.
+    /// Time over which the closes are spread, unless that exceeds `max_rate`.
     pub spread: Duration,
-    /// Clients a second, at most; what the other nodes accept.
+    /// Maximum pace in clients per second, as the other nodes accept them.
     pub max_rate: u32,
-    /// For finishing what is under way when the clients are gone.
+    /// Time for finishing pending work after the last client.
     pub flush: Duration,
-    /// The whole drain.
+    /// Time for the whole drain.
     pub deadline: Duration,
 }
 
-/// What will happen.
+/// Pace and durations of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// For so many clients.
+    /// Number of clients.
     pub conns: usize,
-    /// From the first slot to the last.
+    /// Time from the first slot to the last.
     pub window: Duration,
-    /// The length of a slot.
+    /// Length of a slot.
     pub handover: Duration,
-    /// Clients a second, rounded up.
+    /// Clients per second, rounded up.
     pub rate: u32,
-    /// Whether the deadline asks for more than `max_rate`.
+    /// Whether the deadline forces a higher pace than `max_rate`.
     pub raised: bool,
-    /// The deadline that leaves room for everything.
+    /// Shortest deadline that fits the whole drain.
     pub deadline: Duration,
-    /// The time that whoever kills the process should grant before they do.
+    /// Grace period that a process manager should grant before it kills the process.
     pub grace: Duration,
 }
 
-/// The plan for `conns` clients.
+/// Returns the plan for `conns` clients.
 pub fn plan(conns: usize, settings: &Settings) -> Plan {
     settings.fit(conns, settings.rush_after().saturating_sub(settings.cordon()))
 }
 
 impl Settings {
-    /// The plan for `conns` clients when `left` is left for their slots.
+    /// Returns the plan for `conns` clients with the time `left` for their slots.
     pub(super) fn fit(&self, conns: usize, left: Duration) -> Plan {
         let fastest = at_rate(conns, self.max_rate);
         let wanted = self.spread.min(at_rate(conns, RATE_MIN)).max(fastest);
@@ -68,22 +68,22 @@ impl Settings {
             rate: u32::try_from(rate).unwrap_or(u32::MAX),
             raised: window < fastest,
             deadline: self.lb_delay + wanted + wanted.min(HANDOVER_MAX) + SETTLE_MAX + self.flush,
-            grace: self.lb_delay + self.spread.max(fastest) + self.flush + SPARE,
+            grace: self.lb_delay + self.spread.max(fastest) + self.flush + GRACE_SPARE,
         }
     }
 
-    /// When those who are left are cut, from the beginning.
+    /// Returns the time from the start until remaining clients are cut.
     pub(super) fn cut_after(&self) -> Duration {
         self.deadline - self.flush.min(self.deadline / 2)
     }
 
-    /// When the slots must be over.
+    /// Returns the time from the start until all slots must have ended.
     pub(super) fn rush_after(&self) -> Duration {
         let cut = self.cut_after();
         cut - SETTLE_MAX.min(cut / 4)
     }
 
-    /// How long the node stays cordoned: not so long that nothing is left for the clients.
+    /// Returns how long the node stays cordoned: at most half of the time before the slots must end.
     pub(super) fn cordon(&self) -> Duration {
         self.lb_delay.min(self.rush_after() / 2)
     }

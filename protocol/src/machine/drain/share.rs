@@ -1,56 +1,56 @@
-//! A shard's share of a drain: who hears of it when, and who is closed when.
+//! A shard's share of a drain: the slot of each client, for its notice and its close.
 
 use crate::Time;
 use foldhash::quality::FixedState;
 use std::{collections::VecDeque, hash::BuildHasher as _, time::Duration};
 
-/// Slots that a shard that was busy elsewhere makes up for at once; what it is later than this it stays late.
-const CATCH_UP: Duration = Duration::from_millis(100);
+/// Maximum lag that a busy shard catches up on at once; all later slots are delayed by the rest.
+const CATCH_UP_MAX: Duration = Duration::from_millis(100);
 
-/// The pace of a node: its slots begin within `window` of `start`.
+/// Pace of a node's drain: all slots begin within `window` after `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Where the window begins.
+    /// Start of the window.
     pub start: Time,
-    /// From the first slot to the last.
+    /// Time from the first slot to the last.
     pub window: Duration,
-    /// The length of a slot: within it the client comes over, at its end it is closed.
+    /// Length of a slot: the client may move within it, and is closed at its end.
     pub handover: Duration,
 }
 
-/// What one client is told.
+/// Notice of the drain to one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice<K> {
-    /// The client.
+    /// Key of the client.
     pub who: K,
-    /// From now to the begin of its slot.
+    /// Time from now to the start of its slot.
     pub after: Duration,
-    /// The length of its slot.
+    /// Length of its slot.
     pub window: Duration,
 }
 
-/// The slots of one shard's clients.
+/// Slots of one shard's clients.
 #[derive(Clone, Debug)]
 pub struct Share<K> {
     pace: Pace,
     unnoticed: VecDeque<(Time, K)>,
     noticed: VecDeque<(Time, K)>,
-    /// How far the slots have moved because somebody was late.
+    /// Delay of all remaining slots, because the shard was late.
     late: Duration,
 }
 
 impl<K: Copy + PartialEq> Share<K> {
-    /// The slots of these clients, on shard `index` of `shards`. The shards' slots lie between each other, so that the
-    /// node's pace is even when theirs is.
+    /// Assigns slots to these clients of shard `index` of `shards`. The slots of the shards interleave, so that the
+    /// node's pace is even.
     ///
-    /// `seed` deals the slots, whatever the order of `conns`: that of a table is the order in which they came. Who stays to the
-    /// end of its slot is later than those with it, and in the next drain among those behind; from restart to restart such
-    /// clients would gather, and all arrive with the ones that follow.
+    /// `seed` shuffles the slots, because a table lists `conns` in order of arrival. A client that stays to the end of
+    /// its slot reconnects later than others of the slot, and would come after them in the next drain. Over several
+    /// restarts such clients would cluster, and all arrive together with the clients of the slots that follow.
     pub fn new(pace: Pace, index: usize, shards: usize, seed: u64, conns: impl Iterator<Item = K>) -> Self {
         let deal = FixedState::with_seed(seed);
         let mut conns: Vec<(u64, K)> =
             conns.enumerate().map(|(nth, who)| (deal.hash_one((index, nth)), who)).collect();
-        conns.sort_unstable_by_key(|(place, _)| *place);
+        conns.sort_unstable_by_key(|(random, _)| *random);
         let shards = shards.max(1) as u128;
         let parts = conns.len().max(1) as u128 * shards;
         let slot = |nth: usize| {
@@ -61,42 +61,42 @@ impl<K: Copy + PartialEq> Share<K> {
         Self { pace, unnoticed, noticed: VecDeque::new(), late: Duration::ZERO }
     }
 
-    /// How many have not been told.
+    /// Returns the number of clients that are not notified yet.
     pub fn unnoticed(&self) -> usize {
         self.unnoticed.len()
     }
 
-    /// How many are still to be closed.
+    /// Returns the number of clients that are not closed yet.
     pub fn waiting(&self) -> usize {
         self.unnoticed.len() + self.noticed.len()
     }
 
-    /// The next client to be told, first slot first.
+    /// Returns the notice for the next client, in order of slots.
     pub fn poll_notice(&mut self, now: Time) -> Option<Notice<K>> {
         let (slot, who) = self.unnoticed.pop_front()?;
         self.noticed.push_back((slot, who));
         Some(self.notice(slot, who, now))
     }
 
-    /// What to tell a client that could not be told in its turn, because it had not logged in.
+    /// Returns the notice for a client that could not be notified in its turn because it had not logged in.
     pub fn tell(&self, who: K, now: Time) -> Option<Notice<K>> {
         let (slot, _) = self.noticed.iter().find(|(_, other)| *other == who)?;
         Some(self.notice(*slot, who, now))
     }
 
-    /// The next client whose slot is over.
+    /// Returns the next client whose slot has ended.
     pub fn poll_close(&mut self, now: Time) -> Option<K> {
         let (slot, who) = *self.noticed.front()?;
         let due = self.end_of(slot);
         if now < due {
             return None;
         }
-        self.late += now.since(due).saturating_sub(CATCH_UP);
+        self.late += now.since(due).saturating_sub(CATCH_UP_MAX);
         self.noticed.pop_front();
         Some(who)
     }
 
-    /// When to look again; at once while there is somebody to be told.
+    /// Returns when to poll next; immediately while clients are not notified.
     pub fn poll_timeout(&self) -> Option<Time> {
         if !self.unnoticed.is_empty() {
             return Some(Time::ZERO);

@@ -1,7 +1,7 @@
-//! The ledger's rows in memory: a cache over the store, with what is not archived yet pinned.
+//! Row cache of the ledger, over the store; rows that are not archived yet are pinned.
 //!
-//! A row is known (with a value, or known to be absent) or unknown. Invariant: an unknown row has not changed since
-//! the archived position, so what any snapshot at or above that position says about it is true now.
+//! A row is cached (with a value, or as absent) or not cached. Invariant: an uncached row has not changed since the
+//! archived position, so its value in any snapshot at or above that position is current.
 
 use std::collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry};
 
@@ -13,14 +13,14 @@ use crate::{
     record::Hash16,
 };
 
-/// How many archived row heads a conversation keeps at hand for recalls.
-const ROWS_KEPT: usize = 64;
+/// Number of archived row heads that a conversation keeps cached for recalls.
+const ROW_HEADS_CACHED: usize = 64;
 
-/// A known row.
+/// Cached row, `None` if the store has none.
 #[derive(Clone, Debug)]
 pub(super) struct Slot<T> {
     value: Option<T>,
-    /// The offset after the record that changed it; 0 = as loaded.
+    /// Offset after the record that changed the row; 0: unchanged since it was loaded.
     changed: u64,
 }
 
@@ -41,12 +41,12 @@ struct Conversation {
 #[derive(Debug, Default)]
 struct User {
     member: Option<Slot<Member>>,
-    /// Sorted by id; nearly always one or two.
+    /// Devices sorted by id; nearly always one or two.
     devices: Vec<(DeviceId, Slot<Device>)>,
     touched: u64,
 }
 
-/// What changed since the last delta was taken.
+/// Changes since the last delta was taken; of heads, members, devices and keys only the names.
 #[derive(Debug, Default)]
 pub(super) struct Fresh {
     pub(super) rows: Vec<Row>,
@@ -59,7 +59,7 @@ pub(super) struct Fresh {
     keys: Vec<Hash16>,
 }
 
-/// The changed rows with their values.
+/// Changes of one delta, with the values of all rows.
 pub(super) struct Changed {
     pub(super) fresh: Fresh,
     pub(super) heads: Vec<(ConversationId, Head)>,
@@ -72,23 +72,23 @@ pub(super) struct Changed {
 pub(super) struct Cache {
     seed: u64,
     conversations: HashMap<ConversationId, Conversation, FixedState>,
-    /// Each conversation once: the hand of the clock that evicts.
+    /// Each conversation once, in the order in which eviction visits them (clock algorithm).
     ring: VecDeque<ConversationId>,
     keys: HashMap<Hash16, Slot<Key>, FixedState>,
     key_ring: VecDeque<(Hash16, u64)>,
-    /// Memory has every key of the records from here on.
+    /// Offset from which the keys of all records are cached.
     pub(super) keys_complete_from: u64,
     pub(super) fresh: Fresh,
-    /// The next offset when the last delta was taken.
+    /// Next offset when the last delta was taken.
     base: u64,
-    /// The offset of the record in hand.
+    /// Offset of the current record.
     pub(super) now: u64,
 }
 
-/// A row by name: unknown is an error, absent is `None`.
+/// Result of a row lookup: an error if the row is not cached, `None` if there is no such row.
 pub(super) type Lookup<'a, T> = Result<Option<&'a T>, Stop>;
 
-/// What a message needs to know of its conversation and sender.
+/// Rows of a message's conversation, sender and device.
 pub(super) type Sender<'a> = (Option<&'a Head>, Option<Member>, Option<Device>);
 
 fn value<T>(slot: Option<&Slot<T>>) -> Lookup<'_, T> {
@@ -137,7 +137,7 @@ impl Cache {
         value(self.conversations.get(conversation).and_then(|it| it.rows.get(&seq)))
     }
 
-    /// All that a message needs of one conversation, in one look; marks it as used.
+    /// Looks up all rows that a message needs in one access, and marks them as used.
     pub(super) fn sender(
         &mut self,
         conversation: &ConversationId,
@@ -196,7 +196,7 @@ impl Cache {
     fn conversation(&mut self, id: &ConversationId) -> &mut Conversation {
         let (seed, now) = (self.seed, self.now);
         let ring = &mut self.ring;
-        // `entry` would clone the id on every call, for the sake of the rare first one.
+        // `entry` would clone the id on every call, although only the first one needs it.
         if !self.conversations.contains_key(id) {
             ring.push_back(id.clone());
             self.conversations.insert(
@@ -209,7 +209,7 @@ impl Cache {
                 },
             );
         }
-        self.conversations.get_mut(id).expect("it was there or has just been put there")
+        self.conversations.get_mut(id).expect("the conversation exists or was just inserted")
     }
 
     fn user(&mut self, id: &ConversationId, user: &UserId) -> &mut User {
@@ -218,11 +218,11 @@ impl Cache {
         if !conversation.users.contains_key(user) {
             conversation.users.insert(user.clone(), User { touched: now, ..User::default() });
         }
-        conversation.users.get_mut(user).expect("it was there or has just been put there")
+        conversation.users.get_mut(user).expect("the user exists or was just inserted")
     }
 
-    /// Whether memory has this row, or knows that there is none.
-    pub(super) fn knows(&self, need: &Need) -> bool {
+    /// Returns whether this row is cached, with a value or as absent.
+    pub(super) fn contains(&self, need: &Need) -> bool {
         match need {
             Need::Head(id) => self.head(id).is_ok(),
             Need::Member(id, user) => self.member(id, user).is_ok(),
@@ -232,7 +232,7 @@ impl Cache {
         }
     }
 
-    /// Takes over what the store said; a row that is known already stays as it is, because it may be newer.
+    /// Caches a row of the store. A row that is already cached stays unchanged, because it may be newer.
     pub(super) fn load(&mut self, row: Loaded) {
         match row {
             Loaded::Head(id, row) => {
@@ -243,13 +243,13 @@ impl Cache {
             }
             Loaded::Device(id, user, device, row) => {
                 let devices = &mut self.user(&id, &user).devices;
-                if let Err(place) = devices.binary_search_by(|(it, _)| it.cmp(&device)) {
-                    devices.insert(place, (device, Slot::loaded(row)));
+                if let Err(index) = devices.binary_search_by(|(it, _)| it.cmp(&device)) {
+                    devices.insert(index, (device, Slot::loaded(row)));
                 }
             }
             Loaded::Key(hash, row) => {
-                if let Entry::Vacant(place) = self.keys.entry(hash) {
-                    place.insert(Slot::loaded(row));
+                if let Entry::Vacant(entry) = self.keys.entry(hash) {
+                    entry.insert(Slot::loaded(row));
                     self.key_ring.push_back((hash, self.now));
                 }
             }
@@ -291,10 +291,10 @@ impl Cache {
         Changed { fresh, heads, members, devices, keys }
     }
 
-    /// Visits up to `budget` conversations and as many keys; see [`super::Ledger::evict`].
+    /// Evicts unused archived rows; see [`super::Ledger::evict`].
     pub(super) fn evict(&mut self, before: u64, archived: u64, budget: usize) -> usize {
         let mut dropped = 0;
-        // A visit to a conversation looks at all its users in memory, so it is dearer than one to a key.
+        // Visiting a conversation scans all its cached users, so it costs more than visiting a key.
         for _ in 0..(budget / 64 + 1).min(self.ring.len()) {
             let Some(id) = self.ring.pop_front() else { break };
             let Some(it) = self.conversations.get_mut(&id) else { continue };
@@ -307,13 +307,13 @@ impl Cache {
         }
         for _ in 0..budget.min(self.key_ring.len()) {
             if self.key_ring.front().is_some_and(|(_, since)| *since >= before) {
-                // The ring is in the order of offsets: all that follow are younger.
+                // The ring is ordered by offset, so all further keys are newer.
                 break;
             }
             let Some((hash, since)) = self.key_ring.pop_front() else { break };
             let Some(slot) = self.keys.get(&hash) else { continue };
             if slot.changed > since {
-                // Set again since: a later entry of the ring stands for it.
+                // Set again since: a later entry of the ring represents it.
                 continue;
             }
             if slot.changed > archived {
@@ -329,13 +329,13 @@ impl Cache {
         dropped
     }
 
-    /// How many rows are in memory: (conversations, keys).
+    /// Returns the numbers of cached conversations and keys.
     pub(super) fn len(&self) -> (usize, usize) {
         (self.conversations.len(), self.keys.len())
     }
 }
 
-/// Sets a row; whether this is its first change since the last delta.
+/// Sets a row, and returns whether this is its first change since the last delta.
 fn put<T>(slot: &mut Option<Slot<T>>, value: T, changed: u64, base: u64) -> bool {
     let first = slot.as_ref().is_none_or(|slot| slot.changed <= base);
     *slot = Some(Slot { value: Some(value), changed });
@@ -344,25 +344,25 @@ fn put<T>(slot: &mut Option<Slot<T>>, value: T, changed: u64, base: u64) -> bool
 
 impl User {
     fn device(&self, device: &DeviceId) -> Option<&Slot<Device>> {
-        let place = self.devices.binary_search_by(|(it, _)| it.cmp(device)).ok()?;
-        self.devices.get(place).map(|(_, slot)| slot)
+        let index = self.devices.binary_search_by(|(it, _)| it.cmp(device)).ok()?;
+        self.devices.get(index).map(|(_, slot)| slot)
     }
 
     fn device_mut(&mut self, device: &DeviceId) -> &mut Slot<Device> {
-        let place = match self.devices.binary_search_by(|(it, _)| it.cmp(device)) {
-            Ok(place) => place,
-            Err(place) => {
-                self.devices.insert(place, (device.clone(), Slot::loaded(None)));
-                place
+        let index = match self.devices.binary_search_by(|(it, _)| it.cmp(device)) {
+            Ok(index) => index,
+            Err(index) => {
+                self.devices.insert(index, (device.clone(), Slot::loaded(None)));
+                index
             }
         };
-        &mut self.devices[place].1
+        &mut self.devices[index].1
     }
 }
 
 impl Conversation {
     fn trim_rows(&mut self, archived: u64) {
-        while self.rows.len() > ROWS_KEPT {
+        while self.rows.len() > ROW_HEADS_CACHED {
             match self.rows.first_entry() {
                 Some(first) if first.get().changed <= archived => first.remove(),
                 _ => break,

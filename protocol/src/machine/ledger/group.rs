@@ -1,4 +1,4 @@
-//! What the ledger says to membership changes, recalls and retention.
+//! Ledger rules for membership changes, recalls and retention.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,17 +17,17 @@ const fn refused(code: Code) -> Outcome {
     Outcome::Refused { code }
 }
 
-/// What a membership change is decided on.
+/// Input of a decision on a membership change.
 struct Facts<'a> {
     change: &'a MemberChange,
     head: Option<Head>,
-    /// The role of `by` in the group, if it is a member.
+    /// Role of the requesting user, `None` if that user is not a member.
     by: Option<Role>,
     users: Vec<(&'a UserId, Option<Member>)>,
     seq: u64,
 }
 
-/// What it does: the users whose rows change, and the head.
+/// Effect of a membership change: the new rows of users, and the new head.
 struct Change {
     members: Vec<(UserId, Member)>,
     head: Head,
@@ -40,8 +40,8 @@ pub(super) fn member(
     change: &MemberChange,
 ) -> Result<Outcome, Stop> {
     let (id, hash, body_hash) = (&change.conversation, request_key(change), change.body_hash());
-    let known = ledger.cache.key(&hash)?.copied();
-    if let Some(key) = known.filter(|key| key.offset >= ledger.rules.keys_from) {
+    let key = ledger.cache.key(&hash)?.copied();
+    if let Some(key) = key.filter(|key| key.offset >= ledger.rules.keys_from) {
         return Ok(if key.body_hash == body_hash {
             Outcome::Duplicate { seq: key.seq, time: key.time }
         } else {
@@ -72,7 +72,7 @@ pub(super) fn member(
     Ok(append(ledger, offset, time, decided.head, Body::Member(change.clone()), id))
 }
 
-/// Gives the next seq to a row that is not a message.
+/// Appends a row that is not a message, with the next seq.
 fn append(
     ledger: &mut Ledger,
     offset: u64,
@@ -128,7 +128,7 @@ impl Facts<'_> {
     fn create(self) -> Result<Change, Code> {
         let settings = merged(&BTreeMap::new(), &self.change.settings)?;
         let role = match self.change.by {
-            // Who asks may not hand out more than membership in the same breath.
+            // A user may create a group only with plain members.
             Some(_) => Role::Member,
             None => self.change.role.unwrap_or(Role::Member),
         };
@@ -146,13 +146,13 @@ impl Facts<'_> {
         if self.by.is_some_and(|by| role > by) {
             return Err(Code::Forbidden);
         }
-        // What the setting is now counts for as long as the user is in.
+        // The setting at the join applies for the whole membership.
         let first = match GroupSettings::of(&head.settings).history {
             History::Join => self.seq,
             History::All => 1,
         };
-        let newcomers = self.users.iter().filter(|(_, row)| row.is_none_or(|row| !row.is_in()));
-        Ok(newcomers
+        let new_members = self.users.iter().filter(|(_, row)| row.is_none_or(|row| !row.is_in()));
+        Ok(new_members
             .map(|(user, row)| {
                 let new = Member::new(role, first, head.messages);
                 let again =
@@ -162,7 +162,7 @@ impl Facts<'_> {
             .collect())
     }
 
-    /// The users who are in, with their rows; nobody is an error.
+    /// Returns the named users who are members, with their rows; an error if there are none.
     fn present(&self) -> Result<Vec<(UserId, Member)>, Code> {
         let present: Vec<_> = self
             .users
@@ -176,15 +176,15 @@ impl Facts<'_> {
         if self.change.by.as_ref().is_some_and(|by| self.change.users.iter().any(|user| user != by)) {
             return Err(Code::Forbidden);
         }
-        self.gone(messages)
+        self.remove(messages)
     }
 
     fn kick(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
-        self.only_below()?;
-        self.gone(messages)
+        self.check_rank()?;
+        self.remove(messages)
     }
 
-    fn gone(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
+    fn remove(&self, messages: u64) -> Result<Vec<(UserId, Member)>, Code> {
         let mut members = self.present()?;
         members.iter_mut().for_each(|(_, row)| (row.left_seq, row.left_messages) = (self.seq, messages));
         Ok(members)
@@ -192,7 +192,7 @@ impl Facts<'_> {
 
     fn role(&self) -> Result<Vec<(UserId, Member)>, Code> {
         let role = self.change.role.unwrap_or(Role::Member);
-        self.only_below()?;
+        self.check_rank()?;
         if self.by.is_some_and(|by| role > by) {
             return Err(Code::Forbidden);
         }
@@ -202,9 +202,9 @@ impl Facts<'_> {
     }
 
     fn mute(&self, muted: bool) -> Result<Vec<(UserId, Member)>, Code> {
-        self.only_below()?;
+        self.check_rank()?;
         let mut members = self.present()?;
-        // A mute that one could lift oneself would be none.
+        // A muted admin must not be able to lift the mute.
         if !muted && members.iter().any(|(user, row)| row.muted && Some(user) == self.change.by.as_ref()) {
             return Err(Code::Forbidden);
         }
@@ -212,8 +212,8 @@ impl Facts<'_> {
         Ok(members)
     }
 
-    /// A member may act on those below it, and on itself; owners on everybody, and so the admin API.
-    fn only_below(&self) -> Result<(), Code> {
+    /// Checks that the requester may act on the users: on lower roles and on itself; owners and the admin API on all.
+    fn check_rank(&self) -> Result<(), Code> {
         let Some(by) = self.by.filter(|by| *by < Role::Owner) else { return Ok(()) };
         let above = |user: &UserId, row: &Member| row.role >= by && Some(user) != self.change.by.as_ref();
         let blocked = self.present()?.iter().any(|(user, row)| above(user, row));
@@ -237,12 +237,12 @@ fn merged(
     if settings.len() > SETTINGS_MAX { Err(Code::ContentTooLarge) } else { Ok(settings.into()) }
 }
 
-/// Duplicate first (a message is recalled once), then the rights: the sender's own, or an admin's.
-pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, it: &Recall) -> Result<Outcome, Stop> {
-    let id = &it.conversation;
+/// Applies a recall: checks for a duplicate first (a message is recalled once), then the rights (sender or admin).
+pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recall) -> Result<Outcome, Stop> {
+    let id = &recall.conversation;
     let head = ledger.cache.head(id)?.cloned();
-    let row = ledger.cache.row(id, it.seq)?.cloned();
-    let by = match &it.by {
+    let row = ledger.cache.row(id, recall.seq)?.cloned();
+    let by = match &recall.by {
         Some(by) => Some((by, ledger.cache.member(id, by)?.copied().filter(Member::is_in))),
         None => None,
     };
@@ -253,7 +253,7 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, it: &Recall) -
     if let Some((_, None)) = by {
         return Ok(refused(Code::NotAMember));
     }
-    let sender = row.and_then(|row| row.sender).filter(|_| it.seq > head.pruned_to);
+    let sender = row.and_then(|row| row.sender).filter(|_| recall.seq > head.pruned_to);
     let Some(sender) = sender else { return Ok(refused(Code::NotFound)) };
     let group = matches!(id.kind(), ConversationKind::Group(_));
     let allowed =
@@ -262,19 +262,19 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, it: &Recall) -
         return Ok(refused(Code::Forbidden));
     }
     let by = (head.last_seq + 1, time);
-    ledger.cache.set_row(id, it.seq, RowHead { sender: Some(sender), recalled: Some(by) });
-    ledger.cache.fresh.recalled.push(Recalled { conversation: id.clone(), seq: it.seq, by });
-    Ok(append(ledger, offset, time, head, Body::Recall(it.clone()), id))
+    ledger.cache.set_row(id, recall.seq, RowHead { sender: Some(sender), recalled: Some(by) });
+    ledger.cache.fresh.recalled.push(Recalled { conversation: id.clone(), seq: recall.seq, by });
+    Ok(append(ledger, offset, time, head, Body::Recall(recall.clone()), id))
 }
 
-/// Retention is no event of the conversation: no seq, no row. What it took is answered as expired by its seq.
-pub(super) fn prune(ledger: &mut Ledger, it: &Prune) -> Result<Outcome, Stop> {
-    let Some(head) = ledger.cache.head(&it.conversation)? else { return Ok(refused(Code::NotFound)) };
-    let up_to = it.up_to.min(head.last_seq);
+/// Applies a prune. It is no event of the conversation and has no seq or row; readers get removed seqs as expired.
+pub(super) fn prune(ledger: &mut Ledger, prune: &Prune) -> Result<Outcome, Stop> {
+    let Some(head) = ledger.cache.head(&prune.conversation)? else { return Ok(refused(Code::NotFound)) };
+    let up_to = prune.up_to.min(head.last_seq);
     if up_to > head.pruned_to {
         let head = Head { pruned_to: up_to, ..head.clone() };
-        ledger.cache.set_head(&it.conversation, head);
-        ledger.cache.fresh.pruned.push((it.conversation.clone(), up_to));
+        ledger.cache.set_head(&prune.conversation, head);
+        ledger.cache.fresh.pruned.push((prune.conversation.clone(), up_to));
     }
     Ok(Outcome::Noted)
 }

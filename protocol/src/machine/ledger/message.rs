@@ -1,4 +1,4 @@
-//! What the ledger says to a message: duplicate / conflict, epoch, chain, membership, in this order.
+//! Ledger rules for messages; checks duplicate or conflict, epoch, chain and membership, in this order.
 
 use super::{
     Ledger,
@@ -12,7 +12,7 @@ use crate::{
     settings::{GroupSettings, Post},
 };
 
-/// All that the decision about a message depends on.
+/// Input of a decision on a message.
 struct Facts<'a> {
     message: &'a Message,
     offset: u64,
@@ -21,9 +21,9 @@ struct Facts<'a> {
     key: Option<Key>,
     device: Option<Device>,
     member: Option<Member>,
-    /// Whether the conversation is there and goes on; a direct one always is.
+    /// Whether the conversation exists and is not deleted.
     open: bool,
-    /// Whether only admins may talk there.
+    /// Whether only admins may post.
     admins_only: bool,
     mutation: Option<Mutation>,
 }
@@ -69,10 +69,10 @@ pub(super) fn apply(
     Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
 }
 
-/// The order matters: whatever comes after the first check may have changed since the first attempt.
+/// Checks of a message. The order matters: the inputs of all but the first may have changed since the first attempt.
 const CHECKS: [Check; 4] = [duplicate, epoch, chain, membership];
 
-/// First, so that a retry gets the same answer whatever happened to sender and conversation since (flaws S21, S22).
+/// Recognises a retry. Checked first, so that a retry gets the same outcome whatever changed since (flaws S21, S22).
 fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
     let key = facts.key.filter(|key| facts.compares_with(key))?;
     let early: Option<Check> = match facts.mutation {
@@ -105,9 +105,9 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
-    // The common case, without a look at the key: the two of a direct conversation have rows and never leave.
+    // The common case, without parsing the conversation key. Users of a direct conversation have rows and never leave.
     if let Some(member) = facts.member.filter(|member| facts.open && member.is_in()) {
-        return facts.silence(&member).map(|code| Outcome::Refused { code });
+        return facts.posting_refusal(&member).map(|code| Outcome::Refused { code });
     }
     let code = match facts.message.conversation.kind() {
         ConversationKind::Direct(a, b) => {
@@ -121,8 +121,8 @@ fn membership(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 impl Facts<'_> {
-    /// Why a member may not talk, if so. The two of a direct conversation always may.
-    fn silence(&self, member: &Member) -> Option<Code> {
+    /// Returns why a member may not post, `None` if allowed. The users of a direct conversation always may.
+    fn posting_refusal(&self, member: &Member) -> Option<Code> {
         let barred = self.admins_only && member.role < Role::Admin;
         if member.muted { Some(Code::Muted) } else { barred.then_some(Code::Forbidden) }
     }
@@ -131,7 +131,9 @@ impl Facts<'_> {
         self.mutation == Some(mutation)
     }
 
-    /// Which keys an attempt is compared with: a retry with all that the rules keep, a first attempt with the last W.
+    /// Returns whether the attempt is compared with this key.
+    ///
+    /// A retry is compared with all remembered keys, a first attempt only with those of the dedup window.
     fn compares_with(&self, key: &Key) -> bool {
         let window = self.rules.dedup_window;
         let near = if self.breaks(Mutation::WindowByTime) {
@@ -148,50 +150,53 @@ impl Facts<'_> {
         self.device.map(|device| device.epoch).filter(|epoch| *epoch > self.message.order.epoch)
     }
 
-    /// The device's row as its epoch begins, or goes on.
-    fn stand(&self) -> Device {
+    /// Returns the device's row; one at chain number 0 if the record begins a new epoch.
+    fn current_device(&self) -> Device {
         let epoch = self.message.order.epoch;
         self.device.filter(|device| device.epoch >= epoch).unwrap_or(Device { epoch, next_n: 0 })
     }
 
     fn is_next(&self) -> bool {
-        let stand = self.stand();
-        stand.epoch == self.message.order.epoch && stand.next_n == self.message.order.n
+        let current = self.current_device();
+        current.epoch == self.message.order.epoch && current.next_n == self.message.order.n
     }
 
-    /// The refusal to remember: one for good, by what its sender may do there today. What follows a chained message in its chain
-    /// goes on, so it may never come in behind that, whatever it is told when its answer was lost; and behind any message there may be
-    /// copies of it in the log that were sent again before its answer came, which a join in between would let in after its sender
-    /// was told no. A conflict has a key already; what the chain or the epoch refuses is for now, and has nothing behind it.
+    /// Returns the code of a refusal to remember: a permanent one, by the sender's present rights.
+    ///
+    /// The chain continues after a refused chained message, so that message must never be accepted later. After any
+    /// message, the log may contain copies that were resent before the answer arrived; a join in between would accept
+    /// them although the sender got a refusal. A conflict already has a key. Refusals by chain or epoch are temporary.
     fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
         match refusal {
             Some(Outcome::Refused {
                 code: code @ (Code::NotAMember | Code::NotFound | Code::Muted | Code::Forbidden),
-            }) => (self.message.order.chained || self.keeps_loose()).then_some(*code),
+            }) => (self.message.order.chained || self.remembers_unchained()).then_some(*code),
             _ => None,
         }
     }
 
-    /// Whether a message without a chain stays refused: since version 3.
-    fn keeps_loose(&self) -> bool {
-        self.rules.ledger_version >= 3 && !self.breaks(Mutation::LooseJudgedAnew)
+    /// Returns whether refusals of unchained messages are remembered, as they are since version 3.
+    fn remembers_unchained(&self) -> bool {
+        self.rules.ledger_version >= 3 && !self.breaks(Mutation::UnchainedRefusalForgotten)
     }
 
-    /// The device's row after this record. Whatever the answer, a chained record that is the next one of its chain
-    /// takes its number (a refusal that stands must not break what follows), and a newer epoch shuts older ones out.
-    /// But a refusal that takes no number makes no row: else anybody could fill the store with what never was.
+    /// Returns the device's row after this record, `None` if the record must not change it.
+    ///
+    /// A chained record that is the next of its chain takes its number whatever the outcome, because a lasting refusal
+    /// must not break its successors; and a newer epoch excludes older ones. A refusal that takes no number creates no
+    /// row; otherwise anyone could fill the store with rows of refused messages.
     fn device_after(&self, refusal: Option<&Outcome>) -> Option<Device> {
         if self.newer_epoch().is_some() {
             return None;
         }
-        let stand = self.stand();
+        let current = self.current_device();
         let refused = matches!(refusal, Some(Outcome::Refused { .. } | Outcome::RefusedBefore { .. }));
         let keeps = refused && self.breaks(Mutation::RefusedKeepsNumber);
         let takes = self.message.order.chained && self.is_next() && !keeps;
         if refused && !takes && self.device.is_none() {
             return None;
         }
-        Some(Device { next_n: stand.next_n.saturating_add(u64::from(takes)), ..stand })
+        Some(Device { next_n: current.next_n.saturating_add(u64::from(takes)), ..current })
     }
 }
 
@@ -214,14 +219,14 @@ fn accept(
     head.messages += 1;
     let (seq, ordinal) = (head.last_seq, head.messages);
     if begins {
-        // Only a direct conversation begins with a message; both its users are in from the start.
+        // Only a direct conversation begins with a message; both users are members from the start.
         if let ConversationKind::Direct(a, b) = id.kind() {
             for user in [a, b].into_iter().filter_map(|user| UserId::new(user).ok()) {
-                ledger.cache.set_member(id, &user, DIRECT);
+                ledger.cache.set_member(id, &user, DIRECT_MEMBER);
             }
         }
     }
-    let mut member = member.unwrap_or(DIRECT);
+    let mut member = member.unwrap_or(DIRECT_MEMBER);
     member.sent += 1;
     ledger.cache.set_member(id, &message.sender, member);
     ledger.cache.set_head(id, head);
@@ -233,4 +238,5 @@ fn accept(
     Outcome::Accepted { seq, ordinal, time }
 }
 
-const DIRECT: Member = Member::new(Role::Member, 1, 0);
+/// First row of a user in a direct conversation.
+const DIRECT_MEMBER: Member = Member::new(Role::Member, 1, 0);

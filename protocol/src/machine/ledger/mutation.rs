@@ -1,26 +1,26 @@
-//! Planted faults: each breaks one rule of the ledger, and the simulation has to notice.
+//! Planted faults: each breaks one rule of the ledger, and the simulation must catch it.
 
-/// A rule to break. Takes effect only when the `mutants` feature is on, which only our own tests do.
+/// Fault in a rule of the ledger. Takes effect only with the `mutants` feature, which only our own tests enable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// Records of replaced conns count.
+    /// Records of replaced connections are accepted.
     NoEpochCheck,
-    /// A hole in the chain goes unnoticed.
+    /// A hole in the chain is not detected.
     NoChainCheck,
-    /// A retry is measured by its place in the chain before it is recognised.
+    /// The chain is checked before a retry is recognised.
     ChainBeforeDuplicate,
-    /// A retry is measured by today's membership before it is recognised.
+    /// The current membership is checked before a retry is recognised.
     MembershipBeforeDuplicate,
-    /// A refused record leaves its number to the next one.
+    /// A refused record does not take its chain number.
     RefusedKeepsNumber,
-    /// A retry is looked for among the last positions only, like a first attempt.
+    /// A retry is compared only with the last positions, like a first attempt.
     AttemptIgnored,
-    /// The last W milliseconds instead of the last W positions.
+    /// The dedup window counts milliseconds instead of positions.
     WindowByTime,
-    /// A key from the future, by the node's clock, does not count.
+    /// A key with a time after the node's clock is ignored.
     ClockDecides,
-    /// A `Rules` record sets the window back that it does not name.
+    /// A `Rules` record without a dedup window resets the window.
     RulesReplaced,
-    /// A message without a chain that was refused for good is judged anew.
-    LooseJudgedAnew,
+    /// The permanent refusal of an unchained message is not remembered.
+    UnchainedRefusalForgotten,
 }

@@ -1,4 +1,4 @@
-//! The rows that make up the ledger's state, as the store keeps them, and what one archive transaction writes.
+//! Rows of the ledger's state, as the store keeps them, and the delta that one archive transaction writes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,63 +10,63 @@ use crate::{
     record::{Body, Hash16, MemberChange, Message, Position, Role, Rules, truncated},
 };
 
-/// Where a conversation stands.
+/// Head of a conversation: its last seq, counts and settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// The last seq handed out.
+    /// Last assigned seq.
     pub last_seq: u64,
-    /// How many of the seqs are messages: the ordinal of the last message.
+    /// Number of seqs that are messages, which is the ordinal of the last message.
     pub messages: u64,
-    /// Retention took everything up to and including this seq; 0 = nothing.
+    /// Last seq that retention removed; 0: none.
     pub pruned_to: u64,
-    /// The seq at which the group ended; 0 = it lives.
+    /// Seq at which the group was deleted; 0: it exists.
     pub deleted_seq: u64,
-    /// The group's settings.
+    /// Settings of the group.
     pub settings: Arc<BTreeMap<String, String>>,
 }
 
-/// A user in a conversation, or who was in it.
+/// Present or former member of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// What the user may do.
+    /// Role of the user.
     pub role: Role,
-    /// The first seq that the user (last) came in to: of the change itself, 1 in a direct conversation and where the
-    /// group's settings gave the newcomer everything that was said before.
+    /// First seq of the current (or last) stay: that of the join; 1 in a direct conversation, and where the group's
+    /// settings gave the new member all earlier history.
     pub joined_seq: u64,
-    /// The seq at which the user went; 0 = is in.
+    /// Seq at which the user left; 0: is a member.
     pub left_seq: u64,
-    /// How many of the conversation's messages are the user's own.
+    /// Number of the conversation's messages that the user sent.
     pub sent: u64,
-    /// How many messages the conversation had when the user (last) came in: those the user has no part in.
+    /// Number of messages before the current (or last) join; they never count as unread.
     pub joined_messages: u64,
-    /// How many it had when the user went; 0 = is in.
+    /// Number of messages when the user left; 0: is a member.
     pub left_messages: u64,
-    /// How many times the user was in before and went: the count of [`Stay`]s.
+    /// Number of earlier [`Stay`]s.
     pub stays: u32,
-    /// Whether the user may not talk. Ends with the membership: who comes back may.
+    /// Whether the user is muted. Ends with the membership: a user who joins again is not muted.
     pub muted: bool,
 }
 
-/// A time that a user was in a conversation, and over: what the member's row forgets when the user comes back.
+/// Ended membership of a user; the member's row no longer has it once the user has joined again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stay {
-    /// As [`Member::joined_seq`] was; those of several stays may be the same.
+    /// First seq, from [`Member::joined_seq`]; several stays may have the same one.
     pub joined_seq: u64,
-    /// The seq of the change that took the user out.
+    /// Seq of the change that ended the membership.
     pub left_seq: u64,
-    /// How many messages the conversation had when the user came in.
+    /// Number of messages when the user joined.
     pub joined_messages: u64,
-    /// How many it had at `left_seq`.
+    /// Number of messages at `left_seq`.
     pub left_messages: u64,
 }
 
 impl Member {
-    /// Whether the user is in the conversation now.
+    /// Returns whether the user is a member now.
     pub const fn is_in(&self) -> bool {
         self.left_seq == 0
     }
 
-    /// The row of a user who comes in now for the first time.
+    /// Creates the row of a user who joins for the first time.
     pub(super) const fn new(role: Role, joined_seq: u64, joined_messages: u64) -> Self {
         Self {
             role,
@@ -80,7 +80,7 @@ impl Member {
         }
     }
 
-    /// The time that is over, if the user has left.
+    /// Returns the ended stay, `None` while the user is a member.
     pub(super) fn stay(&self) -> Option<Stay> {
         (!self.is_in()).then_some(Stay {
             joined_seq: self.joined_seq,
@@ -91,98 +91,98 @@ impl Member {
     }
 }
 
-/// Where a device stands in its own order, in one conversation.
+/// Order state of a device in one conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The newest conn epoch seen.
+    /// Newest connection epoch in the log.
     pub epoch: u64,
-    /// The next number of the chain in that epoch.
+    /// Next number of the chain in that epoch.
     pub next_n: u64,
 }
 
-/// What is remembered of an id that was decided: accepted, or refused for good as part of a chain.
+/// Dedup key of a decided id: accepted, or refused permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The seq it got; 0 when it was refused.
+    /// Assigned seq; 0 if the id was refused.
     pub seq: u64,
-    /// The receive time of the record that decided; the one it was acked with.
+    /// Receive time of the deciding record, which is the time of the ack.
     pub time: u64,
-    /// The hash of the content.
+    /// Hash of the content.
     pub body_hash: Hash16,
-    /// The offset of the record that decided.
+    /// Offset of the deciding record.
     pub offset: u64,
-    /// Why it was refused; none when it was accepted.
+    /// Code of the refusal, `None` if the id was accepted.
     pub refused: Option<Code>,
 }
 
-/// What the ledger must know of a row of history, for recalls.
+/// Part of a history row that the ledger needs for recalls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowHead {
-    /// Who sent it; none when the row is not a message.
+    /// Sender of the message, `None` if the row is not a message.
     pub sender: Option<UserId>,
-    /// The seq and receive time of its recall.
+    /// Seq and receive time of its recall.
     pub recalled: Option<(u64, u64)>,
 }
 
-/// An accepted record in the history of its conversation.
+/// Accepted record in the history of its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Its seq.
+    /// Seq in the conversation.
     pub seq: u64,
-    /// How many messages the conversation has up to and including this row.
+    /// Number of messages in the conversation up to and including this row.
     pub ordinal: u64,
-    /// How many messages the sender has in it up to and including this row; 0 when this is no message.
+    /// Number of the sender's messages up to and including this row; 0 if the row is not a message.
     pub own: u64,
-    /// The broker's receive time.
+    /// Receive time of the broker.
     pub time: u64,
-    /// The offset of the record in the log.
+    /// Offset of the record in the log.
     pub offset: u64,
-    /// The message, change or recall.
+    /// Message, change or recall.
     pub body: Body,
 }
 
-/// A message that was recalled: its content goes, its row stays.
+/// Recalled message, which loses its content but keeps its row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recalled {
-    /// Where.
+    /// Conversation of the message.
     pub conversation: ConversationId,
-    /// The message that goes.
+    /// Seq of the message.
     pub seq: u64,
-    /// The seq and receive time of the recall.
+    /// Seq and receive time of the recall.
     pub by: (u64, u64),
 }
 
-/// What the archive writes in one transaction, `WHERE fence = mine AND position = from`.
+/// Changes that the archive writes in one transaction, `WHERE fence = mine AND position = from`.
 ///
-/// Rows are complete new values (upserts); `rows` are always new, so a (conversation, seq) that is there already
-/// means that the log or the store is not what it was: stop the partition, loudly. Apply `rows` before `recalled`.
+/// Rows are complete new values (upserts). `rows` are always new: if a (conversation, seq) already exists, the log or
+/// the store has been replaced, and the partition must stop with an error. Apply `rows` before `recalled`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delta {
-    /// The position that the store must be at.
+    /// Required position of the store before the transaction.
     pub from: Position,
-    /// The position that it is at afterwards.
+    /// Position of the store after the transaction.
     pub to: Position,
-    /// The rules in force at `to`. Keys below `rules.keys_from` may be dropped from the store, at any time.
+    /// Rules in force at `to`. Keys below `rules.keys_from` may be dropped from the store at any time.
     pub rules: Rules,
-    /// New history, in log order.
+    /// New history rows, in log order.
     pub rows: Vec<Row>,
     /// Messages that lose their content.
     pub recalled: Vec<Recalled>,
-    /// Conversations and the seq up to which their history is gone.
+    /// Pruned conversations, with the last removed seq.
     pub pruned: Vec<(ConversationId, u64)>,
-    /// Heads that changed.
+    /// Changed heads.
     pub heads: Vec<(ConversationId, Head)>,
-    /// Members that changed.
+    /// Changed members.
     pub members: Vec<(ConversationId, UserId, Member)>,
-    /// Stays of users who came back: new ones, to be kept beside the member's row for ever.
+    /// Ended stays of users who joined again; the store keeps them permanently, in addition to the member's row.
     pub stays: Vec<(ConversationId, UserId, Stay)>,
-    /// Devices that changed.
+    /// Changed devices.
     pub devices: Vec<(ConversationId, UserId, DeviceId, Device)>,
-    /// Ids that were decided. One key per id: the newest decision replaces an older one.
+    /// Keys of decided ids. There is one key per id: the newest decision replaces an older one.
     pub keys: Vec<(Hash16, Key)>,
 }
 
-/// The name of a row that memory does not have.
+/// Name of a row that is not cached.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
     /// A [`Head`].
@@ -197,102 +197,107 @@ pub enum Need {
     Row(ConversationId, u64),
 }
 
-/// What the store said about a [`Need`]; `None` = not there, which is worth knowing too.
+/// Row that the store returned for a [`Need`]; `None` if there is no such row, which is cached too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loaded {
-    /// For [`Need::Head`].
+    /// Row for [`Need::Head`].
     Head(ConversationId, Option<Head>),
-    /// For [`Need::Member`].
+    /// Row for [`Need::Member`].
     Member(ConversationId, UserId, Option<Member>),
-    /// For [`Need::Device`].
+    /// Row for [`Need::Device`].
     Device(ConversationId, UserId, DeviceId, Option<Device>),
-    /// For [`Need::Key`].
+    /// Row for [`Need::Key`].
     Key(Hash16, Option<Key>),
-    /// For [`Need::Row`].
+    /// Row for [`Need::Row`].
     Row(ConversationId, u64, Option<RowHead>),
 }
 
-/// The ledger's answer to a record.
+/// Outcome of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is in the history now.
+    /// The record was added to the history.
     Accepted {
-        /// Its seq.
+        /// Assigned seq.
         seq: u64,
-        /// Its ordinal among the messages (of the last message before it, when it is none itself).
+        /// Ordinal among the messages; of the last message before it, if the record is not a message.
         ordinal: u64,
-        /// The time to tell: that of the record.
+        /// Receive time of the record, which the ack reports.
         time: u64,
     },
-    /// It was accepted before: the same ack again.
+    /// The record was accepted before and gets the same ack again.
     Duplicate {
-        /// The seq it got then.
+        /// Seq that was assigned then.
         seq: u64,
-        /// The time it was acked with then.
+        /// Time of the first ack.
         time: u64,
     },
-    /// It is not accepted.
+    /// The record is refused.
     Refused {
-        /// Why.
+        /// Code of the refusal.
         code: Code,
     },
-    /// It was refused for good before: the same refusal again, whatever is allowed by now. Its content needs a new id.
+    /// The id was refused permanently before and gets the same refusal, whatever is allowed now.
+    ///
+    /// The content needs a new id.
     RefusedBefore {
-        /// Why then.
+        /// Code of the first refusal.
         code: Code,
     },
-    /// It comes from a conn that a newer one of the same device has replaced. Never told to the client: the origin
-    /// takes an epoch above `newest` and appends once more, if it still has the client.
+    /// The record comes from a connection that a newer one of the same device has replaced.
+    ///
+    /// The client never gets this: the origin takes an epoch above `newest` and appends once more, if the client is
+    /// still connected.
     Void {
-        /// The newest epoch seen of the device in this conversation.
+        /// Newest epoch of the device in this conversation.
         newest: u64,
     },
-    /// It changed something that has no seq (`Prune`, `Rules`).
+    /// The record changed something that has no seq (`Prune`, `Rules`).
     Noted,
 }
 
-/// Why the ledger does not go on. Nothing has changed; the record was not applied and gets no answer.
+/// Reason why the ledger stops. Nothing has changed; the record was not applied and gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
-    /// Memory can't decide it: load what `needs` names, then apply again.
+    /// Rows are not cached: load the rows of [`Ledger::needs`](super::Ledger::needs), then apply again.
     #[error("rows must be loaded first")]
     Missing,
     /// The offset is not above the last one.
     #[error("offset {got} is below the next one, {next}")]
     OutOfOrder {
-        /// The lowest offset that can come.
+        /// Lowest valid offset.
         next: u64,
-        /// The one that came.
+        /// Offset of the record.
         got: u64,
     },
-    /// Rules of a ledger that this node does not know: give the partition up.
+    /// The rules have a version that this node does not implement: release the partition.
     #[error(
-        "RULES_UNKNOWN: it is under version {0} of the ledger's rules, which this tidegate does not know; run the version \
-         that the other nodes run"
+        "RULES_UNKNOWN: the partition has version {0} of the ledger's rules, unknown to this tidegate; run the \
+         version that the other nodes run"
     )]
     UnknownRules(u32),
-    /// The store is at a position that this owner did not put it at: it is not the owner any more (or the store was
-    /// rolled back). Stop and answer nothing.
-    #[error("the store is at a position of somebody else")]
+    /// The store is at a position that this owner did not write: it lost the partition, or the store was rolled back.
+    /// Stop and answer nothing.
+    #[error("store is at a position that this owner did not write")]
     NotMine,
 }
 
-/// The key of a message: 16 bytes of SHA-256 over (conversation, sender, device, msg_id).
+/// Returns the key of a message: 16 bytes of SHA-256 over (conversation, sender, device, msg_id).
 ///
-/// Among 10^12 keys two collide with probability 10^-15, and to make two on purpose takes 2^64 hashes. Even then
-/// nothing is lost silently: the contents differ, so the second one is refused as a conflict, by every owner alike.
-pub fn message_key(it: &Message) -> Hash16 {
-    hash(b"m", [it.conversation.as_str(), it.sender.as_str(), it.device.as_str(), it.msg_id.as_str()])
+/// Among 10^12 keys, two collide with probability 10^-15; constructing a collision takes 2^64 hashes. Even then nothing
+/// is lost silently: the contents differ, so every owner refuses the second message as a conflict.
+pub fn message_key(message: &Message) -> Hash16 {
+    let (sender, device) = (message.sender.as_str(), message.device.as_str());
+    hash(b"m", [message.conversation.as_str(), sender, device, message.msg_id.as_str()])
 }
 
-/// The key of a membership request: like [`message_key`], over (conversation, by, request_id).
-pub fn request_key(it: &MemberChange) -> Hash16 {
-    let by = it.by.as_ref().map_or("", UserId::as_str);
-    hash(b"q", [it.conversation.as_str(), by, it.request_id.as_str(), ""])
+/// Returns the key of a membership request: like [`message_key`], over (conversation, by, request_id).
+pub fn request_key(change: &MemberChange) -> Hash16 {
+    let by = change.by.as_ref().map_or("", UserId::as_str);
+    hash(b"q", [change.conversation.as_str(), by, change.request_id.as_str(), ""])
 }
 
 fn hash(domain: &[u8], parts: [&str; 4]) -> Hash16 {
-    // Ids and conversation keys are free of spaces, so the parts can't run into each other.
+    // Ids and conversation keys contain no spaces, so the parts are unambiguous.
     let mut hasher = Sha256::new_with_prefix(domain);
     for part in parts {
         hasher.update(part);

@@ -1,16 +1,16 @@
-//! What the broker says back: submissions decided, overdue or refused.
+//! Answers of the broker to submissions: outcomes, refusals and timeouts.
 
 use super::{Action, Answer, Limits, Session, State};
 use crate::{
     Code, Time,
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as ServerBody},
 };
 
 impl Session {
-    /// The driver could not submit what it was just given: nothing reached the log.
+    /// Handles the refusal of a submission before it reached the log.
     ///
-    /// Temporary: a chained message is expected again and its successors stay held. Permanent: that is its answer, and
-    /// the chain goes on. Either way its n is not used up.
+    /// After a temporary refusal a chained message is expected again, and its successors stay held. A permanent refusal
+    /// is its answer, and the chain continues. Either way its n is not used up.
     pub fn submit_refused(
         &mut self,
         ticket: u64,
@@ -20,32 +20,32 @@ impl Session {
         now: Time,
         out: &mut Vec<Action>,
     ) {
-        let youngest = self.flights.is_youngest(ticket);
+        let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
         let id = flight.id;
         if flight.next_id.is_some()
             && let Some(ordered) = self.ordered.as_mut()
         {
-            if !youngest {
-                // Its successors have numbers that the ledger would never reach.
+            if !newest {
+                // The numbers of its successors would never be next for the ledger.
                 return self.close(Code::Resync, "", out);
             }
             ordered.uncount(&flight.conversation);
             if code.temporary() {
-                // A skip in between would be undone by this, so it has to come before the next timeout.
+                // A refusal after the next timeout could come after a skip, which can't be retracted.
                 if !ordered.chain.retract(&flight.msg_id, now) {
                     return self.close(Code::Resync, "", out);
                 }
                 flight.next_id = None;
             }
         }
-        self.settle(out);
+        self.release_answered(out);
         self.refuse(id, code, message, limits, out);
-        self.close_if_left(out);
-        self.note_reading(limits, now);
+        self.close_if_done(out);
+        self.update_reading(limits, now);
     }
 
-    /// What became of a submission. An answer that comes after its submission was told *unknown* is dropped.
+    /// Handles the answer to a submission. An answer after the client has got *unknown* is dropped.
     pub fn answered(
         &mut self,
         ticket: u64,
@@ -64,73 +64,73 @@ impl Session {
         let Some(flight) = self.flights.answer(ticket) else { return };
         let id = flight.id;
         if flight.next_id.is_some() && is_order_broken(&answer) {
-            // No number of this epoch is taken in that conversation any more; and this id is not done.
+            // The ledger accepts no later number of this epoch in that conversation, and this id is not done.
             self.refuse(id, Code::OrderBroken, "", limits, out);
             return self.close(Code::Resync, "", out);
         }
         flight.unknown = matches!(answer, Answer::Unknown);
-        let again = (stuck && !is_for_now(&answer)).then(|| flight.msg_id.clone());
+        let resolved = (stuck && !is_temporary(&answer)).then(|| flight.msg_id.clone());
         let mut ack = pb::SendAck {
             conversation: flight.conversation.to_string(),
             msg_id: flight.msg_id.to_string(),
             ..pb::SendAck::default()
         };
-        // Before the ack: a client that has it must not find an older chain at its next login.
-        self.settle(out);
-        if let (Some(id), Some(ordered)) = (again, &mut self.ordered) {
-            ordered.known(&id, out);
+        // Save before the ack: a client that has the ack must not find an older chain at its next login.
+        self.release_answered(out);
+        if let (Some(id), Some(ordered)) = (resolved, &mut self.ordered) {
+            ordered.resolve_unknown(&id, out);
         }
         match answer {
             Answer::Accepted { seq, time } => {
                 self.errors = 0;
                 (ack.seq, ack.time) = (seq, time);
-                self.say(id, Said::SendAck(ack), out);
+                self.push_frame(id, ServerBody::SendAck(ack), out);
             }
             Answer::Duplicate { seq, time } => {
                 self.errors = 0;
                 (ack.seq, ack.time, ack.duplicate) = (seq, time, true);
-                self.say(id, Said::SendAck(ack), out);
+                self.push_frame(id, ServerBody::SendAck(ack), out);
             }
             Answer::Refused { code, message } => self.refuse(id, code, &message, limits, out),
             Answer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
             Answer::AppendFailed => {}
         }
         if self.ordered.as_ref().is_some_and(|it| it.is_stale()) && matches!(self.state, State::Live) {
-            self.close(Code::Resync, "an unknown message was not sent again", out);
+            self.close(Code::Resync, "a message with an unknown outcome was not resent", out);
         }
-        self.close_if_left(out);
-        self.note_reading(limits, now);
+        self.close_if_done(out);
+        self.update_reading(limits, now);
     }
 
-    /// Tells *unknown* for what had no answer in time.
-    pub(super) fn give_up_overdue(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+    /// Replies *unknown* for each submission whose answer is overdue.
+    pub(super) fn expire_overdue(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) {
         while self.flights.oldest().is_some_and(|sent| sent + limits.reply_deadline <= now) {
             self.answered(self.flights.oldest_ticket(), Answer::Unknown, limits, now, out);
         }
     }
 
-    pub(super) fn close_if_left(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn close_if_done(&mut self, out: &mut Vec<Action>) {
         if let State::Leaving { code, reason } = &mut self.state
             && self.flights.is_empty()
-            && !self.appending
+            && !self.append_open
         {
             let (code, reason) = (*code, std::mem::take(reason));
             self.close(code, reason, out);
         }
     }
 
-    /// Lets go of the flights that have their answers, as have all before them.
-    fn settle(&mut self, out: &mut Vec<Action>) {
+    /// Removes answered flights from the front of the queue.
+    fn release_answered(&mut self, out: &mut Vec<Action>) {
         while let Some(flight) = self.flights.pop_answered() {
             if let (Some(expected), Some(ordered)) = (flight.next_id, &mut self.ordered) {
-                ordered.settled(flight.msg_id, expected, flight.unknown, out);
+                ordered.add_answered(flight.msg_id, expected, flight.unknown, out);
             }
         }
     }
 }
 
-/// Whether the same may be asked again, and answered otherwise.
-fn is_for_now(answer: &Answer) -> bool {
+/// Returns whether the same message may get another answer later.
+fn is_temporary(answer: &Answer) -> bool {
     match answer {
         Answer::Unknown => true,
         Answer::Refused { code, .. } => code.temporary(),

@@ -1,4 +1,4 @@
-//! Submissions on their way to the log, oldest first: whose answer is whose, and which are overdue.
+//! Queue of submissions in flight, oldest first: assigns answers to submissions and finds overdue ones.
 
 use crate::{
     Time,
@@ -6,20 +6,20 @@ use crate::{
 };
 use std::collections::VecDeque;
 
-/// A submission without an answer, or behind one without.
+/// Submission that has no answer, or waits in the queue behind one that has none.
 #[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub(super) id: u64,
     pub(super) conversation: ConversationId,
     pub(super) msg_id: MsgId,
-    /// Set for a chained one.
+    /// Successor of a chained message, `None` for an unchained one.
     pub(super) next_id: Option<MsgId>,
-    /// The client was told *unknown*.
+    /// Whether the client got *unknown*.
     pub(super) unknown: bool,
     pub(super) sent: Time,
 }
 
-/// Tickets rise by one, so a flight is found by its distance from the first; the queue is freed when it empties.
+/// Submissions in flight. Tickets rise by one, so the ticket gives the index; the queue is freed when it empties.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flights {
     queue: VecDeque<Slot>,
@@ -33,7 +33,7 @@ struct Slot {
 }
 
 impl Flights {
-    /// How many slots are taken. An answered flight keeps its slot until all before it have their answers.
+    /// Returns the number of used slots. An answered flight keeps its slot until all before it are answered.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
@@ -42,7 +42,7 @@ impl Flights {
         self.queue.is_empty()
     }
 
-    /// Adds a flight; gives its ticket.
+    /// Adds a flight and returns its ticket.
     pub(super) fn push(&mut self, flight: Flight) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -50,12 +50,12 @@ impl Flights {
         ticket
     }
 
-    /// Whether nothing was submitted after `ticket`.
-    pub(super) fn is_youngest(&self, ticket: u64) -> bool {
+    /// Returns whether `ticket` is the last submission.
+    pub(super) fn is_newest(&self, ticket: u64) -> bool {
         ticket + 1 == self.next_ticket
     }
 
-    /// The flight of `ticket`, once: it has its answer now.
+    /// Marks the flight of `ticket` as answered and returns it, `None` if it is unknown or already answered.
     pub(super) fn answer(&mut self, ticket: u64) -> Option<&mut Flight> {
         let first = self.next_ticket - self.queue.len() as u64;
         let slot = self.queue.get_mut(usize::try_from(ticket.checked_sub(first)?).ok()?)?;
@@ -66,7 +66,7 @@ impl Flights {
         Some(&mut slot.flight)
     }
 
-    /// The next flight that has its answer, as have all before it.
+    /// Removes and returns the first flight if it is answered.
     pub(super) fn pop_answered(&mut self) -> Option<Flight> {
         let slot = self.queue.pop_front_if(|slot| slot.answered);
         if self.queue.is_empty() {
@@ -75,12 +75,12 @@ impl Flights {
         Some(slot?.flight)
     }
 
-    /// The first chained flight whose answer is not saved.
+    /// Returns the id of the first chained flight.
     pub(super) fn first_chained(&self) -> Option<&MsgId> {
         self.queue.iter().map(|slot| &slot.flight).find(|it| it.next_id.is_some()).map(|it| &it.msg_id)
     }
 
-    /// The chain goes on at `resumed_at` and not at `skipped`, for whoever leads there.
+    /// Replaces the successor `skipped` by `resumed_at`, where the chain continues.
     pub(super) fn relink(&mut self, skipped: &MsgId, resumed_at: &MsgId) {
         for slot in &mut self.queue {
             if slot.flight.next_id.as_ref() == Some(skipped) {
@@ -89,13 +89,13 @@ impl Flights {
         }
     }
 
-    /// When the oldest flight without an answer was sent.
+    /// Returns when the oldest unanswered flight was submitted.
     pub(super) fn oldest(&self) -> Option<Time> {
-        // Whoever answers also pops, so the first slot has no answer.
+        // Each answer is followed by a pop, so the first slot is unanswered.
         self.queue.front().map(|slot| slot.flight.sent)
     }
 
-    /// The oldest ticket.
+    /// Returns the ticket of the oldest flight.
     pub(super) fn oldest_ticket(&self) -> u64 {
         self.next_ticket - self.queue.len() as u64
     }

@@ -1,137 +1,138 @@
-//! What a client asks of the stored conversations: Pull, Sync, Read, Recall, Clear, Hide, Leave of a group, and Ping with
-//! positions.
+//! Queries on stored conversations: Pull, Sync, Read, Recall, Clear, Hide, Leave of a group, and Ping with positions.
 //!
-//! One query is open at a time, and nothing is read meanwhile: so answers, which may be large, never pile up for a
-//! client that asks faster than it reads. The driver tells the answer in one or more parts, and ends the query with
-//! [`Session::query_over`] once the client has taken what was told.
+//! One query is open at a time, and reading stops meanwhile, so that answers, which may be large, never accumulate for
+//! a client that queries faster than it reads. The driver passes in the answer in one or more parts, and ends the query
+//! with [`Session::query_over`] once the client has taken them.
 
 use super::{Action, Limits, POSITIONS_MAX, Session, State, send::Refusal};
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind},
-    pb::{self, server_frame::Body as Said},
+    pb::{self, server_frame::Body as ServerBody},
 };
 
-/// The most seqs in one Pull or Hide.
+/// Maximum number of seqs in one Pull or Hide.
 pub const SEQS_MAX: usize = 200;
 
-/// The most messages in one page; how many come when the client does not say is [`PAGE_DEFAULT`].
+/// Maximum number of messages in one page.
 pub const PAGE_MAX: usize = 200;
 
-/// The messages in a page when the client does not say.
+/// Number of messages in a page if the client gives no limit.
 pub const PAGE_DEFAULT: usize = 50;
 
-/// The most messages on each side of the one in the middle, and how many when the client does not say.
+/// Maximum number of messages on each side of the middle one, for a Pull around a seq.
 pub const SIDE_MAX: usize = 100;
+
+/// Number of messages on each side of the middle one if the client gives no limit.
 const SIDE_DEFAULT: usize = 25;
 
-/// A question that the store answers.
+/// Query that the store answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
-    /// A part of a conversation's history: one Page.
+    /// Returns a part of a conversation's history, as one Page.
     Pull(Pull),
-    /// Where all conversations of the user stand: ConversationStates, then SyncEnd.
+    /// Returns the state of all conversations of the user, as ConversationStates and a SyncEnd.
     Sync(Vec<(ConversationId, u64)>),
-    /// Which conversations are not where the client believes: a Pong.
+    /// Returns the conversations whose position differs from the client's, as a Pong.
     Positions(Vec<(ConversationId, u64)>),
-    /// Everything up to the seq is read: Done.
+    /// Marks everything up to the seq as read; replies Done.
     Read {
-        /// Where.
+        /// Conversation to mark.
         conversation: ConversationId,
-        /// Up to there.
+        /// Last read seq.
         seq: u64,
     },
-    /// Everything up to the seq is taken away for the user: Done.
+    /// Clears everything up to the seq for the user; replies Done.
     Clear {
-        /// Where.
+        /// Conversation to clear.
         conversation: ConversationId,
-        /// Up to there, from 1.
+        /// Last cleared seq, from 1.
         seq: u64,
     },
-    /// These are taken away for the user: Done.
+    /// Hides single entries for the user; replies Done.
     Hide {
-        /// Where.
+        /// Conversation of the entries.
         conversation: ConversationId,
-        /// Which, ascending.
+        /// Seqs of the entries, ascending.
         seqs: Vec<u64>,
     },
-    /// The message is taken back, for everybody: a SendAck with the seq of the recall.
+    /// Recalls a message for all users; replies a SendAck with the seq of the recall.
     Recall {
-        /// Where.
+        /// Conversation of the message.
         conversation: ConversationId,
-        /// Which, from 1.
+        /// Seq of the message, from 1.
         seq: u64,
     },
-    /// The user is no member of the group any more, by a record of the log: Done.
+    /// Ends the user's membership in the group by a record of the log; replies Done.
     Leave(ConversationId),
 }
 
 impl Query {
-    /// Whether it goes to the log: without an answer nobody knows what became of it.
+    /// Returns whether the query appends to the log, so that its outcome is unknown without an answer.
     pub fn appends(&self) -> bool {
         matches!(self, Self::Recall { .. } | Self::Leave(_))
     }
 }
 
-/// Which part of a history is wanted.
+/// Request for a part of a conversation's history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
-    /// Of which conversation.
+    /// Conversation to read.
     pub conversation: ConversationId,
-    /// Which messages.
+    /// Selection of messages.
     pub which: Which,
-    /// The most messages, at least 1; with [`Which::Around`] those on each side.
+    /// Maximum number of messages, at least 1; with [`Which::Around`], on each side.
     pub limit: usize,
 }
 
-/// Which messages a Pull is about.
+/// Selection of messages for a Pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those after this seq, the oldest first.
+    /// Messages after this seq, oldest first.
     After(u64),
-    /// Those before this seq, the newest first.
+    /// Messages before this seq, newest first.
     Before(u64),
-    /// These, ascending.
+    /// Messages with these seqs, ascending.
     Seqs(Vec<u64>),
-    /// This one and its neighbours on both sides, ascending.
+    /// Message with this seq and its neighbours on both sides, ascending.
     Around(u64),
-    /// Those from the first one on whose time is not before this (ms since 1970), the oldest first.
+    /// Messages from the first one whose time is not before this (ms since 1970), oldest first.
     Since(u64),
 }
 
 impl Session {
-    /// A part of the answer to the open query; the frames carry its id.
-    pub fn query_told(&mut self, id: u64, told: Vec<Said>, out: &mut Vec<Action>) {
-        if !self.asking || !matches!(self.state, State::Live | State::Leaving { .. }) {
+    /// Sends a part of the answer to the open query; the frames carry the query's id.
+    pub fn query_told(&mut self, id: u64, bodies: Vec<ServerBody>, out: &mut Vec<Action>) {
+        if !self.query_open || !matches!(self.state, State::Live | State::Leaving { .. }) {
             return;
         }
         self.errors = 0;
-        for body in told {
+        for body in bodies {
             out.push(Action::Answer(Box::new(pb::ServerFrame { id, body: Some(body) })));
         }
-        self.appended(out);
+        self.finish_append(out);
     }
 
-    /// A query that goes to the log has its answer.
-    fn appended(&mut self, out: &mut Vec<Action>) {
-        if std::mem::take(&mut self.appending) {
-            self.close_if_left(out);
+    /// Marks an open query that appends as answered, and closes a leaving session if nothing else is due.
+    fn finish_append(&mut self, out: &mut Vec<Action>) {
+        if std::mem::take(&mut self.append_open) {
+            self.close_if_done(out);
         }
     }
 
-    /// The positions that a Ping asked for.
+    /// Answers a Ping with positions.
     pub fn query_pong(&mut self, id: u64, positions: Vec<pb::Position>, now: Time, out: &mut Vec<Action>) {
         let time = self.wall_ms(now);
-        self.query_told(id, vec![Said::Pong(pb::Pong { positions, time })], out);
+        self.query_told(id, vec![ServerBody::Pong(pb::Pong { positions, time })], out);
     }
 
-    /// The open query was carried out, and there is nothing to tell.
+    /// Answers the open query with Done.
     pub fn query_done(&mut self, id: u64, out: &mut Vec<Action>) {
-        let told = if id == 0 { Vec::new() } else { vec![Said::Done(pb::Done {})] };
-        self.query_told(id, told, out);
+        let bodies = if id == 0 { Vec::new() } else { vec![ServerBody::Done(pb::Done {})] };
+        self.query_told(id, bodies, out);
     }
 
-    /// The open query is refused.
+    /// Refuses the open query.
     pub fn query_refused(
         &mut self,
         id: u64,
@@ -140,27 +141,27 @@ impl Session {
         limits: &Limits,
         out: &mut Vec<Action>,
     ) {
-        if self.asking && matches!(self.state, State::Live | State::Leaving { .. }) {
+        if self.query_open && matches!(self.state, State::Live | State::Leaving { .. }) {
             self.refuse(id, code, message, limits, out);
-            self.appended(out);
+            self.finish_append(out);
         }
     }
 
-    /// The answer is told and taken: the client may ask again.
+    /// Ends the open query once the client has taken the answer; the client may send the next one.
     pub fn query_over(&mut self, limits: &Limits, now: Time) {
-        self.asking = false;
-        self.note_reading(limits, now);
+        self.query_open = false;
+        self.update_reading(limits, now);
     }
 
     pub(super) fn handle_pull(&mut self, id: u64, pull: pb::Pull, limits: &Limits, out: &mut Vec<Action>) {
-        let query = self.may_ask(&pull.conversation).and_then(|it| to_pull(it, pull));
-        self.ask(id, query.map(Query::Pull), limits, out);
+        let query = self.queryable(&pull.conversation).and_then(|it| to_pull(it, pull));
+        self.open_query(id, query.map(Query::Pull), limits, out);
     }
 
     pub(super) fn handle_read(&mut self, id: u64, read: &pb::Read, limits: &Limits, out: &mut Vec<Action>) {
-        let query = self.may_ask(&read.conversation);
+        let query = self.queryable(&read.conversation);
         let query = query.map(|conversation| Query::Read { conversation, seq: read.seq });
-        self.ask(id, query, limits, out);
+        self.open_query(id, query, limits, out);
     }
 
     pub(super) fn handle_recall(
@@ -171,9 +172,9 @@ impl Session {
         out: &mut Vec<Action>,
     ) {
         let query = self
-            .may_ask(&recall.conversation)
-            .and_then(|conversation| Ok(Query::Recall { conversation, seq: from_one(recall.seq)? }));
-        self.ask(id, query, limits, out);
+            .queryable(&recall.conversation)
+            .and_then(|conversation| Ok(Query::Recall { conversation, seq: check_seq(recall.seq)? }));
+        self.open_query(id, query, limits, out);
     }
 
     pub(super) fn handle_clear(
@@ -184,16 +185,16 @@ impl Session {
         out: &mut Vec<Action>,
     ) {
         let query = self
-            .may_ask(&clear.conversation)
-            .and_then(|conversation| Ok(Query::Clear { conversation, seq: from_one(clear.seq)? }));
-        self.ask(id, query, limits, out);
+            .queryable(&clear.conversation)
+            .and_then(|conversation| Ok(Query::Clear { conversation, seq: check_seq(clear.seq)? }));
+        self.open_query(id, query, limits, out);
     }
 
     pub(super) fn handle_hide(&mut self, id: u64, hide: pb::Hide, limits: &Limits, out: &mut Vec<Action>) {
         let query = self
-            .may_ask(&hide.conversation)
-            .and_then(|conversation| Ok(Query::Hide { conversation, seqs: listed(hide.seqs)? }));
-        self.ask(id, query, limits, out);
+            .queryable(&hide.conversation)
+            .and_then(|conversation| Ok(Query::Hide { conversation, seqs: check_seqs(hide.seqs)? }));
+        self.open_query(id, query, limits, out);
     }
 
     pub(super) fn handle_leave_group(
@@ -205,20 +206,22 @@ impl Session {
     ) {
         let query = parse(&leave.conversation).and_then(|conversation| match conversation.kind() {
             ConversationKind::Group(_) if leave.room.is_empty() => Ok(Query::Leave(conversation)),
-            ConversationKind::Group(_) => Err((Code::Malformed, "set room or conversation".to_owned())),
-            ConversationKind::Direct(..) => {
-                Err((Code::Forbidden, "the two of a direct conversation always are in it".to_owned()))
+            ConversationKind::Group(_) => {
+                Err((Code::Malformed, "set either room or conversation, not both".to_owned()))
             }
-            ConversationKind::Room(_) => Err((Code::BadId, "name a live room in room".to_owned())),
+            ConversationKind::Direct(..) => {
+                Err((Code::Forbidden, "a direct conversation can't be left".to_owned()))
+            }
+            ConversationKind::Room(_) => Err((Code::BadId, "set room to leave a live room".to_owned())),
         });
-        self.ask(id, query, limits, out);
+        self.open_query(id, query, limits, out);
     }
 
     pub(super) fn handle_sync(&mut self, id: u64, sync: &pb::Sync, limits: &Limits, out: &mut Vec<Action>) {
-        self.ask(id, positions(&sync.positions).map(Query::Sync), limits, out);
+        self.open_query(id, positions(&sync.positions).map(Query::Sync), limits, out);
     }
 
-    /// A Ping without positions is answered at once.
+    /// Handles a Ping; without positions it is answered immediately.
     pub(super) fn handle_ping(
         &mut self,
         id: u64,
@@ -230,29 +233,29 @@ impl Session {
         if ping.positions.is_empty() {
             self.pong(id, now, out);
         } else {
-            self.ask(id, positions(&ping.positions).map(Query::Positions), limits, out);
+            self.open_query(id, positions(&ping.positions).map(Query::Positions), limits, out);
         }
     }
 
-    fn ask(&mut self, id: u64, query: Result<Query, Refusal>, limits: &Limits, out: &mut Vec<Action>) {
+    fn open_query(&mut self, id: u64, query: Result<Query, Refusal>, limits: &Limits, out: &mut Vec<Action>) {
         match query {
-            // Only a driver that reads on although it should not gets here while a query is open.
-            Ok(_) if self.asking => self.refuse(id, Code::Busy, "", limits, out),
+            // Only a driver that reads although it should not gets here while a query is open.
+            Ok(_) if self.query_open => self.refuse(id, Code::Busy, "", limits, out),
             Ok(query) => {
-                (self.asking, self.appending) = (true, query.appends());
+                (self.query_open, self.append_open) = (true, query.appends());
                 out.push(Action::Query { id, query: Box::new(query) });
             }
             Err((code, message)) => self.refuse(id, code, &message, limits, out),
         }
     }
 
-    /// The conversation, unless it is plain from the key that it is none of this user's business.
-    fn may_ask(&self, key: &str) -> Result<ConversationId, Refusal> {
+    /// Parses a conversation key; refuses rooms, and direct conversations of other users.
+    fn queryable(&self, key: &str) -> Result<ConversationId, Refusal> {
         let conversation = parse(key)?;
         let mine = self.identity.as_ref().is_some_and(|me| conversation.is_direct_of(&me.user));
         match conversation.kind() {
             ConversationKind::Direct(..) if !mine => {
-                Err((Code::Forbidden, "this conversation is between others".to_owned()))
+                Err((Code::Forbidden, "this is a direct conversation of other users".to_owned()))
             }
             ConversationKind::Room(_) => Err((Code::NotFound, "a live room has no history".to_owned())),
             ConversationKind::Direct(..) | ConversationKind::Group(_) => Ok(conversation),
@@ -260,12 +263,12 @@ impl Session {
     }
 }
 
-fn from_one(seq: u64) -> Result<u64, Refusal> {
+fn check_seq(seq: u64) -> Result<u64, Refusal> {
     if seq == 0 { Err((Code::Malformed, "seqs begin at 1".to_owned())) } else { Ok(seq) }
 }
 
 fn parse(key: &str) -> Result<ConversationId, Refusal> {
-    ConversationId::parse(key).map_err(|why| (Code::BadId, format!("conversation: {why}")))
+    ConversationId::parse(key).map_err(|error| (Code::BadId, format!("conversation: {error}")))
 }
 
 fn to_pull(conversation: ConversationId, pull: pb::Pull) -> Result<Pull, Refusal> {
@@ -277,26 +280,26 @@ fn to_pull(conversation: ConversationId, pull: pb::Pull) -> Result<Pull, Refusal
     };
     let which = match (pull.seqs.is_empty(), pull.time, pull.cursor) {
         (true, 0, 0) if around => {
-            return Err((Code::Malformed, "around which seq? set cursor".to_owned()));
+            return Err((Code::Malformed, "a pull around a seq needs it in cursor".to_owned()));
         }
         (true, 0, cursor) if around => Which::Around(cursor),
         (true, 0, cursor) if pull.direction() == pb::Direction::Forward => Which::After(cursor),
         (true, 0, 0) => Which::Before(u64::MAX),
         (true, 0, cursor) => Which::Before(cursor),
         (true, time, 0) if !around => Which::Since(time),
-        (false, 0, 0) if !around => Which::Seqs(listed(pull.seqs)?),
+        (false, 0, 0) if !around => Which::Seqs(check_seqs(pull.seqs)?),
         _ => {
-            let cure = "set one of cursor, seqs and time; around goes with cursor";
+            let cure = "set only one of cursor, seqs and time; a pull around a seq needs cursor";
             return Err((Code::Malformed, cure.to_owned()));
         }
     };
     Ok(Pull { conversation, which, limit })
 }
 
-/// The seqs of a list, ascending, each once.
-fn listed(mut seqs: Vec<u64>) -> Result<Vec<u64>, Refusal> {
+/// Returns the seqs of a list in ascending order, each once.
+fn check_seqs(mut seqs: Vec<u64>) -> Result<Vec<u64>, Refusal> {
     if seqs.len() > SEQS_MAX {
-        return Err((Code::Malformed, format!("at most {SEQS_MAX} seqs in one frame: send several")));
+        return Err((Code::Malformed, format!("too many seqs; send at most {SEQS_MAX} in one frame")));
     }
     seqs.retain(|seq| *seq > 0);
     seqs.sort_unstable();
@@ -306,7 +309,8 @@ fn listed(mut seqs: Vec<u64>) -> Result<Vec<u64>, Refusal> {
 
 fn positions(positions: &[pb::Position]) -> Result<Vec<(ConversationId, u64)>, Refusal> {
     if positions.len() > POSITIONS_MAX {
-        return Err((Code::Malformed, format!("at most {POSITIONS_MAX} positions in one frame")));
+        let cure = format!("too many positions; send at most {POSITIONS_MAX} in one frame");
+        return Err((Code::Malformed, cure));
     }
     positions.iter().map(|it| Ok((parse(&it.conversation)?, it.seq))).collect()
 }

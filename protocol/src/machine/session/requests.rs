@@ -1,14 +1,14 @@
-//! The requests of a live session other than Send: acks, pings, rooms, and the way out.
+//! Requests of a live session other than Send: acks, pings, rooms, and Bye.
 
 use super::{Action, Limits, Session, State};
 use crate::{
     Code, Time,
     id::{ConversationId, RoomId},
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
 impl Session {
-    /// The outcome of an [`Action::Join`].
+    /// Handles the outcome of an [`Action::Join`].
     pub fn joined(
         &mut self,
         id: u64,
@@ -32,48 +32,48 @@ impl Session {
     pub(super) fn handle_request(
         &mut self,
         id: u64,
-        body: Asked,
+        body: ClientBody,
         limits: &Limits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
         match body {
-            Asked::Send(send) => self.handle_send(id, send, limits, now, out),
-            Asked::Ack(ack) => match ConversationId::parse(&ack.conversation) {
+            ClientBody::Send(send) => self.handle_send(id, send, limits, now, out),
+            ClientBody::Ack(ack) => match ConversationId::parse(&ack.conversation) {
                 Ok(conversation) => {
                     self.errors = 0;
                     out.push(Action::Acked { conversation, seq: ack.seq });
                     self.done(id, out);
                 }
-                Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
+                Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             },
-            Asked::Ping(ping) => self.handle_ping(id, &ping, limits, now, out),
-            Asked::Pong(_) => {}
-            Asked::NextId(_) => {
+            ClientBody::Ping(ping) => self.handle_ping(id, &ping, limits, now, out),
+            ClientBody::Pong(_) => {}
+            ClientBody::NextId(_) => {
                 let next_id = self.expected().map(|id| id.to_string()).unwrap_or_default();
-                self.say(id, Said::NextIdIs(pb::NextIdIs { next_id }), out);
+                self.push_frame(id, ServerBody::NextIdIs(pb::NextIdIs { next_id }), out);
             }
-            Asked::Join(join) => self.handle_join(id, &join.room, limits, out),
-            Asked::Leave(leave) => self.handle_leave(id, &leave, limits, out),
-            Asked::Bye(_) => {
+            ClientBody::Join(join) => self.handle_join(id, &join.room, limits, out),
+            ClientBody::Leave(leave) => self.handle_leave(id, &leave, limits, out),
+            ClientBody::Bye(_) => {
                 self.done(id, out);
                 self.leave(Code::Bye, "", out);
             }
-            Asked::Read(read) => self.handle_read(id, &read, limits, out),
-            Asked::Recall(recall) => self.handle_recall(id, &recall, limits, out),
-            Asked::Clear(clear) => self.handle_clear(id, &clear, limits, out),
-            Asked::Hide(hide) => self.handle_hide(id, hide, limits, out),
-            Asked::Signal(signal) => self.handle_signal(id, signal, limits, now, out),
-            Asked::Sync(sync) => self.handle_sync(id, &sync, limits, out),
-            Asked::Pull(pull) => self.handle_pull(id, pull, limits, out),
-            // The caller closed on it.
-            Asked::Hello(_) => {}
+            ClientBody::Read(read) => self.handle_read(id, &read, limits, out),
+            ClientBody::Recall(recall) => self.handle_recall(id, &recall, limits, out),
+            ClientBody::Clear(clear) => self.handle_clear(id, &clear, limits, out),
+            ClientBody::Hide(hide) => self.handle_hide(id, hide, limits, out),
+            ClientBody::Signal(signal) => self.handle_signal(id, signal, limits, now, out),
+            ClientBody::Sync(sync) => self.handle_sync(id, &sync, limits, out),
+            ClientBody::Pull(pull) => self.handle_pull(id, pull, limits, out),
+            // The caller closes the connection on a second Hello.
+            ClientBody::Hello(_) => {}
         }
     }
 
     fn handle_join(&mut self, id: u64, room: &str, limits: &Limits, out: &mut Vec<Action>) {
         match RoomId::new(room) {
-            Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
+            Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) if self.rooms.contains(&room) => self.done(id, out),
             Ok(_) if self.rooms.len() >= limits.rooms_max => {
                 self.refuse(id, Code::TooManyRooms, "", limits, out);
@@ -91,7 +91,7 @@ impl Session {
             return self.handle_leave_group(id, leave, limits, out);
         }
         match RoomId::new(&leave.room) {
-            Err(why) => self.refuse(id, Code::BadId, &why.to_string(), limits, out),
+            Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) => {
                 self.errors = 0;
                 if self.forget_room(&room) {
@@ -102,7 +102,7 @@ impl Session {
         }
     }
 
-    /// False when it was not in the room.
+    /// Removes the room from the list; returns false if it was not in it.
     fn forget_room(&mut self, room: &RoomId) -> bool {
         let before = self.rooms.len();
         self.rooms.retain(|other| other != room);
@@ -118,6 +118,6 @@ impl Session {
 
     pub(super) fn pong(&self, id: u64, now: Time, out: &mut Vec<Action>) {
         let time = self.wall_ms(now);
-        self.say(id, Said::Pong(pb::Pong { positions: Vec::new(), time }), out);
+        self.push_frame(id, ServerBody::Pong(pb::Pong { positions: Vec::new(), time }), out);
     }
 }

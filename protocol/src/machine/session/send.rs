@@ -1,4 +1,4 @@
-//! From a Send to a submission: what is asked for, the chain, and one submission at a time.
+//! Send: validates it, passes it through the chain, and releases one submission at a time.
 
 use super::{Action, Alarm, Identity, Limits, Order, Session, State, Submit, flights::Flight, notice};
 use crate::{
@@ -12,19 +12,19 @@ use foldhash::{HashMap, HashMapExt};
 use prost::Message;
 use std::collections::VecDeque;
 
-/// What a session with a chain has besides.
+/// State of a session with a chain.
 #[derive(Debug)]
 pub(super) struct Ordered {
     pub(super) chain: Chain<Box<Submit>>,
-    /// The one Send that found the hold full, with its `next_id`.
+    /// Send that found the hold full, with its `next_id`.
     pub(super) parked: Option<(MsgId, Box<Submit>)>,
-    /// The next n of each conversation.
+    /// Next n of each conversation.
     counts: HashMap<ConversationId, u64>,
-    /// Begins with an *unknown* one, if there is any.
+    /// Answered messages that are not saved; empty, or begins with an *unknown* one.
     unsaved: VecDeque<Unsaved>,
 }
 
-/// A chained message that has its answer, behind one that was told *unknown*, or that one itself.
+/// Chained message that got *unknown*, or an answered one after it.
 #[derive(Debug)]
 struct Unsaved {
     done: MsgId,
@@ -37,7 +37,7 @@ impl Ordered {
         Self { chain, parked: None, counts: HashMap::new(), unsaved: VecDeque::new() }
     }
 
-    /// The next n of a conversation, used up; none when there are too many conversations.
+    /// Takes the next n of a conversation, `None` if there are too many conversations.
     fn count(&mut self, conversation: &ConversationId, conversations_max: usize) -> Option<u64> {
         if let Some(next) = self.counts.get_mut(conversation) {
             *next += 1;
@@ -50,15 +50,23 @@ impl Ordered {
         Some(0)
     }
 
-    /// Has the end of the answered prefix saved. *Unknown* is no answer to build on: the message may never have come to
-    /// the log, and a later connection has to put it in front of its successors.
-    pub(super) fn settled(&mut self, done: MsgId, expected: MsgId, unknown: bool, out: &mut Vec<Action>) {
+    /// Adds an answered message and saves the end of the answered prefix.
+    ///
+    /// *Unknown* does not count as an answer: the message may never have reached the log, and a later connection must
+    /// send it before its successors.
+    pub(super) fn add_answered(
+        &mut self,
+        done: MsgId,
+        expected: MsgId,
+        unknown: bool,
+        out: &mut Vec<Action>,
+    ) {
         self.unsaved.push_back(Unsaved { done, expected, unknown });
         self.save(out);
     }
 
-    /// The message has an answer after all, because the client sent it again.
-    pub(super) fn known(&mut self, id: &MsgId, out: &mut Vec<Action>) {
+    /// Marks an *unknown* message as answered, because the client has resent it.
+    pub(super) fn resolve_unknown(&mut self, id: &MsgId, out: &mut Vec<Action>) {
         if let Some(unsaved) = self.unsaved.iter_mut().find(|it| it.done == *id) {
             unsaved.unknown = false;
             self.save(out);
@@ -74,24 +82,24 @@ impl Ordered {
         }
     }
 
-    /// Whether an *unknown* message keeps others from being saved.
+    /// Returns whether an *unknown* message prevents later ones from being saved.
     pub(super) fn is_stuck(&self) -> bool {
         !self.unsaved.is_empty()
     }
 
-    /// Whether so much is behind an *unknown* message that the client will not send again.
+    /// Returns whether so many messages follow an *unknown* one that the client will not resend it.
     pub(super) fn is_stale(&self) -> bool {
         self.unsaved.len() > REMEMBERED_MAX
     }
 
-    /// The chain goes on at `resumed_at` and not at `skipped`, for whoever leads there.
+    /// Replaces the successor `skipped` by `resumed_at`, where the chain continues.
     pub(super) fn relink(&mut self, skipped: &MsgId, resumed_at: &MsgId) {
         for it in self.unsaved.iter_mut().filter(|it| it.expected == *skipped) {
             it.expected = resumed_at.clone();
         }
     }
 
-    /// Gives the last n of a conversation back.
+    /// Returns the last n of a conversation, so that the next message takes it.
     pub(super) fn uncount(&mut self, conversation: &ConversationId) {
         if let Some(next) = self.counts.get_mut(conversation) {
             *next = next.saturating_sub(1);
@@ -101,15 +109,15 @@ impl Ordered {
 
 pub(super) type Refusal = (Code, String);
 
-fn bad_id(what: &str, why: &IdError) -> Refusal {
-    (Code::BadId, format!("{what}: {why}"))
+fn bad_id(field: &str, error: &IdError) -> Refusal {
+    (Code::BadId, format!("{field}: {error}"))
 }
 
 impl Session {
-    /// The next submission, numbered. Poll until there is none, after every input; see the module.
+    /// Returns the next numbered submission. Poll until there is none, after every input; see the module documentation.
     pub fn poll_submit(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) -> Option<Box<Submit>> {
         let submit = self.next_submit(limits, now, out);
-        self.note_reading(limits, now);
+        self.update_reading(limits, now);
         submit
     }
 
@@ -157,12 +165,12 @@ impl Session {
         }
     }
 
-    /// Offers a Send to the chain. False when it did not fit and was parked.
+    /// Offers a Send to the chain. Returns false if the hold was full and the Send was parked.
     fn offer(
         &mut self,
         next_id: MsgId,
         submit: Box<Submit>,
-        again: bool,
+        was_parked: bool,
         limits: &Limits,
         now: Time,
         out: &mut Vec<Action>,
@@ -172,7 +180,7 @@ impl Session {
         match ordered.chain.offer(msg_id.clone(), next_id.clone(), submit, bytes, now) {
             Offer::Held | Offer::Ready => {}
             Offer::Done(mut submit) => {
-                // Known to be a retry, whatever the client counts: so it is compared with all keys.
+                // A retry for certain, whatever `attempt` the client gave: compare it with all keys.
                 submit.attempt = submit.attempt.max(1);
                 self.pending = Some(submit);
             }
@@ -184,14 +192,14 @@ impl Session {
             }
             Offer::BadLink(_) => self.refuse(id, Code::BadLink, "", limits, out),
             Offer::Waiting(_) => {
-                self.refuse(id, Code::NotYet, "this id waits for its predecessor", limits, out);
+                self.refuse(id, Code::NotYet, "this id is held until its predecessor arrives", limits, out);
             }
             Offer::Full { item, expected } => {
                 ordered.parked = Some((next_id, item));
-                if !again {
-                    let told = notice(pb::NoticeKind::OrderWindowFull, expected.to_string(), String::new());
+                if !was_parked {
+                    let notice = notice(pb::NoticeKind::OrderWindowFull, expected.to_string(), String::new());
                     out.push(Action::Alarm(Alarm::OrderWindowFull { expected }));
-                    self.say(0, told, out);
+                    self.push_frame(0, notice, out);
                 }
                 return false;
             }
@@ -199,7 +207,7 @@ impl Session {
         true
     }
 
-    /// Has the id saved as given up, with where the chain stands by its answers.
+    /// Saves the id as skipped, together with the first id that has no saved answer.
     pub(super) fn save_skip(&self, skipped: MsgId, out: &mut Vec<Action>) {
         let Some(ordered) = &self.ordered else { return };
         let first = ordered.unsaved.front().map(|it| &it.done).or(self.flights.first_chained());
@@ -220,7 +228,7 @@ impl Session {
         submit
     }
 
-    /// What the client asks for, with the successor if it is chained.
+    /// Validates a Send and builds its submission, with the successor if it is chained.
     fn to_submit(
         &self,
         id: u64,
@@ -228,15 +236,15 @@ impl Session {
         limits: &Limits,
     ) -> Result<(Box<Submit>, Option<MsgId>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
-        let conversation = place(&send.conversation, &send.to_user, identity)?;
-        let msg_id = MsgId::new(&send.msg_id).map_err(|why| bad_id("msgId", &why))?;
+        let conversation = target(&send.conversation, &send.to_user, identity)?;
+        let msg_id = MsgId::new(&send.msg_id).map_err(|error| bad_id("msgId", &error))?;
         let next_id = match send.next_id.as_str() {
             "" => None,
-            text => Some(MsgId::new(text).map_err(|why| bad_id("nextId", &why))?),
+            text => Some(MsgId::new(text).map_err(|error| bad_id("nextId", &error))?),
         };
         if next_id.is_some() {
             if matches!(conversation.kind(), ConversationKind::Room(_)) {
-                return Err((Code::BadLink, "a message to a room is never chained".to_owned()));
+                return Err((Code::BadLink, "a message to a room can't be chained: omit nextId".to_owned()));
             }
             if self.ordered.is_none() {
                 let cure = "this session has no chain: set nextId or settings.chain in Hello";
@@ -246,26 +254,26 @@ impl Session {
         let content = encode(send.content, limits)?;
         let order = Order { epoch: identity.epoch, n: 0, chained: false };
         let (attempt, flags) = (send.attempt, send.flags);
-        // One that is malformed is as good as none.
+        // A malformed one is ignored (SPEC section 5).
         let trace = if send.traceparent.is_empty() { None } else { send.traceparent.parse().ok() };
         let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags, trace };
         Ok((Box::new(submit), next_id))
     }
 }
 
-/// Where a Send or Signal goes. Membership of groups and rooms is decided where it is known.
-pub(super) fn place(conversation: &str, to_user: &str, me: &Identity) -> Result<ConversationId, Refusal> {
+/// Returns the conversation of a Send or Signal. The ledger and the driver check membership of groups and rooms.
+pub(super) fn target(conversation: &str, to_user: &str, me: &Identity) -> Result<ConversationId, Refusal> {
     match (conversation, to_user) {
         ("", "") => Err((Code::BadContent, String::new())),
         ("", user) => {
-            let user = UserId::new(user).map_err(|why| bad_id("toUser", &why))?;
+            let user = UserId::new(user).map_err(|error| bad_id("toUser", &error))?;
             Ok(ConversationId::direct(&me.user, &user))
         }
         (key, "") => {
-            let conversation = ConversationId::parse(key).map_err(|why| bad_id("conversation", &why))?;
+            let conversation = ConversationId::parse(key).map_err(|error| bad_id("conversation", &error))?;
             let direct = matches!(conversation.kind(), ConversationKind::Direct(..));
             if direct && !conversation.is_direct_of(&me.user) {
-                return Err((Code::Forbidden, "this conversation is between others".to_owned()));
+                return Err((Code::Forbidden, "this is a direct conversation of other users".to_owned()));
             }
             Ok(conversation)
         }

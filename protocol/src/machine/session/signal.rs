@@ -1,8 +1,9 @@
-//! Signals: volatile frames, checked and held to a budget here, told to the others by the driver or dropped.
+//! Signals, which are volatile frames: validates them and enforces the budget; the driver forwards them (SPEC section
+//! 7).
 
 use super::{
     Action, Limits, Session, State,
-    send::{Refusal, place},
+    send::{Refusal, target},
 };
 use crate::{
     Code, Time,
@@ -12,11 +13,11 @@ use crate::{
 use prost::Message;
 use std::time::Duration;
 
-/// The time over which the budget is counted.
-const SPAN: Duration = Duration::from_secs(1);
+/// Time over which the budget of signals is counted.
+const BUDGET_SPAN: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// The outcome of an [`Action::Signal`]: whether the conn may signal there, not whether anybody heard it.
+    /// Handles the outcome of an [`Action::Signal`]: whether the connection may signal there, not who received it.
     pub fn signalled(
         &mut self,
         id: u64,
@@ -32,7 +33,7 @@ impl Session {
                 self.errors = 0;
                 self.done(id, out);
             }
-            Err((code, words)) => self.refuse(id, code, words, limits, out),
+            Err((code, message)) => self.refuse(id, code, message, limits, out),
         }
     }
 
@@ -49,27 +50,21 @@ impl Session {
             Ok((conversation, signal)) if self.may_signal(limits, now) => {
                 out.push(Action::Signal { id, conversation, signal });
             }
-            // Who floods is not answered unless it asks.
+            // Over the budget, only a signal that asks for an answer gets one.
             Ok(_) => {
                 out.push(Action::SignalDropped);
                 if id != 0 {
-                    self.refuse(
-                        id,
-                        Code::RateLimited,
-                        "signals come too fast; this one was dropped",
-                        limits,
-                        out,
-                    );
+                    self.refuse(id, Code::RateLimited, "signal dropped: send fewer per second", limits, out);
                 }
             }
         }
     }
 
-    /// Takes one signal out of the budget, if it has one left.
+    /// Takes one signal from the budget, and returns whether one was left.
     fn may_signal(&mut self, limits: &Limits, now: Time) -> bool {
-        let Some(each) = SPAN.checked_div(limits.signals_per_second) else { return false };
+        let Some(each) = BUDGET_SPAN.checked_div(limits.signals_per_second) else { return false };
         let until = self.signals_until.max(now) + each;
-        let fits = until <= now + SPAN;
+        let fits = until <= now + BUDGET_SPAN;
         if fits {
             self.signals_until = until;
         }
@@ -82,23 +77,23 @@ impl Session {
         limits: &Limits,
     ) -> Result<(ConversationId, Box<pb::Signal>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
-        let conversation = place(&signal.conversation, &signal.to_user, identity)?;
+        let conversation = target(&signal.conversation, &signal.to_user, identity)?;
         if matches!(conversation.kind(), ConversationKind::Room(_)) {
-            let cure = "a live room takes no signals; what is sent to it is as volatile";
+            let cure = "a live room accepts no signals; send a message, which is as volatile";
             return Err((Code::Unsupported, cure.to_owned()));
         }
-        check_id(&signal.kind).map_err(|why| (Code::BadId, format!("kind: {why}")))?;
+        check_id(&signal.kind).map_err(|error| (Code::BadId, format!("kind: {error}")))?;
         let bytes = signal.content.as_ref().map_or(0, Message::encoded_len);
         if bytes > limits.signal_bytes_max as usize {
-            let cure = format!("a signal carries at most {} bytes", limits.signal_bytes_max);
+            let cure = format!("signal content is too large; send at most {} bytes", limits.signal_bytes_max);
             return Err((Code::ContentTooLarge, cure));
         }
-        let told = pb::Signal {
+        let complete = pb::Signal {
             conversation: conversation.to_string(),
             to_user: String::new(),
             sender: identity.user.to_string(),
             ..signal
         };
-        Ok((conversation, Box::new(told)))
+        Ok((conversation, Box::new(complete)))
     }
 }

@@ -1,4 +1,4 @@
-//! What goes into a session and what comes out of it.
+//! Inputs and outputs of a session: limits, actions, submissions, answers and logins.
 
 use super::query::Query;
 use crate::{
@@ -12,43 +12,43 @@ use crate::{
 use bytes::Bytes;
 use std::{borrow::Cow, time::Duration};
 
-/// The most positions in one Ping or Sync; a client that has more sends several.
+/// Maximum number of positions in one Ping or Sync; a client that has more sends several frames.
 pub const POSITIONS_MAX: usize = 1_000;
 
-/// The bounds of every session of a node; shared, never copied into a session.
+/// Limits of all sessions of a node; shared, never copied into a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From the first byte to a complete Hello.
+    /// Time from the connection's start to a complete Hello.
     pub handshake: Duration,
-    /// From Hello to [`super::Session::logged_in`].
+    /// Time from Hello to [`super::Session::logged_in`].
     pub login_answer: Duration,
-    /// The heartbeat when the client wishes none.
+    /// Heartbeat interval if the user has set none.
     pub heartbeat: Duration,
-    /// The shortest heartbeat that a client can wish.
+    /// Shortest heartbeat interval that a user can set.
     pub heartbeat_min: Duration,
-    /// The longest heartbeat that a client can wish.
+    /// Longest heartbeat interval that a user can set.
     pub heartbeat_max: Duration,
-    /// Told in Welcome; the codec enforces it.
+    /// Maximum size of a frame; Welcome reports it, and the codec enforces it.
     pub frame_bytes_max: u32,
-    /// The most bytes of an encoded Content.
+    /// Maximum size of an encoded Content.
     pub content_bytes_max: u32,
-    /// The most submissions without an answer.
+    /// Maximum number of submissions without an answer.
     pub in_flight_max: usize,
-    /// The bounds of the nextId chain.
+    /// Limits of the nextId chain.
     pub chain: ChainLimits,
-    /// How many permanently refused frames in a row close the conn.
+    /// Number of permanent refusals in a row that closes the connection.
     pub errors_max: u16,
-    /// The most rooms at a time.
+    /// Maximum number of joined rooms.
     pub rooms_max: usize,
-    /// The most conversations that one conn numbers chained records for.
+    /// Maximum number of conversations with chained messages of one connection.
     pub chained_conversations_max: usize,
-    /// The most bytes of the encoded Content of a Signal.
+    /// Maximum size of a Signal's encoded Content.
     pub signal_bytes_max: u32,
-    /// Signals a second; those of one second may come at once. 0 = none are taken.
+    /// Signals per second; those of one second may be sent in a burst. 0: no signal is accepted.
     pub signals_per_second: u32,
-    /// When a submission without an answer becomes *unknown*.
+    /// Time after which a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
-    /// The driver's window; the client's wishes change `ack_timeout` and `tries`.
+    /// Limits of the driver's window; the user's settings adjust `ack_timeout` and `tries`.
     pub window: WindowLimits,
 }
 
@@ -76,8 +76,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What Welcome tells the client.
-    pub(super) fn told(&self) -> pb::Limits {
+    /// Returns the limits that Welcome reports.
+    pub(super) fn for_welcome(&self) -> pb::Limits {
         let u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         pb::Limits {
             frame_bytes_max: self.frame_bytes_max,
@@ -89,212 +89,212 @@ impl Limits {
     }
 }
 
-/// What the driver has to do. Apply them in order; then [`super::Session::poll_submit`] until it gives nothing.
+/// Action for the driver. Apply in order, then call [`super::Session::poll_submit`] until it returns `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Check the token and the device, then call `logged_in` or `login_refused`.
     Login(Box<pb::Hello>),
-    /// Bring the conn into the room, then call `joined`.
+    /// Add the connection to the room, then call `joined`.
     Join {
-        /// The frame to answer.
+        /// Id of the frame to answer.
         id: u64,
-        /// The room.
+        /// Room to join.
         room: RoomId,
     },
-    /// Check whether the conn may, tell the others, then call `signalled`.
+    /// Check whether the connection may signal there, forward the signal, then call `signalled`.
     Signal {
-        /// The frame to answer.
+        /// Id of the frame to answer.
         id: u64,
-        /// Where to.
+        /// Target conversation.
         conversation: ConversationId,
-        /// What to tell: complete, the sender included.
+        /// Complete signal to forward, sender included.
         signal: Box<pb::Signal>,
     },
-    /// A signal over the budget was dropped: for metrics.
+    /// Count a signal that was dropped because it exceeds the budget.
     SignalDropped,
-    /// Take the conn out of the room. The client has its answer already.
+    /// Remove the connection from the room. The client already has its answer.
     Leave {
-        /// The room.
+        /// Room to leave.
         room: RoomId,
     },
-    /// The client has everything up to `seq`: for the driver's window and the device's marks.
+    /// Pass an ack to the driver's window and the device's marks: the client has everything up to `seq`.
     Acked {
-        /// The conversation.
+        /// Acked conversation.
         conversation: ConversationId,
-        /// The contiguous prefix that arrived.
+        /// End of the contiguous prefix that arrived.
         seq: u64,
     },
     /// Save for the next login of this device: append `done` to the done ids (keep the last 256), set `expected`.
     SaveChain {
-        /// The id that has its answer now, as have all before it.
+        /// Id that is answered, as are all before it.
         done: MsgId,
-        /// Its successor.
+        /// Successor of `done`.
         expected: MsgId,
     },
     /// Save for the next login of this device: append `skipped` to the skipped ids (keep the last 256), set `expected`.
     SaveSkip {
-        /// The id that was given up: refused for good, also by later connections.
+        /// Skipped id, refused permanently, also by later connections.
         skipped: MsgId,
-        /// The first chained id without an answer saved, or where the chain goes on.
+        /// First chained id without a saved answer, or the id where the chain continues.
         expected: MsgId,
     },
-    /// For metrics, events and the guard; the client has its Notice already.
+    /// Report an alarm to metrics, events and the guard; the client already has its Notice.
     Alarm(Alarm),
-    /// Ask the store, then call `query_told`, `query_pong`, `query_done` or `query_refused`, and `query_over` at the
-    /// end. Comes once until then.
+    /// Query the store, then call `query_told`, `query_pong`, `query_done` or `query_refused`, and `query_over` at the
+    /// end. No second query is issued until then.
     Query {
-        /// The frame to answer.
+        /// Id of the frame to answer.
         id: u64,
-        /// What is asked.
+        /// Query to execute.
         query: Box<Query>,
     },
     /// Send this frame.
     Reply(Box<pb::ServerFrame>),
     /// Send this part of the answer to the open query; it may be large.
     Answer(Box<pb::ServerFrame>),
-    /// Send the Close frame, flush, close. Comes once, and nothing comes after it.
+    /// Send the Close frame, flush, close. Issued once, as the last action.
     Close {
-        /// Why, as a code.
+        /// Code of the close.
         code: Code,
-        /// Why, in words; empty = what the code says.
+        /// Reason in words; if empty, the description of the code.
         reason: Cow<'static, str>,
     },
 }
 
-/// What operators should see.
+/// Alarm for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// Held messages wait too long for `expected`.
+    /// Held messages have waited too long for `expected`.
     OrderBlocked {
-        /// The id that does not come.
+        /// Missing id.
         expected: MsgId,
     },
-    /// `expected` was given up; the chain goes on at `resumed_at`.
+    /// `expected` was skipped; the chain continues at `resumed_at`.
     OrderSkipped {
-        /// The id that is refused from now on.
+        /// Skipped id, refused from now on.
         expected: MsgId,
-        /// The id that is released next.
+        /// Id that is released next.
         resumed_at: MsgId,
     },
-    /// The hold is full and reading stopped.
+    /// The hold is full, and reading has stopped.
     OrderWindowFull {
-        /// The id that would empty it.
+        /// Id that would empty the hold.
         expected: MsgId,
     },
 }
 
-/// One message on its way to the log.
+/// Submission of one message to the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submit {
-    /// Names this submission in [`super::Session::answered`]; rises by one, unique per conn.
+    /// Ticket of this submission for [`super::Session::answered`]; rises by one, unique per connection.
     pub ticket: u64,
-    /// The client's frame id.
+    /// Frame id of the client.
     pub id: u64,
-    /// Where it goes.
+    /// Target conversation.
     pub conversation: ConversationId,
-    /// The sender's name for it.
+    /// Id that the sender chose.
     pub msg_id: MsgId,
-    /// > 0: possibly sent before.
+    /// Attempt number; above 0 if the id may have been sent before.
     pub attempt: u32,
-    /// The encoded Content as the client sent it, unknown fields kept.
+    /// Encoded Content as the client sent it, including unknown fields.
     pub content: Bytes,
-    /// Where it stands in the device's own order.
+    /// Position in the device's order.
     pub order: Order,
-    /// The client's flags.
+    /// Flags of the client.
     pub flags: u32,
-    /// The trace that the client does this for.
+    /// Trace context that the client sent.
     pub trace: Option<TraceContext>,
 }
 
-/// Where a message stands in its device's own order.
+/// Position of a message in the order of its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// The conn epoch.
+    /// Epoch of the connection.
     pub epoch: u64,
-    /// 0, 1, 2, … per (epoch, conversation) when chained, else 0.
+    /// Number 0, 1, 2, … per (epoch, conversation) if chained, else 0.
     pub n: u64,
     /// Whether the ledger checks `n`.
     pub chained: bool,
 }
 
-/// What became of a submission.
+/// Answer to a submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is durable and has this seq.
+    /// The message is durable.
     Accepted {
-        /// Its place in the conversation.
+        /// Seq in the conversation.
         seq: u64,
-        /// The broker's receive time, ms since 1970.
+        /// Receive time of the broker, in ms since 1970.
         time: u64,
     },
-    /// It was accepted before, as this.
+    /// The message was accepted before.
     Duplicate {
-        /// Its place in the conversation.
+        /// Seq in the conversation.
         seq: u64,
-        /// The first one's receive time, ms since 1970.
+        /// Receive time of the first attempt, in ms since 1970.
         time: u64,
     },
-    /// The ledger refused it.
+    /// The ledger refused the message.
     Refused {
-        /// Why, as a code.
+        /// Code of the refusal.
         code: Code,
-        /// Why, in words; empty = what the code says.
+        /// Reason in words; if empty, the description of the code.
         message: Cow<'static, str>,
     },
-    /// Nobody knows: the client retries with the same id.
+    /// The outcome is unknown: the client retries with the same id.
     Unknown,
-    /// The append failed on the way and successors may have passed: the conn ends with `RESYNC`.
+    /// The append failed, and later messages may have been appended: the connection ends with `RESYNC`.
     AppendFailed,
 }
 
-/// The outcome of a successful login.
+/// Result of a successful login.
 #[derive(Clone, Debug)]
 pub struct LoggedIn {
-    /// From the token.
+    /// User named by the token.
     pub user: UserId,
-    /// From Hello, checked against the token.
+    /// Device named by Hello, checked against the token.
     pub device: DeviceId,
-    /// The conn epoch: rises per (user, device).
+    /// Epoch of the connection; rises per (user, device).
     pub epoch: u64,
-    /// The session's name, for `resume`.
+    /// Name of the session, for `resume`.
     pub session: String,
-    /// This node.
+    /// Id of this node.
     pub node: NodeId,
-    /// The chain as last saved.
+    /// Saved state of the chain.
     pub chain_saved: Option<ChainSaved>,
     /// Whether the session named in `resume` was found.
     pub resumed: bool,
-    /// The wall clock, for people.
+    /// Wall clock in ms since 1970, for display only.
     pub server_time_ms: u64,
-    /// A random id: where the chain starts when neither side knows one.
+    /// Random id at which the chain starts if neither side has one.
     pub fresh_next_id: MsgId,
 }
 
-/// Where a device's chain stood when its last connection had its last answer.
+/// Saved state of a device's chain, as of the last answer to its last connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainSaved {
-    /// The id that the next chained message carries.
+    /// Id that the next chained message carries.
     pub expected: MsgId,
-    /// Ids that have their answers, oldest first; the last 256.
+    /// Last 256 answered ids, oldest first.
     pub done: Vec<MsgId>,
-    /// Ids that were given up, oldest first; the last 256.
+    /// Last 256 skipped ids, oldest first.
     pub skipped: Vec<MsgId>,
 }
 
-/// Who speaks on a conn, from login to the end.
+/// Identity of a connection from its login to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The user.
+    /// Logged-in user.
     pub user: UserId,
-    /// Their device.
+    /// Device of the user.
     pub device: DeviceId,
-    /// The conn epoch.
+    /// Epoch of the connection.
     pub epoch: u64,
 }
 
-/// What counts for this conn: the user's wishes within the node's bounds.
+/// Settings in force for this connection: the user's, within the node's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct EffectiveSettings {
     pub(super) heartbeat_ms: u32,
     pub(super) ack_timeout_ms: u32,
     pub(super) ack_tries: u8,
@@ -302,7 +302,7 @@ pub(super) struct Wishes {
     pub(super) search: Search,
 }
 
-impl Wishes {
+impl EffectiveSettings {
     pub(super) const NONE: Self = Self {
         heartbeat_ms: 0,
         ack_timeout_ms: 0,
@@ -312,9 +312,9 @@ impl Wishes {
     };
 
     pub(super) fn of(settings: &UserSettings, limits: &Limits) -> Self {
-        let clamp = |wish: u32, default: Duration, min: Duration, max: Duration| {
-            let wish = if wish == 0 { default } else { Duration::from_millis(wish.into()) };
-            u32::try_from(wish.max(min).min(max).as_millis()).unwrap_or(u32::MAX)
+        let clamp = |ms: u32, default: Duration, min: Duration, max: Duration| {
+            let value = if ms == 0 { default } else { Duration::from_millis(ms.into()) };
+            u32::try_from(value.max(min).min(max).as_millis()).unwrap_or(u32::MAX)
         };
         let window = &limits.window;
         Self {
@@ -324,7 +324,7 @@ impl Wishes {
                 limits.heartbeat_min,
                 limits.heartbeat_max,
             ),
-            // A client may be more patient than the broker up to 4 times, and less patient down to a quarter.
+            // From a quarter of the node's timeout to four times of it.
             ack_timeout_ms: clamp(
                 settings.ack_timeout_ms,
                 window.ack_timeout,
@@ -333,7 +333,7 @@ impl Wishes {
             ),
             ack_tries: match settings.ack_tries {
                 0 => window.tries,
-                wish => u8::try_from(wish).unwrap_or(u8::MAX).min(window.tries),
+                tries => u8::try_from(tries).unwrap_or(u8::MAX).min(window.tries),
             },
             viewing: Viewing {
                 unread: settings.unread.unwrap_or_default(),
@@ -343,8 +343,8 @@ impl Wishes {
         }
     }
 
-    /// What Welcome tells the client.
-    pub(super) fn told(&self, chain: bool) -> pb::Settings {
+    /// Returns the settings that Welcome reports.
+    pub(super) fn for_welcome(&self, chain: bool) -> pb::Settings {
         pb::Settings {
             chain,
             ack_timeout_ms: self.ack_timeout_ms,
@@ -357,7 +357,7 @@ impl Wishes {
     }
 }
 
-/// A point in time that matters to a session, the sooner of two.
+/// Returns the earlier of two optional times.
 pub(super) fn sooner(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -1,4 +1,4 @@
-//! The nextId chain under any input: promises of order and ending, and agreement with a naive model.
+//! Property tests of the nextId chain: order, termination of holds, and agreement with a naive model.
 
 use super::{LIMITS, T0, id, release};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use tidegate_protocol::{
     machine::chain::{Chain, ChainAlarm, Offer},
 };
 
-/// The chain as one would write it without a thought for speed.
+/// Naive chain, written without regard to speed.
 #[derive(Default)]
 struct Model {
     expected: u32,
@@ -146,7 +146,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let bytes = prop_oneof![8 => 0..200usize, 1 => 900..1_200usize];
     prop_oneof![
-        // Mostly the straight chain, so that there is progress; sometimes anything.
+        // Mostly the straight chain, so that there is progress; sometimes any link.
         4 => (0..24u32, bytes.clone()).prop_map(|(id, bytes)| Op::Offer { id, next: id + 1, bytes }),
         2 => (0..24u32, 0..24u32, bytes).prop_map(|(id, next, bytes)| Op::Offer { id, next, bytes }),
         3 => Just(Op::Release),
@@ -155,7 +155,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Both sides of the comparison, and what is out.
+/// Chain and model under comparison, with the released ids.
 struct Pair {
     chain: Chain<u32>,
     model: Model,
@@ -183,9 +183,9 @@ impl Pair {
             }
             Op::Retract => {
                 if let Some(last) = self.model.done.last().copied() {
-                    let taken_back = self.model.retract(self.now);
-                    prop_assert_eq!(self.chain.retract(&id(last), self.now), taken_back);
-                    if taken_back {
+                    let retracted = self.model.retract(self.now);
+                    prop_assert_eq!(self.chain.retract(&id(last), self.now), retracted);
+                    if retracted {
                         self.retracts += 1;
                         self.out.remove(&last);
                     }
@@ -202,8 +202,8 @@ impl Pair {
         prop_assert_eq!(self.chain.held(), self.model.held.len());
         prop_assert_eq!(self.chain.held_bytes(), self.model.bytes());
         let waiting = self.chain.held() - usize::from(self.chain.is_ready());
-        // One more for each retract that came after its successor was offered: that one was ready and waits again. A
-        // session retracts before it offers anything else, so there it never happens.
+        // Each retract after its successor was offered adds one: the successor was ready and waits again. A session
+        // retracts before it offers anything else, so this never happens there.
         prop_assert!(waiting <= LIMITS.hold_max + self.retracts);
         Ok(())
     }
@@ -229,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn with_frames_lost_every_hold_ends_and_unbroken_runs_keep_their_order(
+    fn lost_frames_end_every_hold_and_keep_unbroken_runs_in_order(
         order in Just((0..9u32).collect::<Vec<_>>()).prop_shuffle(),
         lost in proptest::collection::vec(any::<bool>(), 9),
     ) {
@@ -248,13 +248,13 @@ proptest! {
         prop_assert!(skips <= 9);
         prop_assert_eq!(released.len(), lost.iter().filter(|lost| !**lost).count());
         for n in (1..9).filter(|n| !lost[*n - 1] && !lost[*n]) {
-            let place = |n: usize| released.iter().position(|id| *id as usize == n);
-            prop_assert!(place(n - 1) < place(n), "m{} before m{n} in {released:?}", n - 1);
+            let position = |n: usize| released.iter().position(|id| *id as usize == n);
+            prop_assert!(position(n - 1) < position(n), "m{} before m{n} in {released:?}", n - 1);
         }
     }
 
     #[test]
-    fn the_chain_does_what_the_naive_model_does(ops in proptest::collection::vec(op(), 1..120)) {
+    fn chain_equals_the_naive_model(ops in proptest::collection::vec(op(), 1..120)) {
         let chain = Chain::new(id(0), LIMITS);
         let mut pair = Pair { chain, model: Model::default(), now: T0, out: BTreeSet::new(), retracts: 0 };
         for op in ops {

@@ -1,4 +1,4 @@
-//! The nextId chain: the failures of S37, each by name, and the bounds and promises around them.
+//! Rules of the nextId chain: the failures of S37, each by name, and the limits and promises around them.
 
 use super::{LIMITS, T0, id, release};
 use tidegate_protocol::{
@@ -30,10 +30,10 @@ fn a_lost_frame_is_skipped_by_name_after_an_alarm() {
     assert_eq!(chain.handle_timeout(at(105)), Some(ChainAlarm::Blocked { expected: id(0) }));
     assert_eq!(chain.handle_timeout(at(204)), None, "the alarm is raised once");
     let skipped = ChainAlarm::Skipped { expected: id(0), resumed_at: id(1) };
-    assert_eq!(chain.handle_timeout(at(205)), Some(skipped), "m2 is older here, but m1 leads to it");
+    assert_eq!(chain.handle_timeout(at(205)), Some(skipped), "m2 arrived first, but m1 leads to it");
     assert_eq!(release(&mut chain, at(206)), [1, 2]);
-    assert_eq!(offer(&mut chain, 0, at(300)), Offer::Skipped(0), "refused for good");
-    assert_eq!(offer(&mut chain, 3, at(301)), Offer::Ready, "and everything after it goes on");
+    assert_eq!(offer(&mut chain, 0, at(300)), Offer::Skipped(0), "permanently refused");
+    assert_eq!(offer(&mut chain, 3, at(301)), Offer::Ready, "the chain continues");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn two_devices_have_two_chains_and_a_fork_in_one_is_refused() {
     for device in [&mut phone, &mut desk] {
         assert_eq!(offer(device, 0, T0), Offer::Ready);
         assert_eq!(offer(device, 1, T0), Offer::Held, "m0 is ready and not yet released");
-        assert_eq!(release(device, T0), [0, 1], "neither stands in the other's way");
+        assert_eq!(release(device, T0), [0, 1], "the chains are independent");
     }
     assert_eq!(phone.offer(id(50), id(2), 50, 1, T0), Offer::BadLink(50), "m1 leads to m2 already");
     assert_eq!(phone.offer(id(60), id(61), 60, 1, T0), Offer::Held);
@@ -80,31 +80,31 @@ fn lost_state_and_reordered_frames_do_not_get_stuck() {
     assert_eq!(offer(&mut wrong, 5, T0), Offer::Held);
     wrong.handle_timeout(at(100));
     assert!(matches!(wrong.handle_timeout(at(200)), Some(ChainAlarm::Skipped { .. })));
-    assert_eq!(release(&mut wrong, at(200)), [5, 6], "nobody declared it, the skip finds it");
+    assert_eq!(release(&mut wrong, at(200)), [5, 6], "the id was not declared, the skip finds it");
 }
 
 #[test]
 fn a_declared_id_that_is_not_saved_as_done_is_adopted() {
     let mut chain = Chain::adopt(id(7), id(3), [id(1), id(2)], LIMITS);
     assert_eq!(offer(&mut chain, 8, T0), Offer::Held);
-    assert_eq!(offer(&mut chain, 2, T0), Offer::Done(2), "what was done stays so");
+    assert_eq!(offer(&mut chain, 2, T0), Offer::Done(2), "a done id stays done");
     assert_eq!(offer(&mut chain, 7, T0), Offer::Ready);
     assert_eq!(release(&mut chain, T0), [7, 8]);
 }
 
 #[test]
-fn an_adopted_id_that_a_skip_gave_up_unheard_yields_to_the_saved_one() {
+fn adopted_id_that_was_skipped_yields_to_the_saved_one() {
     let mut chain = Chain::adopt(id(1), id(4), [id(0), id(2), id(3)], LIMITS);
     assert_eq!(offer(&mut chain, 4, T0), Offer::Held);
     assert_eq!(offer(&mut chain, 1, T0), Offer::Skipped(1), "m2, its successor, is done");
     assert_eq!(release(&mut chain, T0), [4]);
-    assert_eq!(offer(&mut chain, 1, T0), Offer::Skipped(1), "for good");
+    assert_eq!(offer(&mut chain, 1, T0), Offer::Skipped(1), "permanently");
     assert_eq!(chain.expected(), &id(5));
     assert_eq!(chain.offer(id(5), id(2), 5, 1, T0), Offer::BadLink(5), "it yields once");
 }
 
 #[test]
-fn a_message_that_links_to_itself_or_in_a_circle_is_refused() {
+fn message_that_links_to_itself_or_in_a_cycle_is_refused() {
     let mut chain = chain(0);
     assert_eq!(chain.offer(id(0), id(0), 0, 1, T0), Offer::BadLink(0));
     assert_eq!(chain.offer(id(7), id(7), 7, 1, T0), Offer::BadLink(7));
@@ -112,7 +112,7 @@ fn a_message_that_links_to_itself_or_in_a_circle_is_refused() {
     assert_eq!(chain.offer(id(8), id(9), 8, 1, T0), Offer::Held);
     assert_eq!(chain.offer(id(9), id(7), 9, 1, T0), Offer::BadLink(9));
     assert_eq!(chain.offer(id(9), id(0), 9, 1, T0), Offer::BadLink(9), "the expected id is taken as well");
-    assert_eq!(offer(&mut chain, 0, T0), Offer::Ready, "m0 can still come");
+    assert_eq!(offer(&mut chain, 0, T0), Offer::Ready, "m0 can still arrive");
     assert_eq!(release(&mut chain, T0), [0]);
     assert_eq!(chain.offer(id(1), id(0), 1, 1, T0), Offer::BadLink(1), "m0 was used");
 }
@@ -127,7 +127,7 @@ fn a_withheld_id_cannot_fill_memory() {
         assert_eq!(offer(&mut by_count, n, T0), Offer::Full { item: n, expected: id(0) });
     }
     assert_eq!(by_count.held(), 8);
-    assert_eq!(offer(&mut by_count, 0, T0), Offer::Ready, "the expected id always finds room");
+    assert_eq!(offer(&mut by_count, 0, T0), Offer::Ready, "the expected id always fits");
     assert_eq!(release(&mut by_count, T0), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
 
     let mut by_bytes = chain(0);
@@ -145,7 +145,7 @@ fn a_message_larger_than_the_whole_hold_is_held_alone() {
 }
 
 #[test]
-fn a_held_id_that_comes_again_is_not_held_twice() {
+fn held_id_that_is_resent_is_not_held_twice() {
     let mut chain = chain(0);
     assert_eq!(offer(&mut chain, 1, T0), Offer::Held);
     assert_eq!(offer(&mut chain, 1, T0), Offer::Waiting(1));
@@ -153,7 +153,7 @@ fn a_held_id_that_comes_again_is_not_held_twice() {
 }
 
 #[test]
-fn a_retracted_id_is_expected_again_and_its_followers_stay_held() {
+fn retracted_id_is_expected_again_and_successors_stay_held() {
     let mut chain = chain(0);
     offer(&mut chain, 1, T0);
     offer(&mut chain, 0, T0);
@@ -161,14 +161,14 @@ fn a_retracted_id_is_expected_again_and_its_followers_stay_held() {
     assert!(chain.retract(&id(0), at(10)));
     assert!(!chain.retract(&id(0), at(10)), "once");
     assert_eq!((chain.expected(), chain.held(), chain.is_ready()), (&id(0), 1, false));
-    assert_eq!(chain.poll_timeout(), Some(at(110)), "the client gets the whole time to come again");
+    assert_eq!(chain.poll_timeout(), Some(at(110)), "the client gets the whole timeout to resend");
     assert_eq!(offer(&mut chain, 0, at(20)), Offer::Ready);
     assert_eq!(release(&mut chain, at(20)), [0, 1]);
-    assert!(!chain.retract(&id(0), at(20)), "m1 went on behind it");
+    assert!(!chain.retract(&id(0), at(20)), "m1 was released after it");
 }
 
 #[test]
-fn a_release_cannot_be_taken_back_across_a_skip() {
+fn release_cannot_be_retracted_after_a_skip() {
     let mut chain = chain(0);
     offer(&mut chain, 2, T0);
     offer(&mut chain, 0, T0);
@@ -179,7 +179,7 @@ fn a_release_cannot_be_taken_back_across_a_skip() {
 }
 
 #[test]
-fn what_leads_to_where_a_skip_resumed_is_part_of_what_was_skipped() {
+fn late_message_linking_to_the_resumed_id_is_skipped_too() {
     let mut chain = chain(0);
     offer(&mut chain, 3, T0);
     chain.handle_timeout(at(100));
@@ -190,7 +190,7 @@ fn what_leads_to_where_a_skip_resumed_is_part_of_what_was_skipped() {
 }
 
 #[test]
-fn waiting_counts_from_the_last_progress() {
+fn timeout_counts_from_the_last_progress() {
     let mut chain = chain(0);
     offer(&mut chain, 5, T0);
     for n in 0..4 {
@@ -203,13 +203,13 @@ fn waiting_counts_from_the_last_progress() {
 }
 
 #[test]
-fn a_saved_state_that_lists_its_expected_id_as_done_is_mended() {
+fn saved_state_with_its_expected_id_as_done_is_repaired() {
     let mut chain = Chain::resume(id(3), [id(2), id(3)], LIMITS);
     assert_eq!(offer(&mut chain, 3, T0), Offer::Ready);
 }
 
 #[test]
-fn the_memory_of_done_ids_is_bounded() {
+fn memory_of_done_ids_is_bounded() {
     let mut chain = chain(0);
     for n in 0..1_000 {
         offer(&mut chain, n, T0);
@@ -217,5 +217,5 @@ fn the_memory_of_done_ids_is_bounded() {
     }
     assert_eq!(offer(&mut chain, 999, T0), Offer::Done(999));
     assert_eq!(offer(&mut chain, 744, T0), Offer::Done(744));
-    assert_eq!(offer(&mut chain, 742, T0), Offer::Held, "forgotten, and what it leads to as well");
+    assert_eq!(offer(&mut chain, 742, T0), Offer::Held, "no longer remembered, nor is its successor");
 }

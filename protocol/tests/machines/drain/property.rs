@@ -1,4 +1,5 @@
-//! Whole drains: clients that move, answer late, never answer or never hang up; signals at any time.
+//! Property tests of complete drains: clients that move, answer late or never, or never disconnect; signals at any
+//! time.
 
 use super::{at, ms};
 use proptest::prelude::*;
@@ -10,13 +11,14 @@ use tidegate_protocol::{
 #[derive(Clone, Debug)]
 struct World {
     settings: Settings,
-    /// When each is gone after it was asked to go; `None` = never. Beside it, when it goes by itself.
+    /// For each client, its delay from the close to the disconnect, `None` if it never disconnects, and the time at
+    /// which it disconnects by itself.
     clients: Vec<(Option<u64>, Option<u64>)>,
     shards: usize,
-    /// How long flushing takes.
+    /// Duration of the flush.
     flush: Option<u64>,
     signals: Vec<u64>,
-    /// A shard that does nothing for a while: from, for.
+    /// Start and length of a stall of one shard.
     stall: (u64, u64),
 }
 
@@ -53,11 +55,11 @@ struct Client {
 struct Run {
     steps: Vec<(Time, Step)>,
     clients: Vec<Client>,
-    /// When each client was closed by its slot.
+    /// Times at which clients were closed at the end of their slots.
     slots: Vec<Time>,
 }
 
-/// Runs the drain of a world, which begins by a signal at 0, in steps of 5 ms.
+/// Runs the drain of a world, begun by a signal at 0, with a snapshot every 5 ms.
 fn run(world: &World) -> Run {
     let mut drain = Drain::new(world.settings);
     drain.handle_started();
@@ -137,7 +139,7 @@ fn serve(world: &World, all: &mut Run, shares: &mut [Share<usize>], now: Time) {
 
 fn rank(step: &Step) -> u8 {
     match step {
-        Step::Resume => panic!("nobody aborted"),
+        Step::Resume => panic!("the drain was not aborted"),
         Step::Cordon => 0,
         Step::Notice(..) => 1,
         Step::Rush(_) => 2,
@@ -149,13 +151,13 @@ fn rank(step: &Step) -> u8 {
 
 proptest! {
     #[test]
-    fn a_drain_goes_forward_and_ends_in_time(world in world()) {
+    fn drain_only_advances_and_ends_in_time(world in world()) {
         let all = run(&world);
         let ranks: Vec<u8> = all.steps.iter().map(|(_, step)| rank(step)).collect();
         prop_assert!(ranks.is_sorted_by(|a, b| a < b), "each step once and forward: {:?}", all.steps);
         prop_assert_eq!(&ranks[ranks.len() - 2..], [4, 5], "flush last");
         let (end, Step::Exit(outcome)) = all.steps[all.steps.len() - 1] else { panic!("no exit") };
-        // The run looks once a millisecond, and an end is told one look after the flush began.
+        // The run polls once per millisecond, and the flush ends one poll after it began.
         prop_assert!(end <= at(1) + world.settings.deadline, "the end at {end}: {:?}", all.steps);
         if let Some(second) = world.signals.first().filter(|second| at(**second) < end) {
             prop_assert!(end <= at(second + 2_000), "the end at {end}: {:?}", all.steps);
@@ -167,12 +169,12 @@ proptest! {
             (_, Some(cut)) => Outcome::Cut(cut),
             (_, None) => Outcome::Drained,
         };
-        prop_assert_eq!(outcome, expected, "everybody who was cut is counted");
-        prop_assert!(all.clients.iter().all(|client| client.gone), "nobody is left when the flush begins");
+        prop_assert_eq!(outcome, expected, "all cut clients are counted");
+        prop_assert!(all.clients.iter().all(|client| client.gone), "no client is left when the flush begins");
     }
 
     #[test]
-    fn nobody_is_closed_by_a_slot_before_it_was_told_and_the_pace_holds(world in world()) {
+    fn clients_are_notified_before_their_close_and_the_pace_holds(world in world()) {
         let all = run(&world);
         let notice = all.steps.iter().find_map(|(now, step)| match step { Step::Notice(_, plan) => Some((*now, *plan)), _ => None });
         let Some((began, plan)) = notice else {
@@ -186,7 +188,7 @@ proptest! {
             }
         }
         prop_assert!(plan.raised || plan.rate <= world.settings.max_rate.max(1) + 1, "{plan:?}");
-        // A window of a second, and what a late shard may make up for.
+        // The planned closes of one second, plus what a late shard may catch up on.
         let most = (f64::from(plan.rate) * 1.1).ceil() as usize + 2 * world.shards;
         for (nth, from) in all.slots.iter().enumerate() {
             let within = all.slots[nth..].iter().take_while(|slot| slot.since(*from) < ms(1_000)).count();
@@ -195,18 +197,18 @@ proptest! {
     }
 
     #[test]
-    fn the_deadline_that_a_plan_names_needs_no_raise(conns in 0..300_000usize, spread in 0..60_000u64, max_rate in 1..5_000u32) {
+    fn deadline_of_a_plan_needs_no_raised_pace(conns in 0..300_000usize, spread in 0..60_000u64, max_rate in 1..5_000u32) {
         let settings = Settings { lb_delay: ms(5_000), spread: ms(spread), max_rate, flush: ms(5_000), deadline: ms(50_000) };
         let first = plan(conns, &settings);
         let deadline = first.deadline.max(ms(50_000));
         let second = plan(conns, &Settings { deadline, ..settings });
         prop_assert!(!second.raised, "{first:?} {second:?}");
-        prop_assert!(second.deadline <= second.grace, "who grants the grace grants the deadline");
+        prop_assert!(second.deadline <= second.grace, "the grace period covers the deadline");
     }
 }
 
 #[test]
-fn nothing_moves_before_it_is_asked_for() {
+fn drain_does_nothing_before_it_begins() {
     let settings = super::DEFAULTS;
     let mut drain = Drain::new(settings);
     let mut out = Vec::new();

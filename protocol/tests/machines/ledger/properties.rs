@@ -1,6 +1,6 @@
-//! The ledger against the naive model, over random histories with evictions, archives and take-overs between.
+//! Property tests of the ledger against the naive model, over random histories with evictions, archives and take-overs.
 //!
-//! The seed is `TIDEGATE_SEED`. A failure prints it; `TIDEGATE_PROP_SEED=n` runs it again.
+//! The seed is `TIDEGATE_SEED`. A failure prints it; `TIDEGATE_PROP_SEED=n` repeats it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -228,7 +228,7 @@ pub(super) fn check<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value
 }
 
 #[test]
-fn the_ledger_answers_like_the_naive_model() {
+fn ledger_equals_the_naive_model() {
     check(400, vec(op(), 1..120), |ops| history(&ops));
 }
 
@@ -247,9 +247,9 @@ fn a_record_with_bytes_changed_decodes_or_fails_without_harm() {
     check(2_000, (body(), damage), |(body, damage)| {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 2, request: 3 };
         let mut bytes = Record { origin, received_at: 1, body, trace: None }.encode().to_vec();
-        for (place, byte) in damage {
-            let place = place.index(bytes.len());
-            bytes[place] = byte;
+        for (index, byte) in damage {
+            let index = index.index(bytes.len());
+            bytes[index] = byte;
         }
         if let Ok(record) = Record::decode(bytes.into()) {
             let mut ledger = Ledger::resume(Position::START, Rules::default(), 1);

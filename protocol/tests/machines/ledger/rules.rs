@@ -1,4 +1,4 @@
-//! The rules of the ledger by example, one promise a test.
+//! Rules of the ledger by example, one promise per test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,7 @@ fn change(action: MemberAction, users: &[&str], by: &str, request: &str) -> Memb
     }
 }
 
-/// A ledger over a store that has nothing but what it archived.
+/// Ledger with a store that contains only what the ledger has archived.
 struct Partition {
     ledger: Ledger,
     store: store::Store,
@@ -81,7 +81,7 @@ impl Partition {
         self.ledger.apply(self.ledger.next_offset(), &record).unwrap()
     }
 
-    fn say(&mut self, message: Message) -> Outcome {
+    fn send(&mut self, message: Message) -> Outcome {
         self.put(Body::Message(message))
     }
 
@@ -112,89 +112,88 @@ fn group() -> Partition {
 }
 
 #[test]
-fn a_retry_gets_the_same_seq_and_time_whatever_the_clock_says() {
+fn retry_gets_the_same_seq_and_time_whatever_the_clock() {
     let mut it = Partition::new();
-    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 1);
+    assert_eq!(seq(it.send(message("d:ann:bob", "ann", "m1"))), 1);
     let mut again = record(Body::Message(Message { attempt: 1, ..message("d:ann:bob", "ann", "m1") }));
     again.received_at = 9_999_999;
     assert_eq!(it.ledger.apply(5, &again), Ok(Outcome::Duplicate { seq: 1, time: 1_000 }));
 }
 
 #[test]
-fn the_same_id_with_another_body_is_a_conflict_and_takes_no_seq() {
+fn same_id_with_other_content_is_a_conflict_without_a_seq() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let other = Message { body_hash: body_hash(b"ho"), ..message("d:ann:bob", "ann", "m1") };
-    assert_eq!(it.say(other), refused(Code::Conflict));
-    assert_eq!(seq(it.say(message("d:ann:bob", "bob", "m1"))), 2, "another sender, another id");
+    assert_eq!(it.send(other), refused(Code::Conflict));
+    assert_eq!(seq(it.send(message("d:ann:bob", "bob", "m1"))), 2, "ids are scoped to their sender");
 }
 
 #[test]
-fn a_record_of_a_replaced_conn_is_void_unless_it_is_known_already() {
+fn record_of_a_replaced_conn_is_void_unless_a_duplicate() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let newer = Message {
         order: SenderOrder { epoch: 6, n: 0, chained: false },
         ..message("d:ann:bob", "ann", "m2")
     };
-    it.say(newer);
-    assert_eq!(it.say(message("d:ann:bob", "ann", "m3")), Outcome::Void { newest: 6 });
-    assert_eq!(it.say(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, time: 1_000 });
+    it.send(newer);
+    assert_eq!(it.send(message("d:ann:bob", "ann", "m3")), Outcome::Void { newest: 6 });
+    assert_eq!(it.send(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, time: 1_000 });
 }
 
 #[test]
-fn s37_a_lost_append_stops_the_chain_until_it_begins_anew() {
+fn s37_lost_append_stops_the_chain_until_a_new_epoch() {
     let mut it = Partition::new();
-    assert_eq!(seq(it.say(chained("m0", 1, 0))), 1);
-    assert_eq!(it.say(chained("m2", 1, 2)), refused(Code::OrderBroken));
-    assert_eq!(it.say(chained("m3", 1, 3)), refused(Code::OrderBroken));
-    assert_eq!(seq(it.say(chained("m1", 2, 0))), 2);
-    assert_eq!(seq(it.say(chained("m2", 2, 1))), 3);
+    assert_eq!(seq(it.send(chained("m0", 1, 0))), 1);
+    assert_eq!(it.send(chained("m2", 1, 2)), refused(Code::OrderBroken));
+    assert_eq!(it.send(chained("m3", 1, 3)), refused(Code::OrderBroken));
+    assert_eq!(seq(it.send(chained("m1", 2, 0))), 2);
+    assert_eq!(seq(it.send(chained("m2", 2, 1))), 3);
 }
 
 #[test]
-fn a_retry_in_a_new_epoch_takes_its_number_so_that_the_chain_goes_on() {
+fn retry_in_a_new_epoch_takes_its_chain_number() {
     let mut it = Partition::new();
-    it.say(chained("m0", 1, 0));
+    it.send(chained("m0", 1, 0));
     let again = Message { attempt: 1, ..chained("m0", 2, 0) };
-    assert_eq!(it.say(again), Outcome::Duplicate { seq: 1, time: 1_000 });
-    assert_eq!(seq(it.say(chained("m1", 2, 1))), 2);
+    assert_eq!(it.send(again), Outcome::Duplicate { seq: 1, time: 1_000 });
+    assert_eq!(seq(it.send(chained("m1", 2, 1))), 2);
 }
 
-/// The answer is lost in a crash, the chain has gone on, the sender is let in: the retry must not come in behind.
 #[test]
-fn a_first_attempt_is_compared_with_the_window_and_a_retry_with_everything() {
+fn first_attempt_compares_with_the_window_retry_with_all_keys() {
     let mut it = Partition::new();
     it.put(Body::Rules(RuleChange { dedup_window: Some(2), ..RuleChange::default() }));
-    it.say(message("d:ann:bob", "ann", "m1"));
-    it.say(message("d:ann:bob", "ann", "m2"));
-    assert!(matches!(it.say(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, .. }));
+    it.send(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m2"));
+    assert!(matches!(it.send(message("d:ann:bob", "ann", "m1")), Outcome::Duplicate { seq: 1, .. }));
     let retry = Message { attempt: 1, ..message("d:ann:bob", "ann", "m1") };
-    assert!(matches!(it.say(retry.clone()), Outcome::Duplicate { seq: 1, .. }));
-    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 3, "past the window it is a new message");
-    assert!(matches!(it.say(retry), Outcome::Duplicate { seq: 3, .. }), "which has the id from now on");
+    assert!(matches!(it.send(retry.clone()), Outcome::Duplicate { seq: 1, .. }));
+    assert_eq!(seq(it.send(message("d:ann:bob", "ann", "m1"))), 3, "past the window it is a new message");
+    assert!(matches!(it.send(retry), Outcome::Duplicate { seq: 3, .. }), "which has the id from now on");
 }
 
 #[test]
-fn only_a_record_makes_the_ledger_forget() {
+fn only_a_rules_record_drops_keys() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
-    it.say(message("d:ann:bob", "ann", "m2"));
+    it.send(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m2"));
     it.put(Body::Rules(RuleChange { keys_from: 1, ..RuleChange::default() }));
     let retry = |id: &str| Message { attempt: 1, ..message("d:ann:bob", "ann", id) };
-    assert!(matches!(it.say(retry("m2")), Outcome::Duplicate { seq: 2, .. }));
-    assert_eq!(seq(it.say(retry("m1"))), 3);
+    assert!(matches!(it.send(retry("m2")), Outcome::Duplicate { seq: 2, .. }));
+    assert_eq!(seq(it.send(retry("m1"))), 3);
     it.put(Body::Rules(RuleChange::default()));
-    assert_eq!(it.ledger.rules().keys_from, 1, "what is forgotten does not come back");
+    assert_eq!(it.ledger.rules().keys_from, 1, "dropped keys stay dropped");
 }
 
 #[test]
-fn a_kick_is_exact_and_a_retry_from_before_it_is_still_acked() {
+fn kick_is_exact_and_an_earlier_message_is_still_acked() {
     let mut it = group();
-    assert_eq!(seq(it.say(message("g:a", "bob", "m1"))), 2);
+    assert_eq!(seq(it.send(message("g:a", "bob", "m1"))), 2);
     assert_eq!(seq(it.member(change(MemberAction::Kick, &["bob"], "ann", "q2"))), 3);
-    assert_eq!(it.say(message("g:a", "bob", "m2")), refused(Code::NotAMember));
-    assert!(matches!(it.say(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
+    assert_eq!(it.send(message("g:a", "bob", "m2")), refused(Code::NotAMember));
+    assert!(matches!(it.send(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
     let row = it.ledger.member(&conversation("g:a"), &user("bob")).unwrap().unwrap();
     assert_eq!((row.joined_seq, row.left_seq, row.sent), (1, 3, 1));
 }
@@ -209,16 +208,16 @@ fn a_group_is_created_once_and_its_request_may_be_repeated() {
 }
 
 #[test]
-fn a_group_that_ended_stays_taken() {
+fn id_of_a_deleted_group_stays_taken() {
     let mut it = group();
     assert_eq!(it.member(change(MemberAction::Delete, &[], "bob", "q2")), refused(Code::Forbidden));
     assert_eq!(seq(it.member(change(MemberAction::Delete, &[], "ann", "q3"))), 2);
-    assert_eq!(it.say(message("g:a", "bob", "m1")), refused(Code::NotFound));
+    assert_eq!(it.send(message("g:a", "bob", "m1")), refused(Code::NotFound));
     assert_eq!(it.member(change(MemberAction::Create, &["bob"], "ann", "q4")), refused(Code::AlreadyExists));
 }
 
 #[test]
-fn members_act_on_those_below_them_and_the_admin_api_on_everybody() {
+fn members_act_on_lower_roles_and_the_admin_api_on_all() {
     let mut it = group();
     assert_eq!(it.member(change(MemberAction::Kick, &["cy"], "bob", "q2")), refused(Code::Forbidden));
     let mut raise = change(MemberAction::Role, &["bob"], "ann", "q3");
@@ -250,33 +249,33 @@ fn owners_act_on_owners_and_admins_do_not_act_on_admins() {
 #[test]
 fn a_mute_holds_until_a_record_ends_it_or_the_membership_does() {
     let mut it = group();
-    seq(it.say(message("g:a", "bob", "m1")));
+    seq(it.send(message("g:a", "bob", "m1")));
     assert_eq!(it.member(change(MemberAction::Mute, &["bob"], "cy", "q2")), refused(Code::Forbidden));
     seq(it.member(change(MemberAction::Mute, &["bob"], "ann", "q3")));
     let mut late = record(Body::Message(message("g:a", "bob", "m2")));
     late.received_at = u64::MAX;
-    assert_eq!(it.put(late.body), refused(Code::Muted), "whatever the clock says");
-    assert!(matches!(it.say(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
+    assert_eq!(it.put(late.body), refused(Code::Muted), "the clock does not matter");
+    assert!(matches!(it.send(message("g:a", "bob", "m1")), Outcome::Duplicate { seq: 2, .. }));
     let order = SenderOrder { epoch: 5, n: 0, chained: true };
     let chained = Message { order, ..message("g:a", "bob", "m0") };
-    assert_eq!(it.say(chained.clone()), refused(Code::Muted));
+    assert_eq!(it.send(chained.clone()), refused(Code::Muted));
     seq(it.member(change(MemberAction::Unmute, &["bob"], "ann", "q4")));
-    assert_eq!(it.say(chained), Outcome::RefusedBefore { code: Code::Muted });
-    seq(it.say(message("g:a", "bob", "m3")));
+    assert_eq!(it.send(chained), Outcome::RefusedBefore { code: Code::Muted });
+    seq(it.send(message("g:a", "bob", "m3")));
     seq(it.member(change(MemberAction::Mute, &["bob"], "", "q5")));
     seq(it.member(change(MemberAction::Leave, &["bob"], "bob", "q6")));
     seq(it.member(change(MemberAction::Join, &["bob"], "ann", "q7")));
-    seq(it.say(message("g:a", "bob", "m4")));
+    seq(it.send(message("g:a", "bob", "m4")));
 }
 
 #[test]
-fn nobody_lifts_the_own_mute() {
+fn admin_cannot_lift_the_own_mute() {
     let mut it = group();
     let admin = MemberChange { role: Some(Role::Admin), ..change(MemberAction::Role, &["bob"], "ann", "q2") };
     seq(it.member(admin));
     seq(it.member(change(MemberAction::Mute, &["bob"], "ann", "q3")));
     assert_eq!(it.member(change(MemberAction::Unmute, &["bob"], "bob", "q4")), refused(Code::Forbidden));
-    assert_eq!(it.say(message("g:a", "bob", "m1")), refused(Code::Muted));
+    assert_eq!(it.send(message("g:a", "bob", "m1")), refused(Code::Muted));
 }
 
 fn set(pairs: &[(&str, &str)], request: &str) -> MemberChange {
@@ -285,9 +284,9 @@ fn set(pairs: &[(&str, &str)], request: &str) -> MemberChange {
 }
 
 #[test]
-fn history_counts_at_the_join_and_post_at_the_message() {
+fn history_applies_at_the_join_and_post_at_the_message() {
     let mut it = group();
-    seq(it.say(message("g:a", "bob", "m1")));
+    seq(it.send(message("g:a", "bob", "m1")));
     seq(it.member(change(MemberAction::Kick, &["bob", "cy"], "ann", "q2")));
     seq(it.member(set(&[("history", "all"), ("post", "admins")], "q3")));
     seq(it.member(change(MemberAction::Join, &["bob"], "ann", "q4")));
@@ -298,26 +297,26 @@ fn history_counts_at_the_join_and_post_at_the_message() {
         (row.joined_seq, row.joined_messages)
     };
     assert_eq!((first("bob"), first("cy")), ((1, 1), (7, 1)));
-    assert_eq!(it.say(message("g:a", "bob", "m2")), refused(Code::Forbidden));
-    seq(it.say(message("g:a", "ann", "m2")));
+    assert_eq!(it.send(message("g:a", "bob", "m2")), refused(Code::Forbidden));
+    seq(it.send(message("g:a", "ann", "m2")));
     assert_eq!(it.member(set(&[("retention", "2d")], "q7")), refused(Code::BadSetting));
     seq(it.member(set(&[("retention", "7d"), ("title", "Tea")], "q8")));
 }
 
 #[test]
-fn a_direct_conversation_appears_by_itself_and_only_for_its_two() {
+fn direct_conversation_begins_with_a_message_of_its_users() {
     let mut it = Partition::new();
-    assert_eq!(it.say(message("d:ann:bob", "cy", "m1")), refused(Code::NotAMember));
-    assert_eq!(seq(it.say(message("d:ann:bob", "bob", "m1"))), 1);
+    assert_eq!(it.send(message("d:ann:bob", "cy", "m1")), refused(Code::NotAMember));
+    assert_eq!(seq(it.send(message("d:ann:bob", "bob", "m1"))), 1);
     let row = it.ledger.member(&conversation("d:ann:bob"), &user("ann")).unwrap().unwrap();
     assert!(row.is_in() && row.sent == 0);
-    assert_eq!(seq(it.say(message("d:bob:bob", "bob", "m1"))), 1);
+    assert_eq!(seq(it.send(message("d:bob:bob", "bob", "m1"))), 1);
 }
 
 #[test]
-fn a_recall_takes_a_seq_once_and_is_for_the_sender_or_an_admin() {
+fn recall_takes_one_seq_and_needs_the_sender_or_an_admin() {
     let mut it = group();
-    it.say(message("g:a", "bob", "m1"));
+    it.send(message("g:a", "bob", "m1"));
     let recall =
         |by: &str| Body::Recall(Recall { conversation: conversation("g:a"), seq: 2, by: Some(user(by)) });
     assert_eq!(it.put(recall("cy")), refused(Code::Forbidden));
@@ -334,28 +333,28 @@ fn s25_a_message_writes_no_row_for_each_member() {
     it.member(change(MemberAction::Create, &names, "ann", "q1"));
     let made = it.ledger.take_delta(it.end()).unwrap();
     assert_eq!(made.members.len(), 901);
-    it.say(message("g:a", "ann", "m1"));
+    it.send(message("g:a", "ann", "m1"));
     let delta = it.ledger.take_delta(it.end()).unwrap();
     let counts = (delta.heads.len(), delta.members.len(), delta.keys.len(), delta.rows.len());
-    assert_eq!(counts, (1, 1, 1, 1), "only the sender's own row moves");
+    assert_eq!(counts, (1, 1, 1, 1), "only the sender's own row changes");
 }
 
 #[test]
-fn pruning_takes_no_seq_and_never_gives_back() {
+fn pruning_takes_no_seq_and_is_never_undone() {
     let mut it = group();
-    it.say(message("g:a", "bob", "m1"));
-    for (up_to, gone) in [(2, 2), (1, 2), (99, 2)] {
+    it.send(message("g:a", "bob", "m1"));
+    for (up_to, pruned_to) in [(2, 2), (1, 2), (99, 2)] {
         let prune = Body::Prune(Prune { conversation: conversation("g:a"), up_to });
         assert_eq!(it.put(prune), Outcome::Noted);
-        assert_eq!(it.ledger.head(&conversation("g:a")).unwrap().unwrap().pruned_to, gone);
+        assert_eq!(it.ledger.head(&conversation("g:a")).unwrap().unwrap().pruned_to, pruned_to);
     }
-    assert_eq!(seq(it.say(message("g:a", "bob", "m2"))), 3);
+    assert_eq!(seq(it.send(message("g:a", "bob", "m2"))), 3);
 }
 
 #[test]
-fn what_memory_does_not_know_is_asked_for_and_never_taken_as_absent() {
+fn uncached_row_is_requested_and_never_taken_as_absent() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
     assert_eq!(it.ledger.evict(u64::MAX, 9), 0, "nothing is archived yet");
     it.store.commit(0, &delta).unwrap();
@@ -364,15 +363,15 @@ fn what_memory_does_not_know_is_asked_for_and_never_taken_as_absent() {
     assert_eq!(it.ledger.cached(), (0, 0));
     let next = record(Body::Message(message("d:ann:bob", "ann", "m2")));
     assert_eq!(it.ledger.apply(1, &next), Err(Stop::Missing));
-    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m2"))), 2);
+    assert_eq!(seq(it.send(message("d:ann:bob", "ann", "m2"))), 2);
 }
 
 #[test]
-fn archives_may_follow_each_other_before_the_first_is_known_to_be_done() {
+fn second_delta_may_follow_before_the_first_is_archived() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let first = it.ledger.take_delta(it.end()).unwrap();
-    it.say(message("d:ann:bob", "ann", "m2"));
+    it.send(message("d:ann:bob", "ann", "m2"));
     let second = it.ledger.take_delta(it.end()).unwrap();
     assert_eq!((first.from, first.to), (Position::START, second.from));
     assert_eq!((first.heads[0].1.last_seq, second.heads[0].1.last_seq), (1, 2));
@@ -384,9 +383,9 @@ fn archives_may_follow_each_other_before_the_first_is_known_to_be_done() {
 }
 
 #[test]
-fn rows_of_a_store_that_is_somewhere_else_are_not_taken() {
+fn rows_of_a_store_at_another_position_are_refused() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let key = [3; 16];
     for position in [Position { offset: 9, hash: key }, Position { offset: 0, hash: key }] {
         assert_eq!(it.ledger.load(position, [Loaded::Key(key, None)]), Err(Stop::NotMine));
@@ -394,14 +393,14 @@ fn rows_of_a_store_that_is_somewhere_else_are_not_taken() {
     let (id, phone) = (conversation("d:ann:bob"), DeviceId::new("phone").unwrap());
     let stale = Loaded::Device(id.clone(), user("ann"), phone, Some(Device { epoch: 99, next_n: 0 }));
     it.ledger.load(Position::START, [stale, Loaded::Head(id, None)]).unwrap();
-    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m2"))), 2, "what is known is newer");
+    assert_eq!(seq(it.send(message("d:ann:bob", "ann", "m2"))), 2, "cached rows are newer");
 }
 
 #[test]
-fn a_first_attempt_needs_no_read_when_memory_has_the_window() {
+fn first_attempt_needs_no_read_if_the_window_is_cached() {
     let mut it = Partition::new();
     it.put(Body::Rules(RuleChange { dedup_window: Some(3), ..RuleChange::default() }));
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let mut needs = BTreeSet::new();
     it.ledger.needs(&record(Body::Message(message("d:ann:bob", "ann", "m2"))), &mut needs);
     assert_eq!(needs, BTreeSet::new());
@@ -411,7 +410,7 @@ fn a_first_attempt_needs_no_read_when_memory_has_the_window() {
 }
 
 #[test]
-fn a_position_knows_its_log() {
+fn position_matches_only_its_own_log() {
     let bytes = record(Body::Message(message("d:ann:bob", "ann", "m1"))).encode();
     let position = Position::behind(4, &bytes);
     assert!(position.matches(Some(&bytes)));
@@ -425,11 +424,11 @@ fn offsets_only_rise_and_poison_voids_only_itself() {
     let mut it = Partition::new();
     it.ledger.skip(3).unwrap();
     assert_eq!(it.ledger.skip(3), Err(Stop::OutOfOrder { next: 4, got: 3 }));
-    assert_eq!(seq(it.say(message("d:ann:bob", "ann", "m1"))), 1);
+    assert_eq!(seq(it.send(message("d:ann:bob", "ann", "m1"))), 1);
 }
 
 #[test]
-fn records_that_the_ledger_could_not_rely_on_do_not_decode() {
+fn invalid_records_do_not_decode() {
     let decoded = |body: Body| Record::decode(record(body).encode());
     let to_room = Message { conversation: conversation("r:a"), ..message("g:a", "ann", "m1") };
     assert!(matches!(decoded(Body::Message(to_room)), Err(RecordError::Kind(_))));
@@ -440,13 +439,13 @@ fn records_that_the_ledger_could_not_rely_on_do_not_decode() {
     assert!(matches!(decoded(Body::Member(direct)), Err(RecordError::Kind(_))));
     let twice = change(MemberAction::Join, &["bob", "bob"], "", "q1");
     assert!(matches!(decoded(Body::Member(twice)), Err(RecordError::Twice(_))));
-    let nobody = change(MemberAction::Kick, &[], "", "q1");
-    assert_eq!(decoded(Body::Member(nobody)), Err(RecordError::Missing("users")));
+    let empty = change(MemberAction::Kick, &[], "", "q1");
+    assert_eq!(decoded(Body::Member(empty)), Err(RecordError::Missing("users")));
     let names: Vec<_> = (0..1_001).map(|n| format!("u{n}")).collect();
     let many: Vec<_> = names.iter().map(String::as_str).collect();
-    let crowd = |n: usize| decoded(Body::Member(change(MemberAction::Join, &many[..n], "", "q1")));
-    assert_eq!(crowd(1_001), Err(RecordError::TooMany { field: "users", got: 1_001 }));
-    assert!(crowd(1_000).is_ok());
+    let join = |n: usize| decoded(Body::Member(change(MemberAction::Join, &many[..n], "", "q1")));
+    assert_eq!(join(1_001), Err(RecordError::TooMany { field: "users", got: 1_001 }));
+    assert!(join(1_000).is_ok());
     let leave = decoded(Body::Member(change(MemberAction::Leave, &[], "bob", "q1"))).unwrap();
     assert!(matches!(leave.body, Body::Member(it) if it.users == [user("bob")]));
 }

@@ -1,4 +1,4 @@
-//! A switch of the rules in the middle of a log: whoever has the partition when, the answers are those of one replay.
+//! Switch of the rules in the middle of a log: with any owners, the outcomes are those of one replay.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn record(body: Body) -> Record {
     Record { origin, received_at: 1_000, body, trace: None }
 }
 
-/// An owner that begins where the store is, and its answers up to `end` or to the rules that stop it.
+/// Runs an owner from the store's position, and returns its answers up to `end` or to the rules that stop it.
 fn own(newest: u32, log: &[Record], end: usize, archive_every: usize, store: &mut store::Store) -> Run {
     let mut run = Run { answers: Vec::new(), stop: None };
     let mut ledger = Ledger::resume(store.now.position, store.now.rules, 7);
@@ -52,13 +52,13 @@ struct Run {
 }
 
 #[test]
-fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
+fn owners_of_two_versions_decide_a_switch_as_one_replay() {
     let bodies = || vec(body().prop_filter("one switch", |it| !matches!(it, Body::Rules(_))), 1..60);
     let windows = prop::option::of(prop::sample::select(&[0, 3, 9][..]));
     let versions = (1..LEDGER_NEWEST, windows);
     let strategy = (bodies(), bodies(), versions, 1..9usize, any::<prop::sample::Index>());
     check(300, strategy, |(before, after, (known, dedup_window), archive_every, handed_over)| {
-        // A window that only the later version keeps when keys are forgotten.
+        // Only the later version keeps this window when a record drops keys.
         let window = RuleChange { ledger_version: known, dedup_window, ..RuleChange::default() };
         let window = Body::Rules(window);
         let switch = Body::Rules(RuleChange { ledger_version: LEDGER_NEWEST, ..RuleChange::default() });
@@ -75,13 +75,13 @@ fn two_owners_of_different_versions_around_a_switch_answer_as_one_replay() {
         let end = handed_over.index(log.len() + 1);
         let older = own(known, &log, end, archive_every, &mut store);
         assert_eq!(older.stop, (end > at).then_some(Stop::UnknownRules(LEDGER_NEWEST)));
-        assert_eq!(older.answers.len(), end.min(at), "up to the switch it is as good as any");
+        assert_eq!(older.answers.len(), end.min(at), "it decides every record before the switch");
         let newer = own(LEDGER_NEWEST, &log, log.len(), archive_every, &mut store);
-        // What the older one had not archived is decided again.
+        // The newer owner decides unarchived records again.
         for (nth, outcome) in older.answers.iter().chain(&newer.answers) {
             assert_eq!(*outcome, replay.answers[*nth].1, "record {nth}");
         }
-        // One that comes back late has nothing to say any more, for it can't begin.
+        // An older owner that returns later can't start, so it gives no answers.
         if store.now.rules.ledger_version > known {
             let late = own(known, &log, log.len(), archive_every, &mut store);
             assert!(late.answers.is_empty());

@@ -1,4 +1,4 @@
-//! From the first byte to Welcome: who may say what, how long it may take, and where the chain starts.
+//! Login, from the first byte to Welcome: allowed frames, timeouts, settings, and the start of the chain.
 
 use super::support::{Conn, hello, id, logged_in, send};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tidegate_protocol::{
         session::{Action, Phase, Session},
         window::{Tracked, Verdict, Window},
     },
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
     settings::{Unread, UserSettings},
 };
 
@@ -19,46 +19,51 @@ fn a_session_is_small() {
 }
 
 #[test]
-fn hello_asks_for_a_login_and_welcome_answers_it() {
+fn hello_requests_a_login_and_gets_welcome() {
     let mut conn = Conn::new();
-    conn.frame(9, Asked::Hello(hello("")));
-    assert_eq!(conn.heard(), ["login"]);
+    conn.frame(9, ClientBody::Hello(hello("")));
+    assert_eq!(conn.output(), ["login"]);
     assert_eq!(conn.session.phase(), Phase::LoggingIn);
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
-    let Some(Action::Reply(frame)) = conn.said.pop() else { panic!("no reply") };
-    let Some(Said::Welcome(welcome)) = frame.body else { panic!("no welcome") };
+    let Some(Action::Reply(frame)) = conn.actions.pop() else { panic!("no reply") };
+    let Some(ServerBody::Welcome(welcome)) = frame.body else { panic!("no welcome") };
     assert_eq!((frame.id, welcome.session.as_str(), welcome.node.as_str()), (9, "s1", "n1"));
     assert_eq!((welcome.heartbeat_ms, welcome.resumed), (30_000, Some(false)));
     assert_eq!((welcome.next_id.as_str(), welcome.server_time), ("fresh", 1_763_712_000_000));
-    assert_eq!(welcome.limits.map(|told| (told.hold_max, told.in_flight_max)), Some((3, 4)));
+    assert_eq!(welcome.limits.map(|limits| (limits.hold_max, limits.in_flight_max)), Some((3, 4)));
     assert_eq!(conn.session.identity().map(|me| me.user.to_string()), Some("ann".to_owned()));
 }
 
 #[test]
 fn anything_but_one_hello_before_welcome_closes() {
-    for early in [Asked::Send(send("g:a", "x")), Asked::Ping(pb::Ping::default()), Asked::Bye(pb::Bye {})] {
+    let early_frames = [
+        ClientBody::Send(send("g:a", "x")),
+        ClientBody::Ping(pb::Ping::default()),
+        ClientBody::Bye(pb::Bye {}),
+    ];
+    for early in early_frames {
         let mut conn = Conn::new();
         conn.frame(1, early.clone());
-        assert_eq!(conn.heard(), ["close BAD_STATE"]);
+        assert_eq!(conn.output(), ["close BAD_STATE"]);
         let mut conn = Conn::new();
-        conn.frame(1, Asked::Hello(hello("")));
+        conn.frame(1, ClientBody::Hello(hello("")));
         conn.frame(2, early);
-        assert_eq!(conn.heard(), ["login", "close BAD_STATE"]);
+        assert_eq!(conn.output(), ["login", "close BAD_STATE"]);
     }
     let mut conn = Conn::new();
     conn.input(|s, _, now, out| s.handle_empty(now, out));
-    assert_eq!(conn.heard(), ["close BAD_STATE"]);
+    assert_eq!(conn.output(), ["close BAD_STATE"]);
 }
 
 #[test]
 fn a_second_hello_closes() {
     let mut conn = Conn::plain();
-    conn.frame(2, Asked::Hello(hello("")));
-    assert_eq!(conn.heard(), ["close BAD_STATE"]);
+    conn.frame(2, ClientBody::Hello(hello("")));
+    assert_eq!(conn.output(), ["close BAD_STATE"]);
 }
 
 #[test]
-fn a_hello_that_cannot_be_right_is_told_why() {
+fn invalid_hello_is_refused_with_a_code() {
     let bad = [
         (pb::Hello { version: 2, ..hello("") }, "BAD_VERSION"),
         (pb::Hello { device: "a b".to_owned(), ..hello("") }, "BAD_ID"),
@@ -67,50 +72,50 @@ fn a_hello_that_cannot_be_right_is_told_why() {
     ];
     for (hello, code) in bad {
         let mut conn = Conn::new();
-        conn.frame(3, Asked::Hello(hello));
-        assert_eq!(conn.heard(), [format!("3 {code}"), format!("close {code}")]);
+        conn.frame(3, ClientBody::Hello(hello));
+        assert_eq!(conn.output(), [format!("3 {code}"), format!("close {code}")]);
     }
 }
 
 #[test]
-fn a_refused_login_says_so_and_closes() {
+fn refused_login_sends_an_error_and_closes() {
     let mut conn = Conn::new();
-    conn.frame(3, Asked::Hello(hello("")));
+    conn.frame(3, ClientBody::Hello(hello("")));
     conn.input(|s, _, _, out| s.login_refused(Code::TokenExpired, "", out));
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
-    assert_eq!(conn.heard(), ["login", "3 TOKEN_EXPIRED", "close TOKEN_EXPIRED"]);
+    assert_eq!(conn.output(), ["login", "3 TOKEN_EXPIRED", "close TOKEN_EXPIRED"]);
 }
 
 #[test]
-fn hello_must_come_in_five_seconds_and_so_must_the_answer() {
+fn hello_and_login_time_out_after_five_seconds_each() {
     let mut conn = Conn::new();
     assert_eq!(conn.session.poll_timeout(&conn.limits), Some(Time::from_millis(6_000)));
     conn.pass(4.999);
     assert!(!conn.is_closed());
-    conn.frame(1, Asked::Hello(hello("")));
+    conn.frame(1, ClientBody::Hello(hello("")));
     conn.pass(4.999);
     assert!(!conn.is_closed(), "the login has its own five seconds");
     conn.pass(0.001);
-    assert_eq!(conn.heard(), ["login", "close OVERLOADED"]);
+    assert_eq!(conn.output(), ["login", "close OVERLOADED"]);
 
     let mut mute = Conn::new();
     mute.pass(5.0);
-    assert_eq!(mute.heard(), ["close HANDSHAKE_TIMEOUT"]);
+    assert_eq!(mute.output(), ["close HANDSHAKE_TIMEOUT"]);
 }
 
 #[test]
-fn wishes_are_granted_within_bounds() {
+fn user_settings_are_clamped_to_their_bounds() {
     for (wish, granted) in [(0, 30_000), (1, 5_000), (60_000, 60_000), (u32::MAX, 300_000)] {
         let mut conn = Conn::new();
         let settings =
             pb::Settings { heartbeat_ms: wish, ack_timeout_ms: wish, ack_tries: 9, ..Default::default() };
-        conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
+        conn.frame(1, ClientBody::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
         conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
         conn.now = conn.now + Duration::from_millis(granted * 5 / 2 - 1);
         conn.pass(0.0);
         assert!(!conn.is_closed());
         conn.pass(0.001);
-        assert_eq!(conn.heard().last().map(String::as_str), Some("close HEARTBEAT_MISSED"));
+        assert_eq!(conn.output().last().map(String::as_str), Some("close HEARTBEAT_MISSED"));
         let window = conn.session.window_limits(&conn.limits);
         assert!(window.ack_timeout >= Duration::from_millis(1_250), "{window:?}");
         assert!(window.ack_timeout <= Duration::from_secs(20) && window.tries == 3, "{window:?}");
@@ -118,28 +123,28 @@ fn wishes_are_granted_within_bounds() {
 }
 
 #[test]
-fn what_was_wished_before_counts_where_nothing_is_wished_now() {
+fn stored_settings_apply_where_hello_sets_none() {
     let mut conn = Conn::new();
     let settings = pb::Settings { heartbeat_ms: 60_000, unread: "none".into(), ..Default::default() };
-    conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
+    conn.frame(1, ClientBody::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
     let before = UserSettings { ack_tries: 1, heartbeat_ms: 9_000, ..Default::default() };
     let both = conn.session.wished().over(before);
     conn.session.wishes_are(both);
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
     assert_eq!(conn.session.window_limits(&conn.limits).tries, 1);
     assert_eq!(conn.session.viewing().unread, Unread::None);
-    assert_eq!(conn.session.wished(), UserSettings::default(), "the login is decided");
+    assert_eq!(conn.session.wished(), UserSettings::default(), "the login is complete");
     conn.now = conn.now + Duration::from_millis(149_999);
     conn.pass(0.0);
-    assert!(!conn.is_closed(), "the newer of two wishes counts");
+    assert!(!conn.is_closed(), "the newer setting applies");
 }
 
-/// In time that stands still but where the test moves it.
+/// Only the test advances the time.
 #[test]
-fn a_window_waits_and_gives_up_as_wished() {
+fn window_uses_the_ack_settings_of_the_user() {
     let mut conn = Conn::new();
     let settings = pb::Settings { ack_timeout_ms: 2_000, ack_tries: 2, ..Default::default() };
-    conn.frame(1, Asked::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
+    conn.frame(1, ClientBody::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
     let mut window = Window::new(conn.session.window_limits(&conn.limits));
     let (conversation, at) = (ConversationId::parse("g:a").expect("a key"), Time::from_millis);
@@ -153,34 +158,34 @@ fn a_window_waits_and_gives_up_as_wished() {
 }
 
 #[test]
-fn a_wish_that_means_nothing_is_turned_away() {
+fn invalid_setting_is_refused() {
     let mut conn = Conn::new();
     let settings = Some(pb::Settings { retention: "2d".into(), ..Default::default() });
-    conn.frame(1, Asked::Hello(pb::Hello { settings, ..hello("") }));
-    assert_eq!(conn.heard(), ["1 BAD_SETTING", "close BAD_SETTING"]);
+    conn.frame(1, ClientBody::Hello(pb::Hello { settings, ..hello("") }));
+    assert_eq!(conn.output(), ["1 BAD_SETTING", "close BAD_SETTING"]);
 }
 
-/// What Welcome tells, and what the chain then expects.
+/// Returns the output of a login, and the id that the chain then expects.
 fn start(declared: &str, chain: bool, saved: Option<&str>) -> (String, Option<String>) {
     let mut conn = Conn::new();
     let settings = Some(pb::Settings { chain, ..Default::default() });
-    conn.frame(1, Asked::Hello(pb::Hello { settings, ..hello(declared) }));
+    conn.frame(1, ClientBody::Hello(pb::Hello { settings, ..hello(declared) }));
     let saved = saved.map(|saved| (id(saved), vec![id("old")]));
     conn.input(|s, l, now, out| s.logged_in(logged_in(saved), l, now, out));
-    let told = conn.heard().pop().expect("a welcome");
-    (told, conn.session.expected().map(ToString::to_string))
+    let welcome = conn.output().pop().expect("a welcome");
+    (welcome, conn.session.expected().map(ToString::to_string))
 }
 
 #[test]
-fn the_chain_starts_at_the_declared_id_unless_it_is_done_then_at_the_saved_one_or_a_fresh_one() {
-    let told = |next: &str| format!("1 welcome {next}");
+fn chain_starts_at_the_declared_saved_or_fresh_id() {
+    let welcome = |next: &str| format!("1 welcome {next}");
     let some = |next: &str| Some(next.to_owned());
-    assert_eq!(start("", false, None), (told("fresh"), None), "no chain was asked for");
-    assert_eq!(start("", false, Some("s")), (told("s"), None));
-    assert_eq!(start("", true, None), (told("fresh"), some("fresh")));
-    assert_eq!(start("c", false, None), (told("c"), some("c")), "adopted");
-    assert_eq!(start("c", false, Some("c")), (told("c"), some("c")));
-    assert_eq!(start("old", false, Some("s")), (told("s"), some("s")), "done: the client missed the acks");
-    assert_eq!(start("c", false, Some("s")), (told("c"), some("c")), "not done: the last saves were lost");
-    assert_eq!(start("", true, Some("s")), (told("s"), some("s")));
+    assert_eq!(start("", false, None), (welcome("fresh"), None), "no chain was requested");
+    assert_eq!(start("", false, Some("s")), (welcome("s"), None));
+    assert_eq!(start("", true, None), (welcome("fresh"), some("fresh")));
+    assert_eq!(start("c", false, None), (welcome("c"), some("c")), "adopted");
+    assert_eq!(start("c", false, Some("c")), (welcome("c"), some("c")));
+    assert_eq!(start("old", false, Some("s")), (welcome("s"), some("s")), "done: the client missed the acks");
+    assert_eq!(start("c", false, Some("s")), (welcome("c"), some("c")), "not done: the last saves were lost");
+    assert_eq!(start("", true, Some("s")), (welcome("s"), some("s")));
 }

@@ -1,17 +1,17 @@
-//! A sender's own order through the session: numbers, refusals on the way, a full hold, and what is saved (S37).
+//! Order of a device through the session: numbers, refusals before the append, a full hold, and saved state (S37).
 
 use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use tidegate_protocol::{
     Code,
     machine::session::{Answer, ChainSaved},
-    pb::{self, client_frame::Body as Asked},
+    pb::{self, client_frame::Body as ClientBody},
 };
 
 fn accepted(seq: u64) -> Answer {
     Answer::Accepted { seq, time: 1 }
 }
 
-/// (id, n) of what was submitted since the last call.
+/// Returns (id, n) of the submissions since the last call.
 fn numbered(conn: &mut Conn) -> Vec<(String, u64)> {
     conn.submits
         .drain(..)
@@ -27,24 +27,24 @@ fn pairs(pairs: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn reordered_messages_are_submitted_in_chain_order_and_numbered_per_conversation() {
+fn reordered_messages_are_submitted_in_chain_order() {
     let mut conn = Conn::chained();
-    conn.frame(1, Asked::Send(chained_send("g:a", "m2", "m3")));
-    conn.frame(2, Asked::Send(chained_send("g:b", "m1", "m2")));
+    conn.frame(1, ClientBody::Send(chained_send("g:a", "m2", "m3")));
+    conn.frame(2, ClientBody::Send(chained_send("g:b", "m1", "m2")));
     assert!(conn.submits.is_empty());
-    conn.frame(3, Asked::Send(chained_send("g:a", "m0", "m1")));
+    conn.frame(3, ClientBody::Send(chained_send("g:a", "m0", "m1")));
     assert_eq!(numbered(&mut conn), pairs(&[("m0", 0), ("m1", 0), ("m2", 1)]));
-    assert!(conn.heard().is_empty(), "a held message is answered when it is decided");
+    assert!(conn.output().is_empty(), "a held message gets its answer later");
 }
 
 #[test]
-fn a_temporary_refusal_keeps_the_expected_id_the_followers_and_the_number() {
+fn temporary_refusal_keeps_expected_id_and_successors() {
     let mut conn = Conn::chained();
     conn.link(1);
     conn.link(2);
     conn.refusals.push_back(Code::RateLimited);
     conn.link(0);
-    assert_eq!(conn.heard(), ["100 RATE_LIMITED"]);
+    assert_eq!(conn.output(), ["100 RATE_LIMITED"]);
     assert!(conn.submits.is_empty());
     assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m0")), 2));
     conn.link(0);
@@ -52,7 +52,7 @@ fn a_temporary_refusal_keeps_the_expected_id_the_followers_and_the_number() {
 }
 
 #[test]
-fn a_temporary_refusal_in_the_middle_of_a_walk_holds_the_rest() {
+fn temporary_refusal_during_a_release_holds_the_rest() {
     let mut conn = Conn::chained();
     conn.link(1);
     conn.link(2);
@@ -61,7 +61,7 @@ fn a_temporary_refusal_in_the_middle_of_a_walk_holds_the_rest() {
     assert_eq!(numbered(&mut conn), pairs(&[("m0", 0)]));
     conn.refusals.push_back(Code::BusUnavailable);
     conn.answer(0, accepted(1));
-    assert_eq!(conn.heard(), ["save m0 then m1", "100 ack m0 1", "101 BUS_UNAVAILABLE"]);
+    assert_eq!(conn.output(), ["save m0 then m1", "100 ack m0 1", "101 BUS_UNAVAILABLE"]);
     assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m1")), 1));
     conn.limits.in_flight_max = 4;
     conn.link(1);
@@ -69,17 +69,17 @@ fn a_temporary_refusal_in_the_middle_of_a_walk_holds_the_rest() {
 }
 
 #[test]
-fn a_permanent_refusal_is_an_answer_and_the_chain_goes_on_without_a_hole() {
+fn permanent_refusal_is_an_answer_and_leaves_no_hole() {
     let mut conn = Conn::chained();
     conn.link(1);
     conn.refusals.push_back(Code::Forbidden);
     conn.link(0);
-    assert_eq!(conn.heard(), ["save m0 then m1", "100 FORBIDDEN"]);
+    assert_eq!(conn.output(), ["save m0 then m1", "100 FORBIDDEN"]);
     assert_eq!(numbered(&mut conn), pairs(&[("m1", 0)]));
 }
 
 #[test]
-fn the_retry_of_a_done_id_goes_on_unchained_and_as_a_retry() {
+fn retry_of_a_done_id_is_submitted_unchained() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.answer(0, accepted(1));
@@ -88,17 +88,17 @@ fn the_retry_of_a_done_id_goes_on_unchained_and_as_a_retry() {
     let submit = conn.submits.pop_front().expect("a submission");
     assert_eq!((submit.order.chained, submit.attempt), (false, 1));
     conn.answer(submit.ticket, Answer::Duplicate { seq: 1, time: 1 });
-    assert_eq!(conn.heard(), ["save m0 then m1", "100 ack m0 1", "100 dup m0 1"]);
+    assert_eq!(conn.output(), ["save m0 then m1", "100 ack m0 1", "100 dup m0 1"]);
     assert_eq!(conn.session.expected(), Some(&id("m1")));
 }
 
 #[test]
 fn ids_done_before_the_login_are_acked_and_never_held() {
     let mut conn = Conn::new();
-    conn.frame(1, Asked::Hello(hello("m0")));
+    conn.frame(1, ClientBody::Hello(hello("m0")));
     let saved = Some((id("m2"), vec![id("m0"), id("m1")]));
     conn.input(|s, l, now, out| s.logged_in(logged_in(saved), l, now, out));
-    assert_eq!(conn.heard(), ["login", "1 welcome m2"]);
+    assert_eq!(conn.output(), ["login", "1 welcome m2"]);
     conn.link(0);
     conn.link(1);
     conn.link(2);
@@ -107,15 +107,15 @@ fn ids_done_before_the_login_are_acked_and_never_held() {
 }
 
 #[test]
-fn wherever_the_saves_ended_a_client_that_goes_on_waits_for_nothing() {
+fn client_resumes_from_any_saved_position_without_a_hold() {
     for (saved, declared) in (0..8).flat_map(|saved| (0..8).map(move |declared| (saved, declared))) {
         let what = format!("saved m{saved}, declared m{declared}");
         let mut conn = Conn::new();
-        conn.frame(1, Asked::Hello(hello(&format!("m{declared}"))));
+        conn.frame(1, ClientBody::Hello(hello(&format!("m{declared}"))));
         let done = (0..saved).map(|n| id(&format!("m{n}"))).collect();
         let state = Some((id(&format!("m{saved}")), done));
         conn.input(|s, l, now, out| s.logged_in(logged_in(state), l, now, out));
-        // On the way every other message overtakes the one before it.
+        // Every other message overtakes its predecessor.
         let mut links: Vec<u64> = (declared..10).collect();
         links.chunks_mut(2).for_each(<[u64]>::reverse);
         let mut submitted = Vec::new();
@@ -135,42 +135,42 @@ fn wherever_the_saves_ended_a_client_that_goes_on_waits_for_nothing() {
 }
 
 #[test]
-fn a_bad_link_a_skipped_id_and_a_waiting_id_are_told_apart() {
+fn bad_link_skipped_id_and_held_id_have_different_codes() {
     let mut conn = Conn::chained();
-    conn.frame(1, Asked::Send(chained_send("g:a", "m0", "m0")));
+    conn.frame(1, ClientBody::Send(chained_send("g:a", "m0", "m0")));
     conn.link(2);
     conn.link(2);
     conn.pass(2.0);
     conn.pass(2.0);
     conn.link(0);
-    let heard = conn.heard();
-    assert_eq!(heard[..2], ["1 BAD_LINK", "102 NOT_YET"]);
-    assert!(heard[2].starts_with("alarm OrderBlocked"), "{heard:?}");
-    assert_eq!(heard[3], "0 ORDER_BLOCKED m0");
-    assert!(heard[5].starts_with("alarm OrderSkipped"), "{heard:?}");
+    let output = conn.output();
+    assert_eq!(output[..2], ["1 BAD_LINK", "102 NOT_YET"]);
+    assert!(output[2].starts_with("alarm OrderBlocked"), "{output:?}");
+    assert_eq!(output[3], "0 ORDER_BLOCKED m0");
+    assert!(output[5].starts_with("alarm OrderSkipped"), "{output:?}");
     let saved = "save skipped m0, expect m2";
-    assert_eq!(heard[4], saved, "before anybody is told");
-    assert_eq!(heard[6..], ["0 ORDER_SKIPPED m0 m2", saved, "100 ORDER_SKIPPED"]);
+    assert_eq!(output[4], saved, "saved before the client is notified");
+    assert_eq!(output[6..], ["0 ORDER_SKIPPED m0 m2", saved, "100 ORDER_SKIPPED"]);
     assert_eq!(numbered(&mut conn), pairs(&[("m2", 0)]));
 }
 
-/// What the node remembers must not point at what it gave up, or the next login lets it in behind its successors.
+/// The saved position must not be a skipped id, or the next login would accept that id after its successors.
 #[test]
-fn a_skip_is_saved_and_holds_for_the_next_connection_of_the_device() {
+fn skip_is_saved_for_later_connections_of_the_device() {
     let mut conn = Conn::chained();
     for n in [0, 1, 3] {
         conn.link(n);
     }
     conn.pass(2.0);
     conn.pass(2.0);
-    assert!(conn.heard().contains(&"save skipped m2, expect m0".to_owned()), "m0 and m1 have no answer yet");
+    assert!(conn.output().contains(&"save skipped m2, expect m0".to_owned()), "m0 and m1 have no answer yet");
     conn.answer(0, accepted(1));
-    assert!(conn.heard().contains(&"save m0 then m1".to_owned()));
+    assert!(conn.output().contains(&"save m0 then m1".to_owned()));
     conn.answer(1, accepted(2));
-    assert!(conn.heard().contains(&"save m1 then m3".to_owned()), "and not then m2");
+    assert!(conn.output().contains(&"save m1 then m3".to_owned()), "m2 is skipped");
     for declared in ["m2", "m3"] {
         let mut next = Conn::new();
-        next.frame(1, Asked::Hello(hello(declared)));
+        next.frame(1, ClientBody::Hello(hello(declared)));
         let saved =
             ChainSaved { expected: id("m3"), done: vec![id("m0"), id("m1")], skipped: vec![id("m2")] };
         let mut login = logged_in(None);
@@ -178,36 +178,36 @@ fn a_skip_is_saved_and_holds_for_the_next_connection_of_the_device() {
         next.input(|s, l, now, out| s.logged_in(login, l, now, out));
         assert_eq!(next.session.expected(), Some(&id("m3")), "{declared}");
         next.link(2);
-        assert_eq!(next.heard().last().map(String::as_str), Some("102 ORDER_SKIPPED"));
+        assert_eq!(next.output().last().map(String::as_str), Some("102 ORDER_SKIPPED"));
         next.link(3);
         assert_eq!(numbered(&mut next), pairs(&[("m3", 0)]));
     }
 }
 
 #[test]
-fn a_full_hold_stops_reading_and_parks_the_frame_that_did_not_fit() {
+fn full_hold_stops_reading_and_parks_one_frame() {
     let mut conn = Conn::chained();
     for n in 1..=4 {
         assert!(conn.wants_read());
         conn.link(n);
     }
     assert!(!conn.wants_read());
-    let heard = conn.heard();
-    assert!(heard[0].starts_with("alarm OrderWindowFull"), "{heard:?}");
-    assert_eq!(heard[1..], ["0 ORDER_WINDOW_FULL m0"]);
+    let output = conn.output();
+    assert!(output[0].starts_with("alarm OrderWindowFull"), "{output:?}");
+    assert_eq!(output[1..], ["0 ORDER_WINDOW_FULL m0"]);
     assert_eq!(conn.session.held(), 4);
     conn.link(5);
-    assert_eq!(conn.heard(), ["105 BUSY"], "one frame is parked, and no second one is lost");
+    assert_eq!(conn.output(), ["105 BUSY"], "one frame is parked, and no second one is lost");
 }
 
 #[test]
-fn the_order_timeout_relieves_a_full_hold_whose_expected_id_is_behind_it() {
+fn order_timeout_relieves_a_full_hold() {
     let mut conn = Conn::chained();
     for n in 1..=4 {
         conn.link(n);
     }
-    // m0 is the next frame in the socket, and nobody reads it.
-    conn.heard();
+    // m0 is the next frame in the socket, which is not read.
+    conn.output();
     conn.limits.heartbeat = std::time::Duration::from_secs(1);
     conn.pass(2.0);
     assert!(!conn.wants_read());
@@ -218,11 +218,11 @@ fn the_order_timeout_relieves_a_full_hold_whose_expected_id_is_behind_it() {
     }
     assert!(conn.wants_read());
     conn.link(0);
-    assert_eq!(conn.heard().last().map(String::as_str), Some("100 ORDER_SKIPPED"));
+    assert_eq!(conn.output().last().map(String::as_str), Some("100 ORDER_SKIPPED"));
 }
 
 #[test]
-fn a_hold_full_of_strangers_empties_one_skip_at_a_time() {
+fn hold_of_unrelated_messages_empties_skip_by_skip() {
     let mut conn = Conn::chained();
     for n in [10, 20, 30, 40] {
         conn.link(n);
@@ -245,12 +245,13 @@ fn a_hold_full_of_strangers_empties_one_skip_at_a_time() {
 }
 
 #[test]
-fn a_message_larger_than_the_hold_does_not_block_for_ever() {
+fn message_larger_than_the_hold_does_not_block_forever() {
     let mut conn = Conn::chained();
     conn.limits.content_bytes_max = 10_000;
     let large = |n: u64| {
         let content = Some(tidegate_protocol::content::Content::text("a".repeat(2_000)));
-        Asked::Send(pb::Send { content, ..chained_send("g:a", &format!("m{n}"), &format!("m{}", n + 1)) })
+        let send = chained_send("g:a", &format!("m{n}"), &format!("m{}", n + 1));
+        ClientBody::Send(pb::Send { content, ..send })
     };
     conn.frame(1, large(5));
     assert!(conn.wants_read());
@@ -263,28 +264,28 @@ fn a_message_larger_than_the_hold_does_not_block_for_ever() {
 }
 
 #[test]
-fn what_is_saved_is_the_prefix_that_has_its_answers() {
+fn only_the_answered_prefix_is_saved() {
     let mut conn = Conn::chained();
     for n in 0..3 {
         conn.link(n);
     }
     conn.answer(1, accepted(2));
-    assert_eq!(conn.heard(), ["101 ack m1 2"], "m0 has no answer yet");
+    assert_eq!(conn.output(), ["101 ack m1 2"], "m0 has no answer yet");
     conn.answer(0, accepted(1));
-    assert_eq!(conn.heard(), ["save m0 then m1", "save m1 then m2", "100 ack m0 1"]);
+    assert_eq!(conn.output(), ["save m0 then m1", "save m1 then m2", "100 ack m0 1"]);
     conn.pass(5.0);
-    assert_eq!(conn.heard(), ["102 UNKNOWN"], "it may not be in the log: the next connection begins with it");
+    assert_eq!(conn.output(), ["102 UNKNOWN"], "the next connection starts with it");
     conn.link(3);
     conn.answer(3, accepted(4));
-    assert_eq!(conn.heard(), ["103 ack m3 4"]);
-    // Sent again, it is known at last, and what is behind it with it.
+    assert_eq!(conn.output(), ["103 ack m3 4"]);
+    // The resend resolves it, so it is saved together with its successor.
     conn.link(2);
     conn.answer(4, Answer::Duplicate { seq: 3, time: 1 });
-    assert_eq!(conn.heard(), ["save m2 then m3", "save m3 then m4", "102 dup m2 3"]);
+    assert_eq!(conn.output(), ["save m2 then m3", "save m3 then m4", "102 dup m2 3"]);
 }
 
 #[test]
-fn a_client_that_never_sends_an_unknown_message_again_starts_a_new_epoch() {
+fn client_that_never_resends_an_unknown_message_is_resynced() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.pass(5.0);
@@ -293,45 +294,45 @@ fn a_client_that_never_sends_an_unknown_message_again_starts_a_new_epoch() {
         conn.link(n);
         conn.answer(n, accepted(n));
     }
-    assert_eq!(conn.heard().last().map(String::as_str), Some("close RESYNC"));
+    assert_eq!(conn.output().last().map(String::as_str), Some("close RESYNC"));
 }
 
 #[test]
-fn a_broken_order_starts_a_new_epoch() {
+fn broken_order_is_resynced() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.answer(0, Answer::Refused { code: Code::OrderBroken, message: "".into() });
-    assert_eq!(conn.heard(), ["100 ORDER_BROKEN", "close RESYNC"]);
+    assert_eq!(conn.output(), ["100 ORDER_BROKEN", "close RESYNC"]);
 }
 
 #[test]
-fn too_many_conversations_for_one_chain_start_a_new_epoch() {
+fn too_many_conversations_of_one_chain_are_resynced() {
     let mut conn = Conn::chained();
     for n in 0..4 {
         let (msg_id, next_id) = (format!("m{n}"), format!("m{}", n + 1));
-        conn.frame(n, Asked::Send(chained_send(&format!("g:a{n}"), &msg_id, &next_id)));
+        conn.frame(n, ClientBody::Send(chained_send(&format!("g:a{n}"), &msg_id, &next_id)));
         for submit in std::mem::take(&mut conn.submits) {
             conn.answer(submit.ticket, accepted(1));
         }
     }
-    assert_eq!(conn.heard().last().map(String::as_str), Some("close RESYNC"));
+    assert_eq!(conn.output().last().map(String::as_str), Some("close RESYNC"));
 }
 
 #[test]
-fn the_expected_id_can_be_asked_for() {
+fn next_id_returns_the_expected_id() {
     let mut conn = Conn::chained();
     conn.link(0);
-    conn.frame(2, Asked::NextId(pb::NextId {}));
-    assert_eq!(conn.heard(), ["2 next m1"]);
+    conn.frame(2, ClientBody::NextId(pb::NextId {}));
+    assert_eq!(conn.output(), ["2 next m1"]);
     let mut plain = Conn::plain();
-    plain.frame(2, Asked::NextId(pb::NextId {}));
-    assert_eq!(plain.heard(), ["2 next"], "empty: this session has no chain");
+    plain.frame(2, ClientBody::NextId(pb::NextId {}));
+    assert_eq!(plain.output(), ["2 next"], "empty: this session has no chain");
 }
 
 #[test]
 fn unchained_sends_pass_a_blocked_chain() {
     let mut conn = Conn::chained();
     conn.link(5);
-    conn.frame(1, Asked::Send(send("g:a", "x")));
+    conn.frame(1, ClientBody::Send(send("g:a", "x")));
     assert_eq!(conn.submitted(), ["x"]);
 }

@@ -1,4 +1,4 @@
-//! Any input in any state: defined, bounded, and true to what the session promises.
+//! Property test of the session: any input in any state has a defined, bounded result and keeps the promises.
 
 use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use tidegate_protocol::{
     Code,
     id::RoomId,
     machine::session::{Action, Answer, Phase},
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
 #[derive(Clone, Debug)]
@@ -21,10 +21,10 @@ enum Op {
     Send { to: u8, n: u8 },
     Link { to: u8, n: u8, next: u8 },
     Straight { n: u8 },
-    Other(Asked),
+    Other(ClientBody),
     Nothing,
     Empty,
-    Heard,
+    SignOfLife,
     Violation,
     Joined { ok: bool },
     Answer { which: prop::sample::Index, how: u8 },
@@ -35,21 +35,21 @@ enum Op {
     Close,
 }
 
-fn other() -> impl Strategy<Value = Asked> {
+fn other() -> impl Strategy<Value = ClientBody> {
     let text = prop_oneof![Just("g:a"), Just("a"), Just("b"), Just("c d"), Just("")];
     (text, 0..11u8).prop_map(|(text, kind)| {
         let (conversation, room) = (text.to_owned(), text.to_owned());
         match kind {
-            0 => Asked::Ack(pb::Ack { conversation, seq: 1 }),
-            1 => Asked::Ping(pb::Ping::default()),
-            2 => Asked::Read(pb::Read { conversation, seq: 1 }),
-            3 => Asked::NextId(pb::NextId {}),
-            4 | 5 => Asked::Join(pb::Join { room }),
-            6 => Asked::Leave(pb::Leave { room, ..Default::default() }),
-            7 => Asked::Pong(pb::Pong::default()),
-            8 => Asked::Recall(pb::Recall { conversation, seq: 1 }),
-            9 => Asked::Leave(pb::Leave { conversation, ..Default::default() }),
-            _ => Asked::Sync(pb::Sync::default()),
+            0 => ClientBody::Ack(pb::Ack { conversation, seq: 1 }),
+            1 => ClientBody::Ping(pb::Ping::default()),
+            2 => ClientBody::Read(pb::Read { conversation, seq: 1 }),
+            3 => ClientBody::NextId(pb::NextId {}),
+            4 | 5 => ClientBody::Join(pb::Join { room }),
+            6 => ClientBody::Leave(pb::Leave { room, ..Default::default() }),
+            7 => ClientBody::Pong(pb::Pong::default()),
+            8 => ClientBody::Recall(pb::Recall { conversation, seq: 1 }),
+            9 => ClientBody::Leave(pb::Leave { conversation, ..Default::default() }),
+            _ => ClientBody::Sync(pb::Sync::default()),
         }
     })
 }
@@ -63,10 +63,10 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0..5u8, 0..12u8, 0..12u8).prop_map(|(to, n, next)| Op::Link { to, n, next }),
         20 => (0..12u8).prop_map(|n| Op::Straight { n }),
         6 => other().prop_map(Op::Other),
-        3 => Just(Op::Other(Asked::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 }))),
+        3 => Just(Op::Other(ClientBody::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 }))),
         1 => Just(Op::Nothing),
         2 => Just(Op::Empty),
-        2 => Just(Op::Heard),
+        2 => Just(Op::SignOfLife),
         1 => Just(Op::Violation),
         2 => any::<bool>().prop_map(|ok| Op::Joined { ok }),
         16 => (any::<prop::sample::Index>(), 0..10u8).prop_map(|(which, how)| Op::Answer { which, how }),
@@ -82,16 +82,16 @@ struct Run {
     conn: Conn,
     next_frame: u64,
     joins: Vec<(u64, RoomId)>,
-    /// Frame ids of Sends that were handed in.
+    /// Frame ids of the Sends passed in.
     sends: BTreeSet<u64>,
     answers: BTreeMap<u64, usize>,
-    /// Tickets without an answer as the driver knows it.
+    /// Tickets without an answer.
     open: Vec<u64>,
     tickets: u64,
     counts: BTreeMap<String, u64>,
     welcomed: bool,
     closed: bool,
-    /// The open query, and whether it goes to the log; answered before the next input that is none of time or an end.
+    /// Open query, and whether it appends; answered before the next input other than time, answers and ends.
     query: Option<(u64, bool)>,
 }
 
@@ -121,7 +121,7 @@ impl Run {
         if self.conn.session.phase() == Phase::Live {
             self.sends.insert(self.next_frame);
         }
-        self.conn.frame(self.next_frame, Asked::Send(send));
+        self.conn.frame(self.next_frame, ClientBody::Send(send));
     }
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
@@ -134,19 +134,19 @@ impl Run {
             Op::Hello { next_id, good } => {
                 let hello = hello(if next_id { "m0" } else { "" });
                 let hello = pb::Hello { version: u32::from(good), ..hello };
-                conn.frame(self.next_frame, Asked::Hello(hello));
+                conn.frame(self.next_frame, ClientBody::Hello(hello));
             }
             Op::LoggedIn { saved } => {
                 let saved = saved.then(|| (id("m3"), vec![id("m1"), id("m2")]));
                 conn.input(|s, l, now, out| s.logged_in(logged_in(saved), l, now, out));
             }
             Op::LoginRefused => conn.input(|s, _, _, out| s.login_refused(Code::TokenInvalid, "", out)),
-            Op::Send { to, n } => self.send(send(PLACES[to as usize], &format!("m{n}"))),
+            Op::Send { to, n } => self.send(send(TARGETS[to as usize], &format!("m{n}"))),
             Op::Link { to, n, next } => {
-                self.send(chained_send(PLACES[to as usize], &format!("m{n}"), &format!("m{next}")));
+                self.send(chained_send(TARGETS[to as usize], &format!("m{n}"), &format!("m{next}")));
             }
             Op::Straight { n } => {
-                self.send(chained_send(PLACES[(n % 2) as usize], &format!("m{n}"), &format!("m{}", n + 1)));
+                self.send(chained_send(TARGETS[(n % 2) as usize], &format!("m{n}"), &format!("m{}", n + 1)));
             }
             Op::Other(body) => conn.frame(self.next_frame, body),
             Op::Nothing => {
@@ -154,7 +154,7 @@ impl Run {
                 conn.input(|s, l, now, out| s.handle_frame(frame, l, now, out));
             }
             Op::Empty => conn.input(|s, _, now, out| s.handle_empty(now, out)),
-            Op::Heard => conn.input(|s, _, now, _| s.handle_heard(now)),
+            Op::SignOfLife => conn.input(|s, _, now, _| s.handle_heard(now)),
             Op::Violation => conn.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             Op::Joined { ok } => {
                 if let Some((id, room)) = self.joins.pop() {
@@ -184,7 +184,7 @@ impl Run {
     fn answer_query(&mut self) -> Result<(), TestCaseError> {
         let Some((id, _)) = self.query.take() else { return Ok(()) };
         let conn = &mut self.conn;
-        prop_assert!(!conn.session.wants_read(&conn.limits) || self.closed, "nothing is read meanwhile");
+        prop_assert!(!conn.session.wants_read(&conn.limits) || self.closed, "an open query stops reading");
         conn.input(|s, l, now, out| {
             s.query_done(id, out);
             s.query_over(l, now);
@@ -197,7 +197,7 @@ impl Run {
             return;
         }
         let at = which.index(self.open.len());
-        // Now and then an answer comes twice, as after a take-over.
+        // Some answers arrive twice, as after a take-over.
         let ticket = if how == 5 { self.open[at] } else { self.open.swap_remove(at) };
         let answer = match how {
             0..=5 => Answer::Accepted { seq: ticket, time: 1 },
@@ -214,10 +214,11 @@ impl Run {
     fn check(&mut self) -> Result<(), TestCaseError> {
         let (session, limits) = (&self.conn.session, &self.conn.limits);
         prop_assert!(session.in_flight() <= limits.in_flight_max);
-        prop_assert!(session.held() <= limits.chain.hold_max + 2, "the ready one and the parked one besides");
+        prop_assert!(session.held() <= limits.chain.hold_max + 2, "plus the ready one and the parked one");
         prop_assert!(session.rooms().len() <= limits.rooms_max);
-        prop_assert!(self.conn.said.len() <= 4 * limits.in_flight_max + 8, "bounded: {:?}", self.conn.said);
-        for action in std::mem::take(&mut self.conn.said) {
+        let actions = &self.conn.actions;
+        prop_assert!(actions.len() <= 4 * limits.in_flight_max + 8, "bounded: {actions:?}");
+        for action in std::mem::take(&mut self.conn.actions) {
             prop_assert!(!self.closed, "after the close: {action:?}");
             self.check_action(action)?;
         }
@@ -241,7 +242,7 @@ impl Run {
         match action {
             Action::Close { code, .. } => {
                 let appends = self.query.is_some_and(|(_, appends)| appends);
-                prop_assert!(code != Code::Draining || !appends, "who leaves waits for the log");
+                prop_assert!(code != Code::Draining || !appends, "a leaving session waits for the log");
                 self.closed = true;
             }
             Action::Login(_) => prop_assert!(!self.welcomed),
@@ -252,10 +253,10 @@ impl Run {
             }
             Action::Answer(_) => prop_assert!(self.welcomed),
             Action::Reply(frame) => match frame.body.expect("a reply has a body") {
-                Said::Welcome(_) => {
+                ServerBody::Welcome(_) => {
                     prop_assert!(!std::mem::replace(&mut self.welcomed, true), "once");
                 }
-                Said::SendAck(_) | Said::Error(_) => {
+                ServerBody::SendAck(_) | ServerBody::Error(_) => {
                     let count = self.answers.entry(frame.id).or_default();
                     *count += 1;
                     prop_assert!(*count == 1, "frame {} was answered {} times", frame.id, count);
@@ -274,11 +275,11 @@ impl Run {
         Ok(())
     }
 
-    /// Lets everything run out: what was handed in has its answer then, if the conn lives.
+    /// Runs until all holds and answers are due. Every Send then has its answer, if the connection is still open.
     fn finish(mut self) -> Result<(), TestCaseError> {
         self.conn.refusals.clear();
         if self.conn.session.phase() == Phase::Leaving {
-            // Who leaves waits for the log, and every query is answered within a bounded time: the driver's part.
+            // A leaving session waits for the log; the driver answers every query within a bounded time.
             self.answer_query()?;
             self.check()?;
         }
@@ -299,14 +300,15 @@ impl Run {
             for frame in &self.sends {
                 prop_assert_eq!(self.answers.get(frame), Some(&1), "frame {} has one answer", frame);
             }
-            // Only an open query, which this driver need not have answered, stops reading now.
+            // Only an open query, which this driver may not have answered, stops reading now.
             prop_assert!(self.query.is_some() || self.conn.wants_read());
         }
         Ok(())
     }
 }
 
-const PLACES: [&str; 5] = ["d:ann:bob", "g:a", "r:a", "d:bob:cem", "g:b"];
+/// Conversations that Sends go to.
+const TARGETS: [&str; 5] = ["d:ann:bob", "g:a", "r:a", "d:bob:cem", "g:b"];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
@@ -322,7 +324,7 @@ proptest! {
             run.conn.limits.errors_max = u16::MAX;
         }
         for op in ops {
-            // Ends, mostly, come late: else few runs get far.
+            // Delay most inputs that close the connection; otherwise few runs get far.
             let ends = matches!(op, Op::Violation | Op::Close | Op::Leave | Op::Hello { .. });
             if patient && ends && run.query.is_none() && run.conn.session.phase() == Phase::Live {
                 continue;

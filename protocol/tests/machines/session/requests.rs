@@ -1,4 +1,4 @@
-//! What a live client may ask for, what is refused, and how a session ends.
+//! Requests of a live client: what is allowed, what is refused, and how a session ends.
 
 use super::support::{Conn, chained_send, hello, key, send};
 use tidegate_protocol::{
@@ -6,25 +6,25 @@ use tidegate_protocol::{
     content::Content,
     id::RoomId,
     machine::session::{Action, Answer, Order, Phase},
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
 #[test]
-fn a_send_becomes_a_submission_that_carries_what_the_client_said() {
+fn send_becomes_a_submission_with_all_fields() {
     let mut conn = Conn::plain();
     let content = Content { unknown: vec![0x50, 1], ..Content::text("hi") };
     let send = pb::Send { to_user: "bob".to_owned(), attempt: 2, flags: 5, ..send("", "x") };
-    conn.frame(8, Asked::Send(pb::Send { content: Some(content), ..send }));
+    conn.frame(8, ClientBody::Send(pb::Send { content: Some(content), ..send }));
     let submit = conn.submits.pop_front().expect("a submission");
     assert_eq!((submit.id, submit.conversation, submit.msg_id.as_str()), (8, key("d:ann:bob"), "x"));
     assert_eq!((submit.attempt, submit.flags), (2, 5));
     assert_eq!(submit.order, Order { epoch: 7, n: 0, chained: false });
-    assert_eq!(submit.content, [&[0x0a, 2][..], b"hi", &[0x50, 1]].concat(), "unknown fields travel along");
-    assert!(conn.heard().is_empty());
+    assert_eq!(submit.content, [&[0x0a, 2][..], b"hi", &[0x50, 1]].concat(), "unknown fields are preserved");
+    assert!(conn.output().is_empty());
 }
 
 #[test]
-fn a_send_that_cannot_be_right_is_refused_with_the_code_that_fits() {
+fn invalid_send_is_refused_with_a_code() {
     let no_content = pb::Send { content: None, ..send("g:a", "x") };
     let empty = pb::Send { content: Some(Content::default()), ..send("g:a", "x") };
     let large = pb::Send { content: Some(Content::text("a".repeat(99))), ..send("g:a", "x") };
@@ -46,8 +46,8 @@ fn a_send_that_cannot_be_right_is_refused_with_the_code_that_fits() {
     ];
     for (send, code) in bad {
         let mut conn = Conn::plain();
-        conn.frame(4, Asked::Send(send.clone()));
-        assert_eq!(conn.heard(), [format!("4 {code}")], "{send:?}");
+        conn.frame(4, ClientBody::Send(send.clone()));
+        assert_eq!(conn.output(), [format!("4 {code}")], "{send:?}");
         assert!(conn.submits.is_empty());
     }
 }
@@ -55,9 +55,9 @@ fn a_send_that_cannot_be_right_is_refused_with_the_code_that_fits() {
 #[test]
 fn a_room_is_never_chained_even_with_a_chain() {
     let mut conn = Conn::chained();
-    conn.frame(4, Asked::Send(chained_send("r:a", "m0", "m1")));
-    assert_eq!(conn.heard(), ["4 BAD_LINK"]);
-    conn.frame(5, Asked::Send(send("r:a", "x")));
+    conn.frame(4, ClientBody::Send(chained_send("r:a", "m0", "m1")));
+    assert_eq!(conn.output(), ["4 BAD_LINK"]);
+    conn.frame(5, ClientBody::Send(send("r:a", "x")));
     assert_eq!(conn.submitted(), ["x"]);
     assert_eq!(conn.session.expected().map(|id| id.as_str()), Some("m0"));
 }
@@ -66,16 +66,16 @@ fn a_room_is_never_chained_even_with_a_chain() {
 fn pings_are_answered_in_both_forms() {
     let mut conn = Conn::plain();
     conn.pass(2.0);
-    conn.frame(3, Asked::Ping(pb::Ping::default()));
-    let Some(Action::Reply(frame)) = conn.said.first() else { panic!("no reply") };
-    let Some(Said::Pong(pong)) = &frame.body else { panic!("no pong") };
+    conn.frame(3, ClientBody::Ping(pb::Ping::default()));
+    let Some(Action::Reply(frame)) = conn.actions.first() else { panic!("no reply") };
+    let Some(ServerBody::Pong(pong)) = &frame.body else { panic!("no pong") };
     assert_eq!(pong.time, 1_763_712_002_000);
     conn.input(|s, _, now, out| s.handle_empty(now, out));
-    assert_eq!(conn.heard(), ["3 pong", "0 pong"]);
+    assert_eq!(conn.output(), ["3 pong", "0 pong"]);
 }
 
 #[test]
-fn whatever_is_heard_keeps_a_session_alive() {
+fn any_sign_of_life_keeps_a_session_open() {
     let mut conn = Conn::plain();
     for _ in 0..10 {
         conn.pass(74.9);
@@ -83,46 +83,46 @@ fn whatever_is_heard_keeps_a_session_alive() {
     }
     assert!(!conn.is_closed());
     conn.pass(75.0);
-    assert_eq!(conn.heard(), ["close HEARTBEAT_MISSED"]);
+    assert_eq!(conn.output(), ["close HEARTBEAT_MISSED"]);
 }
 
 #[test]
 fn acks_go_to_the_window() {
     let mut conn = Conn::plain();
-    conn.frame(0, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
-    conn.frame(5, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 4 }));
-    conn.frame(6, Asked::Ack(pb::Ack { conversation: "nowhere".to_owned(), seq: 4 }));
-    assert_eq!(conn.heard(), ["acked g:a 3", "acked g:a 4", "5 done", "6 BAD_ID"]);
+    conn.frame(0, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
+    conn.frame(5, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 4 }));
+    conn.frame(6, ClientBody::Ack(pb::Ack { conversation: "nowhere".to_owned(), seq: 4 }));
+    assert_eq!(conn.output(), ["acked g:a 3", "acked g:a 4", "5 done", "6 BAD_ID"]);
 }
 
 #[test]
-fn what_is_not_known_is_unsupported() {
+fn unknown_frame_kind_is_unsupported() {
     let mut conn = Conn::plain();
     conn.input(|s, l, now, out| s.handle_frame(pb::ClientFrame { id: 4, body: None }, l, now, out));
-    assert_eq!(conn.heard(), ["4 UNSUPPORTED"]);
+    assert_eq!(conn.output(), ["4 UNSUPPORTED"]);
 }
 
 #[test]
-fn one_query_is_open_at_a_time_and_nothing_is_read_until_its_answer_is_taken() {
+fn open_query_stops_reading_until_its_answer_is_taken() {
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Read(pb::Read { conversation: "g:a".to_owned(), seq: 3 }));
+    conn.frame(1, ClientBody::Read(pb::Read { conversation: "g:a".to_owned(), seq: 3 }));
     assert!(!conn.session.wants_read(&conn.limits));
-    // A driver that reads on all the same.
-    conn.frame(2, Asked::Sync(pb::Sync::default()));
+    // A driver that keeps reading.
+    conn.frame(2, ClientBody::Sync(pb::Sync::default()));
     conn.input(|s, _, _, out| s.query_done(1, out));
-    assert!(!conn.session.wants_read(&conn.limits), "told, not taken");
+    assert!(!conn.session.wants_read(&conn.limits), "answered, but not taken");
     conn.input(|s, l, now, _| s.query_over(l, now));
     assert!(conn.session.wants_read(&conn.limits));
     conn.input(|s, _, _, out| s.query_done(1, out));
     let read = "1 Read { conversation: g:a, seq: 3 }";
-    assert_eq!(conn.heard(), [read, "2 BUSY", "1 done"]);
+    assert_eq!(conn.output(), [read, "2 BUSY", "1 done"]);
 }
 
 #[test]
-fn a_pull_is_checked_before_anything_is_looked_up() {
+fn invalid_pull_is_refused_before_the_query() {
     let pull = |conversation: &str, seqs: &[u64]| {
         let (conversation, seqs) = (conversation.to_owned(), seqs.to_vec());
-        Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
+        ClientBody::Pull(pb::Pull { conversation, seqs, ..Default::default() })
     };
     let mut conn = Conn::plain();
     conn.frame(1, pull("nowhere", &[]));
@@ -131,20 +131,20 @@ fn a_pull_is_checked_before_anything_is_looked_up() {
     conn.frame(4, pull("g:a", &[0, 0]));
     conn.frame(5, pull("g:a", &[1; 201]));
     assert_eq!(
-        conn.heard(),
+        conn.output(),
         ["1 BAD_ID", "2 FORBIDDEN", "3 NOT_FOUND", "4 MALFORMED", "5 MALFORMED", "close TOO_MANY_ERRORS"]
     );
 }
 
 #[test]
-fn a_pull_names_one_place_to_begin_at() {
+fn pull_needs_exactly_one_starting_point() {
     let pull = |cursor, seqs: &[u64], time, around| {
         let direction = if around { pb::Direction::Around } else { pb::Direction::Forward } as i32;
         let (conversation, seqs) = ("g:a".to_owned(), seqs.to_vec());
-        Asked::Pull(pb::Pull { conversation, cursor, seqs, time, direction, limit: 1_000 })
+        ClientBody::Pull(pb::Pull { conversation, cursor, seqs, time, direction, limit: 1_000 })
     };
     let mut conn = Conn::plain();
-    for (n, ask) in [
+    for (n, body) in [
         pull(0, &[], 0, true),
         pull(0, &[], 7, true),
         pull(0, &[1], 7, false),
@@ -154,27 +154,27 @@ fn a_pull_names_one_place_to_begin_at() {
     .into_iter()
     .enumerate()
     {
-        conn.frame(n as u64, ask);
-        assert_eq!(conn.heard()[0], format!("{n} MALFORMED"));
-        conn.frame(0, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
-        conn.heard();
+        conn.frame(n as u64, body);
+        assert_eq!(conn.output()[0], format!("{n} MALFORMED"));
+        conn.frame(0, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
+        conn.output();
     }
-    for (ask, which, limit) in
+    for (body, which, limit) in
         [(pull(9, &[], 0, true), "Around(9)", 100), (pull(0, &[], 7, false), "Since(7)", 200)]
     {
-        conn.frame(9, ask);
+        conn.frame(9, body);
         let query = format!("9 Pull(Pull {{ conversation: g:a, which: {which}, limit: {limit} }})");
-        assert_eq!(conn.heard(), [query]);
+        assert_eq!(conn.output(), [query]);
         conn.input(|s, l, now, _| s.query_over(l, now));
     }
 }
 
 #[test]
-fn a_signal_is_checked_and_held_to_a_budget() {
+fn signal_is_validated_and_limited_by_a_budget() {
     let signal = |conversation: &str, kind: &str, bytes: usize| {
         let content = Some(tidegate_protocol::content::Content::text("x".repeat(bytes)));
         let (conversation, kind) = (conversation.to_owned(), kind.to_owned());
-        Asked::Signal(pb::Signal {
+        ClientBody::Signal(pb::Signal {
             conversation,
             kind,
             content,
@@ -187,48 +187,48 @@ fn a_signal_is_checked_and_held_to_a_budget() {
     conn.frame(2, signal("r:stage", "typing", 1));
     conn.frame(3, signal("g:a", "", 1));
     conn.frame(4, signal("g:a", "typing", 2_000));
-    assert_eq!(conn.heard(), ["1 FORBIDDEN", "2 UNSUPPORTED", "3 BAD_ID", "4 CONTENT_TOO_LARGE"]);
+    assert_eq!(conn.output(), ["1 FORBIDDEN", "2 UNSUPPORTED", "3 BAD_ID", "4 CONTENT_TOO_LARGE"]);
     for id in 0..10 {
         conn.frame(id, signal("d:ann:bob", "typing", 1));
-        let Some(Action::Signal { signal, .. }) = conn.said.pop() else { panic!("a signal") };
+        let Some(Action::Signal { signal, .. }) = conn.actions.pop() else { panic!("a signal") };
         assert_eq!((signal.sender.as_str(), signal.conversation.as_str()), ("ann", "d:ann:bob"));
         conn.input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
-        conn.heard();
+        conn.output();
     }
     conn.frame(0, signal("g:a", "typing", 1));
     conn.frame(7, signal("g:a", "typing", 1));
-    assert_eq!(conn.heard(), ["signal dropped", "signal dropped", "7 RATE_LIMITED"]);
+    assert_eq!(conn.output(), ["signal dropped", "signal dropped", "7 RATE_LIMITED"]);
     conn.pass(0.1);
     conn.frame(0, signal("g:a", "typing", 1));
     conn.frame(0, signal("g:a", "typing", 1));
-    assert_eq!(conn.heard(), ["0 signal g:a typing", "signal dropped"]);
+    assert_eq!(conn.output(), ["0 signal g:a typing", "signal dropped"]);
     conn.pass(60.0);
     for _ in 0..10 {
         conn.frame(0, signal("g:a", "typing", 1));
     }
     conn.frame(0, signal("g:a", "typing", 1));
     assert_eq!(
-        conn.heard().iter().filter(|said| *said == "signal dropped").count(),
+        conn.output().iter().filter(|text| *text == "signal dropped").count(),
         1,
-        "no more than a second's"
+        "the budget is that of one second"
     );
 }
 
 #[test]
-fn a_frame_names_a_thousand_positions_at_most() {
+fn frame_has_at_most_1000_positions() {
     let positions = |n| vec![pb::Position { conversation: "g:a".to_owned(), seq: 1 }; n];
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Ping(pb::Ping { positions: positions(1_000) }));
-    conn.frame(2, Asked::Ping(pb::Ping { positions: positions(1_001) }));
-    conn.frame(3, Asked::Sync(pb::Sync { positions: positions(1_001) }));
-    let heard = conn.heard();
-    assert!(heard[0].starts_with("1 Positions"), "{heard:?}");
-    assert_eq!(heard[1..], ["2 MALFORMED", "3 MALFORMED"]);
+    conn.frame(1, ClientBody::Ping(pb::Ping { positions: positions(1_000) }));
+    conn.frame(2, ClientBody::Ping(pb::Ping { positions: positions(1_001) }));
+    conn.frame(3, ClientBody::Sync(pb::Sync { positions: positions(1_001) }));
+    let output = conn.output();
+    assert!(output[0].starts_with("1 Positions"), "{output:?}");
+    assert_eq!(output[1..], ["2 MALFORMED", "3 MALFORMED"]);
 }
 
 #[test]
-fn rooms_are_joined_once_and_up_to_a_bound() {
-    let join = |room: &str| Asked::Join(pb::Join { room: room.to_owned() });
+fn rooms_are_joined_once_and_up_to_a_limit() {
+    let join = |room: &str| ClientBody::Join(pb::Join { room: room.to_owned() });
     let mut conn = Conn::plain();
     conn.frame(1, join("a"));
     let a = RoomId::new("a").expect("well formed");
@@ -250,130 +250,130 @@ fn rooms_are_joined_once_and_up_to_a_bound() {
         "5 TOO_MANY_ROOMS",
         "6 BAD_ID",
     ];
-    assert_eq!(conn.heard(), expected);
-    conn.frame(7, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
-    conn.frame(8, Asked::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
-    assert_eq!(conn.heard(), ["leave a", "7 done", "8 done"]);
+    assert_eq!(conn.output(), expected);
+    conn.frame(7, ClientBody::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
+    conn.frame(8, ClientBody::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }));
+    assert_eq!(conn.output(), ["leave a", "7 done", "8 done"]);
     assert_eq!(conn.session.rooms().len(), 1);
 }
 
 #[test]
-fn too_many_refused_frames_in_a_row_close_for_good() {
+fn too_many_permanent_refusals_in_a_row_close() {
     let mut conn = Conn::plain();
     for id in 1..=4 {
-        conn.frame(id, Asked::Send(send("d:bob:cem", "x")));
+        conn.frame(id, ClientBody::Send(send("d:bob:cem", "x")));
     }
-    conn.frame(5, Asked::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 1 }));
-    conn.heard();
+    conn.frame(5, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 1 }));
+    conn.output();
     for id in 6..=9 {
-        conn.frame(id, Asked::Send(send("d:bob:cem", "x")));
+        conn.frame(id, ClientBody::Send(send("d:bob:cem", "x")));
     }
     assert!(!conn.is_closed(), "a good frame came in between");
-    conn.frame(10, Asked::Send(send("d:bob:cem", "x")));
-    assert_eq!(conn.heard()[4..], ["10 FORBIDDEN", "close TOO_MANY_ERRORS"]);
+    conn.frame(10, ClientBody::Send(send("d:bob:cem", "x")));
+    assert_eq!(conn.output()[4..], ["10 FORBIDDEN", "close TOO_MANY_ERRORS"]);
 }
 
 #[test]
-fn refusals_of_the_ledger_count_as_well() {
+fn refusals_of_the_ledger_count_as_errors() {
     let mut conn = Conn::plain();
     for n in 0..5 {
-        conn.frame(n, Asked::Send(send("g:a", &format!("x{n}"))));
+        conn.frame(n, ClientBody::Send(send("g:a", &format!("x{n}"))));
         let submit = conn.submits.pop_front().expect("a submission");
         conn.answer(submit.ticket, Answer::Refused { code: Code::NotAMember, message: "".into() });
     }
-    assert_eq!(conn.heard().last().map(String::as_str), Some("close TOO_MANY_ERRORS"));
+    assert_eq!(conn.output().last().map(String::as_str), Some("close TOO_MANY_ERRORS"));
 }
 
 #[test]
-fn bye_waits_for_the_answers_under_way() {
+fn bye_waits_for_answers_in_flight() {
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Send(send("g:a", "x")));
-    conn.frame(2, Asked::Bye(pb::Bye {}));
-    assert_eq!(conn.heard(), ["2 done"]);
+    conn.frame(1, ClientBody::Send(send("g:a", "x")));
+    conn.frame(2, ClientBody::Bye(pb::Bye {}));
+    assert_eq!(conn.output(), ["2 done"]);
     assert!(!conn.wants_read());
-    conn.frame(3, Asked::Send(send("g:a", "y")));
+    conn.frame(3, ClientBody::Send(send("g:a", "y")));
     conn.answer(0, Answer::Accepted { seq: 1, time: 2 });
-    assert_eq!(conn.heard(), ["1 ack x 1", "close BYE"]);
+    assert_eq!(conn.output(), ["1 ack x 1", "close BYE"]);
     assert_eq!(conn.submitted(), ["x"]);
 }
 
-/// What is only read may be asked for elsewhere.
+/// A query that only reads can be repeated on another node.
 #[test]
-fn leaving_waits_for_the_answer_to_what_goes_to_the_log_and_for_no_other_query() {
-    let recall = || Asked::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 });
-    let leave = || Asked::Leave(pb::Leave { conversation: "g:a".to_owned(), ..Default::default() });
-    for (asked, id) in [(recall(), 1), (leave(), 1), (leave(), 0)] {
+fn leaving_waits_only_for_queries_that_append() {
+    let recall = || ClientBody::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 });
+    let leave = || ClientBody::Leave(pb::Leave { conversation: "g:a".to_owned(), ..Default::default() });
+    for (body, id) in [(recall(), 1), (leave(), 1), (leave(), 0)] {
         for refused in [true, false] {
             let mut conn = Conn::plain();
-            conn.frame(id, asked.clone());
-            conn.heard();
+            conn.frame(id, body.clone());
+            conn.output();
             conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
             conn.pass(1.0);
-            assert!(conn.heard().is_empty() && conn.session.phase() == Phase::Leaving);
+            assert!(conn.output().is_empty() && conn.session.phase() == Phase::Leaving);
             conn.input(|s, limits, _, out| match refused {
                 true => s.query_refused(id, Code::Unknown, "", limits, out),
                 false => s.query_done(id, out),
             });
-            let told = match (refused, id) {
+            let answer = match (refused, id) {
                 (true, _) => vec![format!("{id} UNKNOWN")],
                 (false, 0) => vec![],
                 (false, _) => vec![format!("{id} done")],
             };
-            assert_eq!(conn.heard(), [told, vec!["close DRAINING".to_owned()]].concat());
+            assert_eq!(conn.output(), [answer, vec!["close DRAINING".to_owned()]].concat());
         }
     }
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Sync(pb::Sync::default()));
-    conn.heard();
+    conn.frame(1, ClientBody::Sync(pb::Sync::default()));
+    conn.output();
     conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
-    assert_eq!(conn.heard(), ["close DRAINING"]);
+    assert_eq!(conn.output(), ["close DRAINING"]);
 }
 
 #[test]
 fn leaving_ends_at_the_reply_deadline_at_the_latest() {
     let mut conn = Conn::plain();
-    conn.frame(1, Asked::Send(send("g:a", "x")));
+    conn.frame(1, ClientBody::Send(send("g:a", "x")));
     conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
     assert_eq!(conn.session.phase(), Phase::Leaving);
     conn.pass(5.0);
-    assert_eq!(conn.heard(), ["1 UNKNOWN", "close DRAINING"]);
+    assert_eq!(conn.output(), ["1 UNKNOWN", "close DRAINING"]);
 }
 
 #[test]
-fn a_drain_is_told_to_live_clients_only() {
+fn only_live_clients_get_go_away() {
     let mut conn = Conn::plain();
-    assert!(conn.session.begin_drain(pb::GoAway::default(), &mut conn.said));
-    assert_eq!(conn.heard(), ["0 goaway"]);
-    conn.frame(1, Asked::Send(send("g:a", "x")));
-    assert_eq!(conn.submitted(), ["x"], "and they go on until their slot");
+    assert!(conn.session.begin_drain(pb::GoAway::default(), &mut conn.actions));
+    assert_eq!(conn.output(), ["0 goaway"]);
+    conn.frame(1, ClientBody::Send(send("g:a", "x")));
+    assert_eq!(conn.submitted(), ["x"], "the session continues until its slot");
     let mut early = Conn::new();
-    assert!(!early.session.begin_drain(pb::GoAway::default(), &mut early.said));
-    assert!(early.heard().is_empty());
+    assert!(!early.session.begin_drain(pb::GoAway::default(), &mut early.actions));
+    assert!(early.output().is_empty());
 }
 
 #[test]
-fn nothing_comes_after_a_close() {
+fn no_frame_follows_a_close() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.link(2);
     conn.input(|s, _, _, out| s.handle_violation(Code::Malformed, "not protobuf", out));
-    assert_eq!(conn.heard(), ["close MALFORMED"]);
+    assert_eq!(conn.output(), ["close MALFORMED"]);
     conn.input(|s, _, _, out| s.close(Code::Kicked, "", out));
     conn.input(|s, _, _, out| s.leave(Code::Kicked, "", out));
     conn.input(|s, _, now, out| s.handle_empty(now, out));
-    conn.frame(5, Asked::Hello(hello("")));
+    conn.frame(5, ClientBody::Hello(hello("")));
     conn.link(1);
     conn.answer(0, Answer::Accepted { seq: 1, time: 2 });
     conn.answer(0, Answer::AppendFailed);
     conn.pass(1_000.0);
-    assert!(conn.heard().is_empty());
+    assert!(conn.output().is_empty());
     assert_eq!((conn.session.poll_timeout(&conn.limits), conn.wants_read()), (None, false));
 }
 
 #[test]
-fn a_group_is_left_by_its_key_and_nothing_else_is() {
+fn leave_by_key_works_for_groups_only() {
     let leave = |room: &str, conversation: &str| {
-        Asked::Leave(pb::Leave { room: room.to_owned(), conversation: conversation.to_owned() })
+        ClientBody::Leave(pb::Leave { room: room.to_owned(), conversation: conversation.to_owned() })
     };
     let mut conn = Conn::plain();
     for (room, conversation, code) in [
@@ -383,10 +383,10 @@ fn a_group_is_left_by_its_key_and_nothing_else_is() {
         ("", "g:", "BAD_ID"),
     ] {
         conn.frame(3, leave(room, conversation));
-        assert_eq!(conn.heard(), [format!("3 {code}")]);
+        assert_eq!(conn.output(), [format!("3 {code}")]);
     }
     conn.frame(4, leave("", "g:a"));
-    assert_eq!(conn.heard(), ["4 Leave(g:a)"]);
+    assert_eq!(conn.output(), ["4 Leave(g:a)"]);
     conn.input(|s, _, _, out| s.query_done(4, out));
-    assert_eq!(conn.heard(), ["4 done"]);
+    assert_eq!(conn.output(), ["4 done"]);
 }

@@ -1,4 +1,4 @@
-//! A session with the driver's loop around it, and frames in short.
+//! Session with the driver's loop, and short texts for its output.
 
 use std::{collections::VecDeque, time::Duration};
 use tidegate_protocol::{
@@ -9,7 +9,7 @@ use tidegate_protocol::{
         chain::ChainLimits,
         session::{Action, Answer, ChainSaved, Limits, LoggedIn, Phase, Session, Submit},
     },
-    pb::{self, client_frame::Body as Asked, server_frame::Body as Said},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
 pub(crate) fn id(text: &str) -> MsgId {
@@ -20,7 +20,7 @@ pub(crate) fn key(text: &str) -> ConversationId {
     ConversationId::parse(text).expect("well formed")
 }
 
-/// Small bounds, so that tests reach them.
+/// Small limits, so that tests reach them.
 pub(crate) fn limits() -> Limits {
     Limits {
         in_flight_max: 4,
@@ -33,15 +33,15 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// A conn as its driver sees it: `said` and `submits` collect what came out.
+/// Connection as its driver sees it; `actions` and `submits` collect the output.
 pub(crate) struct Conn {
     pub(crate) session: Session,
     pub(crate) limits: Limits,
     pub(crate) now: Time,
-    /// Everything that came out but submissions, in order.
-    pub(crate) said: Vec<Action>,
+    /// All actions, in order.
+    pub(crate) actions: Vec<Action>,
     pub(crate) submits: VecDeque<Submit>,
-    /// What the shard answers to submissions at once, the next one first.
+    /// Codes with which the shard refuses the next submissions.
     pub(crate) refusals: VecDeque<Code>,
 }
 
@@ -55,36 +55,36 @@ impl Conn {
             session: Session::new(now),
             limits,
             now,
-            said: Vec::new(),
+            actions: Vec::new(),
             submits: VecDeque::new(),
             refusals: VecDeque::new(),
         }
     }
 
-    /// Live, without a chain.
+    /// Creates a live session without a chain.
     pub(crate) fn plain() -> Self {
         Self::live("")
     }
 
-    /// Live, expecting m0.
+    /// Creates a live session whose chain expects m0.
     pub(crate) fn chained() -> Self {
         Self::live("m0")
     }
 
     fn live(next_id: &str) -> Self {
         let mut conn = Self::new();
-        conn.frame(1, Asked::Hello(hello(next_id)));
+        conn.frame(1, ClientBody::Hello(hello(next_id)));
         conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
-        conn.said.clear();
+        conn.actions.clear();
         conn
     }
 
-    /// One input and the loop that the session's module asks for.
+    /// Feeds one input and runs the driver's loop of the session's module documentation.
     pub(crate) fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
         let mut out = Vec::new();
         input(&mut self.session, &self.limits, self.now, &mut out);
         loop {
-            self.said.append(&mut out);
+            self.actions.append(&mut out);
             let Some(submit) = self.session.poll_submit(&self.limits, self.now, &mut out) else { break };
             match self.refusals.pop_front() {
                 Some(code) => {
@@ -93,16 +93,17 @@ impl Conn {
                 None => self.submits.push_back(*submit),
             }
         }
-        self.said.append(&mut out);
+        self.actions.append(&mut out);
     }
 
-    pub(crate) fn frame(&mut self, id: u64, body: Asked) {
+    pub(crate) fn frame(&mut self, id: u64, body: ClientBody) {
         self.input(|s, l, now, out| s.handle_frame(pb::ClientFrame { id, body: Some(body) }, l, now, out));
     }
 
     /// Sends m`n` → m`n + 1` to bob, as frame 100 + n.
     pub(crate) fn link(&mut self, n: u64) {
-        self.frame(100 + n, Asked::Send(chained_send("d:ann:bob", &format!("m{n}"), &format!("m{}", n + 1))));
+        let send = chained_send("d:ann:bob", &format!("m{n}"), &format!("m{}", n + 1));
+        self.frame(100 + n, ClientBody::Send(send));
     }
 
     pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
@@ -118,12 +119,12 @@ impl Conn {
         self.session.wants_read(&self.limits)
     }
 
-    /// What came out since the last call, in short: see [`brief`].
-    pub(crate) fn heard(&mut self) -> Vec<String> {
-        self.said.drain(..).map(|action| brief(&action)).collect()
+    /// Returns the actions since the last call as short texts; see [`brief`].
+    pub(crate) fn output(&mut self) -> Vec<String> {
+        self.actions.drain(..).map(|action| brief(&action)).collect()
     }
 
-    /// The ids submitted since the last call.
+    /// Returns the ids submitted since the last call.
     pub(crate) fn submitted(&mut self) -> Vec<String> {
         self.submits.drain(..).map(|submit| submit.msg_id.to_string()).collect()
     }
@@ -164,7 +165,7 @@ pub(crate) fn chained_send(conversation: &str, msg_id: &str, next_id: &str) -> p
     pb::Send { next_id: next_id.to_owned(), ..send(conversation, msg_id) }
 }
 
-/// An action in a word and its essentials.
+/// Short text of an action.
 pub(crate) fn brief(action: &Action) -> String {
     match action {
         Action::Login(_) => "login".to_owned(),
@@ -183,20 +184,20 @@ pub(crate) fn brief(action: &Action) -> String {
 }
 
 fn brief_frame(frame: &pb::ServerFrame) -> String {
-    let said = match frame.body.as_ref().expect("a reply has a body") {
-        Said::SendAck(ack) if ack.duplicate => format!("dup {} {}", ack.msg_id, ack.seq),
-        Said::SendAck(ack) => format!("ack {} {}", ack.msg_id, ack.seq),
-        Said::Error(error) => error.name.clone(),
-        Said::Pong(_) => "pong".to_owned(),
-        Said::Welcome(welcome) => format!("welcome {}", welcome.next_id),
-        Said::Done(_) => "done".to_owned(),
-        Said::Notice(notice) => {
+    let text = match frame.body.as_ref().expect("a reply has a body") {
+        ServerBody::SendAck(ack) if ack.duplicate => format!("dup {} {}", ack.msg_id, ack.seq),
+        ServerBody::SendAck(ack) => format!("ack {} {}", ack.msg_id, ack.seq),
+        ServerBody::Error(error) => error.name.clone(),
+        ServerBody::Pong(_) => "pong".to_owned(),
+        ServerBody::Welcome(welcome) => format!("welcome {}", welcome.next_id),
+        ServerBody::Done(_) => "done".to_owned(),
+        ServerBody::Notice(notice) => {
             let kind = pb::NoticeKind::try_from(notice.kind).expect("known").as_str_name();
             format!("{} {} {}", kind.trim_start_matches("NOTICE_KIND_"), notice.expected, notice.msg_id)
         }
-        Said::GoAway(_) => "goaway".to_owned(),
-        Said::NextIdIs(next) => format!("next {}", next.next_id),
+        ServerBody::GoAway(_) => "goaway".to_owned(),
+        ServerBody::NextIdIs(next) => format!("next {}", next.next_id),
         other => format!("{other:?}"),
     };
-    format!("{} {}", frame.id, said.trim_end())
+    format!("{} {}", frame.id, text.trim_end())
 }

@@ -1,11 +1,11 @@
-//! WebSocket framing under arbitrary bytes, cuts and characters.
+//! Property tests of WebSocket framing with arbitrary bytes, splits and characters.
 
 use proptest::{collection::vec, prelude::*};
 use tidegate_protocol::ws::{Decoder, Kind, Limits, Opcode, Violation, encode_fragment};
 
-use crate::corpus::targets::ws::{Seen, feed};
+use crate::corpus::targets::ws::{OwnedEvent, feed};
 
-/// Mostly lawful frames, so that sequences get far; now and then a broken one.
+/// Generates mostly valid frames, so that sequences get far, and some invalid ones.
 fn frame(masked: bool) -> impl Strategy<Value = Vec<u8>> {
     let opcode = prop_oneof![
         4 => Just(Opcode::Continuation),
@@ -38,17 +38,17 @@ fn cuts_agree(bytes: &[u8], size: usize, decoder: fn() -> Decoder) {
 
 proptest! {
     #[test]
-    fn any_cut_of_frames_gives_the_same_events(frames in vec(frame(true), 0..8), size in 1_usize..400) {
+    fn any_split_of_client_frames_gives_the_same_events(frames in vec(frame(true), 0..8), size in 1_usize..400) {
         cuts_agree(&frames.concat(), size, Decoder::server);
     }
 
     #[test]
-    fn any_cut_of_a_servers_frames_gives_the_same_events(frames in vec(frame(false), 0..8), size in 1_usize..400) {
+    fn any_split_of_server_frames_gives_the_same_events(frames in vec(frame(false), 0..8), size in 1_usize..400) {
         cuts_agree(&frames.concat(), size, Decoder::client);
     }
 
     #[test]
-    fn random_bytes_never_panic_and_any_cut_of_them_agrees(bytes in vec(any::<u8>(), 0..600), size in 1_usize..64) {
+    fn random_bytes_never_panic_and_any_split_agrees(bytes in vec(any::<u8>(), 0..600), size in 1_usize..64) {
         cuts_agree(&bytes, size, Decoder::server);
         cuts_agree(&bytes, size, Decoder::client);
     }
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_in_fragments_is_the_message(
+    fn fragments_assemble_to_the_message(
         text in "\\PC{0,60}",
         mut cuts in vec(any::<prop::sample::Index>(), 0..5),
         key in any::<[u8; 4]>(),
@@ -82,13 +82,13 @@ proptest! {
         }
         let opcode = if cuts.is_empty() { Opcode::Text } else { Opcode::Continuation };
         encode_fragment(true, opcode, &bytes[start..], Some(key), &mut wire);
-        let mut expected = vec![Seen::Part; cuts.len()];
-        expected.extend([Seen::Message(Kind::Text, bytes.to_vec()), Seen::Rest(0)]);
+        let mut expected = vec![OwnedEvent::Part; cuts.len()];
+        expected.extend([OwnedEvent::Message(Kind::Text, bytes.to_vec()), OwnedEvent::Rest(0)]);
         prop_assert_eq!(feed([&wire[..]], Decoder::server()), expected);
     }
 
     #[test]
-    fn text_is_refused_at_the_first_byte_that_spoils_it(
+    fn text_is_refused_at_the_first_invalid_byte(
         good in "\\PC{0,3}",
         bad in vec(prop_oneof![0x80_u8..=0xFF, any::<u8>()], 1..4),
     ) {

@@ -1,4 +1,4 @@
-//! WebSocket framing from outside: the RFC's own vectors, every violation, every limit.
+//! Rules of WebSocket framing by example: the RFC's own vectors, every violation, every limit.
 
 use tidegate_protocol::{
     Code,
@@ -11,7 +11,7 @@ use tidegate_protocol::{
 const LIMITS: Limits = Limits { message_bytes_max: 70_000, fragments_max: 4 };
 const KEY: [u8; 4] = [0x37, 0xFA, 0x21, 0x3D];
 
-/// The event of the one frame that `bytes` is, in words.
+/// Decodes `bytes` as one frame and returns its event as text.
 fn one(decoder: &mut Decoder, bytes: &[u8]) -> Result<String, Violation> {
     let mut input = bytes.to_vec();
     match decoder.next(&mut input, &LIMITS)? {
@@ -89,7 +89,7 @@ fn the_examples_of_rfc_6455_section_5_7_encode() {
 }
 
 #[test]
-fn every_length_around_the_borders_makes_the_round_trip() {
+fn lengths_around_the_header_limits_round_trip() {
     for len in [0, 1, 7, 8, 9, 124, 125, 126, 127, 128, 65_534, 65_535, 65_536, 65_537, 70_000] {
         let payload: Vec<u8> = (0..len).map(|i| i as u8).collect();
         for key in [None, Some(KEY), Some([0; 4])] {
@@ -141,7 +141,7 @@ fn every_violation_has_its_close_code() {
 }
 
 #[test]
-fn a_message_inside_a_message_is_refused_but_control_frames_are_not() {
+fn message_inside_a_fragmented_one_is_refused() {
     let mut decoder = Decoder::server();
     assert_eq!(one(&mut decoder, &fragment(false, Opcode::Text, b"a")).as_deref(), Ok("part"));
     assert_eq!(one(&mut decoder, &client(Opcode::Ping, b"p")).as_deref(), Ok("ping p"));
@@ -153,7 +153,7 @@ fn a_message_inside_a_message_is_refused_but_control_frames_are_not() {
 }
 
 #[test]
-fn close_codes_are_those_that_may_travel() {
+fn only_close_codes_allowed_on_the_wire_are_accepted() {
     for code in 0..=u16::MAX {
         let mut body = code.to_be_bytes().to_vec();
         body.extend_from_slice(b"why");
@@ -166,7 +166,7 @@ fn close_codes_are_those_that_may_travel() {
 }
 
 #[test]
-fn a_close_reason_is_cut_between_characters_and_a_reply_repeats_the_code() {
+fn close_reason_is_truncated_between_characters() {
     for (reason, kept) in [("é".repeat(100), "é".repeat(61)), ("e".repeat(200), "e".repeat(123))] {
         let mut out = Vec::new();
         encode_close(4014, &reason, &mut out);
@@ -181,7 +181,7 @@ fn a_close_reason_is_cut_between_characters_and_a_reply_repeats_the_code() {
 }
 
 #[test]
-fn a_claim_beyond_the_limit_is_refused_before_its_payload_and_holds_nothing() {
+fn claimed_length_over_the_limit_is_refused_before_the_payload() {
     for claimed in [70_001_u64, 16 << 20, 1 << 40, (1 << 63) - 1] {
         let mut head = vec![0x82, 0xFF];
         head.extend_from_slice(&claimed.to_be_bytes());
@@ -194,11 +194,11 @@ fn a_claim_beyond_the_limit_is_refused_before_its_payload_and_holds_nothing() {
     let mut decoder = Decoder::server();
     let mut half = client(Opcode::Binary, &[0; 70_000])[..20].to_vec();
     assert_eq!(decoder.next(&mut half, &LIMITS), Ok(Step::Need { at_least: 70_014 }));
-    assert_eq!(decoder.held(), 0, "waiting for a large frame holds nothing here");
+    assert_eq!(decoder.held(), 0, "waiting for a large frame allocates nothing");
 }
 
 #[test]
-fn fragments_are_capped_together_in_bytes_and_in_number() {
+fn fragments_are_limited_in_total_bytes_and_count() {
     let mut decoder = Decoder::server();
     assert_eq!(one(&mut decoder, &fragment(false, Opcode::Binary, &[0; 69_999])).as_deref(), Ok("part"));
     let held = decoder.held();

@@ -1,47 +1,48 @@
-//! Bringing an index up from the store: by what happened since, or by all members; those of a very large group are read beside
-//! everything else, so that no login waits for them.
+//! Index catch-up from the store: by the changes since a seq, or by all members. Those of a very large group are read
+//! in the background, so that no login waits for them.
 
 use std::{collections::HashSet, sync::Arc};
 
 use tidegate_protocol::id::{ConversationId, UserId};
 
-use super::{Done, Index, Keeper, Reading, State, Unread};
+use super::{GroupState, Index, IndexUnavailable, JobResult, MembersRead, SubscriberTask};
 use crate::{
-    large_group::subscriber::members::{self, Here},
+    large_group::subscriber::members::{self, LocalMembers},
     store::StoreError,
 };
 
-/// So many pages of members are read in place: those of a group that has just become large.
-const PAGES: usize = 2;
+/// Pages of members that are read inline: enough for a group that has just become large.
+const INLINE_PAGES_MAX: usize = 2;
 
-impl State {
-    /// Whether a user who logs in may be in the index, by what the store had at `as_of`.
+impl GroupState {
+    /// Adds a user who logs in, as of the store at `as_of`; false if the index needs a newer state.
     pub(super) fn login(&mut self, user: &UserId, as_of: u64) -> bool {
         if let Some(reading) = &mut self.reading {
             if as_of < reading.to {
                 return false;
             }
-            reading.came.push(user.clone());
+            reading.logged_in.push(user.clone());
         }
         self.index.login(user, as_of)
     }
 }
 
-impl Keeper {
-    /// Has a state of the group, right up to `known` at the least; what comes at or below `seen` was not for this node.
-    pub(super) async fn found(
+impl SubscriberTask {
+    /// Creates the state of a group, right up to `indexed_to` at least, unless it exists. Records at or below
+    /// `published_to` were not for this node.
+    pub(super) async fn ensure_state(
         &mut self,
         group: &ConversationId,
-        known: u64,
-        seen: u64,
-    ) -> Result<(), Unread> {
+        indexed_to: u64,
+        published_to: u64,
+    ) -> Result<(), IndexUnavailable> {
         if self.groups.contains_key(group) {
             return Ok(());
         }
-        let mut state = State { index: Index::new(known, seen), ..State::default() };
+        let mut state = GroupState { index: Index::new(indexed_to, published_to), ..GroupState::default() };
         if !self.directory.conversation(group).is_empty() {
-            // It was small, and its members here came from elsewhere.
-            self.read_all(group, known, &mut state).await?;
+            // The group was small until now, and its local members were indexed by name.
+            self.read_all(group, indexed_to, &mut state).await?;
         }
         self.recent.remove(group);
         state.declared = self.shared.declared.contains(group);
@@ -49,8 +50,13 @@ impl Keeper {
         Ok(())
     }
 
-    /// Puts the indexes right up to `to`, by what happened since, or else by all members.
-    pub(super) async fn read_on(&mut self, group: &ConversationId, from: u64, to: u64) -> Result<(), Unread> {
+    /// Brings the indexes up to `to`, by the changes since `from` or, if those are not available, by all members.
+    pub(super) async fn catch_up(
+        &mut self,
+        group: &ConversationId,
+        from: u64,
+        to: u64,
+    ) -> Result<(), IndexUnavailable> {
         let changes = members::changes(&*self.ports.store, group, from, to).await?;
         let Some(mut state) = self.groups.remove(group) else { return Ok(()) };
         let done = match changes {
@@ -58,54 +64,56 @@ impl Keeper {
             Some(changes) => {
                 self.metrics.indexes_read.increment(1);
                 for (seq, change) in changes {
-                    let (come, go) = members::moved(&change);
-                    let news = |users: Vec<UserId>| -> Arc<[UserId]> {
-                        users.into_iter().filter(|user| state.index.is_news(user, seq)).collect()
+                    let (joined, left) = members::joined_and_left(&change);
+                    let newer = |users: Vec<UserId>| -> Arc<[UserId]> {
+                        users.into_iter().filter(|user| state.index.is_newer(user, seq)).collect()
                     };
-                    self.out.come(group, news(come));
-                    self.out.go(group, news(go));
+                    self.out.add_members(group, newer(joined));
+                    self.out.remove_members(group, newer(left));
                 }
-                state.index.is_known(to);
+                state.index.set_indexed(to);
                 Ok(())
             }
         };
         let is_reading = state.reading.is_some();
         self.groups.insert(group.clone(), state);
-        done.and(if is_reading { Err(Unread) } else { Ok(()) })
+        done.and(if is_reading { Err(IndexUnavailable) } else { Ok(()) })
     }
 
-    /// Puts the indexes right by all members, as of `known` or later; those of a very large group later.
+    /// Rebuilds the indexes from all members, as of `indexed_to` or later; for a very large group in the background.
     async fn read_all(
         &mut self,
         group: &ConversationId,
-        known: u64,
-        state: &mut State,
-    ) -> Result<(), Unread> {
+        indexed_to: u64,
+        state: &mut GroupState,
+    ) -> Result<(), IndexUnavailable> {
         self.metrics.indexes_read.increment(1);
         let (directory, ports) = (Arc::clone(&self.directory), Arc::clone(&self.ports));
         let is_here = move |user: &UserId| !directory.user(user).is_empty();
-        if let Some(here) = members::members_here(&*ports.store, group, &is_here, PAGES).await? {
-            self.are_members(group, known, state, here, Vec::new());
+        if let Some(here) = members::local_members(&*ports.store, group, &is_here, INLINE_PAGES_MAX).await? {
+            self.rebuild_index(group, indexed_to, state, here, Vec::new());
             return Ok(());
         }
-        state.reading = Some(Reading { to: known, came: Vec::new() });
+        state.reading = Some(MembersRead { to: indexed_to, logged_in: Vec::new() });
         let group = group.clone();
         self.jobs.spawn(async move {
-            let here = members::members_here(&*ports.store, &group, &is_here, usize::MAX).await;
-            Done::Members(group, here.map(Option::unwrap_or_default))
+            let here = members::local_members(&*ports.store, &group, &is_here, usize::MAX).await;
+            JobResult::Members(group, here.map(Option::unwrap_or_default))
         });
         Ok(())
     }
 
-    /// All members were read beside.
-    pub(super) fn read(&mut self, group: &ConversationId, here: Result<Here, StoreError>) {
+    /// Takes the result of a background read of all members.
+    pub(super) fn on_members(&mut self, group: &ConversationId, here: Result<LocalMembers, StoreError>) {
         let Some(mut state) = self.groups.remove(group) else { return };
         match (state.reading.take(), here) {
-            (Some(Reading { to, came }), Ok(here)) => self.are_members(group, to, &mut state, here, came),
+            (Some(MembersRead { to, logged_in }), Ok(here)) => {
+                self.rebuild_index(group, to, &mut state, here, logged_in)
+            }
             (_, Err(error)) => {
-                // Who is a member is not known, whatever the index says: the group is looked at anew.
-                tracing::debug!(%error, %group, "all members can't be read: it is tried again");
-                self.strange.insert(group.clone());
+                // The membership is unknown, whatever the index says: check the group again.
+                tracing::debug!(%error, %group, "failed to read all members of a large group; retrying");
+                self.undiscovered.insert(group.clone());
                 return;
             }
             (None, Ok(_)) => {}
@@ -113,23 +121,23 @@ impl Keeper {
         self.groups.insert(group.clone(), state);
     }
 
-    /// Of those here these are members, and those who came since.
-    fn are_members(
+    /// Replaces the group's local members with `here`, plus the users who logged in during the read.
+    fn rebuild_index(
         &mut self,
         group: &ConversationId,
-        known: u64,
-        state: &mut State,
-        here: Here,
-        came: Vec<UserId>,
+        indexed_to: u64,
+        state: &mut GroupState,
+        here: LocalMembers,
+        logged_in: Vec<UserId>,
     ) {
-        let users: HashSet<UserId> = here.iter().map(|(user, _)| user.clone()).chain(came).collect();
+        let users: HashSet<UserId> = here.iter().map(|(user, _)| user.clone()).chain(logged_in).collect();
         for (user, member) in &here {
-            if member.joined_seq > known {
-                state.index.come(user, member.joined_seq - 1);
+            if member.joined_seq > indexed_to {
+                state.index.add(user, member.joined_seq - 1);
             }
         }
-        self.out.keep(group, Arc::new(users));
-        self.out.come(group, here.into_iter().map(|(user, _)| user).collect());
-        state.index.is_known(known);
+        self.out.retain_members(group, Arc::new(users));
+        self.out.add_members(group, here.into_iter().map(|(user, _)| user).collect());
+        state.index.set_indexed(indexed_to);
     }
 }

@@ -1,4 +1,4 @@
-//! What is done from time to time, and beside: interest declared and renewed, heads looked at, hints told.
+//! Periodic work of the subscriber task: declares and renews interest, checks heads, and sends hints.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -8,79 +8,79 @@ use std::{
 use tidegate_protocol::id::ConversationId;
 use tokio::time::{self, Instant};
 
-use super::{Done, Head, Keeper, TICK};
+use super::{GroupHead, JobResult, MAINTENANCE_INTERVAL, SubscriberTask};
 use crate::{
-    large_group::subscriber::{GENERATION, Source},
+    large_group::subscriber::{INTEREST_GENERATION, RecordSource},
     mail::Audience,
     routes::RoutesError,
 };
 
-/// Between two renewals of interest, whose lease is three times as long, and two looks at where the groups stand.
-const RENEW_EVERY: Duration = Duration::from_secs(20);
+/// Interval between rounds, which check all heads and renew interest; the lease of an interest is three times as long.
+const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
 
-/// How long what is told and not archived is waited for.
-const BARRIER_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for published records to be archived before heads are read.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For so long a large group is known as such that has no member here.
-const RECENT: Duration = Duration::from_secs(60);
+/// How long a large group without local members is remembered as large.
+const RECENT_RETENTION: Duration = Duration::from_secs(60);
 
-/// Large groups without members here that are remembered; above it those of the last seconds are forgotten early.
-const RECENT_MAX: usize = 10_000;
+/// Large groups without local members that are remembered; beyond that, all are forgotten early.
+const RECENT_GROUPS_MAX: usize = 10_000;
 
-/// After so many rounds in which it was small a group is let go.
-const SMALL_ROUNDS: u32 = 2;
+/// Rounds in a row that must find a group small before it is dropped.
+const SMALL_ROUNDS_MAX: u32 = 2;
 
-/// Groups declared or looked at in one go.
-const PAGE: usize = 500;
+/// Groups declared or checked in one batch.
+const GROUPS_PAGE: usize = 500;
 
-impl Keeper {
-    /// Anything may have been missed.
-    pub(super) fn gap(&mut self) {
-        tracing::warn!("records of large groups were lost on their way here: members look where those stand");
+impl SubscriberTask {
+    /// Handles a gap: any record may have been missed.
+    pub(super) fn on_gap(&mut self) {
+        tracing::warn!("records of large groups lost; checking the heads of all groups with local members");
         self.metrics.node_topic_gaps.increment(1);
-        self.groups.values_mut().for_each(|state| state.look = true);
-        // A group may have become large by what was lost.
+        self.groups.values_mut().for_each(|state| state.check_head = true);
+        // A lost record may have made a group large.
         let here = self.directory.groups();
-        self.strange.extend(here.into_iter().filter(|group| !self.groups.contains_key(group)));
+        self.undiscovered.extend(here.into_iter().filter(|group| !self.groups.contains_key(group)));
     }
 
     pub(super) fn open_feed(&mut self) {
         let ports = Arc::clone(&self.ports);
         self.jobs.spawn(async move {
-            time::sleep(TICK).await;
-            Done::Feed(ports.bus.consume_node(&ports.me).await)
+            time::sleep(MAINTENANCE_INTERVAL).await;
+            JobResult::Feed(ports.bus.consume_node(&ports.me).await)
         });
     }
 
-    pub(super) fn declared(&mut self, groups: Vec<ConversationId>, result: &Result<(), RoutesError>) {
+    pub(super) fn on_declared(&mut self, groups: Vec<ConversationId>, result: &Result<(), RoutesError>) {
         if let Err(error) = result {
-            tracing::debug!(%error, "the other nodes do not know of members of large groups here yet");
+            tracing::debug!(%error, "failed to declare interest in large groups; retrying");
         }
         for group in groups {
             let Some(state) = self.groups.get_mut(&group) else { continue };
             state.declaring = false;
             if result.is_ok() {
                 self.shared.declared.insert(group);
-                // What was told before the others knew passed this node by.
-                state.look |= !state.declared;
+                // Records published before the interest was declared did not reach this node.
+                state.check_head |= !state.declared;
             }
             state.declared = result.is_ok();
         }
     }
 
-    pub(super) fn stand(&mut self, heads: Vec<Head>, soon: bool) {
-        for Head { group, seq, is_large } in heads {
+    pub(super) fn on_heads(&mut self, heads: Vec<GroupHead>, at_once: bool) {
+        for GroupHead { group, seq, is_large } in heads {
             let Some(state) = self.groups.get_mut(&group) else { continue };
-            if is_large && soon {
-                state.check = state.check.max(seq);
+            if is_large && at_once {
+                state.hint_to = state.hint_to.max(seq);
             } else if is_large {
-                // What was there a round ago has had its time.
-                state.check = state.check.max(state.stood);
-                (state.stood, state.small) = (seq, 0);
-            } else if !soon {
-                // It is told by name. A record of its large days that is still on its way finds it again.
-                (state.stood, state.small) = (0, state.small + 1);
-                if state.small >= SMALL_ROUNDS {
+                // Records of the round before have had time to arrive.
+                state.hint_to = state.hint_to.max(state.last_head);
+                (state.last_head, state.small_rounds) = (seq, 0);
+            } else if !at_once {
+                // A small group's pushes name their users. A late record from before it shrank tracks it again.
+                (state.last_head, state.small_rounds) = (0, state.small_rounds + 1);
+                if state.small_rounds >= SMALL_ROUNDS_MAX {
                     self.groups.remove(&group);
                     self.shared.declared.remove(&group);
                 }
@@ -88,58 +88,59 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn tick(&mut self) {
-        let owed = self.shared.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        for hint in owed {
-            self.record(hint, Source::Peer).await;
+    pub(super) async fn on_tick(&mut self) {
+        let missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).take_hints();
+        for hint in missed {
+            self.on_record(hint, RecordSource::Peer).await;
         }
         for (group, state) in &mut self.groups {
-            let check = std::mem::take(&mut state.check);
-            if check > state.index.seen().max(state.hinted) {
-                state.hinted = check;
+            let hint_to = std::mem::take(&mut state.hint_to);
+            if hint_to > state.index.published_to().max(state.hinted_to) {
+                state.hinted_to = hint_to;
                 self.metrics.behind.increment(1);
-                self.out.behind(group, check, Audience::Members);
+                self.out.behind(group, hint_to, Audience::Members);
             }
         }
         let losses = self.ports.peers.seen().losses;
         let lost = std::mem::replace(&mut self.losses, losses) != losses;
-        if lost || self.renewed.elapsed() >= RENEW_EVERY {
+        if lost || self.renewed.elapsed() >= INTEREST_RENEW_INTERVAL {
             self.renewed = Instant::now();
-            self.round(lost);
+            self.start_round(lost);
         }
-        let (mut to_declare, mut to_look) = (Vec::new(), Vec::new());
+        let (mut to_declare, mut to_check) = (Vec::new(), Vec::new());
         for (group, state) in &mut self.groups {
             if !state.declared && !state.declaring {
                 state.declaring = true;
                 to_declare.push(group.clone());
             }
-            if std::mem::take(&mut state.look) {
-                to_look.push(group.clone());
+            if std::mem::take(&mut state.check_head) {
+                to_check.push(group.clone());
             }
         }
         self.declare(to_declare);
-        self.look(to_look, true);
-        self.look_at_strange();
+        self.read_heads(to_check, true);
+        self.check_undiscovered();
     }
 
-    /// Forgets what has no members here, and renews what has.
-    fn round(&mut self, lost: bool) {
+    /// Drops groups without local members, and renews the others. `lost` says that the routes have lost the
+    /// declarations.
+    fn start_round(&mut self, lost: bool) {
         let (directory, shared) = (&self.directory, &self.shared);
         self.groups.retain(|group, state| {
-            state.index.keep(|user| !directory.user(user).is_empty());
+            state.index.retain_users(|user| !directory.user(user).is_empty());
             let here = !directory.conversation(group).is_empty();
             if !here {
                 shared.declared.remove(group);
             }
-            // What the others were told is gone with the routes: a look follows when they know again.
+            // The declaration was lost with the routes; a head check follows once it is made again.
             state.declared &= !lost;
             here
         });
-        // A login that came to nothing leaves none of its own behind.
+        // A failed login must leave no declaration behind.
         let groups = &self.groups;
         shared.declared.retain(|group| !lost && groups.contains_key(group));
-        self.recent.retain(|_, heard| heard.elapsed() < RECENT);
-        if self.recent.len() > RECENT_MAX {
+        self.recent.retain(|_, seen_at| seen_at.elapsed() < RECENT_RETENTION);
+        if self.recent.len() > RECENT_GROUPS_MAX {
             self.recent.clear();
         }
         let all: Vec<ConversationId> = self.groups.keys().cloned().collect();
@@ -148,40 +149,40 @@ impl Keeper {
             let renew = renew.collect();
             self.declare(renew);
         }
-        if !self.looking && !all.is_empty() {
-            self.looking = true;
-            self.look(all, false);
+        if !self.is_reading_heads && !all.is_empty() {
+            self.is_reading_heads = true;
+            self.read_heads(all, false);
         }
     }
 
     fn declare(&mut self, groups: Vec<ConversationId>) {
-        for page in groups.chunks(PAGE) {
+        for page in groups.chunks(GROUPS_PAGE) {
             let (ports, groups) = (Arc::clone(&self.ports), page.to_vec());
             self.jobs.spawn(async move {
                 let interests: Vec<(ConversationId, u64)> =
-                    groups.iter().map(|group| (group.clone(), GENERATION)).collect();
+                    groups.iter().map(|group| (group.clone(), INTEREST_GENERATION)).collect();
                 let result = ports.routes.declare(&ports.me, &interests).await;
-                Done::Declared(groups, result)
+                JobResult::Declared(groups, result)
             });
         }
     }
 
-    /// Reads where groups stand; what can't be read is looked at in the next round.
-    fn look(&mut self, groups: Vec<ConversationId>, soon: bool) {
+    /// Reads the heads of groups in the background; a head that can't be read is tried again in the next round.
+    fn read_heads(&mut self, groups: Vec<ConversationId>, at_once: bool) {
         if groups.is_empty() {
             return;
         }
         let (ports, small_max) = (Arc::clone(&self.ports), self.small_max);
         self.jobs.spawn(async move {
-            // What was told and passed this node by is in the heads then; or in those of the next round.
-            time::timeout(BARRIER_MAX, ports.barrier()).await.ok();
+            // Published records that did not reach this node show in these heads, or in those of the next round.
+            time::timeout(BARRIER_TIMEOUT, ports.barrier()).await.ok();
             let mut heads = Vec::with_capacity(groups.len());
             for group in groups {
-                if let Ok(Some(head)) = Head::read(&*ports.store, &group, small_max).await {
+                if let Ok(Some(head)) = GroupHead::read(&*ports.store, &group, small_max).await {
                     heads.push(head);
                 }
             }
-            Done::Heads(heads, soon)
+            JobResult::Heads(heads, at_once)
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What rounds make of where groups stand, with a shard whose mailbox nobody reads but the test.
+//! Effect of rounds on the state of a group, with one shard whose mailbox only the test reads.
 
 use tidegate_protocol::{Time, id::NodeId};
 
@@ -40,35 +40,36 @@ fn ports() -> Arc<Ports> {
     })
 }
 
-fn head(seq: u64, is_large: bool) -> Vec<Head> {
-    vec![Head { group: group(), seq, is_large }]
+fn head(seq: u64, is_large: bool) -> Vec<GroupHead> {
+    vec![GroupHead { group: group(), seq, is_large }]
 }
 
 #[tokio::test]
-async fn a_group_that_shrank_is_let_go_and_its_members_are_told_of_nothing_that_they_have() {
+async fn group_that_shrank_is_dropped_without_needless_hints() {
     let poll = mio::Poll::new().unwrap();
     let (handle, mut mailbox) = mailbox(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap(), 1 << 20);
     let (ports, shards, directory) = (ports(), ShardHandles::default(), Arc::new(Directory::default()));
     assert!(shards.set(vec![handle]).is_ok());
     directory.hold_conversation(&group(), 0);
-    let out = Outbound::new(ports.me.clone(), Arc::clone(&directory), shards, Arc::default());
+    let out = LocalDispatcher::new(ports.me.clone(), Arc::clone(&directory), shards, Arc::default());
     let shared = Arc::new(Shared::default());
     shared.declared.insert(group());
-    let mut keeper = Keeper::new(ports, directory, Arc::clone(&shared), 4, out, metrics::install().0);
-    keeper.groups.insert(group(), State { index: Index::new(7, 7), declared: true, ..State::default() });
+    let mut task = SubscriberTask::new(ports, directory, Arc::clone(&shared), 4, out, metrics::install().0);
+    task.groups
+        .insert(group(), GroupState { index: Index::new(7, 7), declared: true, ..GroupState::default() });
     let mut rounds = async |heads: &[(u64, bool)]| {
         for (seq, is_large) in heads {
-            keeper.stand(head(*seq, *is_large), false);
-            keeper.tick().await;
-            keeper.out.flush().await;
+            task.on_heads(head(*seq, *is_large), false);
+            task.on_tick().await;
+            task.out.flush().await;
         }
-        let told = matches!(mailbox.take(), Some(Mail::Deliver(_)));
-        (keeper.groups.contains_key(&group()), told)
+        let is_hinted = matches!(mailbox.take(), Some(Mail::Deliver(_)));
+        (task.groups.contains_key(&group()), is_hinted)
     };
-    // What comes by name is not told here.
+    // Pushes of a small group name their users: no hint is needed.
     assert_eq!(rounds(&[(9, false)]).await, (true, false));
-    assert_eq!(rounds(&[(9, true), (9, false), (12, true)]).await, (true, false), "it grew again meanwhile");
-    assert_eq!(rounds(&[(13, true)]).await, (true, true), "12 was there a round ago, and was not told");
+    assert_eq!(rounds(&[(9, true), (9, false), (12, true)]).await, (true, false), "it grew in between");
+    assert_eq!(rounds(&[(13, true)]).await, (true, true), "12 existed a round ago, and was not pushed");
     assert_eq!(rounds(&[(14, false), (15, false)]).await, (false, false));
-    assert!(!shared.declared.contains(&group()), "who logs in declares it anew");
+    assert!(!shared.declared.contains(&group()), "the next login declares it again");
 }

@@ -1,21 +1,21 @@
-//! Groups that became large while this node missed what said so: their members here came by name, and nobody else would tell
-//! the other nodes of them.
+//! Undiscovered groups: they became large in a record that this node missed. Their local members were indexed by name,
+//! and nothing else would declare them to the other nodes.
 
 use std::sync::Arc;
 
 use tidegate_protocol::id::ConversationId;
 
-use super::{Done, Head, Keeper};
+use super::{GroupHead, JobResult, SubscriberTask};
 use crate::{
     mail::Audience,
     store::{Store, StoreError},
 };
 
-/// Groups looked at in one go.
-const PAGE: usize = 500;
+/// Groups checked in one batch.
+const GROUPS_PAGE: usize = 500;
 
-impl Head {
-    /// Where the group stands; none = it is not archived.
+impl GroupHead {
+    /// Reads the head of a group; `None` if the group is not archived.
     pub(super) async fn read(
         store: &dyn Store,
         group: &ConversationId,
@@ -30,45 +30,45 @@ impl Head {
     }
 }
 
-impl Keeper {
-    /// Reads where some of them stand; what can't be read is looked at again.
-    pub(super) fn look_at_strange(&mut self) {
-        let page: Vec<ConversationId> = self.strange.iter().take(PAGE).cloned().collect();
+impl SubscriberTask {
+    /// Reads the heads of some undiscovered groups in the background; those that can't be read are tried again.
+    pub(super) fn check_undiscovered(&mut self) {
+        let page: Vec<ConversationId> = self.undiscovered.iter().take(GROUPS_PAGE).cloned().collect();
         if page.is_empty() {
             return;
         }
         for group in &page {
-            self.strange.remove(group);
+            self.undiscovered.remove(group);
         }
         let (ports, small_max) = (Arc::clone(&self.ports), self.small_max);
         self.jobs.spawn(async move {
             let mut found = Vec::new();
             for group in page {
-                match Head::read(&*ports.store, &group, small_max).await {
+                match GroupHead::read(&*ports.store, &group, small_max).await {
                     Ok(Some(head)) if head.is_large => found.push((group, Some(head))),
                     Ok(_) => {}
                     Err(_) => found.push((group, None)),
                 }
             }
-            Done::Strange(found)
+            JobResult::Undiscovered(found)
         });
     }
 
-    /// Large ones are this node's from here on; their members hear how far they are.
-    pub(super) async fn adopt(&mut self, found: Vec<(ConversationId, Option<Head>)>) {
+    /// Tracks the groups that are large; their local members get `Behind` with the head.
+    pub(super) async fn adopt(&mut self, found: Vec<(ConversationId, Option<GroupHead>)>) {
         for (group, head) in found {
             if self.groups.contains_key(&group) || self.directory.conversation(&group).is_empty() {
                 continue;
             }
             let seq = head.map(|head| head.seq);
             match seq {
-                Some(seq) if self.found(&group, seq, seq).await.is_ok() => {
-                    tracing::info!(%group, "a group became large, and this node had not heard of it");
+                Some(seq) if self.ensure_state(&group, seq, seq).await.is_ok() => {
+                    tracing::info!(%group, "group became large in a record that this node missed; tracking it");
                     self.metrics.behind.increment(1);
                     self.out.behind(&group, seq, Audience::Members);
                 }
                 _ => {
-                    self.strange.insert(group);
+                    self.undiscovered.insert(group);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! When turns begin, and who is in them: no server, on a clock that stands still.
+//! Tests of batch starts and contents, without a server and on a paused clock.
 
 use std::cell::RefCell;
 
@@ -11,48 +11,48 @@ use crate::{
     store::{PostgresStore, postgres::connect::Source},
 };
 
-/// An errand of this size that takes so long; one of no size at all panics.
+/// Query with a size and a duration; a size of 0 panics.
 struct Probe(usize, Duration);
 
-/// Turns: when each began, and the sizes in it.
-type Turns = Vec<(Duration, Vec<usize>)>;
+/// Start time and query sizes of each batch.
+type Batches = Vec<(Duration, Vec<usize>)>;
 
 thread_local! {
-    /// Each test has a thread of its own.
-    static GATHER: &'static Gather<Probe> = Box::leak(Box::default());
-    static TURNS: RefCell<Turns> = const { RefCell::new(Vec::new()) };
-    static BEGAN: Instant = Instant::now();
+    /// Batcher of the test; each test has its own thread.
+    static BATCHER: &'static Batcher<Probe> = Box::leak(Box::default());
+    static BATCHES: RefCell<Batches> = const { RefCell::new(Vec::new()) };
+    static START: Instant = Instant::now();
 }
 
-impl Errand for Probe {
-    type Answer = usize;
-    const FLIGHTS: usize = 2;
-    const BATCH: usize = 10;
-    const PATIENCE: Duration = Duration::from_millis(25);
+impl BatchedQuery for Probe {
+    type Reply = usize;
+    const TASKS_MAX: usize = 2;
+    const BATCH_SIZE_MAX: usize = 10;
+    const BATCH_DELAY_MAX: Duration = Duration::from_millis(25);
 
     fn size(&self) -> usize {
         self.0
     }
 
-    fn gather(_: &Core) -> &Gather<Self> {
-        GATHER.with(|it| *it)
+    fn batcher(_: &Core) -> &Batcher<Self> {
+        BATCHER.with(|it| *it)
     }
 
-    async fn turn(_: &Core, errands: &[&Self]) -> Result<Vec<usize>, StoreError> {
-        let sizes: Vec<usize> = errands.iter().map(|it| it.0).collect();
-        assert!(!sizes.contains(&0), "as the test wants");
-        TURNS.with_borrow_mut(|turns| turns.push((now(), sizes.clone())));
-        sleep(errands.iter().map(|it| it.1).max().unwrap_or_default()).await;
+    async fn execute(_: &Core, batch: &[&Self]) -> Result<Vec<usize>, StoreError> {
+        let sizes: Vec<usize> = batch.iter().map(|it| it.0).collect();
+        assert!(!sizes.contains(&0), "panic planned by the test");
+        BATCHES.with_borrow_mut(|batches| batches.push((now(), sizes.clone())));
+        sleep(batch.iter().map(|it| it.1).max().unwrap_or_default()).await;
         Ok(sizes)
     }
 }
 
 fn now() -> Duration {
-    BEGAN.with(Instant::elapsed)
+    START.with(Instant::elapsed)
 }
 
-fn turns() -> Turns {
-    TURNS.take()
+fn batches() -> Batches {
+    BATCHES.take()
 }
 
 fn core() -> Arc<Core> {
@@ -63,8 +63,8 @@ fn core() -> Arc<Core> {
     PostgresStore::over(&source, &config).unwrap().core
 }
 
-/// Comes after that time, and is answered.
-async fn comes(core: &Arc<Core>, after_ms: u64, size: usize, takes_ms: u64) {
+/// Sends a query after a delay and expects its reply.
+async fn send_after(core: &Arc<Core>, after_ms: u64, size: usize, takes_ms: u64) {
     sleep(ms(after_ms)).await;
     assert_eq!(send(core, Probe(size, ms(takes_ms))).await, Ok(size));
 }
@@ -74,62 +74,63 @@ fn ms(ms: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_alone_goes_at_once_and_the_others_when_the_turn_before_them_is_over() {
+async fn lone_query_is_sent_at_once_and_others_after_the_batch() {
     let core = core();
-    join_all([0, 4, 9, 22, 50].map(|at| comes(&core, at, 1, 10))).await;
+    join_all([0, 4, 9, 22, 50].map(|at| send_after(&core, at, 1, 10))).await;
     let one = |n: usize| vec![1; n];
-    // At 22 ms a flight still waits for the end of the first turn, which is over.
-    assert_eq!(turns(), [(ms(0), one(1)), (ms(10), one(2)), (ms(22), one(1)), (ms(50), one(1))]);
+    // At 22 ms a task still waits for the end of the first batch, which has ended already.
+    assert_eq!(batches(), [(ms(0), one(1)), (ms(10), one(2)), (ms(22), one(1)), (ms(50), one(1))]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_behind_a_turn_that_takes_long_go_together_after_a_while() {
+async fn queries_behind_a_slow_batch_are_sent_together() {
     let core = core();
-    join_all([0, 4, 9, 24, 26, 49, 90].map(|at| comes(&core, at, 1, 60))).await;
+    join_all([0, 4, 9, 24, 26, 49, 90].map(|at| send_after(&core, at, 1, 60))).await;
     let one = |n: usize| vec![1; n];
-    assert_eq!(turns(), [(ms(0), one(1)), (ms(25), one(3)), (ms(60), one(2)), (ms(90), one(1))]);
+    assert_eq!(batches(), [(ms(0), one(1)), (ms(25), one(3)), (ms(60), one(2)), (ms(90), one(1))]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_enough_for_a_turn_does_not_wait() {
+async fn full_batch_does_not_wait() {
     let core = core();
-    let coming = [(0, 1), (1, 4), (2, 4), (3, 6), (4, 9), (5, 1)];
-    join_all(coming.map(|(at, size)| comes(&core, at, size, 60))).await;
-    // At 3 ms there is enough; what did not fit goes with a second flight, and then both are under way.
+    let arrivals = [(0, 1), (1, 4), (2, 4), (3, 6), (4, 9), (5, 1)];
+    join_all(arrivals.map(|(at, size)| send_after(&core, at, size, 60))).await;
+    // At 3 ms there is enough for a batch. The rest goes to a second task, and then both tasks have a batch in flight.
     let sizes = |sizes: &[usize]| sizes.to_vec();
     let wanted =
         [(ms(0), sizes(&[1])), (ms(3), sizes(&[4, 4])), (ms(60), sizes(&[6])), (ms(63), sizes(&[9, 1]))];
-    assert_eq!(turns(), wanted);
+    assert_eq!(batches(), wanted);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_takes_long_holds_nobody_who_was_not_in_it() {
+async fn slow_batch_does_not_block_later_queries() {
     let core = core();
-    join_all([(0, 1_000), (30, 1), (40, 1), (200, 1)].map(|(at, takes)| comes(&core, at, 1, takes))).await;
-    let began: Vec<_> = turns().into_iter().map(|(at, _)| at).collect();
-    assert_eq!(began, [ms(0), ms(30), ms(55), ms(200)]);
+    join_all([(0, 1_000), (30, 1), (40, 1), (200, 1)].map(|(at, takes)| send_after(&core, at, 1, takes)))
+        .await;
+    let starts: Vec<_> = batches().into_iter().map(|(at, _)| at).collect();
+    assert_eq!(starts, [ms(0), ms(30), ms(55), ms(200)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_in_a_turn_that_ends_before_its_time_hears_and_the_others_go_on() {
+async fn aborted_batch_fails_its_queries_and_no_others() {
     let core = core();
     let lost = async {
         sleep(ms(1)).await;
         send(&core, Probe(0, ms(1))).await
     };
-    // It waits when it is given up, and nobody is behind it.
-    let given_up = async {
+    // It is still waiting when its caller gives up, and no query follows it.
+    let abandoned = async {
         sleep(ms(26)).await;
         tokio::time::timeout(ms(5), send(&core, Probe(1, ms(1)))).await.is_err()
     };
-    let (_, lost, given_up) = tokio::join!(comes(&core, 0, 3, 50), lost, given_up);
-    assert!(matches!(lost, Err(StoreError::Unknown(_))) && given_up, "{lost:?}");
+    let (_, lost, abandoned) = tokio::join!(send_after(&core, 0, 3, 50), lost, abandoned);
+    assert!(matches!(lost, Err(StoreError::Unknown(_))) && abandoned, "{lost:?}");
     advance(ms(100)).await;
     for _ in 0..3 {
-        let began = now();
+        let start = now();
         assert_eq!(send(&core, Probe(2, ms(1))).await, Ok(2));
-        assert!(now() - began <= ms(2));
+        assert!(now() - start <= ms(2));
     }
-    let sizes: Vec<_> = turns().into_iter().map(|(_, sizes)| sizes).collect();
+    let sizes: Vec<_> = batches().into_iter().map(|(_, sizes)| sizes).collect();
     assert_eq!(sizes, [[3], [2], [2], [2]]);
 }

@@ -1,4 +1,4 @@
-//! `Rules` records: none undoes another, and what this node does not know stops the partition.
+//! `Rules` records: none undoes another, and an unknown version stops the partition.
 
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 
@@ -17,13 +17,13 @@ fn window(dedup_window: u64) -> Body {
 }
 
 #[test]
-fn rules_that_are_not_known_stop_the_partition_where_it_is() {
+fn unknown_rules_stop_the_partition_at_their_record() {
     let mut it = Partition::new();
-    it.say(message("d:ann:bob", "ann", "m1"));
+    it.send(message("d:ann:bob", "ann", "m1"));
     let newer = record(switch_to(LEDGER_NEWEST + 1));
     assert_eq!(it.ledger.apply(1, &newer), Err(Stop::UnknownRules(LEDGER_NEWEST + 1)));
     assert_eq!(it.ledger.next_offset(), 1);
-    // A node of an earlier version that gets the partition later does not begin.
+    // A node of an earlier version that gets the partition later must not start.
     it.put(switch_to(2));
     let mut older = Ledger::resume(it.end(), it.ledger.rules(), 1);
     older.know_up_to(1);
@@ -34,14 +34,14 @@ fn rules_that_are_not_known_stop_the_partition_where_it_is() {
 }
 
 #[test]
-fn records_of_several_appenders_undo_nothing_of_each_other_in_any_order() {
+fn rules_records_do_not_undo_each_other_in_any_order() {
     let bodies = || [switch_to(2), forget(1), forget(2), window(3)];
     let mut ends = Vec::new();
     for first in 0..4 {
         for second in 0..4 {
             let mut it = Partition::new();
             for n in 1..=4 {
-                it.say(message("d:ann:bob", "ann", &format!("m{n}")));
+                it.send(message("d:ann:bob", "ann", &format!("m{n}")));
             }
             it.put(switch_to(2));
             let mut bodies = bodies();
@@ -58,16 +58,16 @@ fn records_of_several_appenders_undo_nothing_of_each_other_in_any_order() {
 }
 
 #[test]
-fn a_version_never_falls_and_from_2_on_only_what_is_named_changes() {
+fn version_never_falls_and_omitted_rules_stay_from_2_on() {
     let mut it = Partition::new();
     it.put(window(5));
     it.put(forget(0));
-    assert_eq!(it.ledger.rules().dedup_window, 0, "version 1 knows no record without a window");
+    assert_eq!(it.ledger.rules().dedup_window, 0, "version 1 sets an omitted window to 0");
     it.put(window(5));
     it.put(switch_to(2));
     it.put(forget(1));
     it.put(switch_to(1));
     assert_eq!(it.ledger.rules(), Rules { ledger_version: 2, dedup_window: 5, keys_from: 1 });
     it.put(window(0));
-    assert_eq!(it.ledger.rules().dedup_window, 0, "it is named");
+    assert_eq!(it.ledger.rules().dedup_window, 0, "the record names the window");
 }

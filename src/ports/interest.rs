@@ -1,18 +1,19 @@
-//! Which other nodes have members of a group or a room: asked after what they are to hear of is accepted.
+//! Interest lookup: the other nodes with members of a group or room, read after a message for them is accepted.
 
 use tidegate_protocol::id::ConversationId;
 
 use crate::{ports::Ports, routes::NodeBoot};
 
 impl Ports {
-    /// The other nodes that have members of each conversation, in the order asked, as far as the routes know, and with them all that are
-    /// known while those may know too few; none while they do not answer. One that came just now may be known to nobody but them.
+    /// Returns the other nodes with members of each conversation, in the order asked; `None` if the routes do not
+    /// answer. While the routes may be incomplete, each list has all discovered peers too. It may name a node that this
+    /// one has not discovered; then a peer refresh is requested.
     pub async fn nodes_with(&self, conversations: &[ConversationId]) -> Option<Vec<Vec<NodeBoot>>> {
         let peers = &self.peers;
         let interested = match self.routes.interested(conversations).await {
             Ok(found) => found,
             Err(error) => {
-                tracing::debug!(%error, "all peers are told what is for the members of some conversations");
+                tracing::debug!(%error, "interest lookup failed; publishing to all peers");
                 return None;
             }
         };

@@ -1,20 +1,23 @@
-//! `Routes` that note who comes and goes: whoever registers a row notes an online, whoever deletes one an offline.
+//! `Routes` wrapper that emits events: online for each registered row, offline for each deleted row
+//! (`docs/adr/0014-departures-are-owed.md`).
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
 
-use super::{
-    Interest, NodeBoot, NodeInfo, NodeRow, Registered, Registration, Retire, Route, Routes, RoutesError,
-    Token,
+use crate::{
+    events::Events,
+    routes::{
+        Interest, NodeBoot, NodeInfo, NodeRow, Registered, Registration, Retire, Route, Routes, RoutesError,
+        Token,
+    },
 };
-use crate::events::Events;
 
-/// When what was in doubt is looked up again.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Delay before a device in doubt is looked up again.
+pub const DEPARTURE_RECHECK_DELAY: Duration = Duration::from_secs(1);
 
-/// Routes of one node, with its events.
+/// Routes of one node that emit its online and offline events.
 pub struct AnnouncedRoutes {
     inner: Arc<dyn Routes>,
     events: Arc<Events>,
@@ -22,27 +25,27 @@ pub struct AnnouncedRoutes {
 }
 
 impl AnnouncedRoutes {
-    /// The routes of that run of a node; all of the node's calls go through here.
+    /// Wraps the routes of the run `me`; all of the node's calls must go through the wrapper.
     pub fn new(inner: Arc<dyn Routes>, events: Arc<Events>, me: NodeBoot) -> Self {
         Self { inner, events, me }
     }
 }
 
-/// Rows of connections that are over, by what became of their devices.
+/// Rows of closed connections, grouped by the present state of their devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sorted {
-    /// The row stands, and is to be removed.
+    /// Rows that still exist and are to be removed.
     pub standing: Vec<Route>,
-    /// A newer connection of the device has the row, wherever that is.
+    /// Rows whose device has a newer connection, on any node.
     pub moved: Vec<Route>,
-    /// The device has no row: it left.
+    /// Rows whose device has left, and has no row.
     pub gone: Vec<Route>,
 }
 
-/// Looks up what became of the devices of these rows.
+/// Looks up the present state of the devices of these rows.
 ///
 /// # Errors
-/// Those of the routes.
+/// Returns the error of the lookup.
 pub async fn sort(routes: &dyn Routes, rows: Vec<Route>) -> Result<Sorted, RoutesError> {
     let users: Vec<UserId> = rows.iter().map(|row| row.user.clone()).collect();
     let found = routes.lookup(&users).await?;
@@ -51,7 +54,7 @@ pub async fn sort(routes: &dyn Routes, rows: Vec<Route>) -> Result<Sorted, Route
         match devices.into_iter().find(|(device, _)| *device == row.device) {
             Some((_, token)) if token == row.token => sorted.standing.push(row),
             Some((_, token)) if token.epoch > row.token.epoch => sorted.moved.push(row),
-            // An older row came back with a roll-back; its connection is over as well.
+            // An older row was restored by a rollback; its connection has closed as well.
             Some(_) | None => sorted.gone.push(row),
         }
     }
@@ -60,37 +63,37 @@ pub async fn sort(routes: &dyn Routes, rows: Vec<Route>) -> Result<Sorted, Route
 
 #[async_trait]
 impl Routes for AnnouncedRoutes {
-    async fn register(&self, wish: Registration) -> Result<Registered, RoutesError> {
-        let (user, device) = (wish.user.clone(), wish.device.clone());
-        let done = self.inner.register(wish).await?;
-        let route = Route { user, device, token: done.token.clone() };
-        self.events.online(&route, done.replaced.as_ref());
-        Ok(done)
+    async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
+        let (user, device) = (registration.user.clone(), registration.device.clone());
+        let registered = self.inner.register(registration).await?;
+        let route = Route { user, device, token: registered.token.clone() };
+        self.events.online(&route, registered.replaced.as_ref());
+        Ok(registered)
     }
 
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
-        let gone = match self.inner.remove(rows).await {
-            Ok(gone) => gone,
+        let deleted = match self.inner.remove(rows).await {
+            Ok(deleted) => deleted,
             Err(error) => {
-                // Deleted or not, the connections of this node are over. What others have is not for this node to say.
-                let mine = rows.iter().filter(|row| row.token.at == self.me);
-                mine.for_each(|row| self.events.look(row, LOOK_AGAIN));
+                // Deleted or not, this node's connections have closed. Rows of other nodes are checked by those.
+                let own = rows.iter().filter(|row| row.token.at == self.me);
+                own.for_each(|row| self.events.look(row, DEPARTURE_RECHECK_DELAY));
                 return Err(error);
             }
         };
-        for (row, gone) in rows.iter().zip(&gone) {
-            let mine = row.token.at == self.me;
-            match (gone, mine) {
+        for (row, is_deleted) in rows.iter().zip(&deleted) {
+            let is_own = row.token.at == self.me;
+            match (is_deleted, is_own) {
                 (true, true) => self.events.left(row),
                 (true, false) => self.events.offline(row),
-                // A newer connection has it; or the routes lost it before its own end.
+                // A newer connection has the row, or the routes lost it while the connection was open.
                 (false, true) if !self.events.was_replaced(&row.token) => {
                     self.events.look(row, Duration::ZERO);
                 }
                 (false, _) => {}
             }
         }
-        Ok(gone)
+        Ok(deleted)
     }
 
     async fn lookup(&self, users: &[UserId]) -> Result<Vec<Vec<(DeviceId, Token)>>, RoutesError> {
