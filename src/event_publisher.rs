@@ -72,7 +72,7 @@ impl Announcer {
                 What::Online(..) | What::Read(..) | What::OrderBlocked(..) => None,
             });
             self.confirm_departures(departures.collect()).await;
-            self.events.told(batch.len());
+            self.events.confirm(batch.len());
         }
     }
 

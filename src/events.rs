@@ -233,13 +233,13 @@ impl Events {
         fits
     }
 
-    /// Returns the oldest queued events, at most `max`, which stay queued until [`Self::told`].
+    /// Returns the oldest queued events, at most `max`, which stay queued until [`Self::confirm`].
     pub fn oldest(&self, max: usize) -> Vec<Arc<Event>> {
         self.state().queue.iter().take(max).cloned().collect()
     }
 
     /// Removes the `count` oldest events from the queue. To be called by the publisher once they are published.
-    pub fn told(&self, count: usize) {
+    pub fn confirm(&self, count: usize) {
         let mut state = self.state();
         for _ in 0..count {
             let Some(event) = state.queue.pop_front() else { break };

@@ -176,8 +176,8 @@ mod tests {
         one.tells(10);
         other.tells(5);
         assert_eq!(unarchived.published(Some(2)), [PublishedMark { owner: 2, to: 5 }]);
-        let told = unarchived.published(None);
-        let mut waiter = std::pin::pin!(unarchived.wait_archived(&told));
+        let marks = unarchived.published(None);
+        let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
         one.tells(20);
         one.archived(9);
@@ -199,18 +199,18 @@ mod tests {
         let unarchived = Arc::new(Unarchived::default());
         let owner = unarchived.begin(1, 0, 0);
         owner.tells(10);
-        let told = unarchived.published(None);
-        let mut waiter = std::pin::pin!(unarchived.wait_archived(&told));
+        let marks = unarchived.published(None);
+        let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
         drop(owner);
         let successor = unarchived.begin(1, 0, 4);
         successor.tells(3);
         assert!(waiter.now_or_never().is_some());
-        let answer = |told| unarchived.answer(told, Duration::from_millis(400));
+        let answer = |marks| unarchived.answer(marks, Duration::from_millis(400));
         let owed = vec![PartitionOffset { partition: 1, offset: 10 }];
         let level = |offset| vec![PartitionOffset { partition: 1, offset }];
         assert_eq!(
-            answer(told.clone()).await,
+            answer(marks.clone()).await,
             ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], owed: owed.clone() })
         );
         let now = vec![PublishedMark { owner: 2, to: 3 }];

@@ -74,7 +74,7 @@ fn full_queue_counts_lost_events_and_an_offline_can_be_retried() {
     assert_eq!(queued(&events), ["offline/n1/1f/1", "offline/n1/1f/2", "offline/n1/1f/3"]);
     let (_, lost, waiting) = events.counts();
     assert_eq!((lost, waiting), (4, 3 * EVENT_BYTES), "4 and 5, recorded twice each");
-    events.told(2);
+    events.confirm(2);
     events.offline(&row("ann", token("n1", 5)));
     events.offline(&row("ann", token("n1", 3)));
     assert_eq!(

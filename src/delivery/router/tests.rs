@@ -39,7 +39,7 @@ fn each_node_gets_its_sessions_in_push_order_without_the_sender() {
         ..remote_push("1", &["ann", "bob", "cat"])
     };
     let found = split_by_node(&[first, remote_push("2", &["ann"]), remote_push("3", &["cat"])], &places);
-    let told: Vec<(NodeBoot, SentPushes)> = found
+    let sent: Vec<(NodeBoot, SentPushes)> = found
         .into_iter()
         .map(|(to, pushes)| (to, pushes.into_iter().map(|it| (it.push, it.to)).collect()))
         .collect();
@@ -60,7 +60,7 @@ fn each_node_gets_its_sessions_in_push_order_without_the_sender() {
             ],
         ),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(sent, expected);
 }
 
 #[test]
