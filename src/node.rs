@@ -49,7 +49,7 @@ use crate::{
     link::Listener,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics,
-    net::sockopt,
+    net::{sockopt, tcp::Tcp},
     ports::Ports,
     private,
     shard::{self, Shard},
@@ -390,7 +390,7 @@ fn start_shards(
     count: usize,
     start: Instant,
 ) -> anyhow::Result<Vec<(ShardHandle, JoinHandle<io::Result<()>>)>> {
-    let built: Vec<(Shard, ShardHandle)> = (0..count)
+    let built: Vec<(Shard<Tcp>, ShardHandle)> = (0..count)
         .map(|index| shard::build(shard::Context { index, ..base.clone() }))
         .collect::<io::Result<_>>()
         .context("a shard could not start")?;

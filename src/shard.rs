@@ -30,7 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mio::{Events, Poll, Token};
+use mio::{Events, Poll, Token, net::TcpStream};
 use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
 
 use self::{
@@ -39,7 +39,10 @@ use self::{
     hub::Hub,
 };
 pub use self::{context::Context, outbox::Caps};
-use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
+use crate::{
+    mail::{Mail, Mailbox, ShardHandle, mailbox},
+    net::{io::Io, tcp::Tcp},
+};
 
 /// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
@@ -59,11 +62,12 @@ const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 const WAKER: Token = Token(usize::MAX);
 
 /// State of one shard, owned by its thread.
-pub struct Shard {
+pub struct Shard<I: Io> {
     context: Context,
     poll: Poll,
+    io: I,
     mailbox: Mailbox,
-    conns: Conns,
+    conns: Conns<I::Stream>,
     hub: Hub,
     buffers: Buffers,
     /// Connections to flush at the end of the turn, without duplicates.
@@ -108,16 +112,18 @@ struct Buffers {
 ///
 /// # Errors
 /// Fails if the kernel can't create the poll or its waker.
-pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
+pub fn build(context: Context) -> io::Result<(Shard<Tcp>, ShardHandle)> {
     let poll = Poll::new()?;
+    let io = Tcp::new(poll.registry().try_clone()?);
     let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
     let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
     let buffers = Buffers::new(&context);
     let shard = Shard {
         context,
         poll,
+        io,
         mailbox,
-        conns: Conns::default(),
+        conns: Conns::new(),
         hub,
         buffers,
         dirty: Vec::new(),
@@ -145,7 +151,7 @@ impl Buffers {
     }
 }
 
-impl Shard {
+impl<I: Io<Stream = TcpStream>> Shard<I> {
     /// Runs until [`Mail::Stop`] has arrived and the last connection is closed.
     ///
     /// # Errors
@@ -225,7 +231,9 @@ impl Shard {
             self.sweep();
         }
     }
+}
 
+impl<I: Io> Shard<I> {
     /// Returns whether input that arrived during a freeze has been read, so that its senders do not count as silent.
     ///
     /// The turn that notices a freeze does not count: its poll preceded the freeze or was interrupted by it. Under

@@ -19,10 +19,11 @@ use crate::{
     ingest::intake,
     inline, login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
+    net::io::Io,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Applies the actions in the shared buffer, then submits the sends that they release, until none are left.
     pub(super) fn act(&mut self, conn: &mut Conn) {
         loop {

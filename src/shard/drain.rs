@@ -18,7 +18,7 @@ use tidegate_protocol::{
 use super::{Shard, conn::Conn};
 use crate::{
     mail::{ConnKey, Drain, DrainProgress},
-    net::upgrade::Transport,
+    net::{io::Io, upgrade::Transport},
 };
 
 /// Clients notified in one turn, before the rest of the turn runs.
@@ -59,7 +59,7 @@ impl Drop for ShardCounts {
     }
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Carries out a step of the node's drain.
     pub(super) fn on_drain(&mut self, order: Drain) {
         match order {

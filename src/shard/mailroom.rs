@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, mem};
 
+use mio::net::TcpStream;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
@@ -15,12 +16,13 @@ use crate::{
     ingest::intake,
     link::Session,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    net::io::Io,
 };
 
 /// Most connections that one memory alarm closes on a shard.
 const SHED_CONNS_MAX: usize = 16;
 
-impl Shard {
+impl<I: Io<Stream = TcpStream>> Shard<I> {
     /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, mail
     /// waits in the bounded mailbox, so that its senders wait too.
     pub(super) fn handle_mail(&mut self, budget: usize) {
@@ -99,7 +101,9 @@ impl Shard {
             Mail::ShedMemory => self.shed_memory(),
         }
     }
+}
 
+impl<I: Io> Shard<I> {
     /// Closes the connections of the device that are older than `epoch`, and replies whether there were any.
     fn take_replaced(&mut self, user: &UserId, device: &DeviceId, epoch: u64, reply: Option<Sender<bool>>) {
         let is_old = |login: &LoginState| login.route.device == *device && login.route.token.epoch < epoch;

@@ -30,6 +30,7 @@ use crate::{
     },
     inline,
     mail::{Mail, QueryResult, Refusal},
+    net::io::Io,
     ports::Ports,
 };
 
@@ -38,7 +39,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Starts a query; its result arrives at once or as mail.
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = Self::reader(conn) else { return };

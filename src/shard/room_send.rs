@@ -23,6 +23,7 @@ use crate::{
     clock::wall_ms,
     inline,
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
+    net::io::Io,
 };
 
 /// Most bytes of room messages that wait for their numbers on one shard.
@@ -101,7 +102,7 @@ fn weight(post: &RoomPost) -> usize {
     post.submit.content.len() + POST_OVERHEAD_BYTES
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Queues a message to a live room for this turn's numbering, if its sender is in the room.
     pub(super) fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let limits = &self.context.limits;

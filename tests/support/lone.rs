@@ -25,7 +25,7 @@ use tidegate::{
     link::LocalLink,
     mail::{Audience, Delivery, Item, Mail, ShardHandle, ShardHandles},
     metrics,
-    net::{sockopt, upgrade},
+    net::{sockopt, tcp::Tcp, upgrade},
     ports::Ports,
     room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription},
@@ -44,7 +44,7 @@ const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
 /// Shards that do nothing by themselves.
 pub struct Lone {
-    shards: Vec<Shard>,
+    shards: Vec<Shard<Tcp>>,
     /// Their mailboxes.
     pub handles: Vec<ShardHandle>,
     /// Their clock; it stands still.
@@ -68,7 +68,7 @@ impl Lone {
         let mut socket = config::Socket::default();
         change(&mut context, &mut socket);
         let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-        let (shards, list): (Vec<Shard>, Vec<ShardHandle>) = (0..count).map(build).unzip();
+        let (shards, list): (Vec<Shard<Tcp>>, Vec<ShardHandle>) = (0..count).map(build).unzip();
         assert!(handles.set(list.clone()).is_ok(), "set once");
         Self {
             shards,
