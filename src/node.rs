@@ -49,10 +49,10 @@ use crate::{
     link::Listener,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics,
-    net::{sockopt, tcp::Tcp},
+    net::sockopt,
     ports::Ports,
     private,
-    shard::{self, Shard},
+    shard::{self, Driver},
 };
 
 /// Interval at which the parts of the node are checked.
@@ -390,7 +390,7 @@ fn start_shards(
     count: usize,
     start: Instant,
 ) -> anyhow::Result<Vec<(ShardHandle, JoinHandle<io::Result<()>>)>> {
-    let built: Vec<(Shard<Tcp>, ShardHandle)> = (0..count)
+    let built: Vec<(Driver, ShardHandle)> = (0..count)
         .map(|index| shard::build(shard::Context { index, ..base.clone() }))
         .collect::<io::Result<_>>()
         .context("a shard could not start")?;
@@ -399,9 +399,10 @@ fn start_shards(
         anyhow::bail!("the shards of this node are already started");
     }
     let mut shards = Vec::new();
-    for (index, (shard, handle)) in built.into_iter().enumerate() {
-        let thread =
-            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))?;
+    for (index, (driver, handle)) in built.into_iter().enumerate() {
+        let thread = thread::Builder::new()
+            .name(format!("tidegate-shard-{index}"))
+            .spawn(move || driver.run(start))?;
         shards.push((handle, thread));
     }
     Ok(shards)

@@ -1,14 +1,15 @@
-//! Shard: a thread with its own poll, connections and indexes (ADR 1).
+//! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADR 1, ADR 20).
 //!
-//! No other thread touches a connection's state. A turn has a fixed order: socket events, mail, drain and
+//! No other thread touches a connection's state. A turn has a fixed order: ready connections, mail, drain and
 //! room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
-//! logins, signals, sweep. No step awaits.
+//! logins, signals, sweep. No step awaits, and none reads a clock.
 
 mod actions;
 mod close;
 mod conn;
 mod context;
 mod drain;
+mod driver;
 mod epoch;
 mod fanout;
 mod hub;
@@ -25,12 +26,12 @@ mod write;
 
 use std::{
     collections::{HashMap, VecDeque},
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use mio::{Events, Poll, Token, net::TcpStream};
+use mio::net::TcpStream;
 use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
 
 use self::{
@@ -38,10 +39,15 @@ use self::{
     drain::ShardDrain,
     hub::Hub,
 };
-pub use self::{context::Context, outbox::Caps};
+pub use self::{
+    context::Context,
+    driver::{Driver, build},
+    outbox::Caps,
+};
+pub use crate::clock::Now;
 use crate::{
     mail::{Mail, Mailbox, ShardHandle, mailbox},
-    net::{io::Io, tcp::Tcp},
+    net::io::{Io, Ready},
 };
 
 /// Bytes read from one connection in a turn before the others are read.
@@ -59,12 +65,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// A sweep this late means that the shard thread was not scheduled.
 const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 
-const WAKER: Token = Token(usize::MAX);
-
 /// State of one shard, owned by its thread.
 pub struct Shard<I: Io> {
     context: Context,
-    poll: Poll,
     io: I,
     mailbox: Mailbox,
     conns: Conns<I::Stream>,
@@ -90,7 +93,10 @@ pub struct Shard<I: Io> {
     unacked_traces: VecDeque<trace_steps::UnackedTrace>,
     /// Number of frames read this turn, for the metrics.
     frames_in: u64,
+    /// Time of the turn, since the start of the node.
     now: Time,
+    /// Wall clock of the turn, in ms since 1970.
+    wall_ms: u64,
     next_tick: Time,
     /// Start of the catch-up on input that arrived during a freeze.
     catching_up_since: Option<Time>,
@@ -108,92 +114,87 @@ struct Buffers {
     ws_status: Option<u16>,
 }
 
-/// Creates a shard that is ready to run, and the handle for its mailbox.
-///
-/// # Errors
-/// Fails if the kernel can't create the poll or its waker.
-pub fn build(context: Context) -> io::Result<(Shard<Tcp>, ShardHandle)> {
-    let poll = Poll::new()?;
-    let io = Tcp::new(poll.registry().try_clone()?);
-    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
-    let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
-    let buffers = Buffers::new(&context);
-    let shard = Shard {
-        context,
-        poll,
-        io,
-        mailbox,
-        conns: Conns::new(),
-        hub,
-        buffers,
-        dirty: Vec::new(),
-        revisit: Vec::new(),
-        batch: Vec::new(),
-        logins: Vec::new(),
-        own_mail: Vec::new(),
-        missed: HashMap::new(),
-        room_queue: room_send::RoomQueue::default(),
-        signals: VecDeque::new(),
-        unacked_traces: VecDeque::new(),
-        frames_in: 0,
-        now: Time::ZERO,
-        next_tick: Time::ZERO,
-        catching_up_since: None,
-        stopping: false,
-        drain: None,
-    };
-    Ok((shard, handle))
-}
-
 impl Buffers {
     fn new(context: &Context) -> Self {
         Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
     }
 }
 
-impl<I: Io<Stream = TcpStream>> Shard<I> {
-    /// Runs until [`Mail::Stop`] has arrived and the last connection is closed.
-    ///
-    /// # Errors
-    /// Fails if polling fails, which no connection can cause.
-    pub fn run(mut self, start: Instant) -> io::Result<()> {
-        let mut events = Events::with_capacity(1_024);
-        loop {
-            self.step(&mut events, || Time::from_millis(start.elapsed().as_millis() as u64))?;
-            if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
-                return Ok(());
-            }
-        }
+impl<I: Io> Shard<I> {
+    /// Creates a shard and the handle of its mailbox; `waker` wakes its driver from the wait between two turns.
+    pub fn new(context: Context, io: I, waker: mio::Waker) -> (Self, ShardHandle) {
+        let (handle, mailbox) = mailbox(waker, context.mailbox_bytes);
+        let hub = Hub::new(context.index, Arc::clone(&context.directory));
+        let buffers = Buffers::new(&context);
+        let shard = Self {
+            context,
+            io,
+            mailbox,
+            conns: Conns::new(),
+            hub,
+            buffers,
+            dirty: Vec::new(),
+            revisit: Vec::new(),
+            batch: Vec::new(),
+            logins: Vec::new(),
+            own_mail: Vec::new(),
+            missed: HashMap::new(),
+            room_queue: room_send::RoomQueue::default(),
+            signals: VecDeque::new(),
+            unacked_traces: VecDeque::new(),
+            frames_in: 0,
+            now: Time::ZERO,
+            wall_ms: 0,
+            next_tick: Time::ZERO,
+            catching_up_since: None,
+            stopping: false,
+            drain: None,
+        };
+        (shard, handle)
     }
 
-    /// Sleeps until there is work, at most 100 ms, then runs one turn. Called by [`Self::run`], and by tests and
-    /// benchmarks that drive a shard with their own clock.
-    ///
-    /// # Errors
-    /// Fails if polling fails.
-    pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
+    /// Marks the shard as asleep: from now on a post wakes its driver. Call it before [`Self::idle_for`].
+    pub fn about_to_sleep(&self) {
         self.mailbox.about_to_sleep();
-        let timeout = self.sleep_time();
-        match self.poll.poll(events, Some(timeout)) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
-        }
-        self.mailbox.awoke();
-        self.now = now();
-        self.turn(events);
-        Ok(())
     }
 
-    fn turn(&mut self, events: &Events) {
-        // 1. Socket events.
-        for event in events {
-            let Token(slot) = event.token();
-            if event.token() == WAKER {
-                continue;
-            }
-            let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
-            let ended = event.is_read_closed();
-            self.with_conn(slot as u32, |shard, conn| {
+    /// Marks the shard as awake; until [`Self::about_to_sleep`], a post needs no system call.
+    pub fn awoke(&self) {
+        self.mailbox.awoke();
+    }
+
+    /// Returns whether [`Mail::Stop`] has arrived and the last connection is closed.
+    pub fn is_over(&self) -> bool {
+        self.stopping && self.mailbox.conns.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns how long the driver may wait for readiness or mail before the next turn, at most 100 ms.
+    pub fn idle_for(&self) -> Duration {
+        let busy = !self.mailbox.is_empty()
+            || self.hub.has_work()
+            || !self.revisit.is_empty()
+            || !self.own_mail.is_empty()
+            || self.room_queue.is_ready()
+            || !self.dirty.is_empty()
+            || !self.signals.is_empty();
+        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
+        match (busy, backlog) {
+            (true, _) => Duration::ZERO,
+            (false, true) => Duration::from_millis(1),
+            (false, false) => self.next_slot().min(SWEEP_INTERVAL),
+        }
+    }
+}
+
+impl<I: Io<Stream = TcpStream>> Shard<I> {
+    /// Runs one turn at the time `now`, with the connections that became ready since the last turn.
+    ///
+    /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
+    pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
+        (self.now, self.wall_ms) = (now.at, now.wall_ms);
+        // 1. Ready connections.
+        for Ready { slot, readable, writable, ended } in ready {
+            self.with_conn(slot, |shard, conn| {
                 if writable {
                     conn.refused = false;
                     if conn.outbox.is_some() {
@@ -226,7 +227,7 @@ impl<I: Io<Stream = TcpStream>> Shard<I> {
         // 6. Signals, to connections with nothing else to write.
         self.write_signals();
         // 7. Deadlines.
-        if self.now >= self.next_tick && self.has_caught_up(events) {
+        if self.now >= self.next_tick && self.has_caught_up(is_complete) {
             self.next_tick = self.now + SWEEP_INTERVAL;
             self.sweep();
         }
@@ -238,7 +239,7 @@ impl<I: Io> Shard<I> {
     ///
     /// The turn that notices a freeze does not count: its poll preceded the freeze or was interrupted by it. Under
     /// constant load the wait ends after [`FREEZE_THRESHOLD`].
-    fn has_caught_up(&mut self, events: &Events) -> bool {
+    fn has_caught_up(&mut self, is_complete: impl FnOnce() -> bool) -> bool {
         if self.now < self.next_tick + FREEZE_THRESHOLD {
             self.catching_up_since = None;
             return true;
@@ -247,27 +248,11 @@ impl<I: Io> Shard<I> {
             self.catching_up_since = Some(self.now);
             return false;
         };
-        if events.iter().count() >= events.capacity() && self.now < since + FREEZE_THRESHOLD {
+        if !is_complete() && self.now < since + FREEZE_THRESHOLD {
             return false;
         }
         self.catching_up_since = None;
         true
-    }
-
-    fn sleep_time(&self) -> Duration {
-        let busy = !self.mailbox.is_empty()
-            || self.hub.has_work()
-            || !self.revisit.is_empty()
-            || !self.own_mail.is_empty()
-            || self.room_queue.is_ready()
-            || !self.dirty.is_empty()
-            || !self.signals.is_empty();
-        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
-        match (busy, backlog) {
-            (true, _) => Duration::ZERO,
-            (false, true) => Duration::from_millis(1),
-            (false, false) => self.next_slot().min(SWEEP_INTERVAL),
-        }
     }
 
     /// Runs `work` on one connection; a panic in it closes only that connection.

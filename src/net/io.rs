@@ -5,6 +5,19 @@
 
 use std::io::{self, IoSlice};
 
+/// Readiness of one stream, since it was last reported.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// Slot under which the stream is registered.
+    pub slot: u32,
+    /// Whether bytes, the end of input or an error can be read.
+    pub readable: bool,
+    /// Whether a write may take bytes.
+    pub writable: bool,
+    /// Whether the peer has shut its write side; earlier input may still be unread.
+    pub ended: bool,
+}
+
 /// Transport of the connections of one shard. Readiness is edge-triggered, as with epoll.
 pub trait Io {
     /// Stream of one connection; dropping it closes the connection.

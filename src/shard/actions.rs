@@ -15,7 +15,6 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
-    clock::wall_ms,
     ingest::intake,
     inline, login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
@@ -168,7 +167,7 @@ impl<I: Io> Shard<I> {
                 skipped,
             }),
             resumed: false,
-            server_time_ms: wall_ms(),
+            server_time_ms: self.wall_ms,
             fresh_next_id: fresh_id(),
         };
         conn.session.logged_in(logged_in, &self.context.limits, self.now, &mut self.buffers.actions);
@@ -237,7 +236,7 @@ impl<I: Io> Shard<I> {
         // A refusal here leaves the chain waiting for the client's retry; a refusal
         // by the log would close the connection.
         let refusal = intake::refusal(&self.context.ports, &message.conversation);
-        let received_at = wall_ms();
+        let received_at = self.wall_ms;
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {

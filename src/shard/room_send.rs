@@ -20,7 +20,6 @@ use tidegate_protocol::{
 
 use super::{Shard, conn::Conn};
 use crate::{
-    clock::wall_ms,
     inline,
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
     net::io::Io,
@@ -150,7 +149,7 @@ impl<I: Io> Shard<I> {
         let mut answers = VecDeque::with_capacity(posts.len());
         match numbers {
             Ok(RoomNumbers { numbers, nodes }) => {
-                let time = wall_ms();
+                let time = self.wall_ms;
                 for (seq, post) in numbers.zip(posts) {
                     answers.push_back((post.origin, post.submit.ticket, Answer::Accepted { seq, time }));
                     self.push_post(post, seq, time, &nodes);

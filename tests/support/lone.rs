@@ -25,12 +25,12 @@ use tidegate::{
     link::LocalLink,
     mail::{Audience, Delivery, Item, Mail, ShardHandle, ShardHandles},
     metrics,
-    net::{sockopt, tcp::Tcp, upgrade},
+    net::{sockopt, upgrade},
     ports::Ports,
     room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription},
     scratch::{ClockNumbers, MemoryScratch},
-    shard::{self, Caps, Context, Shard},
+    shard::{self, Caps, Context, Driver, Now},
     store::MemoryStore,
 };
 use tidegate_protocol::{
@@ -40,11 +40,14 @@ use tidegate_protocol::{
     id::{ConversationId, NodeId, UserId},
 };
 
+/// Wall clock of all turns, in ms since 1970.
+const WALL_MS: u64 = 1_763_712_000_000;
+
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
 /// Shards that do nothing by themselves.
 pub struct Lone {
-    shards: Vec<Shard<Tcp>>,
+    drivers: Vec<Driver>,
     /// Their mailboxes.
     pub handles: Vec<ShardHandle>,
     /// Their clock; it stands still.
@@ -68,10 +71,10 @@ impl Lone {
         let mut socket = config::Socket::default();
         change(&mut context, &mut socket);
         let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-        let (shards, list): (Vec<Shard<Tcp>>, Vec<ShardHandle>) = (0..count).map(build).unzip();
+        let (drivers, list): (Vec<Driver>, Vec<ShardHandle>) = (0..count).map(build).unzip();
         assert!(handles.set(list.clone()).is_ok(), "set once");
         Self {
-            shards,
+            drivers,
             handles: list,
             now: Time::from_millis(1_000),
             outlets,
@@ -116,8 +119,9 @@ impl Lone {
 
     /// One turn of a shard; it sleeps for at most 100 ms when there is nothing to do.
     pub fn turn(&mut self, shard: usize) {
-        let now = self.now;
-        self.shards[shard].step(&mut self.events, || now).expect("polling works");
+        let driver = &mut self.drivers[shard];
+        driver.wait(&mut self.events).expect("polling works");
+        driver.turn(&self.events, Now { at: self.now, wall_ms: WALL_MS });
     }
 
     /// Answers the logins that wait, as the owner does: the users are in these groups. False = there is none.
@@ -159,7 +163,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
             seq,
             "alice",
             &msg_id,
-            1_763_712_000_000,
+            WALL_MS,
             &content.encode_to_vec(),
         )),
         origin: None,
@@ -190,7 +194,7 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
         me: me.clone(),
         bus: Arc::new(LocalBus::new(log)),
         store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
+        routes: Arc::new(MemoryRoutes::new(WALL_MS, leases, || Time::ZERO)),
         scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
         link: Arc::new(LocalLink),
         owned: Arc::default(),
@@ -221,7 +225,7 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
         handles,
         intake,
         ports,
-        rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| 1_763_712_000_000)))),
+        rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| WALL_MS)))),
         best_effort: None,
         runtime,
         metrics,

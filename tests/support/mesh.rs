@@ -374,10 +374,10 @@ type Thread = JoinHandle<std::io::Result<()>>;
 
 fn run_shards(context: &Context) -> (Vec<ShardHandle>, Vec<Thread>) {
     let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-    let (shards, list): (Vec<_>, Vec<ShardHandle>) = (0..SHARDS).map(build).unzip();
+    let (drivers, list): (Vec<_>, Vec<ShardHandle>) = (0..SHARDS).map(build).unzip();
     assert!(context.handles.set(list.clone()).is_ok(), "set once");
     let start = Instant::now();
-    (list, shards.into_iter().map(|shard| thread::spawn(move || shard.run(start))).collect())
+    (list, drivers.into_iter().map(|driver| thread::spawn(move || driver.run(start))).collect())
 }
 
 fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
