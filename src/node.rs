@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::Context as _;
 use futures_util::future::join_all;
+use mio::net::TcpStream;
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::Outcome};
@@ -52,7 +53,7 @@ use crate::{
     net::sockopt,
     ports::Ports,
     private,
-    shard::{self, Driver},
+    shard::{self, Driver, newcomer::NewcomerQueue},
 };
 
 /// Interval at which the parts of the node are checked.
@@ -102,6 +103,9 @@ pub struct Addresses {
     pub key_file: Option<PathBuf>,
 }
 
+/// Running shard: the handle of its mailbox, and its thread.
+type ShardThread = (ShardHandle, JoinHandle<io::Result<()>>);
+
 /// Running node.
 pub struct Node {
     /// Addresses on which the node listens.
@@ -112,7 +116,7 @@ pub struct Node {
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
     acceptor: (Stopper, JoinHandle<io::Result<()>>),
-    shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
+    shards: Vec<ShardThread>,
     running: RunningTasks,
     /// Task that renews the lease, and the reason for which it ended the node.
     lease: (tokio::task::JoinHandle<()>, FailureWatch),
@@ -189,7 +193,7 @@ impl Node {
             assigner: &assigner,
         };
         let base = dependencies.context(&token_key, services.handle().clone(), metrics.clone());
-        let shards = start_shards(&base, &handles, shard_count(config), start)?;
+        let (shards, newcomers) = start_shards(&base, &handles, shard_count(config), start)?;
         let settings = owner_settings(config)?;
         let rules = settings.rules;
         let (listener, running) = {
@@ -206,9 +210,9 @@ impl Node {
         let public = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
         let notice = NodeAnnouncement::new(&assigner, public, (&admission, &drainer), &ports, rules);
         let client = start_listening(sockets.client, &config.listen)?;
-        let lease = services.block_on(notice.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
+        let lease = services.block_on(notice.hold(link, handle_list, claim.as_ref(), &metrics))?;
         let (acceptor, stopper) =
-            Acceptor::new(client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
+            Acceptor::new(client, Arc::clone(&admission), newcomers, config.socket.clone(), metrics)?;
         let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
         let (to_read, to_drain) = (Arc::clone(&ports), Arc::clone(&drainer));
         let api = Api { admin, ports: to_read, assigner, admission, metrics: rendered, drainer: to_drain };
@@ -389,23 +393,23 @@ fn start_shards(
     handles: &OnceLock<Vec<ShardHandle>>,
     count: usize,
     start: Instant,
-) -> anyhow::Result<Vec<(ShardHandle, JoinHandle<io::Result<()>>)>> {
-    let built: Vec<(Driver, ShardHandle)> = (0..count)
+) -> anyhow::Result<(Vec<ShardThread>, Vec<NewcomerQueue<TcpStream>>)> {
+    let (drivers, newcomers): (Vec<Driver>, Vec<NewcomerQueue<TcpStream>>) = (0..count)
         .map(|index| shard::build(shard::Context { index, ..base.clone() }))
         .collect::<io::Result<_>>()
         .context("a shard could not start")?;
-    let list = built.iter().map(|(_, handle)| handle.clone()).collect();
+    let list = newcomers.iter().map(|queue| queue.shard().clone()).collect();
     if handles.set(list).is_err() {
         anyhow::bail!("the shards of this node are already started");
     }
     let mut shards = Vec::new();
-    for (index, (driver, handle)) in built.into_iter().enumerate() {
+    for (index, (driver, queue)) in drivers.into_iter().zip(&newcomers).enumerate() {
         let thread = thread::Builder::new()
             .name(format!("tidegate-shard-{index}"))
             .spawn(move || driver.run(start))?;
-        shards.push((handle, thread));
+        shards.push((queue.shard().clone(), thread));
     }
-    Ok(shards)
+    Ok((shards, newcomers))
 }
 
 /// Serves the admin port, and the port for probes if there is one.

@@ -1,7 +1,7 @@
 //! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADR 1, ADR 20).
 //!
-//! No other thread touches a connection's state. A turn has a fixed order: ready connections, mail, drain and
-//! room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
+//! No other thread touches a connection's state. A turn has a fixed order: ready connections, new connections,
+//! mail, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
 //! logins, signals, sweep. No step awaits, and none reads a clock.
 
 mod actions;
@@ -14,6 +14,7 @@ mod epoch;
 mod fanout;
 mod hub;
 mod mailroom;
+pub mod newcomer;
 mod outbox;
 mod query;
 mod read;
@@ -28,16 +29,17 @@ use std::{
     collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
+    task::Waker,
     time::Duration,
 };
 
-use mio::net::TcpStream;
 use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
 
 use self::{
     conn::{Conn, Conns},
     drain::ShardDrain,
     hub::Hub,
+    newcomer::{NEWCOMERS_BUDGET, NEWCOMERS_MAX, NewcomerQueue, Newcomers, newcomer_queue},
 };
 pub use self::{
     context::Context,
@@ -46,7 +48,7 @@ pub use self::{
 };
 pub use crate::clock::Now;
 use crate::{
-    mail::{Mail, Mailbox, ShardHandle, mailbox},
+    mail::{Mail, Mailbox, mailbox},
     net::io::{Io, Ready},
 };
 
@@ -69,6 +71,7 @@ const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 pub struct Shard<I: Io> {
     context: Context,
     io: I,
+    newcomers: Newcomers<I::Stream>,
     mailbox: Mailbox,
     conns: Conns<I::Stream>,
     hub: Hub,
@@ -121,14 +124,17 @@ impl Buffers {
 }
 
 impl<I: Io> Shard<I> {
-    /// Creates a shard and the handle of its mailbox; `waker` wakes its driver from the wait between two turns.
-    pub fn new(context: Context, io: I, waker: mio::Waker) -> (Self, ShardHandle) {
+    /// Creates a shard and the queue of its new connections, which has the handle of its mailbox. `waker` wakes the
+    /// driver from the wait between two turns.
+    pub fn new(context: Context, io: I, waker: Waker) -> (Self, NewcomerQueue<I::Stream>) {
         let (handle, mailbox) = mailbox(waker, context.mailbox_bytes);
+        let (queue, newcomers) = newcomer_queue(handle, NEWCOMERS_MAX);
         let hub = Hub::new(context.index, Arc::clone(&context.directory));
         let buffers = Buffers::new(&context);
         let shard = Self {
             context,
             io,
+            newcomers,
             mailbox,
             conns: Conns::new(),
             hub,
@@ -150,15 +156,15 @@ impl<I: Io> Shard<I> {
             stopping: false,
             drain: None,
         };
-        (shard, handle)
+        (shard, queue)
     }
 
-    /// Marks the shard as asleep: from now on a post wakes its driver. Call it before [`Self::idle_for`].
+    /// Marks the shard as asleep: from now on mail and new connections wake its driver. Call it before [`Self::idle_for`].
     pub fn about_to_sleep(&self) {
         self.mailbox.about_to_sleep();
     }
 
-    /// Marks the shard as awake; until [`Self::about_to_sleep`], a post needs no system call.
+    /// Marks the shard as awake; until [`Self::about_to_sleep`], they need no system call.
     pub fn awoke(&self) {
         self.mailbox.awoke();
     }
@@ -168,9 +174,10 @@ impl<I: Io> Shard<I> {
         self.stopping && self.mailbox.conns.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns how long the driver may wait for readiness or mail before the next turn, at most 100 ms.
+    /// Returns how long the driver may wait for readiness, mail or new connections before the next turn, at most 100 ms.
     pub fn idle_for(&self) -> Duration {
         let busy = !self.mailbox.is_empty()
+            || !self.newcomers.is_empty()
             || self.hub.has_work()
             || !self.revisit.is_empty()
             || !self.own_mail.is_empty()
@@ -184,9 +191,7 @@ impl<I: Io> Shard<I> {
             (false, false) => self.next_slot().min(SWEEP_INTERVAL),
         }
     }
-}
 
-impl<I: Io<Stream = TcpStream>> Shard<I> {
     /// Runs one turn at the time `now`, with the connections that became ready since the last turn.
     ///
     /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
@@ -211,30 +216,30 @@ impl<I: Io<Stream = TcpStream>> Shard<I> {
         for slot in std::mem::take(&mut self.revisit) {
             self.with_conn(slot, Self::read);
         }
-        // 2. Mail, the drain, and numbers for room messages.
+        // 2. New connections. They precede mail, which a full hub leaves in the mailbox.
+        self.take_newcomers(NEWCOMERS_BUDGET);
+        // 3. Mail, the drain, and numbers for room messages.
         self.handle_mail(MAIL_BUDGET);
         self.advance_drain();
         self.number_posts();
-        // 3. Fan-out.
+        // 4. Fan-out.
         self.fan_out(FAN_OUT_BUDGET);
-        // 4. Flush of the touched connections.
+        // 5. Flush of the touched connections.
         for slot in std::mem::take(&mut self.dirty) {
             self.conns.hot[slot as usize].flags &= !conn::DIRTY;
             self.with_conn(slot, Self::flush);
         }
-        // 5. Hand-over of this turn's sends and logins.
+        // 6. Hand-over of this turn's sends and logins.
         self.submit_turn();
-        // 6. Signals, to connections with nothing else to write.
+        // 7. Signals, to connections with nothing else to write.
         self.write_signals();
-        // 7. Deadlines.
+        // 8. Deadlines.
         if self.now >= self.next_tick && self.has_caught_up(is_complete) {
             self.next_tick = self.now + SWEEP_INTERVAL;
             self.sweep();
         }
     }
-}
 
-impl<I: Io> Shard<I> {
     /// Returns whether input that arrived during a freeze has been read, so that its senders do not count as silent.
     ///
     /// The turn that notices a freeze does not count: its poll preceded the freeze or was interrupted by it. Under

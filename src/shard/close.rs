@@ -7,7 +7,6 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
-    codec::Wire,
     pb::{self, server_frame::Body},
     ws,
 };
@@ -114,49 +113,6 @@ impl<I: Io> Shard<I> {
         if was_lingering {
             self.mailbox.lingering.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
         }
-    }
-
-    /// Adds a new connection and returns its slot, or `None` if its socket can't be registered.
-    pub(super) fn add_conn(
-        &mut self,
-        mut stream: I::Stream,
-        address: std::net::SocketAddr,
-        seat: crate::budget::Seat,
-    ) -> Option<u32> {
-        use tidegate_protocol::machine::session::Session;
-        let (slot, generation) = self.conns.reserve();
-        let conn = Conn {
-            key: crate::mail::ConnKey { shard: self.context.index as u8, slot, generation },
-            stage: Stage::Detect,
-            session: Session::new(self.now),
-            login: None,
-            outbox: None,
-            window: None,
-            partial: None,
-            open_query: None,
-            ending: None,
-            blocked_since: None,
-            refused: false,
-            paused: false,
-            peer_ended: false,
-            half_closed: false,
-            address: address.ip(),
-            _seat: seat,
-        };
-        let registered = self.io.register(&mut stream, slot);
-        let hot = &mut self.conns.hot[slot as usize];
-        hot.stream = Some(stream);
-        hot.wire = Wire::JsonLine;
-        hot.flags = 0;
-        self.context.metrics.conns.increment(1.0);
-        if let Err(error) = registered {
-            tracing::warn!(%error, "failed to register a socket with the poll; closing the connection");
-            self.free(Box::new(conn));
-            return None;
-        }
-        self.rearm(&conn);
-        self.conns.put(Box::new(conn));
-        Some(slot)
     }
 
     /// Closes the connection with a reset, where waiting would hold memory that is short.

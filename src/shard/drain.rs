@@ -15,7 +15,7 @@ use tidegate_protocol::{
     pb,
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, conn::Conn, newcomer::NEWCOMERS_MAX};
 use crate::{
     mail::{ConnKey, Drain, DrainProgress},
     net::{io::Io, upgrade::Transport},
@@ -79,6 +79,8 @@ impl<I: Io> Shard<I> {
     }
 
     fn begin_drain(&mut self, pace: Pace, progress: Arc<DrainProgress>) {
+        // Connections that were accepted before the drain get slots.
+        self.take_newcomers(NEWCOMERS_MAX);
         let keys: Vec<ConnKey> =
             self.conns.slots().iter().filter_map(|slot| Some(self.conns.peek(*slot)?.key)).collect();
         let shards = self.context.shards().len();

@@ -1,14 +1,13 @@
 //! Driver of a shard: polls the shard's sockets on a thread of its own, and runs one turn after each wake-up.
 
-use std::{io, time::Instant};
+use std::{io, sync::Arc, task::Wake, time::Instant};
 
-use mio::{Events, Poll, Token};
+use mio::{Events, Poll, Token, net::TcpStream};
 use tidegate_protocol::Time;
 
-use super::{Context, Shard};
+use super::{Context, Shard, newcomer::NewcomerQueue};
 use crate::{
     clock::{Now, wall_ms},
-    mail::ShardHandle,
     net::{io::Ready, tcp::Tcp},
 };
 
@@ -23,16 +22,31 @@ pub struct Driver {
     shard: Shard<Tcp>,
 }
 
-/// Creates a shard on sockets that is ready to run, and the handle of its mailbox.
+/// Waker of a sleeping poll.
+struct PollWaker(mio::Waker);
+
+impl Wake for PollWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Err(error) = self.0.wake() {
+            tracing::error!(%error, "failed to wake a shard; it continues after at most 100 ms");
+        }
+    }
+}
+
+/// Creates a shard on sockets that is ready to run, and the queue of its new connections.
 ///
 /// # Errors
 /// Fails if the kernel can't create the poll or its waker.
-pub fn build(context: Context) -> io::Result<(Driver, ShardHandle)> {
+pub fn build(context: Context) -> io::Result<(Driver, NewcomerQueue<TcpStream>)> {
     let poll = Poll::new()?;
     let transport = Tcp::new(poll.registry().try_clone()?);
-    let waker = mio::Waker::new(poll.registry(), WAKER)?;
-    let (shard, handle) = Shard::new(context, transport, waker);
-    Ok((Driver { poll, shard }, handle))
+    let waker = Arc::new(PollWaker(mio::Waker::new(poll.registry(), WAKER)?));
+    let (shard, newcomers) = Shard::new(context, transport, waker.into());
+    Ok((Driver { poll, shard }, newcomers))
 }
 
 impl Driver {

@@ -30,7 +30,10 @@ use tidegate::{
     room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription},
     scratch::{ClockNumbers, MemoryScratch},
-    shard::{self, Caps, Context, Driver, Now},
+    shard::{
+        self, Caps, Context, Driver, Now,
+        newcomer::{Newcomer, NewcomerQueue},
+    },
     store::MemoryStore,
 };
 use tidegate_protocol::{
@@ -48,6 +51,7 @@ const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 /// Shards that do nothing by themselves.
 pub struct Lone {
     drivers: Vec<Driver>,
+    newcomers: Vec<NewcomerQueue<TcpStream>>,
     /// Their mailboxes.
     pub handles: Vec<ShardHandle>,
     /// Their clock; it stands still.
@@ -71,10 +75,12 @@ impl Lone {
         let mut socket = config::Socket::default();
         change(&mut context, &mut socket);
         let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-        let (drivers, list): (Vec<Driver>, Vec<ShardHandle>) = (0..count).map(build).unzip();
+        let (drivers, newcomers): (Vec<Driver>, Vec<_>) = (0..count).map(build).unzip();
+        let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
         assert!(handles.set(list.clone()).is_ok(), "set once");
         Self {
             drivers,
+            newcomers,
             handles: list,
             now: Time::from_millis(1_000),
             outlets,
@@ -108,8 +114,8 @@ impl Lone {
         let stream = TcpStream::from_std(stream);
         sockopt::tune(&stream, &self.socket).expect("a socket takes options");
         let Ok(seat) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
-        self.handles[shard].count_in();
-        self.post(shard, Mail::Accepted(stream, address, seat));
+        let taken = self.newcomers[shard].offer(Newcomer { stream, address, seat });
+        assert!(taken.is_ok(), "the queue is full");
     }
 
     /// Posts what fits.
