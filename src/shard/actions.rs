@@ -88,7 +88,7 @@ impl<I: Io> Shard<I> {
             shard.context.metrics.login_refusals.increment(1);
             conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
-        let identity = match self.context.verifier.verify(&hello.token) {
+        let identity = match self.context.verifier.verify(&hello.token, self.wall_ms) {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
         };

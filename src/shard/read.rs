@@ -226,7 +226,7 @@ impl<I: Io> Shard<I> {
                 Ok(ParseStep::Consumed(consumed))
             }
             Ok(UpgradeProgress::Assign(request)) => {
-                let response = self.context.assigner.answer(&request, &self.context.verifier);
+                let response = self.context.assigner.answer(&request, &self.context.verifier, self.wall_ms);
                 self.buffers.reply.extend_from_slice(&response);
                 self.finish(conn, Code::Bye);
                 Ok(ParseStep::Consumed(input.len()))
