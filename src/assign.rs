@@ -90,7 +90,7 @@ impl Assigner {
     /// Returns how many clients per second the peers accept from this node in a drain; `None` if they accept none.
     /// Other draining nodes get equal parts.
     pub fn others_accept(&self) -> Option<u32> {
-        let snapshot = self.ports.peers.seen();
+        let snapshot = self.ports.peers.snapshot();
         let draining = snapshot.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
         let ready = snapshot.others.iter().filter(|row| row.info.state == NodeState::Ready);
         let all: u64 = ready.map(|row| u64::from(row.info.about.accepts)).sum();
@@ -113,14 +113,14 @@ impl Assigner {
             .take(request.count)
             .map(|it| json!({"node": it.node, "address": it.address}))
             .collect();
-        let stale = self.ports.peers.seen().stale;
+        let stale = self.ports.peers.snapshot().stale;
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
         let body = json!({"addresses": endpoints, "ttlMs": ttl, "stale": stale});
         response("200 OK", request, Some(body))
     }
 
     fn endpoints(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Endpoint> {
-        let snapshot = self.ports.peers.seen();
+        let snapshot = self.ports.peers.snapshot();
         let announced = self.state().announced.clone();
         let nodes: Vec<&NodeInfo> = (snapshot.others.iter().map(|row| &row.info))
             .chain(announced.as_ref())
@@ -143,7 +143,7 @@ impl Assigner {
         let mut state = self.state();
         if state.refreshed_at.is_none_or(|then| now - then >= PEER_REFRESH_INTERVAL) {
             state.refreshed_at = Some(now);
-            self.ports.peers.look_again();
+            self.ports.peers.request_refresh();
         }
     }
 

@@ -155,7 +155,7 @@ impl Member {
             self.metrics.routes_lost.increment(1);
             self.losses.record();
             // Peers that noticed no loss must learn of this one soon.
-            self.ports.peers.look_again();
+            self.ports.peers.request_refresh();
         } else if was_stale {
             tracing::info!("routes available again");
         }

@@ -247,7 +247,7 @@ async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, attempts: u32
             Err(error) => tracing::debug!(%error, peer = %at, "replaced session not stopped yet"),
         }
         if !ports.peers.is_live(at) {
-            ports.peers.look_again();
+            ports.peers.request_refresh();
         }
         time::sleep(STOP_RETRY_INTERVAL).await;
     }

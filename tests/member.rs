@@ -214,7 +214,7 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     b.ports.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
     pass(Duration::from_millis(600)).await;
-    a.ports.peers.look_again();
+    a.ports.peers.request_refresh();
     pass(Duration::from_millis(600)).await;
     assert_eq!(a.ports.peers.owners_of(3), [run_of("b", 1)]);
     assert_eq!(a.ports.peers.others()[0].info.state, NodeState::Cordoned);
@@ -331,12 +331,12 @@ async fn routes_that_were_slow_have_lost_nothing() {
         let mut in_doubt = false;
         for _ in 0..90 {
             pass(Duration::from_millis(100)).await;
-            let seen = a.ports.peers.seen();
+            let seen = a.ports.peers.snapshot();
             in_doubt |= seen.stale && seen.doubtful;
         }
         assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
         for peer in [&a, &b] {
-            let seen = peer.ports.peers.seen();
+            let seen = peer.ports.peers.snapshot();
             assert!(!seen.stale && !seen.doubtful, "{method}: its answer came late, and that is all");
             assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
         }
@@ -353,7 +353,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     b.cut_off(true);
     seconds(60).await;
     assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
-    let seen = a.ports.peers.seen();
+    let seen = a.ports.peers.snapshot();
     assert!(seen.stale && seen.doubtful);
     // One comes back two seconds before the other, whose lease is long over.
     a.cut_off(false);
@@ -379,7 +379,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     // He came back on another node before his old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
-    assert!(a.ports.peers.doubtful() && !a.ports.peers.seen().stale);
+    assert!(a.ports.peers.doubtful() && !a.ports.peers.snapshot().stale);
     assert_eq!(a.others(), ["b/1"]);
     let rows = a.conns.lock().unwrap().rows.clone();
     for (n, (_, route)) in rows.into_iter().enumerate() {

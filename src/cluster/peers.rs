@@ -60,7 +60,7 @@ impl Peers {
     }
 
     /// Returns the last snapshot.
-    pub fn seen(&self) -> PeerSnapshot {
+    pub fn snapshot(&self) -> PeerSnapshot {
         self.snapshot.borrow().clone()
     }
 
@@ -91,7 +91,7 @@ impl Peers {
     }
 
     /// Returns the other nodes that announce the partition: one, none while it moves, or two until an evicted owner
-    /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::look_again`] and waits for
+    /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::request_refresh`] and waits for
     /// [`Self::changes`].
     pub fn owners_of(&self, partition: u32) -> Vec<NodeBoot> {
         let snapshot = self.snapshot.borrow();
@@ -105,7 +105,7 @@ impl Peers {
     }
 
     /// Requests a refresh soon, before the next lease renewal.
-    pub fn look_again(&self) {
+    pub fn request_refresh(&self) {
         self.refresh.notify_one();
     }
 

@@ -77,7 +77,7 @@ fn apply_statuses(
             // The outcome is decided but no longer known: the client finds it by a retry with its id.
             AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
             AnswerStatus::NotYet => {}
-            AnswerStatus::NotOwner => ports.peers.look_again(),
+            AnswerStatus::NotOwner => ports.peers.request_refresh(),
         }
     }
 }
@@ -91,7 +91,7 @@ fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, V
             owners.push(ports.me.clone());
         }
         if owners.is_empty() {
-            ports.peers.look_again();
+            ports.peers.request_refresh();
         }
         for owner in owners {
             by_owner.entry(owner).or_default().extend(&asks);

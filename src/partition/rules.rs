@@ -106,7 +106,7 @@ impl Switcher<'_> {
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
-            let agreed = consent.update(&self.peers.seen(), self.me, &self.settings, Instant::now());
+            let agreed = consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now());
             let Some(version) = agreed.filter(|version| *version > self.rules.borrow().ledger_version) else {
                 continue;
             };

@@ -33,7 +33,7 @@ impl Ports {
     /// announced yet archives first.
     pub async fn barrier_in(&self, partition: u32) {
         if self.owned.ahead().is_allowed() {
-            let snapshot = self.peers.seen();
+            let snapshot = self.peers.snapshot();
             let is_queried = |row: &&NodeRow| snapshot.doubtful || row.info.owns.contains(&partition);
             let queried = snapshot.others.iter().filter(is_queried);
             join_all(queried.map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot))).await;
@@ -48,7 +48,7 @@ impl Ports {
         if !self.owned.ahead().is_allowed() {
             return true;
         }
-        let snapshot = self.peers.seen();
+        let snapshot = self.peers.snapshot();
         let replies = join_all(
             snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot)),
         )

@@ -22,7 +22,7 @@ impl Ports {
         };
         let mut nodes: Vec<Vec<NodeBoot>> = interested.into_iter().map(others).collect();
         if nodes.iter().flatten().any(|node| !peers.is_live(node)) {
-            peers.look_again();
+            peers.request_refresh();
         }
         if peers.doubtful() {
             let runs = peers.runs();

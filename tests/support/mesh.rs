@@ -160,7 +160,7 @@ impl Mesh {
     pub fn know_only(&self, nth: usize, others: &[usize]) {
         let peers = &self.nodes[nth].ports.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
-        let seen = peers.seen();
+        let seen = peers.snapshot();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
         peers.set(PeerSnapshot { others: known, ..seen });
     }
