@@ -95,7 +95,7 @@ pub struct NodeInfo {
     /// Partitions that the node owns, for finding the owner to query.
     pub owns: Vec<u32>,
     /// Archive position and lag of each owned partition.
-    pub stands: Vec<PartitionLag>,
+    pub partition_lags: Vec<PartitionLag>,
     /// Whether the node is re-asserting its routes after a loss, so that lookups may be incomplete.
     pub asserting: bool,
     /// Details for client assignment, and for display.

@@ -95,7 +95,7 @@ impl Peer {
             conns: 0,
             capacity: 100,
             owns: said.0.owned.list(),
-            stands: said.0.owned.standings(),
+            partition_lags: said.0.owned.partition_lags(),
             asserting: false,
             about: tidegate::routes::NodeDescription::default(),
             rules: 1,
@@ -264,7 +264,7 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     seconds(20).await;
     assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
-    let said = routes.nodes().await.unwrap()[0].info.stands[0];
+    let said = routes.nodes().await.unwrap()[0].info.partition_lags[0];
     assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
     assert!(said.behind_ms >= 3_600_000, "{said:?}");
     a.ports.owned.update(0, |it| (it.position, it.waits) = (9, None));

@@ -42,7 +42,7 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "conns": info.conns,
         "capacity": info.capacity,
         "owns": info.owns,
-        "stands": info.stands.iter().map(partition_lag).collect::<Vec<_>>(),
+        "stands": info.partition_lags.iter().map(partition_lag).collect::<Vec<_>>(),
         "clients": info.client_addresses,
         "peer": info.peer_address,
         "rules": info.rules,

@@ -131,8 +131,8 @@ impl PeerSnapshot {
     }
 
     /// Returns the archive lags that owners on other nodes announce.
-    pub fn standings(&self) -> impl Iterator<Item = PartitionLag> {
-        self.others.iter().flat_map(|row| row.info.stands.iter().copied())
+    pub fn partition_lags(&self) -> impl Iterator<Item = PartitionLag> {
+        self.others.iter().flat_map(|row| row.info.partition_lags.iter().copied())
     }
 
     /// Returns the state of that run's lease; `None` if the run is not listed.

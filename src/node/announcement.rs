@@ -112,7 +112,7 @@ impl NodeAnnouncement {
             conns: count(conns),
             capacity: count(capacity),
             owns: self.ports.owned.list(),
-            stands: self.ports.owned.standings(),
+            partition_lags: self.ports.owned.partition_lags(),
             // Set by the lease.
             asserting: false,
             about,

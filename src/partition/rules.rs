@@ -147,7 +147,7 @@ mod tests {
             conns: 0,
             capacity: 1,
             owns: Vec::new(),
-            stands: Vec::new(),
+            partition_lags: Vec::new(),
             asserting: false,
             about: NodeDescription::default(),
             rules,

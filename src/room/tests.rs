@@ -175,7 +175,7 @@ impl OneNode {
             conns: 0,
             capacity: 1,
             owns: Vec::new(),
-            stands: Vec::new(),
+            partition_lags: Vec::new(),
             asserting: false,
             about: crate::routes::NodeDescription::default(),
             rules: 1,

@@ -36,7 +36,7 @@ fn info(boot: &NodeBoot) -> NodeInfo {
         conns: 0,
         capacity: 10,
         owns: Vec::new(),
-        stands: Vec::new(),
+        partition_lags: Vec::new(),
         asserting: false,
         about: NodeDescription::default(),
         rules: 1,

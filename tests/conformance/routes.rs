@@ -78,7 +78,7 @@ pub(crate) fn info(at: &NodeBoot) -> NodeInfo {
         conns: 0,
         capacity: 100,
         owns: Vec::new(),
-        stands: Vec::new(),
+        partition_lags: Vec::new(),
         asserting: false,
         about: tidegate::routes::NodeDescription::default(),
         rules: 1,

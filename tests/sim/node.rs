@@ -177,7 +177,7 @@ impl SimNode {
             conns: 0,
             capacity: 1,
             owns: owned.list(),
-            stands: owned.standings(),
+            partition_lags: owned.partition_lags(),
             asserting: false,
             about: tidegate::routes::NodeDescription::default(),
             rules: self.rules.announced(),

@@ -426,7 +426,7 @@ impl MeshNode {
             conns: 0,
             capacity: 1,
             owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
-            stands: Vec::new(),
+            partition_lags: Vec::new(),
             asserting: false,
             about: NodeDescription::default(),
             rules: 1,

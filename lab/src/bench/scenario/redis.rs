@@ -129,7 +129,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
         conns: 0,
         capacity: 1,
         owns: Vec::new(),
-        stands: Vec::new(),
+        partition_lags: Vec::new(),
         asserting: false,
         about: tidegate::routes::NodeDescription::default(),
         rules: 1,
