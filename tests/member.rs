@@ -209,7 +209,7 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
     // What changes is told before the next renewal is due, and who asks to look again sees it at once.
     b.ports.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
@@ -332,12 +332,15 @@ async fn routes_that_were_slow_have_lost_nothing() {
         for _ in 0..90 {
             pass(Duration::from_millis(100)).await;
             let seen = a.ports.peers.snapshot();
-            in_doubt |= seen.stale && seen.doubtful;
+            in_doubt |= seen.stale && seen.may_be_incomplete;
         }
         assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
         for peer in [&a, &b] {
             let seen = peer.ports.peers.snapshot();
-            assert!(!seen.stale && !seen.doubtful, "{method}: its answer came late, and that is all");
+            assert!(
+                !seen.stale && !seen.may_be_incomplete,
+                "{method}: its answer came late, and that is all"
+            );
             assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
         }
     }
@@ -354,7 +357,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     seconds(60).await;
     assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
     let seen = a.ports.peers.snapshot();
-    assert!(seen.stale && seen.doubtful);
+    assert!(seen.stale && seen.may_be_incomplete);
     // One comes back two seconds before the other, whose lease is long over.
     a.cut_off(false);
     seconds(2).await;
@@ -364,7 +367,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     assert!(!a.task.is_finished() && !b.task.is_finished());
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(where_is(&routes, "bob").await, Some(token));
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
 }
 
 #[tokio::test(start_paused = true)]
@@ -379,7 +382,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     // He came back on another node before his old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
-    assert!(a.ports.peers.doubtful() && !a.ports.peers.snapshot().stale);
+    assert!(a.ports.peers.may_be_incomplete() && !a.ports.peers.snapshot().stale);
     assert_eq!(a.others(), ["b/1"]);
     let rows = a.conns.lock().unwrap().rows.clone();
     for (n, (_, route)) in rows.into_iter().enumerate() {
@@ -400,7 +403,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     assert!(
         a.conns.lock().unwrap().settled.iter().any(|(route, stands)| route.user == user("late") && *stands)
     );
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
     assert_eq!(replaced(&b), [""; 0]);
 }
 

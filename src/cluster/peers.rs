@@ -32,7 +32,7 @@ pub struct PeerSnapshot {
     pub stale: bool,
     /// Whether a lookup in the routes may be incomplete: they are unavailable, or lost data that not all nodes have had
     /// time to re-assert. Until then a message that must reach all its nodes is sent to the peers too.
-    pub doubtful: bool,
+    pub may_be_incomplete: bool,
     /// Number of times that the routes lost data, or may have; what was written there before must be written again.
     pub losses: u64,
 }
@@ -75,14 +75,14 @@ impl Peers {
     }
 
     /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
-    pub fn doubtful(&self) -> bool {
-        self.snapshot.borrow().doubtful
+    pub fn may_be_incomplete(&self) -> bool {
+        self.snapshot.borrow().may_be_incomplete
     }
 
     /// Returns whether all nodes see that run: its lease is live, and the routes lost nothing recently.
     pub fn sees(&self, run: &NodeBoot) -> bool {
         let snapshot = self.snapshot.borrow();
-        !snapshot.stale && !snapshot.doubtful && snapshot.lease_of(run) == Some(Lease::Live)
+        !snapshot.stale && !snapshot.may_be_incomplete && snapshot.lease_of(run) == Some(Lease::Live)
     }
 
     /// Returns whether that run is a live run of another node, as of the last snapshot.

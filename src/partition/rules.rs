@@ -67,7 +67,8 @@ impl Consent {
         now: Instant,
     ) -> Option<u32> {
         // A stale list, or one read after a loss, may lack nodes.
-        let is_complete = !snapshot.stale && !snapshot.doubtful && snapshot.lease_of(me) == Some(Lease::Live);
+        let is_complete =
+            !snapshot.stale && !snapshot.may_be_incomplete && snapshot.lease_of(me) == Some(Lease::Live);
         if !is_complete {
             self.since = None;
             return None;
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(agreed(&[(0, sure()), (60, sure())]), Some(3));
         let unsure = [
             PeerSnapshot { stale: true, ..sure() },
-            PeerSnapshot { doubtful: true, ..sure() },
+            PeerSnapshot { may_be_incomplete: true, ..sure() },
             snapshot(&[row("b", 3, Lease::Live)]),
             snapshot(&[row("a", 3, Lease::Lapsed), row("b", 3, Lease::Live)]),
             PeerSnapshot::default(),

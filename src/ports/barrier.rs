@@ -34,7 +34,8 @@ impl Ports {
     pub async fn barrier_in(&self, partition: u32) {
         if self.owned.ahead().is_allowed() {
             let snapshot = self.peers.snapshot();
-            let is_queried = |row: &&NodeRow| snapshot.doubtful || row.info.owns.contains(&partition);
+            let is_queried =
+                |row: &&NodeRow| snapshot.may_be_incomplete || row.info.owns.contains(&partition);
             let queried = snapshot.others.iter().filter(is_queried);
             join_all(queried.map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot))).await;
             self.wait_local(Some(partition)).await;
@@ -69,7 +70,7 @@ impl Ports {
             }
         }
         // A node that is not visible may have published anything.
-        archived.is_some() && archived >= owed && !snapshot.doubtful && !snapshot.stale
+        archived.is_some() && archived >= owed && !snapshot.may_be_incomplete && !snapshot.stale
     }
 
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {

@@ -24,7 +24,7 @@ impl Ports {
         if nodes.iter().flatten().any(|node| !peers.is_live(node)) {
             peers.request_refresh();
         }
-        if peers.doubtful() {
+        if peers.may_be_incomplete() {
             let runs = peers.runs();
             for nodes in &mut nodes {
                 nodes.extend(runs.iter().cloned());

@@ -205,14 +205,14 @@ impl OneNode {
         self.rooms.assign_numbers(&hall(), NonZeroU64::MIN).await.unwrap().nodes
     }
 
-    fn set_peers(&self, others: &[&Self], doubtful: bool) {
+    fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
         let row = |node: &&Self| crate::routes::NodeRow {
             info: node.info(),
             beat: 1,
             lease: crate::routes::Lease::Live,
         };
         let others = others.iter().map(row).collect();
-        self.ports.peers.set(PeerSnapshot { others, doubtful, ..PeerSnapshot::default() });
+        self.ports.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
     }
 }
 

@@ -202,7 +202,7 @@ impl SimNode {
             rows: rows.into(),
             others,
             stale: false,
-            doubtful: false,
+            may_be_incomplete: false,
             losses: 0,
         });
     }

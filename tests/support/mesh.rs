@@ -136,7 +136,7 @@ impl Mesh {
     }
 
     /// What all nodes think of the others: whether the routes may name too few, and how often they lost something.
-    pub fn introduce(&self, doubtful: bool, losses: u64) {
+    pub fn introduce(&self, may_be_incomplete: bool, losses: u64) {
         let routes = &self.routes;
         let rows: Vec<_> = self.runtime.block_on(async {
             for node in &self.nodes {
@@ -146,7 +146,8 @@ impl Mesh {
         });
         for node in &self.nodes {
             let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
-            let seen = PeerSnapshot { rows: rows.clone().into(), others, stale: false, doubtful, losses };
+            let seen =
+                PeerSnapshot { rows: rows.clone().into(), others, stale: false, may_be_incomplete, losses };
             node.ports.peers.set(seen);
         }
     }
