@@ -64,7 +64,7 @@ pub async fn login(
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
     // no session. Lost settings are no reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = ports.store.wishes(&user, now).await.unwrap_or_else(|error| {
+    let settings = ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
         now
     });
@@ -99,7 +99,7 @@ pub async fn login(
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
     steps.log(&route, "registered");
-    Ok(LoginDone { route, replaced: here, chain, wishes: settings })
+    Ok(LoginDone { route, replaced: here, chain, settings })
 }
 
 /// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and

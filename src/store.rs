@@ -258,7 +258,7 @@ pub trait Store: Send + Sync {
     /// Merges the settings in `now` over the user's stored settings and returns the result; empty `now` only reads.
     ///
     /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains.
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

@@ -347,7 +347,7 @@ impl Store for EmbeddedStore {
     }
 
     /// Writes only if the settings change, which most logins do not.
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let of = user.clone();
         let before = self.0.read(move |it| Ok(SnapshotReader::new(it).settings(&of)?)).await?;
         let settings = now.over(before);

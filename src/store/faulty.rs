@@ -77,8 +77,8 @@ impl Store for Faulty<dyn Store> {
         self.call("save_marks", self.inner.save_marks(changes)).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        self.call("wishes", self.inner.wishes(user, now)).await
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.call("merge_settings", self.inner.merge_settings(user, now)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -318,7 +318,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let mut state = self.lock();
         let before = state.settings.get(user).copied().unwrap_or_default();
         let settings = now.over(before);

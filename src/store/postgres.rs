@@ -289,7 +289,7 @@ impl Store for PostgresStore {
         send(&self.core, MarksUpdate(changes.to_vec())).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let before = send(&self.core, SettingsQuery(user.clone())).await?;
         // Most logins do not change the settings, and only read.
         if now.over(before) == before {

@@ -138,8 +138,8 @@ impl Store for SlowStore {
         self.inner.save_marks(changes).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        self.inner.wishes(user, now).await
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.inner.merge_settings(user, now).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
