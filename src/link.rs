@@ -262,7 +262,7 @@ pub trait Link: Send + Sync {
     ///
     /// The peer waits up to `within` and then replies that it is not archived yet, so a peer without a reply is frozen
     /// or disconnected.
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         marks: Vec<PublishedMark>,
@@ -282,7 +282,11 @@ pub trait Link: Send + Sync {
 
     /// Sends best-effort messages, in order. `Ok` means that the peer has handled them as far as it could. These calls
     /// and all others neither delay each other nor share a limit.
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError>;
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError>;
 
     /// Returns the peer's steps of the queried traces, as many as fit into one reply. Unless the query is passive, the
     /// peer records the message and the user from now on. A handler that records no steps returns an error.

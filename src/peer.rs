@@ -191,7 +191,7 @@ impl Link for Peer {
             .map_err(|_| LinkError::Unknown("shards did not confirm in time".to_owned()))
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         published: Vec<PublishedMark>,
@@ -217,7 +217,11 @@ impl Link for Peer {
         })
     }
 
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         self.check_run(to)?;
         self.deliver_best_effort(messages);
         Ok(())

@@ -206,7 +206,7 @@ impl BestEffortQueue {
             next = (bytes < CALL_BYTES_TARGET).then(|| self.messages.try_recv().ok()).flatten();
         }
         let counts = MessageCounts::of(&messages);
-        match self.queues.link.strays(&self.to, messages).await {
+        match self.queues.link.send_best_effort(&self.to, messages).await {
             Ok(()) => {}
             // The run has ended, so there are no members left to report the losses to.
             Err(LinkError::NotHere) => self.queues.record_losses(&UnreportedLosses::default(), counts),

@@ -199,7 +199,7 @@ async fn best_effort_messages_reach_only_their_recipients() {
         BestEffortMessage::Missed { room: hall.clone(), count: 3 },
         BestEffortMessage::Missed { room: tea.clone(), count: 3 },
     ];
-    peer.strays(&me(), strays).await.unwrap();
+    peer.send_best_effort(&me(), strays).await.unwrap();
     let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };
     assert_eq!((found.audience, found.origin), (Audience::Members, None));
     assert_eq!(found.only.as_deref(), Some(&[user("ann")].into()));
@@ -226,7 +226,7 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
         assert!(peer.shards.get().unwrap()[0].try_post(Mail::ShedMemory));
     }
     for _ in 0..2 {
-        peer.strays(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
+        peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
     }
     while let Some(mail) = mailbox.take() {
         assert!(matches!(mail, Mail::ShedMemory));
@@ -239,6 +239,6 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
     });
     told.sort_unstable();
     assert_eq!(told, [0, 4]);
-    peer.strays(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
+    peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
     assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
 }

@@ -54,7 +54,7 @@ struct RecordingLink(Mutex<Vec<(NodeBoot, BestEffortMessage)>>);
 
 #[async_trait::async_trait]
 impl Link for RecordingLink {
-    async fn strays(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.0.lock().unwrap().extend(strays.into_iter().map(|stray| (to.clone(), stray)));
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Link for RecordingLink {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Err(LinkError::NotHere)
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,

@@ -28,7 +28,11 @@ struct RecordingPeer {
 
 #[async_trait]
 impl Link for RecordingPeer {
-    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
@@ -48,7 +52,7 @@ impl Link for RecordingPeer {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,

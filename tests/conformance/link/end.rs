@@ -130,7 +130,7 @@ impl Link for End {
         Ok(stopped)
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         told: Vec<PublishedMark>,
@@ -155,7 +155,7 @@ impl Link for End {
         Ok(words)
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         tokio::task::yield_now().await;
         self.strays.lock().unwrap().extend(strays);
         Ok(())
