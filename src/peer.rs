@@ -76,19 +76,19 @@ impl Peer {
 
     /// Passes the records of large groups to `subscriber`.
     #[must_use]
-    pub fn with_crowds(self, subscriber: Arc<GroupSubscriber>) -> Self {
+    pub fn with_group_subscriber(self, subscriber: Arc<GroupSubscriber>) -> Self {
         Self { subscriber: Some(subscriber), ..self }
     }
 
     /// Lets peers query the outcomes of this node's owners again.
     #[must_use]
-    pub fn answering(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
+    pub fn with_answer_cache(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
         Self { cache: Some((cache, ports)), ..self }
     }
 
     /// Notifies local members of these rooms that an unknown number of messages may be missing. Also retries
     /// notifications that a full shard did not take before.
-    pub fn may_lack(&self, rooms: Vec<ConversationId>) {
+    pub fn report_possible_loss(&self, rooms: Vec<ConversationId>) {
         self.deliver_best_effort(
             rooms.into_iter().map(|room| BestEffortMessage::Missed { room, count: 0 }).collect(),
         );

@@ -232,7 +232,7 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
         assert!(matches!(mail, Mail::ShedMemory));
     }
     // A loss of unknown size is reported separately.
-    peer.may_lack(vec![ConversationId::parse("r:hall").unwrap()]);
+    peer.report_possible_loss(vec![ConversationId::parse("r:hall").unwrap()]);
     let mut told = [mailbox.take(), mailbox.take()].map(|mail| match mail {
         Some(Mail::Missed(_, count)) => count,
         _ => panic!("a report of losses"),

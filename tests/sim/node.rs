@@ -117,7 +117,7 @@ impl SimNode {
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
         let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
-            .answering(answered.clone(), ports.clone());
+            .with_answer_cache(answered.clone(), ports.clone());
         let faulty_end = FaultPlan::none();
         let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));

@@ -269,7 +269,9 @@ impl Mesh {
         };
         let feed = self.runtime.block_on(ports.bus.consume_node(&me)).expect("a topic");
         let crowds = GroupSubscriber::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
-        let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&ports));
+        let end = end
+            .with_group_subscriber(Arc::clone(&crowds))
+            .with_answer_cache(Arc::default(), Arc::clone(&ports));
         self.link.add(me.clone(), Arc::new(end));
         tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         tokio::spawn(login::answer_all(
