@@ -31,7 +31,7 @@ pub struct Fence(pub u128);
 
 /// Starting point of a new owner, for `Ledger::resume` after `Position::matches`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenOver {
+pub struct Takeover {
     /// Log position up to which the partition is archived; `Position::START` for a new partition.
     pub position: Position,
     /// Rules in force at that position.
@@ -191,7 +191,7 @@ pub trait Store: Send + Sync {
     /// After `Ok`, no archive or load under an earlier fence succeeds. A partition that was never archived takes
     /// `topic` as its log; one archived from another log fails with [`StoreError::LogReplaced`] and keeps its fence.
     /// The bus decides which node may take over.
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError>;
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError>;
 
     /// Writes the delta and moves the position from `delta.from` to `delta.to`, in one durable transaction.
     ///

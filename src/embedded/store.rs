@@ -18,7 +18,7 @@ use crate::{
     embedded::{self, Database, DatabaseError, Engine, Pair},
     store::{
         Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
-        StoreError, StoredRow, Summary, TakenOver,
+        StoreError, StoredRow, Summary, Takeover,
     },
 };
 
@@ -257,7 +257,7 @@ fn absent(need: Need) -> Option<Loaded> {
 
 #[async_trait]
 impl Store for EmbeddedStore {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.0.take_over(partition, fence, topic).await
     }
 

@@ -8,7 +8,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
 };
 use crate::{
     bus::TopicId,
@@ -26,7 +26,7 @@ impl Breaks for StoreError {
 
 #[async_trait]
 impl Store for Faulty<dyn Store> {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }
 
