@@ -38,7 +38,7 @@ pub struct Assigner {
 
 struct State {
     /// Description of this node, without the progress of its drain.
-    about: NodeDescription,
+    description: NodeDescription,
     /// Last announcement of this node; the routes have it a little later.
     announced: Option<NodeInfo>,
     refreshed_at: Option<Instant>,
@@ -51,14 +51,14 @@ struct Endpoint {
 }
 
 impl Assigner {
-    /// Creates an assigner for a node described by `about`; clients may use an answer for `ttl`.
-    pub fn new(ports: Arc<Ports>, about: NodeDescription, ttl: Duration) -> Self {
-        Self { ports, ttl, state: Mutex::new(State { about, announced: None, refreshed_at: None }) }
+    /// Creates an assigner for a node described by `description`; clients may use an answer for `ttl`.
+    pub fn new(ports: Arc<Ports>, description: NodeDescription, ttl: Duration) -> Self {
+        Self { ports, ttl, state: Mutex::new(State { description, announced: None, refreshed_at: None }) }
     }
 
     /// Returns the description of this node.
-    pub fn about(&self) -> NodeDescription {
-        self.state().about.clone()
+    pub fn description(&self) -> NodeDescription {
+        self.state().description.clone()
     }
 
     /// Changes the weight and the version share of this node, and returns those in force. `None` keeps a value; a share
@@ -66,16 +66,16 @@ impl Assigner {
     pub fn set(&self, weight: Option<u32>, share: Option<i16>) -> (u32, Option<u8>) {
         let mut state = self.state();
         if let Some(weight) = weight {
-            state.about.weight = weight;
+            state.description.weight = weight;
         }
         if let Some(share) = share {
-            state.about.share = u8::try_from(share).ok();
+            state.description.share = u8::try_from(share).ok();
         }
-        (state.about.weight, state.about.share)
+        (state.description.weight, state.description.share)
     }
 
     /// Stores the announcement that this node is about to make.
-    pub fn said(&self, info: &NodeInfo) {
+    pub fn set_announced(&self, info: &NodeInfo) {
         self.state().announced = Some(info.clone());
     }
 

@@ -410,7 +410,7 @@ impl Owner {
             self.publish(record, *outcome, out).await?;
         }
         if let Some(answer_log) = &self.answer_log {
-            answer_log.said(decided, self.ledger.next_offset());
+            answer_log.record(decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();
