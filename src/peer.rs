@@ -229,7 +229,7 @@ impl Link for Peer {
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
         self.check_run(to)?;
-        Ok(self.tracer.ask(&query))
+        Ok(self.tracer.find_and_watch(&query))
     }
 }
 
