@@ -172,14 +172,14 @@ pub struct PartitionOffset {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BestEffortMessage {
     /// Message of a live room, for the members on the peer.
-    Talk {
+    RoomMessage {
         /// Room of the message.
         room: ConversationId,
         /// Encoded `tidegate.v1.Push`.
         push: Bytes,
     },
     /// Loss of messages of a live room on their way to the peer, to be reported to the members there.
-    Missed {
+    RoomLoss {
         /// Room of the lost messages.
         room: ConversationId,
         /// Number of messages that are lost or in doubt; 0 if it is unknown.

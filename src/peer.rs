@@ -90,7 +90,7 @@ impl Peer {
     /// notifications that a full shard did not take before.
     pub fn report_possible_loss(&self, rooms: Vec<ConversationId>) {
         self.deliver_best_effort(
-            rooms.into_iter().map(|room| BestEffortMessage::Missed { room, count: 0 }).collect(),
+            rooms.into_iter().map(|room| BestEffortMessage::RoomLoss { room, count: 0 }).collect(),
         );
     }
 

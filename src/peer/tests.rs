@@ -166,7 +166,10 @@ fn server_frame(body: pb::server_frame::Body) -> bytes::Bytes {
 
 fn talk(room: &str, conversation: &str) -> BestEffortMessage {
     let push = pb::Push { conversation: conversation.into(), seq: 5, ..Default::default() };
-    BestEffortMessage::Talk { room: ConversationId::parse(room).unwrap(), push: push.encode_to_vec().into() }
+    BestEffortMessage::RoomMessage {
+        room: ConversationId::parse(room).unwrap(),
+        push: push.encode_to_vec().into(),
+    }
 }
 
 #[tokio::test]
@@ -196,8 +199,8 @@ async fn best_effort_messages_reach_only_their_recipients() {
         mark("ann", signal()),
         signalled(signal()),
         signalled(receipt()),
-        BestEffortMessage::Missed { room: hall.clone(), count: 3 },
-        BestEffortMessage::Missed { room: tea.clone(), count: 3 },
+        BestEffortMessage::RoomLoss { room: hall.clone(), count: 3 },
+        BestEffortMessage::RoomLoss { room: tea.clone(), count: 3 },
     ];
     peer.send_best_effort(&me(), strays).await.unwrap();
     let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };

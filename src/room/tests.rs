@@ -249,7 +249,7 @@ async fn node_undiscovered_during_a_routes_outage_is_sent_the_loss() {
     assert_eq!(a.take_strays(), []);
     a.set_peers(&[&b, &c], false);
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
-    let missed = |count| (boot("c"), BestEffortMessage::Missed { room: hall(), count });
+    let missed = |count| (boot("c"), BestEffortMessage::RoomLoss { room: hall(), count });
     assert_eq!(a.take_strays(), [missed(2)]);
     // A node that is discovered much later had no members at that time.
     a.set_peers(&[&b], false);

@@ -242,8 +242,8 @@ fn stray(n: u64) -> BestEffortMessage {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
     match n % 5 {
-        0 => BestEffortMessage::Talk { room, push: frame() },
-        1 => BestEffortMessage::Missed { room, count: n },
+        0 => BestEffortMessage::RoomMessage { room, push: frame() },
+        1 => BestEffortMessage::RoomLoss { room, count: n },
         2 => {
             BestEffortMessage::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() }
         }

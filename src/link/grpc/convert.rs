@@ -223,8 +223,8 @@ pub(super) fn answer_status(sent: pb::LinkWord) -> Read<AnswerStatus> {
 
 pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
     let (conversation, body) = match message {
-        BestEffortMessage::Talk { room, push } => (room, StrayBody::Talk(push)),
-        BestEffortMessage::Missed { room, count } => (room, StrayBody::Missed(count)),
+        BestEffortMessage::RoomMessage { room, push } => (room, StrayBody::Talk(push)),
+        BestEffortMessage::RoomLoss { room, count } => (room, StrayBody::Missed(count)),
         BestEffortMessage::Signal { conversation, users, frame } => {
             let users = users.iter().map(ToString::to_string).collect();
             (conversation, StrayBody::Signal(pb::LinkSignal { frame, users }))
@@ -240,8 +240,8 @@ pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
 pub(super) fn best_effort(sent: pb::LinkStray) -> Read<BestEffortMessage> {
     let conversation = conversation(&sent.conversation)?;
     Ok(match sent.body.ok_or(Malformed("best-effort message, perhaps of a newer version"))? {
-        StrayBody::Talk(push) => BestEffortMessage::Talk { room: conversation, push },
-        StrayBody::Missed(count) => BestEffortMessage::Missed { room: conversation, count },
+        StrayBody::Talk(push) => BestEffortMessage::RoomMessage { room: conversation, push },
+        StrayBody::Missed(count) => BestEffortMessage::RoomLoss { room: conversation, count },
         StrayBody::Signal(pb::LinkSignal { frame, users }) => {
             BestEffortMessage::Signal { conversation, users: all(users, |name| user(&name))?, frame }
         }

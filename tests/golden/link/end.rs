@@ -115,8 +115,11 @@ fn level() -> ArchivedUpTo {
 fn strays() -> Vec<BestEffortMessage> {
     let frame = b"\xaa\x01\x02hi".as_slice();
     vec![
-        BestEffortMessage::Talk { room: conversation("r:hall"), push: b"\x0a\x06r:hall".as_slice().into() },
-        BestEffortMessage::Missed { room: conversation("r:hall"), count: 5 },
+        BestEffortMessage::RoomMessage {
+            room: conversation("r:hall"),
+            push: b"\x0a\x06r:hall".as_slice().into(),
+        },
+        BestEffortMessage::RoomLoss { room: conversation("r:hall"), count: 5 },
         BestEffortMessage::Signal {
             conversation: conversation("g:tea"),
             users: vec![user("ann"), user("bob")],
