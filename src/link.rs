@@ -156,7 +156,7 @@ pub struct ArchivedUpTo {
     /// Archived offsets of owners that have archived everything the log held when they took over.
     pub archived: Vec<PartitionOffset>,
     /// Offsets that recently ended owners had published but not archived.
-    pub owed: Vec<PartitionOffset>,
+    pub unarchived: Vec<PartitionOffset>,
 }
 
 /// Range of a partition, from its start to below an offset.

@@ -109,7 +109,7 @@ impl Unarchived {
         let caught_up = owners.marks.values().filter(|it| !behind.contains(&it.partition));
         ArchivedUpTo {
             archived: caught_up.map(|it| up_to(&it.partition, it.archived)).collect(),
-            owed: owners
+            unarchived: owners
                 .ended
                 .iter()
                 .map(|(partition, (published, _))| up_to(partition, *published))
@@ -207,11 +207,11 @@ mod tests {
         successor.tells(3);
         assert!(waiter.now_or_never().is_some());
         let answer = |marks| unarchived.answer(marks, Duration::from_millis(400));
-        let owed = vec![PartitionOffset { partition: 1, offset: 10 }];
+        let left = vec![PartitionOffset { partition: 1, offset: 10 }];
         let level = |offset| vec![PartitionOffset { partition: 1, offset }];
         assert_eq!(
             answer(marks.clone()).await,
-            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], owed: owed.clone() })
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], unarchived: left.clone() })
         );
         let now = vec![PublishedMark { owner: 2, to: 3 }];
         assert_eq!(answer(Vec::new()).await, ArchiveStatus::NotYet(now.clone()));
@@ -220,11 +220,11 @@ mod tests {
         let status = answer(now).await;
         assert_eq!(
             status,
-            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: level(4), owed }),
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: level(4), unarchived: left }),
             "later records are not included"
         );
         time::advance(ENDED_OWNER_RETENTION).await;
-        assert_eq!(unarchived.archived_up_to(), ArchivedUpTo { archived: level(4), owed: vec![] });
+        assert_eq!(unarchived.archived_up_to(), ArchivedUpTo { archived: level(4), unarchived: vec![] });
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         drop((behind, idle));
         assert_eq!(
             unarchived.archived_up_to(),
-            ArchivedUpTo { archived: vec![PartitionOffset { partition: 3, offset: 12 }], owed: vec![] }
+            ArchivedUpTo { archived: vec![PartitionOffset { partition: 3, offset: 12 }], unarchived: vec![] }
         );
     }
 }

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::routes::{NodeDescription, NodeInfo, NodeRow, NodeState};
 
-    const SETTLE: Duration = Duration::from_secs(60);
+    const RULES_SETTLE_TIME: Duration = Duration::from_secs(60);
 
     fn run(name: &str) -> NodeBoot {
         NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { known: 3, wanted: 3, settle: SETTLE }
+        Settings { known: 3, wanted: 3, settle: RULES_SETTLE_TIME }
     }
 
     /// Returns the agreed version after the snapshots, each taken that many seconds after the first.

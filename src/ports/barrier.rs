@@ -58,19 +58,19 @@ impl Ports {
         let of = |all: &[PartitionOffset]| {
             all.iter().filter(|it| it.partition == partition).map(|it| it.offset).max()
         };
-        let (mut archived, mut owed) = (of(&own.archived), of(&own.owed));
+        let (mut archived, mut unarchived) = (of(&own.archived), of(&own.unarchived));
         for (row, reply) in snapshot.others.iter().zip(replies) {
             match reply {
                 Some(up_to) => {
                     archived = archived.max(of(&up_to.archived));
-                    owed = owed.max(of(&up_to.owed));
+                    unarchived = unarchived.max(of(&up_to.unarchived));
                 }
                 None if row.info.owns.contains(&partition) => return false,
                 None => {}
             }
         }
         // A node that is not visible may have published anything.
-        archived.is_some() && archived >= owed && !snapshot.may_be_incomplete && !snapshot.stale
+        archived.is_some() && archived >= unarchived && !snapshot.may_be_incomplete && !snapshot.stale
     }
 
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {

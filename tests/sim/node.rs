@@ -42,7 +42,7 @@ use super::{World, bus::NodeBus};
 const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 
 /// For so long all nodes have agreed before the rules are switched.
-const SETTLE: Duration = Duration::from_secs(2);
+const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A running node; dropped, it ends as a crash does.
 pub(crate) struct SimNode {
@@ -132,7 +132,7 @@ impl SimNode {
             recovery::ask_again(ports.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
-        let rules = rules::Settings { known, settle: SETTLE, ..rules::Settings::default() };
+        let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
         let reaching = Arc::clone(&ports);
         let owning = OwnerContext {
             ports: Arc::clone(&ports),

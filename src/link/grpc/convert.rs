@@ -139,10 +139,10 @@ pub(super) fn published_mark(sent: pb::LinkPlace) -> PublishedMark {
 pub(super) fn put_archive_status(status: ArchiveStatus) -> pb::LinkSettled {
     let put = |it: PartitionOffset| pb::LinkUpTo { partition: it.partition, offset: it.offset };
     match status {
-        ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived, owed }) => pb::LinkSettled {
+        ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived, unarchived }) => pb::LinkSettled {
             not_yet: Vec::new(),
             archived: archived.into_iter().map(put).collect(),
-            owed: owed.into_iter().map(put).collect(),
+            owed: unarchived.into_iter().map(put).collect(),
         },
         ArchiveStatus::NotYet(marks) => pb::LinkSettled {
             not_yet: marks.into_iter().map(put_published_mark).collect(),
@@ -157,7 +157,7 @@ pub(super) fn archive_status(sent: pb::LinkSettled) -> ArchiveStatus {
     }
     let up_to = |it: pb::LinkUpTo| PartitionOffset { partition: it.partition, offset: it.offset };
     let all = |sent: Vec<pb::LinkUpTo>| sent.into_iter().map(up_to).collect();
-    ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), owed: all(sent.owed) })
+    ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), unarchived: all(sent.owed) })
 }
 
 pub(super) fn put_session(session: Session) -> pb::LinkTarget {

@@ -27,10 +27,10 @@ pub(super) const HERE: u64 = 7;
 /// The partition that this node owns.
 pub(super) const OWNED: u32 = 3;
 
-/// What is archived, and owed.
+/// Archived and unarchived offsets of the owners.
 pub(super) fn level() -> ArchivedUpTo {
     let up_to = |partition, offset| PartitionOffset { partition, offset };
-    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
 }
 
 #[derive(Default)]

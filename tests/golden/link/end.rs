@@ -109,7 +109,7 @@ fn unarchived() -> Vec<PublishedMark> {
 
 fn level() -> ArchivedUpTo {
     let up_to = |partition, offset| PartitionOffset { partition, offset };
-    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
 }
 
 fn strays() -> Vec<BestEffortMessage> {
