@@ -199,7 +199,7 @@ impl Link for Peer {
     ) -> Result<ArchiveStatus, LinkError> {
         self.check_run(to)?;
         Ok(match &self.cache {
-            Some((_, ports)) => ports.owned.ahead().answer(published, within).await,
+            Some((_, ports)) => ports.owned.unarchived().answer(published, within).await,
             None => ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()),
         })
     }

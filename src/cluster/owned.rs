@@ -110,7 +110,7 @@ impl Owned {
     }
 
     /// Returns the offsets that local owners have published but not archived.
-    pub fn ahead(&self) -> &Arc<Unarchived> {
+    pub fn unarchived(&self) -> &Arc<Unarchived> {
         &self.unarchived
     }
 

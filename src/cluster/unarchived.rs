@@ -134,7 +134,7 @@ impl Unarchived {
 
 impl UnarchivedMark {
     /// Notes that everything below `to` is about to be published. Call it before the recipients are looked up.
-    pub fn tells(&self, to: u64) {
+    pub fn set_published(&self, to: u64) {
         if let Some(offsets) = self.all.owners().marks.get_mut(&self.number) {
             offsets.published = to;
         }
@@ -173,13 +173,13 @@ mod tests {
         assert!(unarchived.published(None).is_empty(), "there is no owner");
         let (one, other) = (unarchived.begin(1, 7, 7), unarchived.begin(2, 0, 0));
         assert!(unarchived.published(None).is_empty(), "nothing is published");
-        one.tells(10);
-        other.tells(5);
+        one.set_published(10);
+        other.set_published(5);
         assert_eq!(unarchived.published(Some(2)), [PublishedMark { owner: 2, to: 5 }]);
         let marks = unarchived.published(None);
         let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
-        one.tells(20);
+        one.set_published(20);
         one.archived(9);
         other.archived(5);
         assert!(waiter.as_mut().now_or_never().is_none());
@@ -198,13 +198,13 @@ mod tests {
     async fn ended_owner_and_its_successor_delay_no_waiter() {
         let unarchived = Arc::new(Unarchived::default());
         let owner = unarchived.begin(1, 0, 0);
-        owner.tells(10);
+        owner.set_published(10);
         let marks = unarchived.published(None);
         let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
         drop(owner);
         let successor = unarchived.begin(1, 0, 4);
-        successor.tells(3);
+        successor.set_published(3);
         assert!(waiter.now_or_never().is_some());
         let answer = |marks| unarchived.answer(marks, Duration::from_millis(400));
         let left = vec![PartitionOffset { partition: 1, offset: 10 }];
@@ -215,7 +215,7 @@ mod tests {
         );
         let now = vec![PublishedMark { owner: 2, to: 3 }];
         assert_eq!(answer(Vec::new()).await, ArchiveStatus::NotYet(now.clone()));
-        successor.tells(8);
+        successor.set_published(8);
         successor.archived(4);
         let status = answer(now).await;
         assert_eq!(

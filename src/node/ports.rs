@@ -231,7 +231,7 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
         events: Arc::clone(&event_publisher.events),
     };
     if config.log.answers_first().is_some() {
-        ports.owned.ahead().allow();
+        ports.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.

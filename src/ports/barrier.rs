@@ -21,7 +21,7 @@ impl Ports {
     /// node that reports unarchived records is waited for as long as it takes, a peer without a reply at most a second.
     /// Returns at once if all owners archive first.
     pub async fn barrier(&self) {
-        if self.owned.ahead().is_allowed() {
+        if self.owned.unarchived().is_allowed() {
             let runs = self.peers.runs();
             self.peers.barrier_calls.retain(|run| runs.contains(run), runs.len());
             join_all(runs.iter().map(|run| self.peers.barrier_calls.call(&self.link, run))).await;
@@ -32,7 +32,7 @@ impl Ports {
     /// Like [`Self::barrier`], for a read of one partition: others may be slow. An owner that its node has not
     /// announced yet archives first.
     pub async fn barrier_in(&self, partition: u32) {
-        if self.owned.ahead().is_allowed() {
+        if self.owned.unarchived().is_allowed() {
             let snapshot = self.peers.snapshot();
             let is_queried =
                 |row: &&NodeRow| snapshot.may_be_incomplete || row.info.owns.contains(&partition);
@@ -46,7 +46,7 @@ impl Ports {
     /// partition. Some node must have an owner that has caught up with earlier ones, and no silent node may own the
     /// partition.
     pub async fn barrier_of(&self, partition: u32) -> bool {
-        if !self.owned.ahead().is_allowed() {
+        if !self.owned.unarchived().is_allowed() {
             return true;
         }
         let snapshot = self.peers.snapshot();
@@ -74,7 +74,7 @@ impl Ports {
     }
 
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {
-        let unarchived = self.owned.ahead();
+        let unarchived = self.owned.unarchived();
         unarchived.wait_archived(&unarchived.published(partition)).await;
         unarchived.archived_up_to()
     }

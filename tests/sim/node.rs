@@ -108,7 +108,7 @@ impl SimNode {
             events: Arc::default(),
         });
         if world.answers_first {
-            ports.owned.ahead().allow();
+            ports.owned.unarchived().allow();
         }
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();

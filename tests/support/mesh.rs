@@ -248,7 +248,7 @@ impl Mesh {
             trace: Arc::default(),
             events: Arc::default(),
         });
-        ports.owned.ahead().allow();
+        ports.owned.unarchived().allow();
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
