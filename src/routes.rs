@@ -3,7 +3,7 @@
 //! A route is `(user, device) → token`. Deleting a row requires its whole token, so no caller deletes a row that it has
 //! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time. Users then see delays, never wrong
 //! order, and an unexpected renewal counter makes each node re-assert its routes
-//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
+//! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 
 use std::{fmt, time::Duration};
 

@@ -3,7 +3,7 @@
 //!
 //! These queues are separate from those of answers and pushes, so no conversation is ever delayed by them. Each queue
 //! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
-//! counted and reported to its members on the peer (`docs/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
+//! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
 use std::{
     collections::HashMap,
