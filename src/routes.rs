@@ -104,6 +104,26 @@ pub struct NodeInfo {
     pub rules: u32,
 }
 
+impl NodeInfo {
+    /// Creates the announcement of a ready node without connections or partitions; it accepts one connection and
+    /// supports the first version of the ledger's rules.
+    pub fn new(boot: NodeBoot) -> Self {
+        Self {
+            boot,
+            peer_address: String::new(),
+            client_addresses: Vec::new(),
+            state: NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: Vec::new(),
+            partition_lags: Vec::new(),
+            asserting: false,
+            about: NodeDescription::default(),
+            rules: 1,
+        }
+    }
+}
+
 /// Archive position and lag of one partition, as of its owner's last lease renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionLag {

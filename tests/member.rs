@@ -88,17 +88,12 @@ impl Peer {
         let (handle, shard) = shard(Arc::clone(&conns));
         let said = (Arc::clone(&ports), Arc::clone(&state));
         let say = move || NodeInfo {
-            boot: said.0.me.clone(),
             peer_address: format!("{}:7802", said.0.me.node),
-            client_addresses: Vec::new(),
             state: *said.1.lock().unwrap(),
-            conns: 0,
             capacity: 100,
             owns: said.0.owned.list(),
             partition_lags: said.0.owned.partition_lags(),
-            asserting: false,
-            about: tidegate::routes::NodeDescription::default(),
-            rules: 1,
+            ..NodeInfo::new(said.0.me.clone())
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;

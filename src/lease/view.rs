@@ -195,19 +195,7 @@ mod tests {
     }
 
     fn row(of: &NodeBoot, beat: u64, lease: Lease) -> NodeRow {
-        let info = NodeInfo {
-            boot: of.clone(),
-            peer_address: "127.0.0.1:7802".into(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            partition_lags: Vec::new(),
-            asserting: false,
-            about: crate::routes::NodeDescription::default(),
-            rules: 1,
-        };
+        let info = NodeInfo { peer_address: "127.0.0.1:7802".into(), ..NodeInfo::new(of.clone()) };
         NodeRow { info, beat, lease }
     }
 

@@ -131,7 +131,7 @@ mod tests {
     use tidegate_protocol::id::NodeId;
 
     use super::*;
-    use crate::routes::{NodeDescription, NodeInfo, NodeRow, NodeState};
+    use crate::routes::{NodeInfo, NodeRow};
 
     const RULES_SETTLE_TIME: Duration = Duration::from_secs(60);
 
@@ -140,19 +140,7 @@ mod tests {
     }
 
     fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
-        let info = NodeInfo {
-            boot: run(name),
-            peer_address: String::new(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            partition_lags: Vec::new(),
-            asserting: false,
-            about: NodeDescription::default(),
-            rules,
-        };
+        let info = NodeInfo { rules, ..NodeInfo::new(run(name)) };
         NodeRow { info, beat: 1, lease }
     }
 

@@ -20,7 +20,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, Ask, Delivery, Landing, Link, LinkError, PublishedMark, Session,
     },
     metrics,
-    routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
+    routes::{Leases, MemoryRoutes, NodeInfo, Routes},
     scratch::{MemoryScratch, ScratchError},
     store::MemoryStore,
 };
@@ -167,19 +167,7 @@ impl World {
 
 impl OneNode {
     fn info(&self) -> NodeInfo {
-        NodeInfo {
-            boot: self.ports.me.clone(),
-            peer_address: "127.0.0.1:1".into(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            partition_lags: Vec::new(),
-            asserting: false,
-            about: crate::routes::NodeDescription::default(),
-            rules: 1,
-        }
+        NodeInfo { peer_address: "127.0.0.1:1".into(), ..NodeInfo::new(self.ports.me.clone()) }
     }
 
     async fn join(&self) {

@@ -28,7 +28,7 @@ use tidegate::{
     },
     peer::Peer,
     ports::Ports,
-    routes::{Lease, NodeBoot, NodeInfo, NodeRow, NodeState, Routes},
+    routes::{Lease, NodeBoot, NodeInfo, NodeRow, Routes},
     scratch::MemoryScratch,
     store::Store,
 };
@@ -170,17 +170,10 @@ impl SimNode {
     pub(crate) fn row(&self) -> NodeRow {
         let owned = &self.ports.owned;
         let info = NodeInfo {
-            boot: self.me.clone(),
-            peer_address: String::new(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
             owns: owned.list(),
             partition_lags: owned.partition_lags(),
-            asserting: false,
-            about: tidegate::routes::NodeDescription::default(),
             rules: self.rules.announced(),
+            ..NodeInfo::new(self.me.clone())
         };
         NodeRow { info, beat: 1, lease: self.lease.get() }
     }

@@ -422,17 +422,9 @@ impl MeshNode {
 
     fn info(&self) -> NodeInfo {
         NodeInfo {
-            boot: self.me.clone(),
             peer_address: "127.0.0.1:1".into(),
-            client_addresses: Vec::new(),
-            state: tidegate::routes::NodeState::Ready,
-            conns: 0,
-            capacity: 1,
             owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
-            partition_lags: Vec::new(),
-            asserting: false,
-            about: NodeDescription::default(),
-            rules: 1,
+            ..NodeInfo::new(self.me.clone())
         }
     }
 }
