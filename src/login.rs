@@ -316,7 +316,7 @@ async fn answer(
     (mut out, steps): (LocalDispatcher, &mut StepTimes),
 ) {
     let row = current_token(ports, route).await;
-    steps.done("route");
+    steps.done("current_route");
     match row {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
             return out.post_to_conn(key, replaced(route, token.epoch)).await;
