@@ -122,15 +122,15 @@ impl Acceptor {
     }
 
     fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
-        let seat = match self.admission.admit(address.ip()) {
-            Ok(seat) => seat,
+        let permit = match self.admission.admit(address.ip()) {
+            Ok(permit) => permit,
             Err(code) => return self.refuse(stream, code),
         };
         if let Err(error) = sockopt::tune(&stream, &self.socket) {
             tracing::debug!(%error, "connection lost before it was served");
             return;
         }
-        match self.offer(Newcomer { stream, address, seat }) {
+        match self.offer(Newcomer { stream, address, permit }) {
             Ok(()) => self.metrics.accepted.increment(1),
             Err(newcomer) => self.refuse(newcomer.stream, Code::Overloaded),
         }

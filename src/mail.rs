@@ -74,7 +74,7 @@ pub struct LoginDone {
     /// Saved state of the device's chain, if there is one.
     pub chain: Option<ChainState>,
     /// Settings of the user: those of this login, and stored ones for the rest.
-    pub wishes: UserSettings,
+    pub settings: UserSettings,
 }
 
 /// Reason why a login can't be completed now.

@@ -137,7 +137,7 @@ impl<I: Io> Shard<I> {
             after_ms: ms(notice.after),
             window_ms: ms(notice.window),
             alternates: self.alternates(conn),
-            reason: "node is draining".to_owned(),
+            reason: "the node stops".to_owned(),
         };
         if conn.session.begin_drain(goaway, &mut self.buffers.actions) {
             self.act(conn);

@@ -13,7 +13,7 @@ use super::{
     conn::{Conn, Stage},
 };
 use crate::{
-    budget::Seat,
+    budget::ConnectionPermit,
     mail::{ConnKey, ShardHandle},
     net::io::Io,
 };
@@ -31,7 +31,7 @@ pub struct Newcomer<S> {
     /// Address of the peer.
     pub address: SocketAddr,
     /// Permit of the connection, which its shard holds until the close.
-    pub seat: Seat,
+    pub permit: ConnectionPermit,
 }
 
 /// Sending side of the queue of one shard's new connections.
@@ -85,7 +85,7 @@ impl<I: Io> Shard<I> {
 
     /// Adds a new connection and returns its slot, or `None` if its socket can't be registered.
     fn add_conn(&mut self, newcomer: Newcomer<I::Stream>) -> Option<u32> {
-        let Newcomer { mut stream, address, seat } = newcomer;
+        let Newcomer { mut stream, address, permit } = newcomer;
         let (slot, generation) = self.conns.reserve();
         let conn = Conn {
             key: ConnKey { shard: self.context.index as u8, slot, generation },
@@ -103,7 +103,7 @@ impl<I: Io> Shard<I> {
             peer_ended: false,
             half_closed: false,
             address: address.ip(),
-            _seat: seat,
+            _permit: permit,
         };
         let registered = self.io.register(&mut stream, slot);
         let hot = &mut self.conns.hot[slot as usize];

@@ -167,8 +167,8 @@ impl<T: Transport> Lone<T> {
     /// Queues the connection that waits longest at a shard, as the listener does.
     pub fn accept(&mut self, shard: usize) {
         let (stream, address) = self.transport.accept();
-        let Ok(seat) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
-        let taken = self.newcomers[shard].offer(Newcomer { stream, address, seat });
+        let Ok(permit) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
+        let taken = self.newcomers[shard].offer(Newcomer { stream, address, permit });
         assert!(taken.is_ok(), "the queue is full");
     }
 
