@@ -1,4 +1,4 @@
-//! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADR 1, ADR 20).
+//! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADRs 1, 20).
 //!
 //! No other thread touches a connection's state. A turn has a fixed order: ready connections, new connections,
 //! mail, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
@@ -159,7 +159,8 @@ impl<I: Io> Shard<I> {
         (shard, queue)
     }
 
-    /// Marks the shard as asleep: from now on mail and new connections wake its driver. Call it before [`Self::idle_for`].
+    /// Marks the shard as asleep: from now on mail and new connections wake its driver. Call it before
+    /// [`Self::idle_for`].
     pub fn about_to_sleep(&self) {
         self.mailbox.about_to_sleep();
     }
@@ -174,7 +175,8 @@ impl<I: Io> Shard<I> {
         self.stopping && self.mailbox.conns.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns how long the driver may wait for readiness, mail or new connections before the next turn, at most 100 ms.
+    /// Returns how long the driver may wait for readiness, mail or new connections before the next turn, at most
+    /// 100 ms.
     pub fn idle_for(&self) -> Duration {
         let busy = !self.mailbox.is_empty()
             || !self.newcomers.is_empty()

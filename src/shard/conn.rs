@@ -139,6 +139,11 @@ impl<S> Conns<S> {
         Self { hot: Vec::new(), boxes: Vec::new(), deadlines: Vec::new(), free: Vec::new() }
     }
 
+    /// Returns the number of slots in use.
+    pub(super) fn len(&self) -> usize {
+        self.hot.len() - self.free.len()
+    }
+
     /// Reserves a slot; returns it with the generation of its next connection.
     pub(super) fn reserve(&mut self) -> (u32, u32) {
         match self.free.pop() {

@@ -69,6 +69,10 @@ impl<S> NewcomerQueue<S> {
 impl<I: Io> Shard<I> {
     /// Registers up to `budget` of the new connections that wait.
     pub(super) fn take_newcomers(&mut self, budget: usize) {
+        // A counted connection without a slot is in the queue, so that a turn without one costs a comparison.
+        if self.mailbox.conns.load(Ordering::Relaxed) == self.conns.len() {
+            return;
+        }
         for _ in 0..budget {
             let Ok(newcomer) = self.newcomers.try_recv() else { return };
             if self.stopping {
