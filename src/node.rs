@@ -40,6 +40,7 @@ use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
     assign::Assigner,
+    cluster::Cluster,
     config::{self, Config},
     delivery::pending::Pending,
     directory::Directory,
@@ -50,7 +51,6 @@ use crate::{
     mail::{Mail, ShardHandle, ShardHandles},
     metrics,
     net::sockopt,
-    ports::Ports,
     private,
     shard::{self, Shard},
 };
@@ -119,7 +119,7 @@ pub struct Node {
     node_file: PathBuf,
     failure: FailureWatch,
     drainer: Arc<Drainer>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     /// Listener for peers; dropping it closes their connections.
     _listener: Option<Listener>,
 }
@@ -168,19 +168,19 @@ impl Node {
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
         let parts = startup_wait::parts(config, start, &sockets, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
-        let (config, BuiltPorts { ports, failure, link, numbers, announcer, feed }) = (&config, built);
-        let ports = Arc::new(ports);
+        let (config, BuiltPorts { cluster, failure, link, numbers, announcer, feed }) = (&config, built);
+        let cluster = Arc::new(cluster);
         services.spawn(announcer.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let mut broker = Broker::new(&ports, &directory, &handles, pending, &metrics);
+        let admin = Admin::new(cluster.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
+        let mut broker = Broker::new(&cluster, &directory, &handles, pending, &metrics);
         let unlogged = broker.start_unlogged(services.handle(), numbers, feed, config.limits.small_group_max);
-        let assigner = assigner(config, &ports);
+        let assigner = assigner(config, &cluster);
         let dependencies = ShardDependencies {
             config,
-            ports: &ports,
+            cluster: &cluster,
             intake: &intake,
             directory: &directory,
             handles: &handles,
@@ -204,19 +204,19 @@ impl Node {
             Drainer::new(config.drain_settings(), start, handle_list.clone(), drained, metrics.clone());
         services.spawn(Arc::clone(&drainer).run());
         let public = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
-        let notice = NodeAnnouncement::new(&assigner, public, (&admission, &drainer), &ports, rules);
+        let notice = NodeAnnouncement::new(&assigner, public, (&admission, &drainer), &cluster, rules);
         let client = start_listening(sockets.client, &config.listen)?;
         let lease = services.block_on(notice.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
         let (acceptor, stopper) =
             Acceptor::new(client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
         let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
-        let (to_read, to_drain) = (Arc::clone(&ports), Arc::clone(&drainer));
-        let api = Api { admin, ports: to_read, assigner, admission, metrics: rendered, drainer: to_drain };
+        let (to_read, to_drain) = (Arc::clone(&cluster), Arc::clone(&drainer));
+        let api = Api { admin, cluster: to_read, assigner, admission, metrics: rendered, drainer: to_drain };
         serve_apis(&services, (sockets.admin, sockets.monitor), api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
-            durable: ports.bus.state().durable,
+            durable: cluster.ports.bus.state().durable,
             token_key,
             services,
             acceptor: (stopper, thread),
@@ -226,14 +226,14 @@ impl Node {
             node_file,
             failure,
             drainer,
-            ports,
+            cluster,
             _listener: listener,
         })
     }
 
     /// Returns the name of the node, which is configured or leased.
     pub fn id(&self) -> &str {
-        self.ports.me.node.as_str()
+        self.cluster.me.node.as_str()
     }
 
     /// Runs a future on the services runtime.
@@ -341,13 +341,13 @@ impl Node {
             if let Some(publisher) = &self.running.group_publisher {
                 publisher.settle(APPENDS_FLUSH_MAX).await;
             }
-            if let Err(error) = self.ports.bus.close(APPENDS_FLUSH_MAX).await {
+            if let Err(error) = self.cluster.ports.bus.close(APPENDS_FLUSH_MAX).await {
                 tracing::warn!(%error, "log not closed cleanly; the last appends may be unconfirmed");
             }
         });
         // The routes of the last connections are removed already, or else here.
         self.lease.0.abort();
-        self.services.block_on(lease::leave(&self.ports));
+        self.services.block_on(lease::leave(&self.cluster));
         self.services.shutdown_timeout(CALLS_END_MAX);
     }
 }
@@ -361,9 +361,9 @@ fn start_listening(client: Socket, config: &config::Listen) -> anyhow::Result<Tc
 }
 
 /// Builds the assigner, which sends clients to nodes.
-fn assigner(config: &Config, ports: &Arc<Ports>) -> Arc<Assigner> {
+fn assigner(config: &Config, cluster: &Arc<Cluster>) -> Arc<Assigner> {
     let ttl = Duration::from_millis(config.assign.ttl_ms);
-    Arc::new(Assigner::new(Arc::clone(ports), settings::node_description(&config.assign), ttl))
+    Arc::new(Assigner::new(Arc::clone(cluster), settings::node_description(&config.assign), ttl))
 }
 
 /// Returns the addresses at which clients reach the node.

@@ -9,19 +9,19 @@ use super::{ids::IdClaim, ports::FailureWatch};
 use crate::{
     assign::Assigner,
     budget::Admission,
+    cluster::Cluster,
     drain::Drainer,
     lease::Member,
     link::GrpcLink,
     mail::ShardHandle,
     metrics::Metrics,
     partition::rules,
-    ports::Ports,
     routes::{NodeDescription, NodeInfo, NodeState},
 };
 
 /// Sources of the description that the node publishes with each lease renewal.
 pub(super) struct NodeAnnouncement {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     assigner: Arc<Assigner>,
     clients: Vec<String>,
     peer_address: String,
@@ -35,11 +35,11 @@ impl NodeAnnouncement {
         assigner: &Arc<Assigner>,
         (clients, peer_address): (Vec<String>, String),
         (admission, drainer): (&Arc<Admission>, &Arc<Drainer>),
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         rules: rules::Settings,
     ) -> Self {
         Self {
-            ports: Arc::clone(ports),
+            cluster: Arc::clone(cluster),
             assigner: Arc::clone(assigner),
             clients,
             peer_address,
@@ -66,16 +66,17 @@ impl NodeAnnouncement {
         if link.is_some() {
             let drainer = Arc::clone(&self.drainer);
             // Clients that a drain closes are about to reconnect elsewhere.
-            self.ports.events.hold_while(move || drainer.is_closing());
+            self.cluster.events.hold_while(move || drainer.is_closing());
         }
         let update_link = move |peers| {
             if let Some(link) = &link {
                 link.set_peers(peers);
             }
         };
-        let (ports, lease) = (Arc::clone(&self.ports), super::ports::leases().node);
-        let me = ports.me.clone();
-        let mut member = Member::new(ports, lease, shards, move || self.info(), update_link, metrics.clone());
+        let (cluster, lease) = (Arc::clone(&self.cluster), super::ports::leases().node);
+        let me = cluster.me.clone();
+        let mut member =
+            Member::new(cluster, lease, shards, move || self.info(), update_link, metrics.clone());
         member.announce().await.map_err(anyhow::Error::msg)?;
         if let Some(claim) = claim {
             claim.confirm(&me).await;
@@ -94,14 +95,14 @@ impl NodeAnnouncement {
     fn info(&self) -> NodeInfo {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (conns, capacity) = self.admission.load();
-        let (drain, node_topic) = (self.drainer.progress(), self.ports.bus.node_lag());
+        let (drain, node_topic) = (self.drainer.progress(), self.cluster.ports.bus.node_lag());
         let mut about = NodeDescription { drain, node_topic, ..self.assigner.about() };
         if conns >= capacity {
             // A full node accepts no clients from draining nodes either.
             about.accepts = 0;
         }
         let info = NodeInfo {
-            boot: self.ports.me.clone(),
+            boot: self.cluster.me.clone(),
             peer_address: self.peer_address.clone(),
             client_addresses: self.clients.clone(),
             state: match self.drainer.phase() {
@@ -111,8 +112,8 @@ impl NodeAnnouncement {
             },
             conns: count(conns),
             capacity: count(capacity),
-            owns: self.ports.owned.list(),
-            stands: self.ports.owned.standings(),
+            owns: self.cluster.owned.list(),
+            stands: self.cluster.owned.standings(),
             // Set by the lease.
             asserting: false,
             about,

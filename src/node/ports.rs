@@ -18,7 +18,7 @@ use crate::{
         TopicId, TopicState, compare_log,
     },
     clock::wall_ms,
-    cluster::{LagLimit, Lags, Peers},
+    cluster::{Cluster, LagLimit, Lags, Peers},
     config::Config,
     embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
     event_publisher::Announcer,
@@ -42,9 +42,9 @@ const SCRATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Receives the reason once a part has failed permanently; stays `None` for a part that can't fail.
 pub(super) type FailureWatch = watch::Receiver<Option<String>>;
 
-/// Ports of a node, with the handles that only the composition root uses.
+/// Ports of a node and the state around them, with the handles that only the composition root uses.
 pub(super) struct BuiltPorts {
-    pub(super) ports: Ports,
+    pub(super) cluster: Cluster,
     /// Failure of the embedded store.
     pub(super) failure: FailureWatch,
     /// Calling side of the link to peers; `None` in profile `single`.
@@ -77,7 +77,7 @@ pub(super) fn leases() -> Leases {
 pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let me = NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() };
     match config.node.profile.as_str() {
-        "cluster" => Box::pin(cluster(config, me, metrics)).await,
+        "cluster" => Box::pin(clustered(config, me, metrics)).await,
         _ => single(config, me, start, metrics),
     }
 }
@@ -185,24 +185,21 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
     let (routes, announcer) = with_events(routes, (&me, &config.node.id), None, metrics);
     let ports = Ports {
-        me,
         bus,
         store,
         routes,
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES_MAX, now)),
         link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: tracer(config),
-        events: Arc::clone(&announcer.events),
     };
+    let (trace, events) = (tracer(config), Arc::clone(&announcer.events));
+    let cluster = Cluster { trace, events, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { ports, failure, link: None, numbers, announcer, feed: None })
+    Ok(BuiltPorts { cluster, failure, link: None, numbers, announcer, feed: None })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
 /// Postgres, and gRPC between nodes.
-async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
+async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
     let store = Arc::new(PostgresStore::open(&config.postgres).await?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
@@ -219,25 +216,23 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
     let (routes, announcer) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
     let ports = Ports {
-        me,
         bus: Arc::new(bus),
         store,
         routes,
         scratch: Arc::new(RedisScratch::over(client)),
         link: Arc::clone(&link) as Arc<dyn Link>,
-        owned: Arc::default(),
-        peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
-        trace: tracer(config),
-        events: Arc::clone(&announcer.events),
     };
+    let peers = Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit)));
+    let (trace, events) = (tracer(config), Arc::clone(&announcer.events));
+    let cluster = Cluster { peers, trace, events, ..Cluster::new(me, ports) };
     if config.log.answers_first().is_some() {
-        ports.owned.ahead().allow();
+        cluster.owned.ahead().allow();
         warn_about_replication(config).await;
     }
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
-    Ok(BuiltPorts { ports, failure, link: Some(link), numbers, announcer, feed: Some(feed) })
+    Ok(BuiltPorts { cluster, failure, link: Some(link), numbers, announcer, feed: Some(feed) })
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.

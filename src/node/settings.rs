@@ -9,6 +9,7 @@ use crate::{
     assign::Assigner,
     auth::Verifier,
     budget::{self, Admission},
+    cluster::Cluster,
     config::{Assign, Config},
     conversation::recall::Recaller,
     directory::Directory,
@@ -21,7 +22,6 @@ use crate::{
         retention::{self, Keep},
         rules,
     },
-    ports::Ports,
     routes::NodeDescription,
     shard::{self, Caps},
 };
@@ -31,7 +31,7 @@ use super::tasks::UnloggedServices;
 /// Dependencies that all shards of a node share.
 pub(super) struct ShardDependencies<'a> {
     pub(super) config: &'a Config,
-    pub(super) ports: &'a Arc<Ports>,
+    pub(super) cluster: &'a Arc<Cluster>,
     pub(super) intake: &'a Arc<Intake>,
     pub(super) directory: &'a Arc<Directory>,
     pub(super) handles: &'a ShardHandles,
@@ -50,8 +50,8 @@ impl ShardDependencies<'_> {
         let config = self.config;
         shard::Context {
             index: 0,
-            node: self.ports.me.node.clone(),
-            boot: self.ports.me.boot,
+            node: self.cluster.me.node.clone(),
+            boot: self.cluster.me.boot,
             limits: session_limits(config),
             small_group_max: config.limits.small_group_max,
             caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
@@ -65,7 +65,7 @@ impl ShardDependencies<'_> {
             directory: Arc::clone(self.directory),
             handles: Arc::clone(self.handles),
             intake: Arc::clone(self.intake),
-            ports: Arc::clone(self.ports),
+            cluster: Arc::clone(self.cluster),
             recaller: Recaller {
                 admin: self.admin.clone(),
                 within: Duration::from_millis(config.limits.recall_ms),

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::ports;
 use crate::{
     bus::NodeFeed,
+    cluster::Cluster,
     config::Config,
     delivery::{
         answer_cache::AnswerCache, best_effort::BestEffortSender, local::LocalDispatcher,
@@ -32,14 +33,13 @@ use crate::{
         owner,
     },
     peer::Peer,
-    ports::Ports,
     room::Rooms,
     scratch::Numbers,
 };
 
 /// Dependencies that the tasks of a node share.
 pub(super) struct Broker {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     directory: Arc<Directory>,
     handles: ShardHandles,
     pending: Arc<Pending>,
@@ -76,20 +76,20 @@ pub(super) struct RunningTasks {
 
 impl Broker {
     pub(super) fn new(
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         directory: &Arc<Directory>,
         handles: &ShardHandles,
         pending: Arc<Pending>,
         metrics: &Metrics,
     ) -> Self {
-        let (ports, directory, handles) = (Arc::clone(ports), Arc::clone(directory), Arc::clone(handles));
+        let (cluster, directory, handles) = (Arc::clone(cluster), Arc::clone(directory), Arc::clone(handles));
         let (answer_cache, metrics) = (Arc::default(), metrics.clone());
-        Self { ports, directory, handles, pending, answer_cache, large: None, metrics }
+        Self { cluster, directory, handles, pending, answer_cache, large: None, metrics }
     }
 
     fn local(&self) -> LocalDispatcher {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
-        LocalDispatcher::new(self.ports.me.clone(), directory, handles, Arc::clone(&self.pending))
+        LocalDispatcher::new(self.cluster.me.clone(), directory, handles, Arc::clone(&self.pending))
     }
 
     /// Starts live rooms and, in a cluster, best-effort messages and large groups; `feed` reads the node's topic.
@@ -103,14 +103,14 @@ impl Broker {
         let Some(feed) = feed else {
             return UnloggedServices { rooms: Arc::new(Rooms::alone(numbers)), best_effort: None };
         };
-        let (ports, metrics) = (&self.ports, self.metrics.clone());
-        let queues = BestEffortQueues::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let (cluster, metrics) = (&self.cluster, self.metrics.clone());
+        let queues = BestEffortQueues::new(Arc::clone(&cluster.ports.link), runtime.clone(), metrics.clone());
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let peer =
-            Peer::new(ports.me.clone(), directory, handles, Arc::clone(&self.pending), metrics.clone());
+            Peer::new(cluster.me.clone(), directory, handles, Arc::clone(&self.pending), metrics.clone());
         let rooms = Arc::new(Rooms::among_others(
             numbers,
-            Arc::clone(ports),
+            Arc::clone(cluster),
             Arc::clone(&self.directory),
             Arc::clone(&queues),
             move |rooms| peer.may_lack(rooms),
@@ -119,10 +119,10 @@ impl Broker {
         let subscriber = {
             let _guard = runtime.enter();
             let (out, metrics) = (self.local(), metrics.clone());
-            GroupSubscriber::start(ports, &self.directory, small_group_max, feed, out, metrics)
+            GroupSubscriber::start(cluster, &self.directory, small_group_max, feed, out, metrics)
         };
         self.large = Some(LargeGroups { subscriber, queues: Arc::clone(&queues) });
-        let best_effort = BestEffortSender::start(runtime, ports, queues, metrics);
+        let best_effort = BestEffortSender::start(runtime, cluster, queues, metrics);
         UnloggedServices { rooms, best_effort: Some(best_effort) }
     }
 
@@ -133,14 +133,14 @@ impl Broker {
     pub(super) fn listen(&self, services: &Handle, config: &Config) -> anyhow::Result<Option<Listener>> {
         let (directory, handles) = (Arc::clone(&self.directory), Arc::clone(&self.handles));
         let (pending, metrics) = (Arc::clone(&self.pending), self.metrics.clone());
-        let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
+        let end = Peer::new(self.cluster.me.clone(), directory, handles, pending, metrics);
         let mut end = end
-            .tracing(Arc::clone(&self.ports.trace))
-            .answering(Arc::clone(&self.answer_cache), Arc::clone(&self.ports));
+            .tracing(Arc::clone(&self.cluster.trace))
+            .answering(Arc::clone(&self.answer_cache), Arc::clone(&self.cluster));
         if let Some(large) = &self.large {
             end = end.with_crowds(Arc::clone(&large.subscriber));
         }
-        ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
+        ports::listen(services, config, &self.cluster.me, Arc::new(end), &self.metrics)
     }
 
     /// Starts the tasks. Must be called inside the services runtime.
@@ -150,9 +150,9 @@ impl Broker {
         settings: owner::Settings,
     ) -> RunningTasks {
         let shutdown = CancellationToken::new();
-        let ports = Arc::clone(&self.ports);
+        let cluster = Arc::clone(&self.cluster);
         let append =
-            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.local());
+            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&cluster), self.local());
         let append = tokio::spawn(append);
         let (is_clustered, mut group_publisher) = (self.large.is_some(), None);
         let broker = Arc::new(self);
@@ -162,15 +162,15 @@ impl Broker {
         if let Some((large, logins)) = broker.large.as_ref().zip(logins.take_if(|_| is_clustered)) {
             let (subscriber, queues) = (Arc::clone(&large.subscriber), Arc::clone(&large.queues));
             let publisher =
-                GroupPublisher::start(&ports, Arc::clone(&subscriber), queues, broker.metrics.clone());
+                GroupPublisher::start(&cluster, Arc::clone(&subscriber), queues, broker.metrics.clone());
             group_publisher = Some(publisher);
             let broker = Arc::clone(&broker);
-            tokio::spawn(login::answer_all(logins, Arc::clone(&ports), subscriber, move || broker.local()));
+            tokio::spawn(login::answer_all(logins, Arc::clone(&cluster), subscriber, move || broker.local()));
         }
         if is_clustered {
             let (pending, answer_cache) = (Arc::clone(&broker.pending), Arc::clone(&broker.answer_cache));
             let recovery = recovery::ask_again(
-                Arc::clone(&ports),
+                Arc::clone(&cluster),
                 pending,
                 answer_cache,
                 broker.local(),
@@ -181,16 +181,16 @@ impl Broker {
         let answered = is_clustered.then(|| Arc::clone(&broker.answer_cache));
         let metrics = broker.metrics.clone();
         let remote =
-            group_publisher.clone().map(|publisher| (PeerQueues::new(&ports, metrics.clone()), publisher));
+            group_publisher.clone().map(|publisher| (PeerQueues::new(&cluster, metrics.clone()), publisher));
         let dispatcher = move || match &remote {
             Some((queues, publisher)) => {
-                let router = Router::start(&broker.ports, Arc::clone(queues));
+                let router = Router::start(&broker.cluster, Arc::clone(queues));
                 Dispatcher::clustered(broker.local(), router, Some(Arc::clone(publisher)))
             }
             None => Dispatcher::new(broker.local()),
         };
         let context = OwnerContext {
-            ports,
+            cluster,
             logins,
             dispatcher: Box::new(dispatcher),
             answered,
