@@ -3,7 +3,7 @@
 //! A route is `(user, device) → token`. Deleting a row requires its whole token, so no caller deletes a row that it has
 //! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time. Users then see delays, never wrong
 //! order, and an unexpected renewal counter makes each node re-assert its routes
-//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
+//! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 
 use std::{fmt, time::Duration};
 
@@ -95,7 +95,7 @@ pub struct NodeInfo {
     /// Partitions that the node owns, for finding the owner to query.
     pub owns: Vec<u32>,
     /// Archive position and lag of each owned partition.
-    pub stands: Vec<PartitionLag>,
+    pub partition_lags: Vec<PartitionLag>,
     /// Whether the node is re-asserting its routes after a loss, so that lookups may be incomplete.
     pub asserting: bool,
     /// Details for client assignment, and for display.
@@ -116,7 +116,7 @@ impl NodeInfo {
             conns: 0,
             capacity: 1,
             owns: Vec::new(),
-            stands: Vec::new(),
+            partition_lags: Vec::new(),
             asserting: false,
             about: NodeDescription::default(),
             rules: 1,

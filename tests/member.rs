@@ -92,7 +92,7 @@ impl Peer {
             state: *said.1.lock().unwrap(),
             capacity: 100,
             owns: said.0.owned.list(),
-            stands: said.0.owned.standings(),
+            partition_lags: said.0.owned.partition_lags(),
             ..NodeInfo::new(said.0.me.clone())
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
@@ -206,12 +206,12 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
-    assert!(!a.cluster.peers.doubtful());
+    assert!(!a.cluster.peers.may_be_incomplete());
     // What changes is told before the next renewal is due, and who asks to look again sees it at once.
     b.cluster.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
     pass(Duration::from_millis(600)).await;
-    a.cluster.peers.look_again();
+    a.cluster.peers.request_refresh();
     pass(Duration::from_millis(600)).await;
     assert_eq!(a.cluster.peers.owners_of(3), [run_of("b", 1)]);
     assert_eq!(a.cluster.peers.others()[0].info.state, NodeState::Cordoned);
@@ -261,7 +261,7 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     seconds(20).await;
     assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
-    let said = routes.nodes().await.unwrap()[0].info.stands[0];
+    let said = routes.nodes().await.unwrap()[0].info.partition_lags[0];
     assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
     assert!(said.behind_ms >= 3_600_000, "{said:?}");
     a.cluster.owned.update(0, |it| (it.position, it.waits) = (9, None));
@@ -328,13 +328,16 @@ async fn routes_that_were_slow_have_lost_nothing() {
         let mut in_doubt = false;
         for _ in 0..90 {
             pass(Duration::from_millis(100)).await;
-            let seen = a.cluster.peers.seen();
-            in_doubt |= seen.stale && seen.doubtful;
+            let seen = a.cluster.peers.snapshot();
+            in_doubt |= seen.stale && seen.may_be_incomplete;
         }
         assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
         for peer in [&a, &b] {
-            let seen = peer.cluster.peers.seen();
-            assert!(!seen.stale && !seen.doubtful, "{method}: its answer came late, and that is all");
+            let seen = peer.cluster.peers.snapshot();
+            assert!(
+                !seen.stale && !seen.may_be_incomplete,
+                "{method}: its answer came late, and that is all"
+            );
             assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
         }
     }
@@ -350,8 +353,8 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     b.cut_off(true);
     seconds(60).await;
     assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
-    let seen = a.cluster.peers.seen();
-    assert!(seen.stale && seen.doubtful);
+    let seen = a.cluster.peers.snapshot();
+    assert!(seen.stale && seen.may_be_incomplete);
     // One comes back two seconds before the other, whose lease is long over.
     a.cut_off(false);
     seconds(2).await;
@@ -361,7 +364,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     assert!(!a.task.is_finished() && !b.task.is_finished());
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(where_is(&routes, "bob").await, Some(token));
-    assert!(!a.cluster.peers.doubtful());
+    assert!(!a.cluster.peers.may_be_incomplete());
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,7 +379,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     // He came back on another node before his old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
-    assert!(a.cluster.peers.doubtful() && !a.cluster.peers.seen().stale);
+    assert!(a.cluster.peers.may_be_incomplete() && !a.cluster.peers.snapshot().stale);
     assert_eq!(a.others(), ["b/1"]);
     let rows = a.conns.lock().unwrap().rows.clone();
     for (n, (_, route)) in rows.into_iter().enumerate() {
@@ -397,7 +400,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     assert!(
         a.conns.lock().unwrap().settled.iter().any(|(route, stands)| route.user == user("late") && *stands)
     );
-    assert!(!a.cluster.peers.doubtful());
+    assert!(!a.cluster.peers.may_be_incomplete());
     assert_eq!(replaced(&b), [""; 0]);
 }
 

@@ -106,7 +106,7 @@ struct CollectedSteps {
 
 /// Queries this node and all its peers concurrently; a peer has the time of a link call to reply.
 async fn query_all(cluster: &Cluster, query: &StepsQuery) -> CollectedSteps {
-    let own = cluster.trace.ask(query).into_iter().map(|step| (cluster.me.node.to_string(), step));
+    let own = cluster.trace.find_and_watch(query).into_iter().map(|step| (cluster.me.node.to_string(), step));
     let mut collected = CollectedSteps { steps: own.collect(), silent: Vec::new() };
     let others = cluster.peers.others();
     let calls = others.iter().map(|row| cluster.ports.link.traces(&row.info.boot, query.clone()));

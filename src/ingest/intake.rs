@@ -206,7 +206,7 @@ pub async fn append_all(
                         continue;
                     }
                     for (batch, encoded) in split_by_bytes(batch) {
-                        out.unanswered().appending(partition, &batch);
+                        out.in_flight().appending(partition, &batch);
                         let bus = Arc::clone(&cluster.ports.bus);
                         // First polled in the order of these calls, which becomes the order in the log.
                         appends.push(async move { (batch, bus.append(partition, encoded).await) });
@@ -261,7 +261,7 @@ async fn complete_append(
     trace_append(&batch, &result, tracer);
     let error = match result {
         Ok(appended) => {
-            out.unanswered().appended(&batch, appended.last);
+            out.in_flight().appended(&batch, appended.last);
             None
         }
         Err(error) => Some(error),

@@ -133,7 +133,7 @@ impl Owner {
             lag::from_log(&cluster.owned, partition, cluster.ports.bus.bounds(partition)).await?;
         let (fence, topic) = (Fence(rand::random()), bounds.topic);
         let taken = retry(|| cluster.ports.store.take_over(partition, fence, topic)).await?;
-        if bounds.next < taken.position.offset || cluster.owned.ahead().is_allowed() {
+        if bounds.next < taken.position.offset || cluster.owned.unarchived().is_allowed() {
             // After the first check, the former owner may have published more than it archived. If the log still ends
             // below the archive, its end is lost: a read there would wait for a record other than the archived one.
             bounds = cluster.ports.bus.bounds(partition).await?;
@@ -174,7 +174,7 @@ impl Owner {
         let next = taken.position.offset;
         let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
         let progress = LagTracker::begin(partition, &cluster.owned, taken.position.offset, bounds.next);
-        let mark = cluster.owned.ahead().begin(partition, taken.position.offset, bounds.next);
+        let mark = cluster.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
         let archive = Archiver::new((partition, fence), cluster, progress, mark, settings.retention.wall_ms);
         Ok(Self {
             partition,
@@ -411,7 +411,7 @@ impl Owner {
             self.publish(record, *outcome, out).await?;
         }
         if let Some(answer_log) = &self.answer_log {
-            answer_log.said(decided, self.ledger.next_offset());
+            answer_log.record(decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();

@@ -55,7 +55,7 @@ struct RecordingLink(Mutex<Vec<(NodeBoot, BestEffortMessage)>>);
 
 #[async_trait::async_trait]
 impl Link for RecordingLink {
-    async fn strays(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.0.lock().unwrap().extend(strays.into_iter().map(|stray| (to.clone(), stray)));
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Link for RecordingLink {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Err(LinkError::NotHere)
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -196,14 +196,14 @@ impl OneNode {
         self.rooms.assign_numbers(&hall(), NonZeroU64::MIN).await.unwrap().nodes
     }
 
-    fn set_peers(&self, others: &[&Self], doubtful: bool) {
+    fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
         let row = |node: &&Self| crate::routes::NodeRow {
             info: node.info(),
             beat: 1,
             lease: crate::routes::Lease::Live,
         };
         let others = others.iter().map(row).collect();
-        self.cluster.peers.set(PeerSnapshot { others, doubtful, ..PeerSnapshot::default() });
+        self.cluster.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
     }
 }
 
@@ -240,7 +240,7 @@ async fn node_undiscovered_during_a_routes_outage_is_sent_the_loss() {
     assert_eq!(a.take_strays(), []);
     a.set_peers(&[&b, &c], false);
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
-    let missed = |count| (boot("c"), BestEffortMessage::Missed { room: hall(), count });
+    let missed = |count| (boot("c"), BestEffortMessage::RoomLoss { room: hall(), count });
     assert_eq!(a.take_strays(), [missed(2)]);
     // A node that is discovered much later had no members at that time.
     a.set_peers(&[&b], false);

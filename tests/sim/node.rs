@@ -42,7 +42,7 @@ use super::{World, bus::NodeBus};
 const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 
 /// For so long all nodes have agreed before the rules are switched.
-const SETTLE: Duration = Duration::from_secs(2);
+const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A running node; dropped, it ends as a crash does.
 pub(crate) struct SimNode {
@@ -106,7 +106,7 @@ impl SimNode {
             },
         ));
         if world.answers_first {
-            cluster.owned.ahead().allow();
+            cluster.owned.unarchived().allow();
         }
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
@@ -115,7 +115,7 @@ impl SimNode {
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
         let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
-            .answering(answered.clone(), cluster.clone());
+            .with_answer_cache(answered.clone(), cluster.clone());
         let faulty_end = FaultPlan::none();
         let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));
@@ -130,7 +130,7 @@ impl SimNode {
             recovery::ask_again(cluster.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
-        let rules = rules::Settings { known, settle: SETTLE, ..rules::Settings::default() };
+        let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
         let reaching = Arc::clone(&cluster);
         let owning = OwnerContext {
             cluster: Arc::clone(&cluster),
@@ -169,7 +169,7 @@ impl SimNode {
         let owned = &self.cluster.owned;
         let info = NodeInfo {
             owns: owned.list(),
-            stands: owned.standings(),
+            partition_lags: owned.partition_lags(),
             rules: self.rules.announced(),
             ..NodeInfo::new(self.me.clone())
         };
@@ -193,7 +193,7 @@ impl SimNode {
             rows: rows.into(),
             others,
             stale: false,
-            doubtful: false,
+            may_be_incomplete: false,
             losses: 0,
         });
     }

@@ -136,7 +136,7 @@ impl Mesh {
     }
 
     /// What all nodes think of the others: whether the routes may name too few, and how often they lost something.
-    pub fn introduce(&self, doubtful: bool, losses: u64) {
+    pub fn introduce(&self, may_be_incomplete: bool, losses: u64) {
         let routes = &self.routes;
         let rows: Vec<_> = self.runtime.block_on(async {
             for node in &self.nodes {
@@ -146,7 +146,8 @@ impl Mesh {
         });
         for node in &self.nodes {
             let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
-            let seen = PeerSnapshot { rows: rows.clone().into(), others, stale: false, doubtful, losses };
+            let seen =
+                PeerSnapshot { rows: rows.clone().into(), others, stale: false, may_be_incomplete, losses };
             node.cluster.peers.set(seen);
         }
     }
@@ -160,7 +161,7 @@ impl Mesh {
     pub fn know_only(&self, nth: usize, others: &[usize]) {
         let peers = &self.nodes[nth].cluster.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
-        let seen = peers.seen();
+        let seen = peers.snapshot();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
         peers.set(PeerSnapshot { others: known, ..seen });
     }
@@ -245,7 +246,7 @@ impl Mesh {
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             },
         ));
-        cluster.owned.ahead().allow();
+        cluster.owned.unarchived().allow();
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
@@ -266,7 +267,9 @@ impl Mesh {
         };
         let feed = self.runtime.block_on(cluster.ports.bus.consume_node(&me)).expect("a topic");
         let crowds = GroupSubscriber::start(&cluster, &users, SMALL, feed, plain(), metrics.clone());
-        let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&cluster));
+        let end = end
+            .with_group_subscriber(Arc::clone(&crowds))
+            .with_answer_cache(Arc::default(), Arc::clone(&cluster));
         self.link.add(me.clone(), Arc::new(end));
         tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
         tokio::spawn(login::answer_all(

@@ -55,7 +55,7 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -73,7 +73,7 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }
@@ -112,7 +112,7 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -130,7 +130,7 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }
