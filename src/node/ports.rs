@@ -9,13 +9,14 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use tidegate_protocol::{Time, id::NodeId};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::sync::watch;
 
 use crate::{
     auth,
+    broker::{Broker, Peering},
     bus::{
-        Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed, ReadError,
-        TopicId, TopicState, compare_log,
+        Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, ReadError, TopicId,
+        TopicState, compare_log,
     },
     clock::wall_ms,
     cluster::{Cluster, LagLimit, Lags, Peers},
@@ -53,8 +54,8 @@ pub(super) struct BuiltPorts {
     pub(super) numbers: Arc<dyn Numbers>,
     /// Publisher of the events.
     pub(super) event_publisher: EventPublisher,
-    /// Reader of the node's topic, which starts at its end; `None` in profile `single`.
-    pub(super) feed: Option<Box<dyn NodeFeed>>,
+    /// Exchange with other nodes, by profile.
+    pub(super) peering: Peering,
 }
 
 /// Fewest numbers of a live room that are reserved in one block (ADR 9).
@@ -194,7 +195,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
     let cluster = Cluster { trace, events, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, feed: None })
+    Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
@@ -232,7 +233,14 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
-    Ok(BuiltPorts { cluster, failure, link: Some(link), numbers, event_publisher, feed: Some(feed) })
+    Ok(BuiltPorts {
+        cluster,
+        failure,
+        link: Some(link),
+        numbers,
+        event_publisher,
+        peering: Peering::Clustered(feed),
+    })
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.
@@ -251,24 +259,22 @@ async fn warn_about_replication(config: &Config) {
     }
 }
 
-/// Listens for peers and passes their calls to `end`; returns `None` in profile `single`, which has no peers.
+/// Listens for peers and passes their calls to the broker; returns `None` in profile `single`, which has no peers. Must
+/// run in a runtime.
 ///
 /// # Errors
 /// The address can't be listened on, or the secret or a certificate is invalid.
 pub(super) fn listen(
-    runtime: &Handle,
     config: &Config,
-    me: &NodeBoot,
-    end: Arc<dyn Link>,
+    broker: &Broker,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<Listener>> {
     if config.node.profile != "cluster" {
         return Ok(None);
     }
-    let _guard = runtime.enter();
-    let listener =
-        Listener::bind(config.link.listen, me.clone(), end, link_settings(config)?, metrics.clone())
-            .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
+    let (me, end) = (broker.cluster.me.clone(), Arc::new(broker.peer()));
+    let listener = Listener::bind(config.link.listen, me, end, link_settings(config)?, metrics.clone())
+        .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
     Ok(Some(listener))
 }
 
