@@ -64,6 +64,14 @@ const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
         &[("src/bus.rs", "use crate::store::rows::Row;\n"), ("src/store/rows.rs", "use crate::bus::Bus;\n")],
     ),
     (
+        "circle-of-rooms",
+        &[
+            ("xtask/src/steps/chaos.rs", "use crate::run::report;\n"),
+            ("xtask/src/run.rs", "use crate::{shell, steps::STEPS};\n"),
+            ("xtask/src/steps.rs", "mod chaos;\n"),
+        ],
+    ),
+    (
         "circle-of-files",
         &[
             ("src/shard/a.rs", "use super::b::B;\n"),
