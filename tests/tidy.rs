@@ -125,8 +125,9 @@ fn check(rule: &str, sources: &[Source]) -> Vec<String> {
 }
 
 fn with_map(path: &str, text: &str) -> Vec<Source> {
-    let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard` | b |\n//! | 3 | `conversation`, `login` | c |\n\
-               //! | 2 | [`bus`], [`store`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
+    let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard`, `partition` | b |\n\
+               //! | 3 | `conversation`, `login`, `delivery`, `room`, `peer` | c |\n\
+               //! | 2 | [`bus`], [`store`], [`embedded`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
     let lab = "//! | 2 | [`bench`], [`chaos`] | a |\n//! | 1 | [`link`], [`proxy`] | b |\n";
     let page = "The file: `known`, `listen.client`.\n";
     vec![
@@ -167,6 +168,12 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("arrows", "src/conversation/history.rs", "use crate::login::Login;\n"),
     ("arrows", "src/conversation/history.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
     ("arrows", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
+    ("arrows", "src/conversation.rs", "use crate::{bus::Bus, store::PostgresStore};\n"),
+    ("arrows", "src/cli/store.rs", "use crate::embedded::{EmbeddedStore, Stats};\n"),
+    ("arrows", "src/shard.rs", "fn f() -> embedded::EmbeddedBus {\n}\n"),
+    ("arrows", "src/room.rs", "use crate::delivery::Router;\n"),
+    ("arrows", "src/delivery/router.rs", "use crate::{bus::Bus, room::Rooms};\n"),
+    ("arrows", "src/peer.rs", "use crate::room::Rooms;\n"),
     ("arrows", "src/attic.rs", "use std::fmt;\n"),
     ("arrows", "src/node.rs", "use tidegate_lab::proxy::Proxy;\n"),
     ("arrows", "src/node.rs", "#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
@@ -289,4 +296,8 @@ const CLEAN: &[(&str, &str)] = &[
     ("tests/s.rs", "//! Story.\n#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
     ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
     ("docs/a.md", "see https://example.org/home/page, target/work/x\n"),
+    (
+        "src/cli/store.rs",
+        "//! A command.\nuse crate::embedded::{Offline, Stats};\nfn f() {\n    embedded::check();\n}\n",
+    ),
 ];
