@@ -1,6 +1,6 @@
 //! The rules that look at one file, or at one file against the rest. Messages say what to do.
 
-use crate::{arrows, circles, source::Source, words};
+use crate::{arrows, circles, pages, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -38,6 +38,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("finished", |all| each(all, finished)),
     ("no-dead-code", |all| each(all, no_dead_code)),
     ("map", arrows::map),
+    ("page-paths", pages::paths),
     ("lua", lua),
     ("config-documented", config_documented),
     ("metrics-enum", |all| each(all, metrics_enum)),
