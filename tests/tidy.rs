@@ -47,8 +47,10 @@ fn every_rule_catches_its_planted_violations() {
     let long = [("file-length", file_of(501)), ("function-length", function_of(71))];
     let long = long.iter().map(|(rule, text)| (*rule, "src/node.rs", text.as_str()));
     let plants: Vec<(&str, &str, &str)> = PLANTS.iter().copied().chain(long).collect();
+    let full = folder_of("xtask/src", 21);
+    assert!(!check("folder-size", &full).is_empty(), "folder-size misses its plant");
     for (rule, _) in RULES {
-        let has_files = PLANTS_OF_FILES.iter().any(|(name, _)| name == rule);
+        let has_files = *rule == "folder-size" || PLANTS_OF_FILES.iter().any(|(name, _)| name == rule);
         assert!(
             has_files || plants.iter().any(|(name, ..)| name == rule),
             "rule {rule} has no planted violation"
@@ -105,9 +107,25 @@ fn clean_code_is_left_alone() {
 }
 
 #[test]
+fn a_full_folder_and_the_root_of_the_product_pass() {
+    for (folder, files) in [("xtask/src", 20), ("tests", 20), ("src", 41)] {
+        assert!(check("folder-size", &folder_of(folder, files)).is_empty(), "{folder}");
+    }
+}
+
+#[test]
 fn the_longest_allowed_file_and_function_pass() {
     assert!(check("file-length", &with_map("src/node.rs", &file_of(500))).is_empty());
     assert!(check("function-length", &with_map("src/node.rs", &function_of(70))).is_empty());
+}
+
+/// A folder with that many Rust files, and more in a folder below it.
+fn folder_of(folder: &str, files: usize) -> Vec<Source> {
+    let paths = (0..files).map(|n| format!("{folder}/file_{n}.rs"));
+    paths
+        .chain([format!("{folder}/file_0/part.rs")])
+        .map(|path| Source::new(&path, "//! A file.\n"))
+        .collect()
 }
 
 fn file_of(lines: usize) -> String {
