@@ -251,10 +251,10 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-dead-code", "src/node.rs", "fn f() {\n    // let x = g();\n}\n"),
     ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
     ("no-dead-code", "src/node.rs", "    // if x {\n"),
-    ("map", "docs/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
-    ("page-paths", "docs/ARCHITECTURE.md", "A push goes to `delivery/ruoter`.\n"),
+    ("map", "docs/internals/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
+    ("page-paths", "docs/internals/ARCHITECTURE.md", "A push goes to `delivery/ruoter`.\n"),
     ("page-paths", "docs/GLOSSARY.md", "| record | one entry | `Record`, `protocol/src/recrod.rs` |\n"),
-    ("page-paths", "docs/adr/0001-a.md", "The test (`src/nobody.rs::a_test`) shows it.\n"),
+    ("page-paths", "docs/internals/adr/0001-a.md", "The test (`src/nobody.rs::a_test`) shows it.\n"),
     ("lua", "redis/lost.lua", "-- KEYS 1 hash; ARGV 1 n\nreturn 1\n"),
     ("lua", "redis/lost.lua", "return 1\n"),
     (
@@ -320,7 +320,7 @@ const CLEAN: &[(&str, &str)] = &[
     ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
     ("docs/a.md", "see https://example.org/home/page, target/work/x, `src/moved.rs`\n"),
     (
-        "docs/adr/0001-a.md",
+        "docs/internals/adr/0001-a.md",
         "`lab/src/lib`, `lab/`, `adr/0001-a.md: text`, `GET /v1/a`, `/readyz`, `target/a/b`.\n",
     ),
     (

@@ -3,10 +3,10 @@
 use crate::{rules::Finding, source::Source};
 
 /// Pages and folders of pages whose module paths are checked.
-const PAGES: [&str; 3] = ["docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/adr/"];
+const PAGES: [&str; 3] = ["docs/internals/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/internals/adr/"];
 
 /// Folders that a path may start in without naming them.
-const STARTS: [&str; 3] = ["", "src/", "docs/"];
+const STARTS: [&str; 3] = ["", "src/", "docs/internals/"];
 
 /// Reports paths in backticks that name neither a file nor a folder; a file may be named without `.rs`.
 pub(crate) fn paths(sources: &[Source]) -> Vec<Finding> {

@@ -28,7 +28,11 @@ struct RecordingPeer {
 
 #[async_trait]
 impl Link for RecordingPeer {
-    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
@@ -48,7 +52,7 @@ impl Link for RecordingPeer {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -77,7 +81,7 @@ fn hall() -> ConversationId {
 }
 
 fn talk(bytes: impl Into<Bytes>) -> BestEffortMessage {
-    BestEffortMessage::Talk { room: hall(), push: bytes.into() }
+    BestEffortMessage::RoomMessage { room: hall(), push: bytes.into() }
 }
 
 fn signal() -> BestEffortMessage {
@@ -131,7 +135,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
     settle().await;
     let count =
         |of: fn(&BestEffortMessage) -> bool| peer.messages.lock().unwrap().iter().filter(|it| of(it)).count();
-    let delivered = count(|message| matches!(message, BestEffortMessage::Talk { .. }));
+    let delivered = count(|message| matches!(message, BestEffortMessage::RoomMessage { .. }));
     assert_eq!(count(|message| matches!(message, BestEffortMessage::Mark { .. })), 20);
     assert_eq!(
         count(|message| matches!(message, BestEffortMessage::Signal { .. })),
@@ -140,7 +144,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
     );
     assert!((10..18).contains(&delivered), "{delivered}");
     let missed = peer.messages.lock().unwrap().iter().fold(0, |sum, message| match message {
-        BestEffortMessage::Missed { count, .. } => sum + count,
+        BestEffortMessage::RoomLoss { count, .. } => sum + count,
         _ => sum,
     });
     assert_eq!(delivered as u64 + missed, 21);
@@ -159,7 +163,7 @@ async fn losses_at_a_refusing_peer_are_reported_later() {
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;
-    let expected = [BestEffortMessage::Missed { room: hall(), count: 3 }, talk("new")];
+    let expected = [BestEffortMessage::RoomLoss { room: hall(), count: 3 }, talk("new")];
     assert_eq!(*peer.messages.lock().unwrap(), expected);
     // Losses are reported without further messages too, but not indefinitely.
     peer.refuses.store(true, Ordering::SeqCst);
@@ -169,7 +173,7 @@ async fn losses_at_a_refusing_peer_are_reported_later() {
     time::sleep(LOSS_REPORT_INTERVAL * 2).await;
     assert_eq!(
         peer.messages.lock().unwrap().last(),
-        Some(&BestEffortMessage::Missed { room: hall(), count: 1 })
+        Some(&BestEffortMessage::RoomLoss { room: hall(), count: 1 })
     );
     let calls = peer.calls.load(Ordering::SeqCst);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
@@ -206,6 +210,6 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
     settle().await;
     assert_eq!(
         *peer.messages.lock().unwrap(),
-        [BestEffortMessage::Missed { room: hall(), count: 1 }, talk("new")]
+        [BestEffortMessage::RoomLoss { room: hall(), count: 1 }, talk("new")]
     );
 }

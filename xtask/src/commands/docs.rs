@@ -10,7 +10,7 @@ use crate::{
     steps::{self, compile, nextest},
 };
 
-const TESTING: &str = "docs/testing.md";
+const TESTING: &str = "docs/internals/testing.md";
 
 /// Writes the pages, or with `check` fails unless they are current.
 pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
