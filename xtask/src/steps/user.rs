@@ -8,10 +8,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::{
-    compile,
-    shell::{self, Shell},
-};
+use super::compile;
+use crate::shell::{self, Shell};
 
 /// `nobody`, on every Linux.
 const USER: &str = "65534";

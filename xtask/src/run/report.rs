@@ -9,13 +9,21 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    run::Outcome,
-    shell::{self, Shell},
-    steps::{self, Cases, STEPS},
+    shell::Shell,
+    steps::{self, Cases, STEPS, WHOLE_MAX},
 };
 
-/// The time planned for a whole run on two cores; a longer run is reported, not failed.
-pub(crate) const WHOLE_MAX: Duration = Duration::from_secs(1_500);
+/// The end of a step.
+#[derive(Clone)]
+pub(crate) struct Outcome {
+    pub(crate) name: &'static str,
+    /// The time that it took; none if it did not run.
+    pub(crate) wall: Option<Duration>,
+    pub(crate) cpu: f64,
+    pub(crate) cases: Option<Cases>,
+    /// The reason why it failed; none if it didn't.
+    pub(crate) failure: Option<String>,
+}
 
 /// A run of steps.
 pub(crate) struct Run {
@@ -25,21 +33,6 @@ pub(crate) struct Run {
     pub(crate) is_whole: bool,
     pub(crate) wall: Duration,
     pub(crate) outcomes: Vec<Outcome>,
-}
-
-/// The commit of the work tree, and true where nothing differs from it.
-pub(crate) fn commit(shell: &Shell) -> anyhow::Result<(String, bool)> {
-    let Ok((commit, _)) = shell::output(shell.command("git").args(["rev-parse", "HEAD"])) else {
-        return Ok(("unknown".to_owned(), false));
-    };
-    let (changes, _) = shell::output(shell.command("git").args(["status", "--porcelain"]))?;
-    Ok((commit.trim().to_owned(), changes.trim().is_empty()))
-}
-
-/// The commit as rows of results name it, with `-dirty` for a work tree that has changes.
-pub(crate) fn commit_name(shell: &Shell) -> anyhow::Result<String> {
-    let (commit, is_clean) = commit(shell)?;
-    Ok(format!("{}{}", &commit[..7.min(commit.len())], if is_clean { "" } else { "-dirty" }))
 }
 
 impl Run {

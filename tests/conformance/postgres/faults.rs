@@ -21,7 +21,7 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-use super::{
+use crate::{
     postgres::Database,
     services::service_text,
     store::owner::{Owner, message},

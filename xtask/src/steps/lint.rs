@@ -1,7 +1,7 @@
 //! Steps of the compiler: they look at the code and run none of it.
 
+use super::compile::{FEATURES, PRODUCT, PROTOCOL};
 use crate::{
-    compile::{FEATURES, PRODUCT, PROTOCOL},
     shell::{self, Shell},
     tools,
 };

@@ -1,6 +1,6 @@
 //! The report that nextest writes: the tests that ran, the time of each, and those that failed.
 
-use crate::steps::Cases;
+use super::Cases;
 
 /// The number of slowest tests that are kept.
 const SLOWEST: usize = 20;

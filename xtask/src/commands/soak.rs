@@ -16,9 +16,11 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
+use super::fuzz;
 use crate::{
-    chaos, compile, counts, fuzz, interrupt, rehearse, report,
+    interrupt,
     shell::{self, Shell},
+    steps::{chaos, compile, counts, rehearse},
 };
 
 /// One line for each item of each run.
@@ -70,7 +72,7 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
     let is_chosen = |name: &str| only.is_empty() || only.iter().any(|it| it == name);
     let seed = fresh_seed()?;
     println!("seed {seed}");
-    let (commit, date) = (report::commit_name(shell)?, date()?);
+    let (commit, date) = (shell.commit_name()?, date()?);
     let shell = shell.with_profile("dist");
     compile::programs(&shell)?;
     let book = Book { shell: &shell, commit, date, seed, failed: Mutex::new(Vec::new()) };

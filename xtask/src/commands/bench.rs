@@ -2,8 +2,9 @@
 //! production.
 
 use crate::{
-    compile, services,
+    services,
     shell::{self, Shell},
+    steps::compile,
 };
 
 /// The servers that the bench starts for itself.
@@ -22,7 +23,7 @@ pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
     if !needs_servers(args) {
         return bench(&[]);
     }
-    let apart = Shell { are_measured: true, ..shell.apart(services::OF_BENCH, WANTED) };
+    let apart = Shell { are_measured: true, ..shell.apart(shell::SERVICES_OF_BENCH, WANTED) };
     services::with_new(&apart, |list| bench(&["--services", list]))
 }
 

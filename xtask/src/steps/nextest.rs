@@ -5,10 +5,10 @@ use std::{env, fs, path::PathBuf, process::Command, thread::available_parallelis
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
+use super::{Cases, compile, junit};
 use crate::{
-    compile, evidence, junit, services,
+    evidence, services,
     shell::{self, Shell},
-    steps::Cases,
     tools,
 };
 
@@ -166,7 +166,7 @@ fn nextest(shell: &Shell, what: &str, words: &[&str]) -> anyhow::Result<Command>
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

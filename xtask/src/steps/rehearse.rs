@@ -24,10 +24,10 @@ use self::{
     plan::{Place, Plan},
     pod::Pod,
 };
+use super::manifests::{self, render};
 use crate::{
-    manifests::{self, render},
     services,
-    shell::Shell,
+    shell::{self, Shell},
 };
 
 /// The servers that are started for it.
@@ -48,7 +48,7 @@ pub(crate) fn step(shell: &Shell) -> anyhow::Result<()> {
 
 /// Rehearses a rollout of `k8s/<overlay>`.
 pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
-    let shell = shell.apart(services::OF_REHEARSAL, WANTED);
+    let shell = shell.apart(shell::SERVICES_OF_REHEARSAL, WANTED);
     let documents = &render::render(&shell, &format!("k8s/{overlay}"))?;
     let folder = shell.scratch("rehearsal")?;
     on_paper(&shell, documents, &folder)?;

@@ -15,7 +15,7 @@ use tidegate::{
     routes::{Leases, NodeBoot, RedisRoutes, Registration, Routes, RoutesError, Token},
 };
 
-use super::{
+use crate::{
     device, node,
     redis::{Server, Version, tls_cluster},
     routes::info,
@@ -280,14 +280,14 @@ async fn follows_sentinels_of(version: Version) {
     let old = routes.register(wish("ann", &a)).await.unwrap().token;
     assert_eq!(routes.renew(&info(&a)).await, Ok(1));
     let knows = |server: &Server| server.try_ask::<String>(&["INFO", "replication"]).unwrap_or_default();
-    super::time::eventually("the replica is in step", || {
+    crate::time::eventually("the replica is in step", || {
         let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
         (knows(&replica).contains("master_link_status:up") && !seen.is_empty()).then_some(())
     });
-    super::time::eventually("the sentinel lets it take over", || {
+    crate::time::eventually("the sentinel lets it take over", || {
         sentinel.try_ask::<String>(&["SENTINEL", "FAILOVER", "tidegate"]).ok()
     });
-    super::time::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
+    crate::time::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
     // The connection breaks, and the sentinel says where to.
     master.kill();
     let begun = Stopwatch::start();
@@ -354,7 +354,7 @@ async fn with_tls_all_masters_of_a_cluster_are_reached_and_their_certificates_ch
         let _: String = server.ask(&["CONFIG", "SET", "port", "0"]);
         assert!(server.try_ask::<String>(&["PING"]).is_err());
     }
-    let config = config::Redis { tls: true, tls_ca_file: ca, ..super::redis::cluster_config(&servers) };
+    let config = config::Redis { tls: true, tls_ca_file: ca, ..crate::redis::cluster_config(&servers) };
     // One is enough to find the others.
     for urls in [config.urls.clone(), config.urls[1..2].to_vec()] {
         let routes = routes(&config::Redis { urls, ..config.clone() });

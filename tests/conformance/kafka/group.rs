@@ -10,7 +10,7 @@ use tidegate::{
     config::Kafka,
 };
 
-use super::{
+use crate::{
     bus::World,
     kafka::{ensure, open, settings},
     node,

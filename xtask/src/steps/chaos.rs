@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf};
 use anyhow::Context as _;
 
 use crate::{
-    evidence, report, services,
+    evidence, services,
     shell::{self, Shell},
     tools,
 };
@@ -33,7 +33,7 @@ pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
 
 /// Breaks things for that many seconds, then checks.
 pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    let (seconds, commit) = (seconds.to_string(), report::commit_name(shell)?);
+    let (seconds, commit) = (seconds.to_string(), shell.commit_name()?);
     let seed = seed.map(|seed| seed.to_string());
     let mut words = vec!["--seconds", &seconds, "--commit", &commit];
     words.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
@@ -47,17 +47,17 @@ const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgre
 
 /// The step of `cargo xtask test`.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(services::OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The step of `cargo xtask test` with three brokers, one of which may break.
 pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(services::OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
+    cluster(&shell.apart(shell::SERVICES_OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
 }
 
 /// The short form with a seed of choice.
 pub(crate) fn cluster_again(shell: &Shell, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    cluster(&shell.apart(services::OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
 }
 
 /// The long form: three brokers, faults of up to a minute, clocks that jump.
@@ -68,7 +68,7 @@ pub(crate) fn cluster_long(
     more: &[String],
 ) -> anyhow::Result<()> {
     let words = ["--long".to_owned(), "--faketime".to_owned(), faketime(shell)?.display().to_string()];
-    cluster(&shell.apart(services::OF_CHAOS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
 }
 
 /// Breaks several nodes, and the servers that are started for them.
@@ -81,7 +81,7 @@ fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> a
 
 /// Restarts three nodes one after the other, so many times, under so many clients.
 pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[String]) -> anyhow::Result<()> {
-    let apart = shell.apart(services::OF_CHAOS, ONE_BROKER);
+    let apart = shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER);
     services::with_new(&apart, |list| {
         let (restarts, clients) = (restarts.to_string(), clients.to_string());
         let mut words = vec!["--cluster", list, "--rolling", &restarts, "--clients", &clients];

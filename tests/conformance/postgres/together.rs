@@ -16,7 +16,7 @@ use tidegate_protocol::{
 };
 use tokio::time::timeout;
 
-use super::{
+use crate::{
     postgres::Database,
     store::owner::{Owner, message},
     time::{PATIENCE, eventually_async},

@@ -15,7 +15,7 @@ use tidegate::{
     routes::TopicLag,
 };
 
-use super::{
+use crate::{
     bus::{World, records, texts},
     kafka::{ANSWER, admin, ensure, eventually, heard, open, settings},
     node,

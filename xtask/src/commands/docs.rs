@@ -5,7 +5,10 @@ use std::fs;
 
 use anyhow::{Context as _, bail};
 
-use crate::{compile, shell::Shell, steps, tests};
+use crate::{
+    shell::Shell,
+    steps::{self, compile, nextest},
+};
 
 const TESTING: &str = "docs/internals/testing.md";
 
@@ -20,7 +23,7 @@ pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
         bail!("the steps in {TESTING} are stale: run `cargo xtask docs`");
     }
     compile::chosen(shell, &["--test", "docs"])?;
-    tests::pages(shell, !check)
+    nextest::pages(shell, !check)
 }
 
 /// The page with the steps as `cargo xtask test --list` prints them.

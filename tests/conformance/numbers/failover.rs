@@ -13,7 +13,7 @@ use tidegate::{
     scratch::{Floors, MemoryFloors, Numbers, RedisNumbers},
 };
 
-use super::{
+use crate::{
     postgres::Database,
     redis::{Server, Version, add_copy, cluster, cluster_config},
     time::{Stopwatch, eventually},

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-use crate::manifests::render::{self, Settings};
+use crate::steps::manifests::render::{self, Settings};
 
 /// The numbers and containers of the pods.
 pub(super) struct Plan {

@@ -16,9 +16,9 @@ use serde_json::json;
 use super::Figures;
 use crate::{
     interrupt,
-    rehearse::{clients::Talk, plan::Place},
     server::Node,
     shell::Shell,
+    steps::rehearse::{clients::Talk, plan::Place},
 };
 
 /// Pairs of clients that talk, at 20 messages a second each.

@@ -11,7 +11,7 @@ use tidegate::{
     private,
 };
 
-use super::{
+use crate::{
     bus::{World, records, texts},
     kafka::{ensure, open, settings},
     node,

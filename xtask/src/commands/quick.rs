@@ -4,7 +4,11 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::{compile, interrupt, lint, shell::Shell, tests};
+use crate::{
+    interrupt,
+    shell::Shell,
+    steps::{compile, lint, nextest},
+};
 
 /// The programs that are built for it; the protocol crate comes whole.
 const PROGRAMS: &[&str] =
@@ -37,7 +41,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     // Without a build the tests would run older programs.
     if timed("build", &|| compile::chosen(shell, PROGRAMS)) {
         timed("tests", &|| {
-            let cases = tests::quick(shell)?;
+            let cases = nextest::quick(shell)?;
             if !cases.failed.is_empty() {
                 bail!("{}", cases.failed.join(", "));
             }

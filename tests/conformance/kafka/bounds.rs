@@ -11,7 +11,7 @@ use tidegate::{
     metrics,
 };
 
-use super::{
+use crate::{
     at_once,
     bus::World,
     kafka::{ANSWER, ensure, eventually, settings},
