@@ -43,7 +43,7 @@ use self::{
 };
 pub use self::{
     context::Context,
-    driver::{Driver, build},
+    driver::{Driver, DriverQueue, build},
     outbox::Caps,
 };
 pub use crate::clock::Now;

@@ -247,7 +247,7 @@ fn close_while_reading_is_paused_arrives_without_a_reset<N: Network>() {
 
 fn routes_are_listed_in_pages_and_lost_ones_close_replaced<N: Network>() {
     let mut routes = None;
-    let mut lone = Lone::<N>::new(1, |context, _| routes = Some(Arc::clone(&context.ports.routes)));
+    let mut lone = Lone::<N>::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
     let routes = routes.expect("the context was built");
     let mut stays = login(&mut lone, 0, "ann", &[]);
     let mut other = login(&mut lone, 0, "bob", &[]);

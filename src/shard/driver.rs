@@ -22,6 +22,9 @@ pub struct Driver {
     shard: Shard<Tcp>,
 }
 
+/// Queue of the new connections of a shard on sockets.
+pub type DriverQueue = NewcomerQueue<TcpStream>;
+
 /// Waker of a sleeping poll.
 struct PollWaker(mio::Waker);
 
@@ -41,7 +44,7 @@ impl Wake for PollWaker {
 ///
 /// # Errors
 /// Fails if the kernel can't create the poll or its waker.
-pub fn build(context: Context) -> io::Result<(Driver, NewcomerQueue<TcpStream>)> {
+pub fn build(context: Context) -> io::Result<(Driver, DriverQueue)> {
     let poll = Poll::new()?;
     let transport = Tcp::new(poll.registry().try_clone()?);
     let waker = Arc::new(PollWaker(mio::Waker::new(poll.registry(), WAKER)?));
