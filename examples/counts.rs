@@ -16,7 +16,9 @@ use tidegate_protocol::{content::Content, id::ConversationId, pb};
 #[path = "../tests/support/lone.rs"]
 mod lone;
 
-use lone::{Lone, push};
+use lone::{Sockets, push};
+
+type Lone = lone::Lone<Sockets>;
 
 type HotPath = fn(u64);
 

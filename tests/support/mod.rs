@@ -36,7 +36,7 @@ pub use self::{
     cluster::Cluster,
     frames::{Asked, Said, ask, code, hello, send, text_of},
     kafka::OwnKafka,
-    link::{Incoming, Link},
+    link::{Incoming, Link, MemoryLink, cut},
     node::TestNode,
     port::free_port,
     postgres::OwnPostgres,

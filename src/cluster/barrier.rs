@@ -6,17 +6,17 @@
 //!
 //! Records that an ended owner published are archived by its successor, which then publishes them again to the clients
 //! in the routes by then. So readers do not wait for those records, and they arrive late. A caller whose change would
-//! be permanent checks that the store shows them too ([`Ports::barrier_of`]).
+//! be permanent checks that the store shows them too ([`Cluster::barrier_of`]).
 
 use futures_util::future::join_all;
 
-use super::Ports;
+use super::Cluster;
 use crate::{
     link::{ArchivedUpTo, PartitionOffset},
     routes::NodeRow,
 };
 
-impl Ports {
+impl Cluster {
     /// Waits until the store shows everything that live owners, on all nodes, had published when this was called. A
     /// node that reports unarchived records is waited for as long as it takes, a peer without a reply at most a second.
     /// Returns at once if all owners archive first.
@@ -24,7 +24,7 @@ impl Ports {
         if self.owned.unarchived().is_allowed() {
             let runs = self.peers.runs();
             self.peers.barrier_calls.retain(|run| runs.contains(run), runs.len());
-            join_all(runs.iter().map(|run| self.peers.barrier_calls.call(&self.link, run))).await;
+            join_all(runs.iter().map(|run| self.peers.barrier_calls.call(&self.ports.link, run))).await;
             self.wait_local(None).await;
         }
     }
@@ -37,7 +37,8 @@ impl Ports {
             let is_queried =
                 |row: &&NodeRow| snapshot.may_be_incomplete || row.info.owns.contains(&partition);
             let queried = snapshot.others.iter().filter(is_queried);
-            join_all(queried.map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot))).await;
+            join_all(queried.map(|row| self.peers.barrier_calls.call(&self.ports.link, &row.info.boot)))
+                .await;
             self.wait_local(Some(partition)).await;
         }
     }
@@ -51,7 +52,7 @@ impl Ports {
         }
         let snapshot = self.peers.snapshot();
         let replies = join_all(
-            snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot)),
+            snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.ports.link, &row.info.boot)),
         )
         .await;
         let own = self.wait_local(None).await;

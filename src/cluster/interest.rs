@@ -2,15 +2,16 @@
 
 use tidegate_protocol::id::ConversationId;
 
-use crate::{ports::Ports, routes::NodeBoot};
+use super::Cluster;
+use crate::routes::NodeBoot;
 
-impl Ports {
+impl Cluster {
     /// Returns the other nodes with members of each conversation, in the order asked; `None` if the routes do not
     /// answer. While the routes may be incomplete, each list has all discovered peers too. It may name a node that this
     /// one has not discovered; then a peer refresh is requested.
     pub async fn nodes_with(&self, conversations: &[ConversationId]) -> Option<Vec<Vec<NodeBoot>>> {
         let peers = &self.peers;
-        let interested = match self.routes.interested(conversations).await {
+        let interested = match self.ports.routes.interested(conversations).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::debug!(%error, "interest lookup failed; publishing to all peers");
