@@ -47,7 +47,7 @@ use tidegate::{
     room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
-    shard::{self, Caps, Context},
+    shard::{self, Caps, Context, newcomer::NewcomerQueue},
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -282,8 +282,8 @@ impl Mesh {
             self.own(&cluster, crowds, plain, metrics);
         }
         let rooms = Arc::clone(&context.rooms);
-        let (list, mut threads) = run_shards(&context);
-        let (address, stopper, door) = open_door(list.clone(), context.metrics.clone());
+        let (list, newcomers, mut threads) = run_shards(&context);
+        let (address, stopper, door) = open_door(newcomers, context.metrics.clone());
         threads.push(door);
         MeshNode {
             me,
@@ -376,15 +376,19 @@ impl Mesh {
 
 type Thread = JoinHandle<std::io::Result<()>>;
 
-fn run_shards(context: &Context) -> (Vec<ShardHandle>, Vec<Thread>) {
+type Newcomers = Vec<NewcomerQueue<mio::net::TcpStream>>;
+
+fn run_shards(context: &Context) -> (Vec<ShardHandle>, Newcomers, Vec<Thread>) {
     let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-    let (shards, list): (Vec<_>, Vec<ShardHandle>) = (0..SHARDS).map(build).unzip();
+    let (drivers, newcomers): (Vec<_>, Newcomers) = (0..SHARDS).map(build).unzip();
+    let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
     assert!(context.handles.set(list.clone()).is_ok(), "set once");
     let start = Instant::now();
-    (list, shards.into_iter().map(|shard| thread::spawn(move || shard.run(start))).collect())
+    let threads = drivers.into_iter().map(|driver| thread::spawn(move || driver.run(start))).collect();
+    (list, newcomers, threads)
 }
 
-fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
@@ -435,7 +439,7 @@ impl Drop for Mesh {
         for mut node in self.nodes.drain(..) {
             node.stopper.stop();
             for handle in &node.handles {
-                handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+                self.runtime.block_on(handle.post(Mail::Stop(Code::Draining))).ok();
             }
             for thread in node.threads.drain(..) {
                 // A thread that panicked has said so.
