@@ -122,8 +122,8 @@ impl Acceptor {
     }
 
     fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
-        let seat = match self.admission.admit(address.ip()) {
-            Ok(seat) => seat,
+        let permit = match self.admission.admit(address.ip()) {
+            Ok(permit) => permit,
             Err(code) => {
                 self.metrics.refused.increment(1);
                 refuse(stream, code);
@@ -138,7 +138,7 @@ impl Acceptor {
         let least_loaded = self.least_loaded();
         let shard = &self.shards[least_loaded];
         shard.count_in();
-        if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, seat)) {
+        if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, permit)) {
             tracing::error!(%error, "failed to pass a connection to its shard; dropping it");
         }
     }

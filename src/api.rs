@@ -122,7 +122,7 @@ struct ReadyzQuery {
 /// balancer would have none to send clients to that could refuse them.
 async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Response {
     let phase = api.drainer.phase();
-    let is_registered = !api.ports.peers.seen().rows.is_empty();
+    let is_registered = !api.ports.peers.snapshot().rows.is_empty();
     let is_ready = phase == Phase::Ready && is_registered;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let state = match phase {
@@ -134,7 +134,7 @@ async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Res
     if query.verbose.is_some()
         && let Some(body) = body.as_object_mut()
     {
-        let peers = api.ports.peers.seen();
+        let peers = api.ports.peers.snapshot();
         let drain = api.drainer.progress();
         body.insert("node".into(), json!(api.ports.me.node.as_str()));
         body.insert("connsMax".into(), json!(api.admission.conns_max()));

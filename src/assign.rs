@@ -39,7 +39,7 @@ pub struct Assigner {
 
 struct State {
     /// Description of this node, without the progress of its drain.
-    about: NodeDescription,
+    description: NodeDescription,
     /// Last announcement of this node; the routes have it a little later.
     announced: Option<NodeInfo>,
     refreshed_at: Option<Instant>,
@@ -52,14 +52,14 @@ struct Endpoint {
 }
 
 impl Assigner {
-    /// Creates an assigner for a node described by `about`; clients may use an answer for `ttl`.
-    pub fn new(ports: Arc<Ports>, about: NodeDescription, ttl: Duration) -> Self {
-        Self { ports, ttl, state: Mutex::new(State { about, announced: None, refreshed_at: None }) }
+    /// Creates an assigner for a node described by `description`; clients may use an answer for `ttl`.
+    pub fn new(ports: Arc<Ports>, description: NodeDescription, ttl: Duration) -> Self {
+        Self { ports, ttl, state: Mutex::new(State { description, announced: None, refreshed_at: None }) }
     }
 
     /// Returns the description of this node.
-    pub fn about(&self) -> NodeDescription {
-        self.state().about.clone()
+    pub fn description(&self) -> NodeDescription {
+        self.state().description.clone()
     }
 
     /// Changes the weight and the version share of this node, and returns those in force. `None` keeps a value; a share
@@ -67,16 +67,16 @@ impl Assigner {
     pub fn set(&self, weight: Option<u32>, share: Option<i16>) -> (u32, Option<u8>) {
         let mut state = self.state();
         if let Some(weight) = weight {
-            state.about.weight = weight;
+            state.description.weight = weight;
         }
         if let Some(share) = share {
-            state.about.share = u8::try_from(share).ok();
+            state.description.share = u8::try_from(share).ok();
         }
-        (state.about.weight, state.about.share)
+        (state.description.weight, state.description.share)
     }
 
     /// Stores the announcement that this node is about to make.
-    pub fn said(&self, info: &NodeInfo) {
+    pub fn set_announced(&self, info: &NodeInfo) {
         self.state().announced = Some(info.clone());
     }
 
@@ -91,7 +91,7 @@ impl Assigner {
     /// Returns how many clients per second the peers accept from this node in a drain; `None` if they accept none.
     /// Other draining nodes get equal parts.
     pub fn others_accept(&self) -> Option<u32> {
-        let snapshot = self.ports.peers.seen();
+        let snapshot = self.ports.peers.snapshot();
         let draining = snapshot.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
         let ready = snapshot.others.iter().filter(|row| row.info.state == NodeState::Ready);
         let all: u64 = ready.map(|row| u64::from(row.info.about.accepts)).sum();
@@ -114,14 +114,14 @@ impl Assigner {
             .take(request.count)
             .map(|it| json!({"node": it.node, "address": it.address}))
             .collect();
-        let stale = self.ports.peers.seen().stale;
+        let stale = self.ports.peers.snapshot().stale;
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
         let body = json!({"addresses": endpoints, "ttlMs": ttl, "stale": stale});
         response("200 OK", request, Some(body))
     }
 
     fn endpoints(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Endpoint> {
-        let snapshot = self.ports.peers.seen();
+        let snapshot = self.ports.peers.snapshot();
         let announced = self.state().announced.clone();
         let nodes: Vec<&NodeInfo> = (snapshot.others.iter().map(|row| &row.info))
             .chain(announced.as_ref())
@@ -144,7 +144,7 @@ impl Assigner {
         let mut state = self.state();
         if state.refreshed_at.is_none_or(|then| now - then >= PEER_REFRESH_INTERVAL) {
             state.refreshed_at = Some(now);
-            self.ports.peers.look_again();
+            self.ports.peers.request_refresh();
         }
     }
 

@@ -54,7 +54,7 @@ pub struct Admission {
 }
 
 /// Connection permit, released on drop.
-pub struct Seat {
+pub struct ConnectionPermit {
     admission: Arc<Admission>,
     address: IpAddr,
 }
@@ -100,7 +100,7 @@ impl Admission {
     }
 
     /// Returns a permit for a connection from `address`, or the code to refuse it with.
-    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Seat, Code> {
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<ConnectionPermit, Code> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Code::Draining);
         }
@@ -112,7 +112,7 @@ impl Admission {
             self.conns.fetch_sub(1, Ordering::Relaxed);
             return Err(Code::Overloaded);
         }
-        let seat = Seat { admission: Arc::clone(self), address };
+        let permit = ConnectionPermit { admission: Arc::clone(self), address };
         let count = {
             let mut count = self.per_address.entry(address).or_default();
             *count += 1;
@@ -121,7 +121,7 @@ impl Admission {
         if self.per_address_max > 0 && count > self.per_address_max {
             return Err(Code::TooManyFromAddress);
         }
-        Ok(seat)
+        Ok(permit)
     }
 
     /// Sets whether all new clients are refused `DRAINING`.
@@ -174,7 +174,7 @@ impl Admission {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.admission.conns.fetch_sub(1, Ordering::Relaxed);
         self.admission.per_address.remove_if_mut(&self.address, |_, count| {

@@ -1,7 +1,7 @@
 //! Port `Bus`: the durable, partitioned log, and the node topics.
 //!
 //! The log is the only source of order: every owner computes seqs from its records, in log order alone
-//! (`docs/adr/0003-what-the-ledger-decides.md`). Records are opaque bytes; offsets rise within a partition, from 0.
+//! (`docs/internals/adr/0003-what-the-ledger-decides.md`). Records are opaque bytes; offsets rise within a partition, from 0.
 
 use std::time::Duration;
 

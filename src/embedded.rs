@@ -45,7 +45,7 @@ pub(crate) use self::{codec::*, database::Database};
 use self::{directory::Directory, key_filter::KeyFilter, log_tail::LogTail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
-    store::{Fence, Personal, StoreError, TakenOver},
+    store::{Fence, Personal, StoreError, Takeover},
 };
 
 pub use self::{
@@ -207,7 +207,7 @@ enum Job {
         partition: u32,
         fence: Fence,
         topic: TopicId,
-        reply: Reply<TakenOver>,
+        reply: Reply<Takeover>,
     },
     Archive {
         partition: u32,
@@ -365,7 +365,7 @@ impl Engine {
         partition: u32,
         fence: Fence,
         topic: TopicId,
-    ) -> Result<TakenOver, StoreError> {
+    ) -> Result<Takeover, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::TakeOver { partition, fence, topic, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))

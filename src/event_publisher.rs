@@ -26,7 +26,7 @@ const BATCH_MAX: usize = 500;
 const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Publisher of a node's events.
-pub struct Announcer {
+pub struct EventPublisher {
     /// Events noted by this node.
     pub events: Arc<Events>,
     /// Routes that emit no events.
@@ -37,7 +37,7 @@ pub struct Announcer {
     pub metrics: Metrics,
 }
 
-impl Announcer {
+impl EventPublisher {
     /// Publishes events for as long as the node lives.
     pub async fn run(self) {
         tokio::join!(self.publish_events(), self.maintain());

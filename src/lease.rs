@@ -155,7 +155,7 @@ impl Member {
             self.metrics.routes_lost.increment(1);
             self.losses.record();
             // Peers that noticed no loss must learn of this one soon.
-            self.ports.peers.look_again();
+            self.ports.peers.request_refresh();
         } else if was_stale {
             tracing::info!("routes available again");
         }
@@ -165,12 +165,12 @@ impl Member {
             return Err(RoutesError::LeaseLost);
         }
         self.metrics.nodes_live.set((snapshot.others.len() + 1) as f64);
-        let mine = self.ports.owned.standings();
+        let mine = self.ports.owned.partition_lags();
         let lag = |of: fn(&PartitionLag) -> u64| mine.iter().map(of);
         self.metrics.archive_lag.set(lag(PartitionLag::behind).sum::<u64>() as f64);
         self.metrics.archive_lag_seconds.set(lag(|it| it.behind_ms).max().unwrap_or(0) as f64 / 1e3);
         let lags = self.ports.peers.lags();
-        lags.update(snapshot.standings().chain(mine), Instant::now());
+        lags.update(snapshot.partition_lags().chain(mine), Instant::now());
         self.metrics.archive_behind.set(lags.count() as f64);
         (self.on_peers)(snapshot.addresses());
         self.ports.peers.set(snapshot);

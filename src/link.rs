@@ -156,7 +156,7 @@ pub struct ArchivedUpTo {
     /// Archived offsets of owners that have archived everything the log held when they took over.
     pub archived: Vec<PartitionOffset>,
     /// Offsets that recently ended owners had published but not archived.
-    pub owed: Vec<PartitionOffset>,
+    pub unarchived: Vec<PartitionOffset>,
 }
 
 /// Range of a partition, from its start to below an offset.
@@ -172,14 +172,14 @@ pub struct PartitionOffset {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BestEffortMessage {
     /// Message of a live room, for the members on the peer.
-    Talk {
+    RoomMessage {
         /// Room of the message.
         room: ConversationId,
         /// Encoded `tidegate.v1.Push`.
         push: Bytes,
     },
     /// Loss of messages of a live room on their way to the peer, to be reported to the members there.
-    Missed {
+    RoomLoss {
         /// Room of the lost messages.
         room: ConversationId,
         /// Number of messages that are lost or in doubt; 0 if it is unknown.
@@ -262,7 +262,7 @@ pub trait Link: Send + Sync {
     ///
     /// The peer waits up to `within` and then replies that it is not archived yet, so a peer without a reply is frozen
     /// or disconnected.
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         marks: Vec<PublishedMark>,
@@ -282,7 +282,11 @@ pub trait Link: Send + Sync {
 
     /// Sends best-effort messages, in order. `Ok` means that the peer has handled them as far as it could. These calls
     /// and all others neither delay each other nor share a limit.
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError>;
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError>;
 
     /// Returns the peer's steps of the queried traces, as many as fit into one reply. Unless the query is passive, the
     /// peer records the message and the user from now on. A handler that records no steps returns an error.

@@ -64,7 +64,7 @@ pub async fn login(
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
     // no session. Lost settings are no reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = ports.store.wishes(&user, now).await.unwrap_or_else(|error| {
+    let settings = ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
         now
     });
@@ -99,7 +99,7 @@ pub async fn login(
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
     steps.log(&route, "registered");
-    Ok(LoginDone { route, replaced: here, chain, wishes: settings })
+    Ok(LoginDone { route, replaced: here, chain, settings })
 }
 
 /// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and
@@ -247,7 +247,7 @@ async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, attempts: u32
             Err(error) => tracing::debug!(%error, peer = %at, "replaced session not stopped yet"),
         }
         if !ports.peers.is_live(at) {
-            ports.peers.look_again();
+            ports.peers.request_refresh();
         }
         time::sleep(STOP_RETRY_INTERVAL).await;
     }
@@ -316,7 +316,7 @@ async fn answer(
     (mut out, steps): (LocalDispatcher, &mut StepTimes),
 ) {
     let row = current_token(ports, route).await;
-    steps.done("route");
+    steps.done("current_route");
     match row {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
             return out.post_to_conn(key, replaced(route, token.epoch)).await;

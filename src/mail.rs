@@ -27,7 +27,7 @@ mod handle;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
-    budget::Seat,
+    budget::ConnectionPermit,
     link::Session,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
@@ -76,7 +76,7 @@ pub struct LoginDone {
     /// Saved state of the device's chain, if there is one.
     pub chain: Option<ChainState>,
     /// Settings of the user: those of this login, and stored ones for the rest.
-    pub wishes: UserSettings,
+    pub settings: UserSettings,
 }
 
 /// Reason why a login can't be completed now.
@@ -169,7 +169,7 @@ pub struct GroupSize {
 /// Message to a shard.
 pub enum Mail {
     /// New connection.
-    Accepted(mio::net::TcpStream, SocketAddr, Seat),
+    Accepted(mio::net::TcpStream, SocketAddr, ConnectionPermit),
     /// Answers to sends, in log order.
     Answers(Vec<(ConnKey, u64, Answer)>),
     /// Void sends, because the ledger has seen newer epochs of their devices.

@@ -168,9 +168,9 @@ impl Node {
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
         let parts = startup_wait::parts(config, start, &sockets, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
-        let (config, BuiltPorts { ports, failure, link, numbers, announcer, feed }) = (&config, built);
+        let (config, BuiltPorts { ports, failure, link, numbers, event_publisher, feed }) = (&config, built);
         let ports = Arc::new(ports);
-        services.spawn(announcer.run());
+        services.spawn(event_publisher.run());
         let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
         let (directory, handles, pending) =
             (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));

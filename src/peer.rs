@@ -76,21 +76,21 @@ impl Peer {
 
     /// Passes the records of large groups to `subscriber`.
     #[must_use]
-    pub fn with_crowds(self, subscriber: Arc<GroupSubscriber>) -> Self {
+    pub fn with_group_subscriber(self, subscriber: Arc<GroupSubscriber>) -> Self {
         Self { subscriber: Some(subscriber), ..self }
     }
 
     /// Lets peers query the outcomes of this node's owners again.
     #[must_use]
-    pub fn answering(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
+    pub fn with_answer_cache(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
         Self { cache: Some((cache, ports)), ..self }
     }
 
     /// Notifies local members of these rooms that an unknown number of messages may be missing. Also retries
     /// notifications that a full shard did not take before.
-    pub fn may_lack(&self, rooms: Vec<ConversationId>) {
+    pub fn report_possible_loss(&self, rooms: Vec<ConversationId>) {
         self.deliver_best_effort(
-            rooms.into_iter().map(|room| BestEffortMessage::Missed { room, count: 0 }).collect(),
+            rooms.into_iter().map(|room| BestEffortMessage::RoomLoss { room, count: 0 }).collect(),
         );
     }
 
@@ -191,7 +191,7 @@ impl Link for Peer {
             .map_err(|_| LinkError::Unknown("shards did not confirm in time".to_owned()))
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         published: Vec<PublishedMark>,
@@ -199,7 +199,7 @@ impl Link for Peer {
     ) -> Result<ArchiveStatus, LinkError> {
         self.check_run(to)?;
         Ok(match &self.cache {
-            Some((_, ports)) => ports.owned.ahead().answer(published, within).await,
+            Some((_, ports)) => ports.owned.unarchived().answer(published, within).await,
             None => ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()),
         })
     }
@@ -217,7 +217,11 @@ impl Link for Peer {
         })
     }
 
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         self.check_run(to)?;
         self.deliver_best_effort(messages);
         Ok(())
@@ -225,7 +229,7 @@ impl Link for Peer {
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
         self.check_run(to)?;
-        Ok(self.tracer.ask(&query))
+        Ok(self.tracer.find_and_watch(&query))
     }
 }
 

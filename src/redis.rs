@@ -2,7 +2,7 @@
 //!
 //! The scripts are in `redis/*.lua`, one per file; their first lines declare the keys, arguments and results. Each
 //! touches keys of one slot only, takes the time from the server, and may be run twice
-//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
+//! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 
 mod breaker;
 mod client;

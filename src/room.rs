@@ -110,7 +110,9 @@ impl Rooms {
     pub fn forward(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes) {
         let Some(remote) = &self.remote else { return };
         for node in nodes {
-            remote.queues.send(node, BestEffortMessage::Talk { room: room.clone(), push: push.clone() });
+            remote
+                .queues
+                .send(node, BestEffortMessage::RoomMessage { room: room.clone(), push: push.clone() });
         }
     }
 
@@ -182,7 +184,7 @@ impl Remote {
     fn report_to_new_nodes(&self) {
         for (node, rooms) in self.unrouted.missed_by_new(self.ports.peers.runs(), Instant::now()) {
             for (room, count) in rooms {
-                self.queues.send(&node, BestEffortMessage::Missed { room, count });
+                self.queues.send(&node, BestEffortMessage::RoomLoss { room, count });
             }
         }
     }

@@ -3,7 +3,7 @@
 //! A route is `(user, device) → token`. Deleting a row requires its whole token, so no caller deletes a row that it has
 //! not seen (flaws S1-S5). Everything here may be lost or rolled back at any time. Users then see delays, never wrong
 //! order, and an unexpected renewal counter makes each node re-assert its routes
-//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
+//! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 
 use std::{fmt, time::Duration};
 
@@ -95,13 +95,33 @@ pub struct NodeInfo {
     /// Partitions that the node owns, for finding the owner to query.
     pub owns: Vec<u32>,
     /// Archive position and lag of each owned partition.
-    pub stands: Vec<PartitionLag>,
+    pub partition_lags: Vec<PartitionLag>,
     /// Whether the node is re-asserting its routes after a loss, so that lookups may be incomplete.
     pub asserting: bool,
     /// Details for client assignment, and for display.
     pub about: NodeDescription,
     /// Highest version of the ledger's rules that the node supports; 1 if it announces none.
     pub rules: u32,
+}
+
+impl NodeInfo {
+    /// Creates the announcement of a ready node without connections or partitions; it accepts one connection and
+    /// supports the first version of the ledger's rules.
+    pub fn new(boot: NodeBoot) -> Self {
+        Self {
+            boot,
+            peer_address: String::new(),
+            client_addresses: Vec::new(),
+            state: NodeState::Ready,
+            conns: 0,
+            capacity: 1,
+            owns: Vec::new(),
+            partition_lags: Vec::new(),
+            asserting: false,
+            about: NodeDescription::default(),
+            rules: 1,
+        }
+    }
 }
 
 /// Archive position and lag of one partition, as of its owner's last lease renewal.

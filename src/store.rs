@@ -31,7 +31,7 @@ pub struct Fence(pub u128);
 
 /// Starting point of a new owner, for `Ledger::resume` after `Position::matches`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenOver {
+pub struct Takeover {
     /// Log position up to which the partition is archived; `Position::START` for a new partition.
     pub position: Position,
     /// Rules in force at that position.
@@ -191,7 +191,7 @@ pub trait Store: Send + Sync {
     /// After `Ok`, no archive or load under an earlier fence succeeds. A partition that was never archived takes
     /// `topic` as its log; one archived from another log fails with [`StoreError::LogReplaced`] and keeps its fence.
     /// The bus decides which node may take over.
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError>;
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError>;
 
     /// Writes the delta and moves the position from `delta.from` to `delta.to`, in one durable transaction.
     ///
@@ -258,7 +258,7 @@ pub trait Store: Send + Sync {
     /// Merges the settings in `now` over the user's stored settings and returns the result; empty `now` only reads.
     ///
     /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains.
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;

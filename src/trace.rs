@@ -274,7 +274,7 @@ impl Tracer {
 
     /// Returns the matching steps on this node, and watches the message and the user for later queries, unless the
     /// query is passive.
-    pub fn ask(&self, query: &Query) -> Vec<Event> {
+    pub fn find_and_watch(&self, query: &Query) -> Vec<Event> {
         for name in [&query.msg, &query.user].into_iter().flatten().filter(|_| !query.is_passive) {
             self.watch(name, now_us() / 1_000);
         }
@@ -365,9 +365,9 @@ mod tests {
     fn passive_query_watches_nothing() {
         let tracer = Tracer::new(0, 100);
         let is_watched = || tracer.begin(now_us() / 1_000, None, "m", ["ann"]).is_some();
-        tracer.ask(&Query { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
+        tracer.find_and_watch(&Query { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
         assert!(!is_watched());
-        tracer.ask(&query(None, Some("ann"), &[]));
+        tracer.find_and_watch(&query(None, Some("ann"), &[]));
         assert!(is_watched());
     }
 

@@ -188,7 +188,7 @@ fn what_a_peer_did_not_take_is_told_as_shed_and_conversations_do_not_notice() {
     done(&mut bob, ask::join("hall"));
     // As a node of an older version does.
     for _ in 0..2 {
-        mesh.node(0).link.plan("strays", Fault::Fail);
+        mesh.node(0).link.plan("send_best_effort", Fault::Fail);
     }
     ann.text("r:hall", "m1", "lost");
     assert_eq!(ann.text("bob", "d1", "a message is a message"), 1);
@@ -324,7 +324,7 @@ fn read_marks_clears_and_hides_are_heard_by_the_users_devices_on_other_nodes() {
     let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(Said::Hidden(_))));
     assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![5] })));
     // Lost on its way, it is in the store.
-    mesh.node(0).link.plan("strays", Fault::Fail);
+    mesh.node(0).link.plan("send_best_effort", Fault::Fail);
     done(&mut phone, ask::read(place, 6));
     assert_eq!(desk.state(place).read_seq, 6);
     nothing(&mut [&mut ann, &mut cid]);

@@ -135,11 +135,11 @@ fn a_node_that_missed_a_removal_reads_of_it_before_it_pushes_again() {
     members[0].text("g:big", "m1", "before");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "before")));
     // Neither by their topics nor over the link do the other nodes hear that u1, on the second, and u3, on the first, went.
-    for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "strays")] {
+    for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "send_best_effort")] {
         (0..2).for_each(|_| plan.plan(method, Fault::Fail));
     }
     mesh.kick("big", &["u1", "u3"]);
-    eventually("the link was tried", || (mesh.node(0).link.calls("strays") >= 2).then_some(()));
+    eventually("the link was tried", || (mesh.node(0).link.calls("send_best_effort") >= 2).then_some(()));
     let seq = members[0].text("g:big", "m2", "after");
     for n in [2, 4, 5] {
         let heard = up_to(&mut members[n], "after");
@@ -268,10 +268,10 @@ fn interest_that_redis_lost_is_declared_again() {
 
 /// The other nodes hear nothing of what the first one tells them next, neither by their topics nor by the link.
 fn deaf(mesh: &Mesh) -> u64 {
-    for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "strays")] {
+    for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "send_best_effort")] {
         (0..2).for_each(|_| plan.plan(method, Fault::Fail));
     }
-    mesh.node(0).link.calls("strays") + 2
+    mesh.node(0).link.calls("send_best_effort") + 2
 }
 
 fn behind(member: &mut Client, seq: u64) {
@@ -295,7 +295,9 @@ fn what_was_lost_right_before_a_change_of_members_is_told_with_it() {
     for round in 0..3 {
         let tried = deaf(&mesh);
         let lost = say(&mut members[0], &format!("lost {round}"));
-        eventually("the link was tried", || (mesh.node(0).link.calls("strays") >= tried).then_some(()));
+        eventually("the link was tried", || {
+            (mesh.node(0).link.calls("send_best_effort") >= tried).then_some(())
+        });
         mesh.join("big", &[&format!("late{round}")]);
         members[1..].iter_mut().for_each(|member| behind(member, lost));
     }
@@ -307,7 +309,7 @@ fn a_node_that_missed_that_a_group_became_large_finds_out_and_is_told_from_then_
     let mut members = crowd(&mesh, 4, 3);
     let tried = deaf(&mesh);
     mesh.join("big", &["x"]);
-    eventually("the link was tried", || (mesh.node(0).link.calls("strays") >= tried).then_some(()));
+    eventually("the link was tried", || (mesh.node(0).link.calls("send_best_effort") >= tried).then_some(()));
     // Nobody says anything there: a hint of what was lost is all that comes.
     all_interested(&mesh);
     members[1..].iter_mut().for_each(|member| behind(member, 2));

@@ -63,7 +63,7 @@ impl Link for End {
         std::future::pending().await
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -85,7 +85,7 @@ impl Link for End {
         Ok(vec![AnswerStatus::NotYet; asks.len()])
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }

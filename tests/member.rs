@@ -88,17 +88,12 @@ impl Peer {
         let (handle, shard) = shard(Arc::clone(&conns));
         let said = (Arc::clone(&ports), Arc::clone(&state));
         let say = move || NodeInfo {
-            boot: said.0.me.clone(),
             peer_address: format!("{}:7802", said.0.me.node),
-            client_addresses: Vec::new(),
             state: *said.1.lock().unwrap(),
-            conns: 0,
             capacity: 100,
             owns: said.0.owned.list(),
-            stands: said.0.owned.standings(),
-            asserting: false,
-            about: tidegate::routes::NodeDescription::default(),
-            rules: 1,
+            partition_lags: said.0.owned.partition_lags(),
+            ..NodeInfo::new(said.0.me.clone())
         };
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;
@@ -209,12 +204,12 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
     // What changes is told before the next renewal is due, and who asks to look again sees it at once.
     b.ports.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
     pass(Duration::from_millis(600)).await;
-    a.ports.peers.look_again();
+    a.ports.peers.request_refresh();
     pass(Duration::from_millis(600)).await;
     assert_eq!(a.ports.peers.owners_of(3), [run_of("b", 1)]);
     assert_eq!(a.ports.peers.others()[0].info.state, NodeState::Cordoned);
@@ -264,7 +259,7 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     seconds(20).await;
     assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
-    let said = routes.nodes().await.unwrap()[0].info.stands[0];
+    let said = routes.nodes().await.unwrap()[0].info.partition_lags[0];
     assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
     assert!(said.behind_ms >= 3_600_000, "{said:?}");
     a.ports.owned.update(0, |it| (it.position, it.waits) = (9, None));
@@ -331,13 +326,16 @@ async fn routes_that_were_slow_have_lost_nothing() {
         let mut in_doubt = false;
         for _ in 0..90 {
             pass(Duration::from_millis(100)).await;
-            let seen = a.ports.peers.seen();
-            in_doubt |= seen.stale && seen.doubtful;
+            let seen = a.ports.peers.snapshot();
+            in_doubt |= seen.stale && seen.may_be_incomplete;
         }
         assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
         for peer in [&a, &b] {
-            let seen = peer.ports.peers.seen();
-            assert!(!seen.stale && !seen.doubtful, "{method}: its answer came late, and that is all");
+            let seen = peer.ports.peers.snapshot();
+            assert!(
+                !seen.stale && !seen.may_be_incomplete,
+                "{method}: its answer came late, and that is all"
+            );
             assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
         }
     }
@@ -353,8 +351,8 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     b.cut_off(true);
     seconds(60).await;
     assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
-    let seen = a.ports.peers.seen();
-    assert!(seen.stale && seen.doubtful);
+    let seen = a.ports.peers.snapshot();
+    assert!(seen.stale && seen.may_be_incomplete);
     // One comes back two seconds before the other, whose lease is long over.
     a.cut_off(false);
     seconds(2).await;
@@ -364,7 +362,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     assert!(!a.task.is_finished() && !b.task.is_finished());
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(where_is(&routes, "bob").await, Some(token));
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
 }
 
 #[tokio::test(start_paused = true)]
@@ -379,7 +377,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     // He came back on another node before his old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
-    assert!(a.ports.peers.doubtful() && !a.ports.peers.seen().stale);
+    assert!(a.ports.peers.may_be_incomplete() && !a.ports.peers.snapshot().stale);
     assert_eq!(a.others(), ["b/1"]);
     let rows = a.conns.lock().unwrap().rows.clone();
     for (n, (_, route)) in rows.into_iter().enumerate() {
@@ -400,7 +398,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     assert!(
         a.conns.lock().unwrap().settled.iter().any(|(route, stands)| route.user == user("late") && *stands)
     );
-    assert!(!a.ports.peers.doubtful());
+    assert!(!a.ports.peers.may_be_incomplete());
     assert_eq!(replaced(&b), [""; 0]);
 }
 

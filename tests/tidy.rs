@@ -216,7 +216,7 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-dead-code", "src/node.rs", "fn f() {\n    // let x = g();\n}\n"),
     ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
     ("no-dead-code", "src/node.rs", "    // if x {\n"),
-    ("map", "docs/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
+    ("map", "docs/internals/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
     ("lua", "redis/lost.lua", "-- KEYS 1 hash; ARGV 1 n\nreturn 1\n"),
     ("lua", "redis/lost.lua", "return 1\n"),
     (

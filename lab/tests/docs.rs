@@ -13,7 +13,7 @@ Generated from `lab/src/` by `cargo xtask docs`; change it there. It is what `ti
 
 `tidegate-lab` measures nodes, breaks them, and checks what clients saw. It is a program of its own, in the image as little as in a plain `cargo build`;
 `cargo build --release --package tidegate --package tidegate-lab` puts it into the folder of the node that it starts. How figures are measured is in
-[performance.md](performance.md), what is broken and judged in [testing.md](testing.md).
+[performance.md](performance.md), what is broken and judged in [testing.md](internals/testing.md).
 
 Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.
 

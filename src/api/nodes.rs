@@ -16,7 +16,7 @@ pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
     let ports = &api.ports;
     let (rows, stale) = match ports.routes.nodes().await {
         Ok(rows) => (rows, false),
-        Err(_) => (ports.peers.seen().rows.to_vec(), true),
+        Err(_) => (ports.peers.snapshot().rows.to_vec(), true),
     };
     let nodes: Vec<Value> = rows.iter().map(|row| node(row, row.info.boot == ports.me)).collect();
     Json(json!({
@@ -42,7 +42,7 @@ fn node(row: &NodeRow, answers: bool) -> Value {
         "conns": info.conns,
         "capacity": info.capacity,
         "owns": info.owns,
-        "stands": info.stands.iter().map(partition_lag).collect::<Vec<_>>(),
+        "stands": info.partition_lags.iter().map(partition_lag).collect::<Vec<_>>(),
         "clients": info.client_addresses,
         "peer": info.peer_address,
         "rules": info.rules,
@@ -101,7 +101,7 @@ pub(super) async fn set_weight(
         return Err(Problem(Code::BadContent, message.into()));
     }
     let (weight, share) = api.assigner.set(change.weight, change.share);
-    api.ports.peers.look_again();
+    api.ports.peers.request_refresh();
     Ok(Json(json!({"weight": weight, "share": share})))
 }
 
@@ -133,7 +133,7 @@ pub(super) async fn where_is(
     let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
     let rows = api.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(unavailable)?;
-    let peers = api.ports.peers.seen();
+    let peers = api.ports.peers.snapshot();
     let route = |(device, token): (tidegate_protocol::id::DeviceId, crate::routes::Token)| {
         json!({
             "device": device.as_str(),

@@ -106,7 +106,7 @@ struct CollectedSteps {
 
 /// Queries this node and all its peers concurrently; a peer has the time of a link call to reply.
 async fn query_all(ports: &Ports, query: &StepsQuery) -> CollectedSteps {
-    let own = ports.trace.ask(query).into_iter().map(|step| (ports.me.node.to_string(), step));
+    let own = ports.trace.find_and_watch(query).into_iter().map(|step| (ports.me.node.to_string(), step));
     let mut collected = CollectedSteps { steps: own.collect(), silent: Vec::new() };
     let others = ports.peers.others();
     let calls = others.iter().map(|row| ports.link.traces(&row.info.boot, query.clone()));

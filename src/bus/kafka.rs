@@ -1,4 +1,4 @@
-//! `Bus` adapter for Apache Kafka, the log of a cluster. `docs/adr/0008-kafka.md` explains how each promise is kept.
+//! `Bus` adapter for Apache Kafka, the log of a cluster. `docs/internals/adr/0008-kafka.md` explains how each promise is kept.
 
 use std::{
     collections::HashMap,

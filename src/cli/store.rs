@@ -157,7 +157,7 @@ fn table(stats: &Stats, out: &mut dyn Write) -> io::Result<()> {
         ("  recalled", stats.recalled),
         ("devices", stats.devices),
         ("read marks", stats.marks),
-        ("user settings", stats.wishes),
+        ("user settings", stats.settings),
         ("dedup keys", stats.keys),
         ("bytes", stats.total_bytes),
         ("  state", stats.state_bytes),

@@ -121,7 +121,7 @@ impl PeerCalls {
             true => (SILENT_CALL_TIMEOUT, Duration::ZERO),
             false => (CALL_TIMEOUT, REPLY_TIMEOUT),
         };
-        let reply = match timeout(wait, link.settled(peer, marks, reply_within)).await {
+        let reply = match timeout(wait, link.archive_status(peer, marks, reply_within)).await {
             Ok(Ok(reply)) => Some(reply),
             // That run has ended, and publishes nothing more.
             Ok(Err(LinkError::NotHere)) => return None,

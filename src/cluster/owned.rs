@@ -111,12 +111,12 @@ impl Owned {
     }
 
     /// Returns the offsets that local owners have published but not archived.
-    pub fn ahead(&self) -> &Arc<Unarchived> {
+    pub fn unarchived(&self) -> &Arc<Unarchived> {
         &self.unarchived
     }
 
     /// Returns the archive lag of each owned partition, in order.
-    pub fn standings(&self) -> Vec<PartitionLag> {
+    pub fn partition_lags(&self) -> Vec<PartitionLag> {
         let now = Instant::now();
         let lag = |(partition, it): (&u32, &OwnerProgress)| PartitionLag {
             partition: *partition,
@@ -165,12 +165,12 @@ mod tests {
         owned.begin(2, OwnerProgress { position: 10, end: 14, record_bytes: 100, waits });
         owned.begin(5, OwnerProgress { position: 7, end: 7, record_bytes: 0, waits: None });
         tokio::time::advance(Duration::from_secs(4)).await;
-        let [slow, idle] = owned.standings()[..] else { panic!("two partitions") };
+        let [slow, idle] = owned.partition_lags()[..] else { panic!("two partitions") };
         let expected =
             PartitionLag { partition: 2, position: 10, end: 14, behind_ms: 7_000, behind_bytes: 400 };
         assert_eq!((slow, slow.behind()), (expected, 4));
         assert_eq!(idle, PartitionLag { partition: 5, position: 7, end: 7, ..PartitionLag::default() });
         owned.set(2, false);
-        assert_eq!(owned.standings(), [idle]);
+        assert_eq!(owned.partition_lags(), [idle]);
     }
 }

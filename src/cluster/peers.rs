@@ -32,7 +32,7 @@ pub struct PeerSnapshot {
     pub stale: bool,
     /// Whether a lookup in the routes may be incomplete: they are unavailable, or lost data that not all nodes have had
     /// time to re-assert. Until then a message that must reach all its nodes is sent to the peers too.
-    pub doubtful: bool,
+    pub may_be_incomplete: bool,
     /// Number of times that the routes lost data, or may have; what was written there before must be written again.
     pub losses: u64,
 }
@@ -60,7 +60,7 @@ impl Peers {
     }
 
     /// Returns the last snapshot.
-    pub fn seen(&self) -> PeerSnapshot {
+    pub fn snapshot(&self) -> PeerSnapshot {
         self.snapshot.borrow().clone()
     }
 
@@ -75,14 +75,14 @@ impl Peers {
     }
 
     /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
-    pub fn doubtful(&self) -> bool {
-        self.snapshot.borrow().doubtful
+    pub fn may_be_incomplete(&self) -> bool {
+        self.snapshot.borrow().may_be_incomplete
     }
 
     /// Returns whether all nodes see that run: its lease is live, and the routes lost nothing recently.
     pub fn sees(&self, run: &NodeBoot) -> bool {
         let snapshot = self.snapshot.borrow();
-        !snapshot.stale && !snapshot.doubtful && snapshot.lease_of(run) == Some(Lease::Live)
+        !snapshot.stale && !snapshot.may_be_incomplete && snapshot.lease_of(run) == Some(Lease::Live)
     }
 
     /// Returns whether that run is a live run of another node, as of the last snapshot.
@@ -91,7 +91,7 @@ impl Peers {
     }
 
     /// Returns the other nodes that announce the partition: one, none while it moves, or two until an evicted owner
-    /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::look_again`] and waits for
+    /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::request_refresh`] and waits for
     /// [`Self::changes`].
     pub fn owners_of(&self, partition: u32) -> Vec<NodeBoot> {
         let snapshot = self.snapshot.borrow();
@@ -105,7 +105,7 @@ impl Peers {
     }
 
     /// Requests a refresh soon, before the next lease renewal.
-    pub fn look_again(&self) {
+    pub fn request_refresh(&self) {
         self.refresh.notify_one();
     }
 
@@ -131,8 +131,8 @@ impl PeerSnapshot {
     }
 
     /// Returns the archive lags that owners on other nodes announce.
-    pub fn standings(&self) -> impl Iterator<Item = PartitionLag> {
-        self.others.iter().flat_map(|row| row.info.stands.iter().copied())
+    pub fn partition_lags(&self) -> impl Iterator<Item = PartitionLag> {
+        self.others.iter().flat_map(|row| row.info.partition_lags.iter().copied())
     }
 
     /// Returns the state of that run's lease; `None` if the run is not listed.

@@ -110,7 +110,7 @@ impl Unarchived {
         let caught_up = owners.marks.values().filter(|it| !behind.contains(&it.partition));
         ArchivedUpTo {
             archived: caught_up.map(|it| up_to(&it.partition, it.archived)).collect(),
-            owed: owners
+            unarchived: owners
                 .ended
                 .iter()
                 .map(|(partition, (published, _))| up_to(partition, *published))
@@ -135,7 +135,7 @@ impl Unarchived {
 
 impl UnarchivedMark {
     /// Notes that everything below `to` is about to be published. Call it before the recipients are looked up.
-    pub fn tells(&self, to: u64) {
+    pub fn set_published(&self, to: u64) {
         if let Some(offsets) = self.all.owners().marks.get_mut(&self.number) {
             offsets.published = to;
         }
@@ -174,13 +174,13 @@ mod tests {
         assert!(unarchived.published(None).is_empty(), "there is no owner");
         let (one, other) = (unarchived.begin(1, 7, 7), unarchived.begin(2, 0, 0));
         assert!(unarchived.published(None).is_empty(), "nothing is published");
-        one.tells(10);
-        other.tells(5);
+        one.set_published(10);
+        other.set_published(5);
         assert_eq!(unarchived.published(Some(2)), [PublishedMark { owner: 2, to: 5 }]);
         let marks = unarchived.published(None);
         let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
-        one.tells(20);
+        one.set_published(20);
         one.archived(9);
         other.archived(5);
         assert!(waiter.as_mut().now_or_never().is_none());
@@ -199,33 +199,33 @@ mod tests {
     async fn ended_owner_and_its_successor_delay_no_waiter() {
         let unarchived = Arc::new(Unarchived::default());
         let owner = unarchived.begin(1, 0, 0);
-        owner.tells(10);
+        owner.set_published(10);
         let marks = unarchived.published(None);
         let mut waiter = std::pin::pin!(unarchived.wait_archived(&marks));
         assert!(waiter.as_mut().now_or_never().is_none());
         drop(owner);
         let successor = unarchived.begin(1, 0, 4);
-        successor.tells(3);
+        successor.set_published(3);
         assert!(waiter.now_or_never().is_some());
         let answer = |marks| unarchived.answer(marks, Duration::from_millis(400));
-        let owed = vec![PartitionOffset { partition: 1, offset: 10 }];
+        let left = vec![PartitionOffset { partition: 1, offset: 10 }];
         let level = |offset| vec![PartitionOffset { partition: 1, offset }];
         assert_eq!(
             answer(marks.clone()).await,
-            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], owed: owed.clone() })
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: vec![], unarchived: left.clone() })
         );
         let now = vec![PublishedMark { owner: 2, to: 3 }];
         assert_eq!(answer(Vec::new()).await, ArchiveStatus::NotYet(now.clone()));
-        successor.tells(8);
+        successor.set_published(8);
         successor.archived(4);
         let status = answer(now).await;
         assert_eq!(
             status,
-            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: level(4), owed }),
+            ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: level(4), unarchived: left }),
             "later records are not included"
         );
         time::advance(ENDED_OWNER_RETENTION).await;
-        assert_eq!(unarchived.archived_up_to(), ArchivedUpTo { archived: level(4), owed: vec![] });
+        assert_eq!(unarchived.archived_up_to(), ArchivedUpTo { archived: level(4), unarchived: vec![] });
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
         drop((behind, idle));
         assert_eq!(
             unarchived.archived_up_to(),
-            ArchivedUpTo { archived: vec![PartitionOffset { partition: 3, offset: 12 }], owed: vec![] }
+            ArchivedUpTo { archived: vec![PartitionOffset { partition: 3, offset: 12 }], unarchived: vec![] }
         );
     }
 }

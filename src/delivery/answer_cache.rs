@@ -132,7 +132,7 @@ impl AnswerLog {
     }
 
     /// Records outcomes that were published; every record below `next` is published too.
-    pub(crate) fn said(&self, decided: &[(Record, Outcome)], next: u64) {
+    pub(crate) fn record(&self, decided: &[(Record, Outcome)], next: u64) {
         self.cache.record((self.partition, self.fence), decided, next);
     }
 }

@@ -138,7 +138,7 @@ impl BestEffortTask {
 
     /// Looks up the other nodes of a batch's users; `None` if the routes may be incomplete.
     async fn nodes_by_user(&self, batch: &[QueuedItem]) -> Option<HashMap<UserId, Vec<NodeBoot>>> {
-        if self.ports.peers.doubtful() {
+        if self.ports.peers.may_be_incomplete() {
             return None;
         }
         let users: BTreeSet<&UserId> =

@@ -49,7 +49,7 @@ impl LocalDispatcher {
         if let Outcome::Void { newest } = outcome
             && conn != ADMIN_CONN
         {
-            self.pending.unanswered().answered(conn, request);
+            self.pending.in_flight().answered(conn, request);
             let key = ConnKey::unpack(conn);
             slot(&mut self.outdated, usize::from(key.shard)).push(Outdated { key, ticket: request, newest });
         } else if let Some(answer) = answer_of(outcome) {
@@ -63,7 +63,7 @@ impl LocalDispatcher {
     }
 
     pub(crate) fn answer(&mut self, conn: u64, request: u64, answer: Answer) {
-        self.pending.unanswered().answered(conn, request);
+        self.pending.in_flight().answered(conn, request);
         if conn == ADMIN_CONN {
             self.pending.complete(request, answer);
             return;
@@ -73,8 +73,8 @@ impl LocalDispatcher {
     }
 
     /// Returns the records of this node that wait for a reply.
-    pub(crate) fn unanswered(&self) -> &InFlight {
-        self.pending.unanswered()
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        self.pending.in_flight()
     }
 
     pub(crate) fn is_mine(&self, record: &Record) -> bool {

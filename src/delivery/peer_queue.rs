@@ -270,7 +270,7 @@ impl PeerQueue {
                 Err(_) => {
                     let peers = &self.queues.ports.peers;
                     if !peers.is_live(&self.to) {
-                        peers.look_again();
+                        peers.request_refresh();
                     }
                     time::sleep(PEER_RETRY_INTERVAL).await;
                 }

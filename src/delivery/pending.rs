@@ -16,13 +16,13 @@ pub const ADMIN_CONN: u64 = u64::MAX;
 pub struct Pending {
     next: AtomicU64,
     waiting: DashMap<u64, oneshot::Sender<Answer>>,
-    unanswered: InFlight,
+    in_flight: InFlight,
 }
 
 impl Pending {
     /// Returns the records of this node without an answer, sends included.
-    pub(crate) fn unanswered(&self) -> &InFlight {
-        &self.unanswered
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
     }
 
     /// Adds a request, and returns its entry and where its answer arrives.

@@ -96,7 +96,7 @@ impl RouterTask {
                 batch.extend(more);
             }
             // A lookup that may be incomplete is as good as none.
-            let by_user = if self.ports.peers.doubtful() { None } else { self.lookup(&batch).await };
+            let by_user = if self.ports.peers.may_be_incomplete() { None } else { self.lookup(&batch).await };
             let found = match by_user {
                 Some(by_user) => split_by_node(&batch, &by_user),
                 None => self.broadcast(&batch),

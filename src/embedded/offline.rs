@@ -180,7 +180,7 @@ impl Offline {
         })?;
         self.each(&self.database.state, b"w", &mut take, |_, key, value| {
             let StateKey::UserSettings(user) = StateKey::of(key)? else { return Err(codec::damaged()) };
-            Ok(Entry::Wishes(UserSettingsLine::new(user, &codec::user_settings(value)?)))
+            Ok(Entry::Settings(UserSettingsLine::new(user, &codec::user_settings(value)?)))
         })?;
         self.each(&self.database.keys, b"", &mut take, |_, key, value| {
             let partition = key.first_chunk::<4>().map(|part| u32::from_be_bytes(*part));

@@ -18,7 +18,7 @@ use crate::{
     embedded::{self, Database, DatabaseError, Engine, Pair},
     store::{
         Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
-        StoreError, StoredRow, Summary, TakenOver,
+        StoreError, StoredRow, Summary, Takeover,
     },
 };
 
@@ -257,7 +257,7 @@ fn absent(need: Need) -> Option<Loaded> {
 
 #[async_trait]
 impl Store for EmbeddedStore {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.0.take_over(partition, fence, topic).await
     }
 
@@ -347,7 +347,7 @@ impl Store for EmbeddedStore {
     }
 
     /// Writes only if the settings change, which most logins do not.
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let of = user.clone();
         let before = self.0.read(move |it| Ok(SnapshotReader::new(it).settings(&of)?)).await?;
         let settings = now.over(before);

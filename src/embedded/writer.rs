@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, StoreError, TakenOver},
+    store::{Fence, StoreError, Takeover},
 };
 
 /// Longest wait for a job before pending appends and other maintenance are handled.
@@ -220,7 +220,7 @@ impl Writer {
         if self.is_stuck { Err(full()) } else { Ok(()) }
     }
 
-    fn take_over(&mut self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    fn take_over(&mut self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.check_usable()?;
         let position = Position::START;
         let new = PartitionState { topic, fence, position, rules: Rules::default() };
@@ -237,7 +237,7 @@ impl Writer {
             Ok(())
         })?;
         self.set_state(partition, state);
-        Ok(TakenOver { position: state.position, rules: state.rules })
+        Ok(Takeover { position: state.position, rules: state.rules })
     }
 
     fn archive(&mut self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {

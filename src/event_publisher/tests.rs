@@ -61,13 +61,13 @@ fn world() -> World {
     let faulty: Arc<dyn Routes> =
         Arc::new(Faulty::<dyn Routes>::new(Arc::clone(&memory) as Arc<dyn Routes>, Arc::clone(&plan)));
     let (events, topic) = (Arc::new(Events::new("/tidegate/t", 1, 1 << 20)), Arc::new(Topic::default()));
-    let announcer = Announcer {
+    let publisher = EventPublisher {
         events: Arc::clone(&events),
         routes: Arc::clone(&faulty),
         sink: Some(Arc::clone(&topic) as Arc<dyn EventSink>),
         metrics: metrics::install().0,
     };
-    tokio::spawn(Box::pin(announcer.run()));
+    tokio::spawn(Box::pin(publisher.run()));
     let routes = AnnouncedRoutes::new(faulty, Arc::clone(&events), run("n1"));
     World { memory, plan, events, topic, routes }
 }

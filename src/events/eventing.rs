@@ -1,5 +1,5 @@
 //! `Routes` wrapper that emits events: online for each registered row, offline for each deleted row
-//! (`docs/adr/0014-departures-are-owed.md`).
+//! (`docs/internals/adr/0014-departures-are-owed.md`).
 
 use std::{sync::Arc, time::Duration};
 

@@ -205,7 +205,7 @@ pub async fn append_all(
                         continue;
                     }
                     for (batch, encoded) in split_by_bytes(batch) {
-                        out.unanswered().appending(partition, &batch);
+                        out.in_flight().appending(partition, &batch);
                         let bus = Arc::clone(&ports.bus);
                         // First polled in the order of these calls, which becomes the order in the log.
                         appends.push(async move { (batch, bus.append(partition, encoded).await) });
@@ -260,7 +260,7 @@ async fn complete_append(
     trace_append(&batch, &result, tracer);
     let error = match result {
         Ok(appended) => {
-            out.unanswered().appended(&batch, appended.last);
+            out.in_flight().appended(&batch, appended.last);
             None
         }
         Err(error) => Some(error),

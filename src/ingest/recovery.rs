@@ -35,7 +35,7 @@ pub async fn ask_again(
     mut out: LocalDispatcher,
     metrics: Metrics,
 ) {
-    pending.unanswered().track();
+    pending.in_flight().track();
     let mut tick = time::interval(RECOVERY_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     // One query at a time to each owner, so that a silent one delays no other.
@@ -50,7 +50,7 @@ pub async fn ask_again(
                 out.flush().await;
             }
             _ = tick.tick() => {
-                let due = pending.unanswered().due(time::Instant::now());
+                let due = pending.in_flight().due(time::Instant::now());
                 for (to, asks) in by_owner(due, &ports) {
                     if busy.insert(to.clone()) {
                         calls.push(query(&ports, &answered, to, asks));
@@ -77,7 +77,7 @@ fn apply_statuses(
             // The outcome is decided but no longer known: the client finds it by a retry with its id.
             AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
             AnswerStatus::NotYet => {}
-            AnswerStatus::NotOwner => ports.peers.look_again(),
+            AnswerStatus::NotOwner => ports.peers.request_refresh(),
         }
     }
 }
@@ -91,7 +91,7 @@ fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, V
             owners.push(ports.me.clone());
         }
         if owners.is_empty() {
-            ports.peers.look_again();
+            ports.peers.request_refresh();
         }
         for owner in owners {
             by_owner.entry(owner).or_default().extend(&asks);

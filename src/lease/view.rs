@@ -119,7 +119,7 @@ impl ClusterView {
     }
 
     fn stale(&mut self) -> PeerSnapshot {
-        self.last = PeerSnapshot { stale: true, doubtful: true, ..self.last.clone() };
+        self.last = PeerSnapshot { stale: true, may_be_incomplete: true, ..self.last.clone() };
         self.last.clone()
     }
 
@@ -173,9 +173,9 @@ impl ClusterView {
         }
         self.known = known;
         others.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));
-        let doubtful = self.doubt_until.is_some() || others.iter().any(|row| row.info.asserting);
+        let may_be_incomplete = self.doubt_until.is_some() || others.iter().any(|row| row.info.asserting);
         let (rows, others, losses) = (rows.into(), Arc::from(others), self.losses);
-        self.last = PeerSnapshot { rows, others, stale: false, doubtful, losses };
+        self.last = PeerSnapshot { rows, others, stale: false, may_be_incomplete, losses };
         (self.last.clone(), dead)
     }
 }
@@ -195,19 +195,7 @@ mod tests {
     }
 
     fn row(of: &NodeBoot, beat: u64, lease: Lease) -> NodeRow {
-        let info = NodeInfo {
-            boot: of.clone(),
-            peer_address: "127.0.0.1:7802".into(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            stands: Vec::new(),
-            asserting: false,
-            about: crate::routes::NodeDescription::default(),
-            rules: 1,
-        };
+        let info = NodeInfo { peer_address: "127.0.0.1:7802".into(), ..NodeInfo::new(of.clone()) };
         NodeRow { info, beat, lease }
     }
 
@@ -249,11 +237,11 @@ mod tests {
             let (mut view, now) = view(4);
             (1..asked).for_each(|_| view.on_renewal_sent());
             let snapshot = view.late();
-            assert!(snapshot.stale && snapshot.doubtful && view.is_stale());
+            assert!(snapshot.stale && snapshot.may_be_incomplete && view.is_stale());
             view.on_renewal_sent();
             assert!(!view.renewed(beat, NodeState::Ready, now), "{beat} after 4, asked {asked} times");
             let (snapshot, _) = view.fetched(Vec::new(), now);
-            assert!(!snapshot.stale && !snapshot.doubtful && snapshot.losses == 0);
+            assert!(!snapshot.stale && !snapshot.may_be_incomplete && snapshot.losses == 0);
         }
         for (late, asked, beat) in [(1, 2, 4), (1, 2, 1), (1, 2, 7), (3, 4, 5), (0, 1, 6)] {
             let (mut view, now) = view(4);
@@ -303,7 +291,7 @@ mod tests {
         now += Duration::from_secs(60);
         let snapshot = view.failed();
         assert_eq!(
-            (names(&snapshot.others), snapshot.stale, snapshot.doubtful),
+            (names(&snapshot.others), snapshot.stale, snapshot.may_be_incomplete),
             (vec!["b".to_owned()], true, true)
         );
         view.renewed(2, NodeState::Ready, now);
@@ -320,11 +308,14 @@ mod tests {
         assert_eq!(names(&view.fetched(both, now).0.others), ["b", "c"]);
         assert!(view.renewed(1, NodeState::Ready, now), "emptied");
         let (snapshot, _) = view.fetched(vec![row(&run("c", 2), 1, Lease::Live)], now);
-        assert_eq!((names(&snapshot.others), snapshot.doubtful), (vec!["b".into(), "c".into()], true));
+        assert_eq!(
+            (names(&snapshot.others), snapshot.may_be_incomplete),
+            (vec!["b".into(), "c".into()], true)
+        );
         assert_eq!(snapshot.others[1].info.boot.boot, 2, "the old run of c has ended");
         now += LEASE;
         let (snapshot, _) = view.fetched(vec![row(&run("c", 2), 4, Lease::Live)], now);
-        assert_eq!((names(&snapshot.others), snapshot.doubtful), (vec!["c".to_owned()], false));
+        assert_eq!((names(&snapshot.others), snapshot.may_be_incomplete), (vec!["c".to_owned()], false));
         // Without a loss, a node that is not listed has left.
         assert_eq!(names(&view.fetched(Vec::new(), now).0.others), [""; 0]);
     }
@@ -394,11 +385,11 @@ mod tests {
         for beat in 8..60 {
             // Its hundreds of thousands of routes take longer than a lease; its other state does not matter.
             b.beat = beat;
-            assert!(view.fetched(vec![b.clone()], now).0.doubtful);
+            assert!(view.fetched(vec![b.clone()], now).0.may_be_incomplete);
             now += RENEW_INTERVAL;
         }
         b.info.asserting = false;
-        assert!(!view.fetched(vec![b], now).0.doubtful);
+        assert!(!view.fetched(vec![b], now).0.may_be_incomplete);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! These queues are separate from those of answers and pushes, so no conversation is ever delayed by them. Each queue
 //! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
-//! counted and reported to its members on the peer (`docs/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
+//! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
 use std::{
     collections::HashMap,
@@ -198,7 +198,7 @@ impl BestEffortQueue {
     async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
         let losses = std::mem::take(&mut *self.losses.lock());
         let mut messages: Vec<BestEffortMessage> =
-            losses.into_iter().map(|(room, count)| BestEffortMessage::Missed { room, count }).collect();
+            losses.into_iter().map(|(room, count)| BestEffortMessage::RoomLoss { room, count }).collect();
         let mut bytes = 0;
         let mut next = first;
         while let Some(message) = next {
@@ -207,7 +207,7 @@ impl BestEffortQueue {
             next = (bytes < CALL_BYTES_TARGET).then(|| self.messages.try_recv().ok()).flatten();
         }
         let counts = MessageCounts::of(&messages);
-        match self.queues.link.strays(&self.to, messages).await {
+        match self.queues.link.send_best_effort(&self.to, messages).await {
             Ok(()) => {}
             // The run has ended, so there are no members left to report the losses to.
             Err(LinkError::NotHere) => self.queues.record_losses(&UnreportedLosses::default(), counts),
@@ -226,10 +226,10 @@ impl MessageCounts {
         let mut counts = Self::default();
         for message in messages {
             match message {
-                BestEffortMessage::Talk { room, .. } => {
+                BestEffortMessage::RoomMessage { room, .. } => {
                     *counts.room_messages.entry(room.clone()).or_default() += 1
                 }
-                BestEffortMessage::Missed { room, count } => {
+                BestEffortMessage::RoomLoss { room, count } => {
                     *counts.losses.entry(room.clone()).or_default() += count
                 }
                 BestEffortMessage::Signal { .. } => counts.signals += 1,
@@ -244,8 +244,8 @@ impl MessageCounts {
 impl BestEffortMessage {
     fn queue_bytes(&self) -> usize {
         match self {
-            Self::Talk { push, .. } => 2 * ENTRY_BYTES + push.len(),
-            Self::Missed { .. } => 2 * ENTRY_BYTES,
+            Self::RoomMessage { push, .. } => 2 * ENTRY_BYTES + push.len(),
+            Self::RoomLoss { .. } => 2 * ENTRY_BYTES,
             Self::Signal { users, frame, .. } => (2 + users.len()) * ENTRY_BYTES + frame.len(),
             Self::Mark { frame, .. } => 3 * ENTRY_BYTES + frame.len(),
             Self::FanOut { record, .. } => 2 * ENTRY_BYTES + record.len(),
@@ -256,8 +256,8 @@ impl BestEffortMessage {
     fn queue_bytes_max(&self) -> usize {
         match self {
             Self::Signal { .. } => SIGNAL_QUEUE_BYTES_MAX,
-            Self::Talk { .. } => ROOM_QUEUE_BYTES_MAX,
-            Self::Missed { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
+            Self::RoomMessage { .. } => ROOM_QUEUE_BYTES_MAX,
+            Self::RoomLoss { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
         }
     }
 }

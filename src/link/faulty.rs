@@ -41,13 +41,13 @@ impl Link for Faulty<dyn Link> {
         self.call("stop_sessions", self.inner.stop_sessions(to, sessions)).await
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         marks: Vec<PublishedMark>,
         within: Duration,
     ) -> Result<ArchiveStatus, LinkError> {
-        self.call("settled", self.inner.settled(to, marks, within)).await
+        self.call("archive_status", self.inner.archive_status(to, marks, within)).await
     }
 
     async fn answers_again(
@@ -59,8 +59,12 @@ impl Link for Faulty<dyn Link> {
         self.call("answers_again", self.inner.answers_again(from, to, asks)).await
     }
 
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
-        self.call("strays", self.inner.strays(to, messages)).await
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
+        self.call("send_best_effort", self.inner.send_best_effort(to, messages)).await
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {

@@ -217,7 +217,7 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         marks: Vec<PublishedMark>,
@@ -252,7 +252,11 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         if messages.is_empty() {
             return Ok(());
         }

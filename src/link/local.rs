@@ -36,7 +36,7 @@ impl Link for LocalLink {
         not_here(&sessions).map(|()| Vec::new())
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -54,7 +54,11 @@ impl Link for LocalLink {
         not_here(&asks).map(|()| Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         not_here(&messages)
     }
 

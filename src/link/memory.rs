@@ -82,13 +82,13 @@ impl Link for MemoryLink {
         self.node(to)?.handler.stop_sessions(to, sessions).await
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         to: &NodeBoot,
         marks: Vec<PublishedMark>,
         within: Duration,
     ) -> Result<ArchiveStatus, LinkError> {
-        self.node(to)?.handler.settled(to, marks, within).await
+        self.node(to)?.handler.archive_status(to, marks, within).await
     }
 
     async fn answers_again(
@@ -103,13 +103,17 @@ impl Link for MemoryLink {
         self.node(to)?.handler.answers_again(from, to, asks).await
     }
 
-    async fn strays(&self, to: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        to: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         if messages.is_empty() {
             return Ok(());
         }
         let node = self.node(to)?;
         let _guard = unconstrained(node.best_effort.lock()).await;
-        node.handler.strays(to, messages).await
+        node.handler.send_best_effort(to, messages).await
     }
 
     async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {

@@ -95,7 +95,7 @@ impl NodeAnnouncement {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (conns, capacity) = self.admission.load();
         let (drain, node_topic) = (self.drainer.progress(), self.ports.bus.node_lag());
-        let mut about = NodeDescription { drain, node_topic, ..self.assigner.about() };
+        let mut about = NodeDescription { drain, node_topic, ..self.assigner.description() };
         if conns >= capacity {
             // A full node accepts no clients from draining nodes either.
             about.accepts = 0;
@@ -112,13 +112,13 @@ impl NodeAnnouncement {
             conns: count(conns),
             capacity: count(capacity),
             owns: self.ports.owned.list(),
-            stands: self.ports.owned.standings(),
+            partition_lags: self.ports.owned.partition_lags(),
             // Set by the lease.
             asserting: false,
             about,
             rules: self.rules,
         };
-        self.assigner.said(&info);
+        self.assigner.set_announced(&info);
         info
     }
 }

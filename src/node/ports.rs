@@ -21,7 +21,7 @@ use crate::{
     cluster::{LagLimit, Lags, Peers},
     config::Config,
     embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
-    event_publisher::Announcer,
+    event_publisher::EventPublisher,
     events::{AnnouncedRoutes, Events},
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
@@ -52,7 +52,7 @@ pub(super) struct BuiltPorts {
     /// Numbering of live rooms.
     pub(super) numbers: Arc<dyn Numbers>,
     /// Publisher of the events.
-    pub(super) announcer: Announcer,
+    pub(super) event_publisher: EventPublisher,
     /// Reader of the node's topic, which starts at its end; `None` in profile `single`.
     pub(super) feed: Option<Box<dyn NodeFeed>>,
 }
@@ -98,10 +98,10 @@ fn with_events(
     (me, source): (&NodeBoot, &str),
     sink: Option<Arc<dyn EventSink>>,
     metrics: &Metrics,
-) -> (Arc<dyn Routes>, Announcer) {
+) -> (Arc<dyn Routes>, EventPublisher) {
     let events = Arc::new(Events::new(format!("/tidegate/{source}"), me.boot, EVENT_QUEUE_BYTES_MAX));
     let recording = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone());
-    (Arc::new(recording), Announcer { events, routes, sink, metrics: metrics.clone() })
+    (Arc::new(recording), EventPublisher { events, routes, sink, metrics: metrics.clone() })
 }
 
 /// Reads the key that tokens are signed with: the shared file, or else that of the data directory, created at first
@@ -183,7 +183,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), failure)
     };
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
-    let (routes, announcer) = with_events(routes, (&me, &config.node.id), None, metrics);
+    let (routes, event_publisher) = with_events(routes, (&me, &config.node.id), None, metrics);
     let ports = Ports {
         me,
         bus,
@@ -194,10 +194,10 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         owned: Arc::default(),
         peers: Arc::default(),
         trace: tracer(config),
-        events: Arc::clone(&announcer.events),
+        events: Arc::clone(&event_publisher.events),
     };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { ports, failure, link: None, numbers, announcer, feed: None })
+    Ok(BuiltPorts { ports, failure, link: None, numbers, event_publisher, feed: None })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
@@ -217,7 +217,7 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
-    let (routes, announcer) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
+    let (routes, event_publisher) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
     let ports = Ports {
         me,
         bus: Arc::new(bus),
@@ -228,16 +228,16 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
         owned: Arc::default(),
         peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
         trace: tracer(config),
-        events: Arc::clone(&announcer.events),
+        events: Arc::clone(&event_publisher.events),
     };
     if config.log.answers_first().is_some() {
-        ports.owned.ahead().allow();
+        ports.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
-    Ok(BuiltPorts { ports, failure, link: Some(link), numbers, announcer, feed: Some(feed) })
+    Ok(BuiltPorts { ports, failure, link: Some(link), numbers, event_publisher, feed: Some(feed) })
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.

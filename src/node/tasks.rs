@@ -113,7 +113,7 @@ impl Broker {
             Arc::clone(ports),
             Arc::clone(&self.directory),
             Arc::clone(&queues),
-            move |rooms| peer.may_lack(rooms),
+            move |rooms| peer.report_possible_loss(rooms),
         ));
         runtime.spawn(Arc::clone(&rooms).keep());
         let subscriber = {
@@ -136,9 +136,9 @@ impl Broker {
         let end = Peer::new(self.ports.me.clone(), directory, handles, pending, metrics);
         let mut end = end
             .tracing(Arc::clone(&self.ports.trace))
-            .answering(Arc::clone(&self.answer_cache), Arc::clone(&self.ports));
+            .with_answer_cache(Arc::clone(&self.answer_cache), Arc::clone(&self.ports));
         if let Some(large) = &self.large {
-            end = end.with_crowds(Arc::clone(&large.subscriber));
+            end = end.with_group_subscriber(Arc::clone(&large.subscriber));
         }
         ports::listen(services, config, &self.ports.me, Arc::new(end), &self.metrics)
     }

@@ -113,7 +113,7 @@ impl Archiver {
     /// Marks the pending batch as published but unarchived. To be called before its recipients are looked up.
     pub(crate) fn mark_published(&self) {
         if let Some(to) = &self.pending.to {
-            self.mark.tells(to.offset);
+            self.mark.set_published(to.offset);
         }
     }
 

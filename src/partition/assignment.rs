@@ -226,7 +226,7 @@ async fn own(context: &mut OwnerContext) -> GroupExit {
                 let owned = &ports.owned;
                 let mine = assignments.owners.keys();
                 let mine = mine.map(|it| (*it, owned.progress_of(*it), owned.is_at_log(*it)));
-                if let Some(partition) = stall.update(mine, ports.peers.seen().standings(), Instant::now()) {
+                if let Some(partition) = stall.update(mine, ports.peers.snapshot().partition_lags(), Instant::now()) {
                     tracing::error!(partition, "archive stalled while peers progress; leaving owners group");
                     context.metrics.given_up.increment(1);
                     (has_left, exit) = (true, GroupExit::Temporary);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn lag(owned: &Owned) -> PartitionLag {
-        owned.standings()[0]
+        owned.partition_lags()[0]
     }
 
     #[tokio::test(start_paused = true)]

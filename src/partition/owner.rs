@@ -132,7 +132,7 @@ impl Owner {
         let mut bounds = lag::from_log(&ports.owned, partition, ports.bus.bounds(partition)).await?;
         let (fence, topic) = (Fence(rand::random()), bounds.topic);
         let taken = retry(|| ports.store.take_over(partition, fence, topic)).await?;
-        if bounds.next < taken.position.offset || ports.owned.ahead().is_allowed() {
+        if bounds.next < taken.position.offset || ports.owned.unarchived().is_allowed() {
             // After the first check, the former owner may have published more than it archived. If the log still ends
             // below the archive, its end is lost: a read there would wait for a record other than the archived one.
             bounds = ports.bus.bounds(partition).await?;
@@ -173,7 +173,7 @@ impl Owner {
         let next = taken.position.offset;
         let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
         let progress = LagTracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
-        let mark = ports.owned.ahead().begin(partition, taken.position.offset, bounds.next);
+        let mark = ports.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
         let archive = Archiver::new((partition, fence), ports, progress, mark, settings.retention.wall_ms);
         Ok(Self {
             partition,
@@ -410,7 +410,7 @@ impl Owner {
             self.publish(record, *outcome, out).await?;
         }
         if let Some(answer_log) = &self.answer_log {
-            answer_log.said(decided, self.ledger.next_offset());
+            answer_log.record(decided, self.ledger.next_offset());
         }
         out.flush().await;
         self.members.trim();

@@ -67,7 +67,8 @@ impl Consent {
         now: Instant,
     ) -> Option<u32> {
         // A stale list, or one read after a loss, may lack nodes.
-        let is_complete = !snapshot.stale && !snapshot.doubtful && snapshot.lease_of(me) == Some(Lease::Live);
+        let is_complete =
+            !snapshot.stale && !snapshot.may_be_incomplete && snapshot.lease_of(me) == Some(Lease::Live);
         if !is_complete {
             self.since = None;
             return None;
@@ -106,7 +107,7 @@ impl Switcher<'_> {
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
-            let agreed = consent.update(&self.peers.seen(), self.me, &self.settings, Instant::now());
+            let agreed = consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now());
             let Some(version) = agreed.filter(|version| *version > self.rules.borrow().ledger_version) else {
                 continue;
             };
@@ -130,28 +131,16 @@ mod tests {
     use tidegate_protocol::id::NodeId;
 
     use super::*;
-    use crate::routes::{NodeDescription, NodeInfo, NodeRow, NodeState};
+    use crate::routes::{NodeInfo, NodeRow};
 
-    const SETTLE: Duration = Duration::from_secs(60);
+    const RULES_SETTLE_TIME: Duration = Duration::from_secs(60);
 
     fn run(name: &str) -> NodeBoot {
         NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
     }
 
     fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
-        let info = NodeInfo {
-            boot: run(name),
-            peer_address: String::new(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            stands: Vec::new(),
-            asserting: false,
-            about: NodeDescription::default(),
-            rules,
-        };
+        let info = NodeInfo { rules, ..NodeInfo::new(run(name)) };
         NodeRow { info, beat: 1, lease }
     }
 
@@ -161,7 +150,7 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { known: 3, wanted: 3, settle: SETTLE }
+        Settings { known: 3, wanted: 3, settle: RULES_SETTLE_TIME }
     }
 
     /// Returns the agreed version after the snapshots, each taken that many seconds after the first.
@@ -203,7 +192,7 @@ mod tests {
         assert_eq!(agreed(&[(0, sure()), (60, sure())]), Some(3));
         let unsure = [
             PeerSnapshot { stale: true, ..sure() },
-            PeerSnapshot { doubtful: true, ..sure() },
+            PeerSnapshot { may_be_incomplete: true, ..sure() },
             snapshot(&[row("b", 3, Lease::Live)]),
             snapshot(&[row("a", 3, Lease::Lapsed), row("b", 3, Lease::Live)]),
             PeerSnapshot::default(),

@@ -37,13 +37,13 @@ impl Peer {
         let mut items: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
         for message in messages {
             match message {
-                BestEffortMessage::Talk { room, push } => {
+                BestEffortMessage::RoomMessage { room, push } => {
                     let to = self.members_of_room(&room);
                     // Decode only if there are recipients.
                     let push = (!to.is_empty()).then(|| room_push(&room, &push)).flatten();
                     add(&mut items, to, push);
                 }
-                BestEffortMessage::Missed { room, count } => {
+                BestEffortMessage::RoomLoss { room, count } => {
                     self.members_of_room(&room)
                         .iter()
                         .for_each(|shard| self.note_missed(shard, &room, count));

@@ -166,7 +166,10 @@ fn server_frame(body: pb::server_frame::Body) -> bytes::Bytes {
 
 fn talk(room: &str, conversation: &str) -> BestEffortMessage {
     let push = pb::Push { conversation: conversation.into(), seq: 5, ..Default::default() };
-    BestEffortMessage::Talk { room: ConversationId::parse(room).unwrap(), push: push.encode_to_vec().into() }
+    BestEffortMessage::RoomMessage {
+        room: ConversationId::parse(room).unwrap(),
+        push: push.encode_to_vec().into(),
+    }
 }
 
 #[tokio::test]
@@ -196,10 +199,10 @@ async fn best_effort_messages_reach_only_their_recipients() {
         mark("ann", signal()),
         signalled(signal()),
         signalled(receipt()),
-        BestEffortMessage::Missed { room: hall.clone(), count: 3 },
-        BestEffortMessage::Missed { room: tea.clone(), count: 3 },
+        BestEffortMessage::RoomLoss { room: hall.clone(), count: 3 },
+        BestEffortMessage::RoomLoss { room: tea.clone(), count: 3 },
     ];
-    peer.strays(&me(), strays).await.unwrap();
+    peer.send_best_effort(&me(), strays).await.unwrap();
     let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };
     assert_eq!((found.audience, found.origin), (Audience::Members, None));
     assert_eq!(found.only.as_deref(), Some(&[user("ann")].into()));
@@ -226,19 +229,19 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
         assert!(peer.shards.get().unwrap()[0].try_post(Mail::ShedMemory));
     }
     for _ in 0..2 {
-        peer.strays(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
+        peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
     }
     while let Some(mail) = mailbox.take() {
         assert!(matches!(mail, Mail::ShedMemory));
     }
     // A loss of unknown size is reported separately.
-    peer.may_lack(vec![ConversationId::parse("r:hall").unwrap()]);
+    peer.report_possible_loss(vec![ConversationId::parse("r:hall").unwrap()]);
     let mut told = [mailbox.take(), mailbox.take()].map(|mail| match mail {
         Some(Mail::Missed(_, count)) => count,
         _ => panic!("a report of losses"),
     });
     told.sort_unstable();
     assert_eq!(told, [0, 4]);
-    peer.strays(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
+    peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
     assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
 }

@@ -21,7 +21,7 @@ impl Ports {
     /// node that reports unarchived records is waited for as long as it takes, a peer without a reply at most a second.
     /// Returns at once if all owners archive first.
     pub async fn barrier(&self) {
-        if self.owned.ahead().is_allowed() {
+        if self.owned.unarchived().is_allowed() {
             let runs = self.peers.runs();
             self.peers.barrier_calls.retain(|run| runs.contains(run), runs.len());
             join_all(runs.iter().map(|run| self.peers.barrier_calls.call(&self.link, run))).await;
@@ -32,9 +32,10 @@ impl Ports {
     /// Like [`Self::barrier`], for a read of one partition: others may be slow. An owner that its node has not
     /// announced yet archives first.
     pub async fn barrier_in(&self, partition: u32) {
-        if self.owned.ahead().is_allowed() {
-            let snapshot = self.peers.seen();
-            let is_queried = |row: &&NodeRow| snapshot.doubtful || row.info.owns.contains(&partition);
+        if self.owned.unarchived().is_allowed() {
+            let snapshot = self.peers.snapshot();
+            let is_queried =
+                |row: &&NodeRow| snapshot.may_be_incomplete || row.info.owns.contains(&partition);
             let queried = snapshot.others.iter().filter(is_queried);
             join_all(queried.map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot))).await;
             self.wait_local(Some(partition)).await;
@@ -45,10 +46,10 @@ impl Ports {
     /// partition. Some node must have an owner that has caught up with earlier ones, and no silent node may own the
     /// partition.
     pub async fn barrier_of(&self, partition: u32) -> bool {
-        if !self.owned.ahead().is_allowed() {
+        if !self.owned.unarchived().is_allowed() {
             return true;
         }
-        let snapshot = self.peers.seen();
+        let snapshot = self.peers.snapshot();
         let replies = join_all(
             snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.link, &row.info.boot)),
         )
@@ -57,23 +58,23 @@ impl Ports {
         let of = |all: &[PartitionOffset]| {
             all.iter().filter(|it| it.partition == partition).map(|it| it.offset).max()
         };
-        let (mut archived, mut owed) = (of(&own.archived), of(&own.owed));
+        let (mut archived, mut unarchived) = (of(&own.archived), of(&own.unarchived));
         for (row, reply) in snapshot.others.iter().zip(replies) {
             match reply {
                 Some(up_to) => {
                     archived = archived.max(of(&up_to.archived));
-                    owed = owed.max(of(&up_to.owed));
+                    unarchived = unarchived.max(of(&up_to.unarchived));
                 }
                 None if row.info.owns.contains(&partition) => return false,
                 None => {}
             }
         }
         // A node that is not visible may have published anything.
-        archived.is_some() && archived >= owed && !snapshot.doubtful && !snapshot.stale
+        archived.is_some() && archived >= unarchived && !snapshot.may_be_incomplete && !snapshot.stale
     }
 
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {
-        let unarchived = self.owned.ahead();
+        let unarchived = self.owned.unarchived();
         unarchived.wait_archived(&unarchived.published(partition)).await;
         unarchived.archived_up_to()
     }

@@ -22,9 +22,9 @@ impl Ports {
         };
         let mut nodes: Vec<Vec<NodeBoot>> = interested.into_iter().map(others).collect();
         if nodes.iter().flatten().any(|node| !peers.is_live(node)) {
-            peers.look_again();
+            peers.request_refresh();
         }
-        if peers.doubtful() {
+        if peers.may_be_incomplete() {
             let runs = peers.runs();
             for nodes in &mut nodes {
                 nodes.extend(runs.iter().cloned());

@@ -20,7 +20,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, Ask, Delivery, Landing, Link, LinkError, PublishedMark, Session,
     },
     metrics,
-    routes::{Leases, MemoryRoutes, NodeInfo, NodeState, Routes},
+    routes::{Leases, MemoryRoutes, NodeInfo, Routes},
     scratch::{MemoryScratch, ScratchError},
     store::MemoryStore,
 };
@@ -54,7 +54,7 @@ struct RecordingLink(Mutex<Vec<(NodeBoot, BestEffortMessage)>>);
 
 #[async_trait::async_trait]
 impl Link for RecordingLink {
-    async fn strays(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.0.lock().unwrap().extend(strays.into_iter().map(|stray| (to.clone(), stray)));
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Link for RecordingLink {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Err(LinkError::NotHere)
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -167,19 +167,7 @@ impl World {
 
 impl OneNode {
     fn info(&self) -> NodeInfo {
-        NodeInfo {
-            boot: self.ports.me.clone(),
-            peer_address: "127.0.0.1:1".into(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
-            owns: Vec::new(),
-            stands: Vec::new(),
-            asserting: false,
-            about: crate::routes::NodeDescription::default(),
-            rules: 1,
-        }
+        NodeInfo { peer_address: "127.0.0.1:1".into(), ..NodeInfo::new(self.ports.me.clone()) }
     }
 
     async fn join(&self) {
@@ -205,14 +193,14 @@ impl OneNode {
         self.rooms.assign_numbers(&hall(), NonZeroU64::MIN).await.unwrap().nodes
     }
 
-    fn set_peers(&self, others: &[&Self], doubtful: bool) {
+    fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
         let row = |node: &&Self| crate::routes::NodeRow {
             info: node.info(),
             beat: 1,
             lease: crate::routes::Lease::Live,
         };
         let others = others.iter().map(row).collect();
-        self.ports.peers.set(PeerSnapshot { others, doubtful, ..PeerSnapshot::default() });
+        self.ports.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
     }
 }
 
@@ -249,7 +237,7 @@ async fn node_undiscovered_during_a_routes_outage_is_sent_the_loss() {
     assert_eq!(a.take_strays(), []);
     a.set_peers(&[&b, &c], false);
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
-    let missed = |count| (boot("c"), BestEffortMessage::Missed { room: hall(), count });
+    let missed = |count| (boot("c"), BestEffortMessage::RoomLoss { room: hall(), count });
     assert_eq!(a.take_strays(), [missed(2)]);
     // A node that is discovered much later had no members at that time.
     a.set_peers(&[&b], false);

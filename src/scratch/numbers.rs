@@ -1,5 +1,5 @@
 //! Number allocation for many writers: blocks are reserved durably, and their numbers issued quickly
-//! (`docs/adr/0009-redis-one-slot-at-a-time.md`).
+//! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 //!
 //! Live rooms number their entries from any node, without the log. The source of truth is a durable high-water mark per
 //! key ([`Floors`]). The state that issues the numbers of a reserved block may be lost or rolled back at any time,

@@ -99,7 +99,7 @@ impl Shard {
             return refused(self, conn, Code::DeviceMismatch, "");
         }
         let key = conn.key;
-        let settings = conn.session.wished();
+        let settings = conn.session.requested_settings();
         let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
         let work = login::login(ports, identity.user, device, settings, shards);
         let home = self.context.own_handle();
@@ -131,7 +131,7 @@ impl Shard {
                 return self.act(conn);
             }
         };
-        conn.session.wishes_are(done.wishes);
+        conn.session.set_settings(done.settings);
         self.hub.add_user(&done.route.user, conn.key.slot);
         if done.replaced {
             self.replace_others(&done);

@@ -123,7 +123,7 @@ impl Shard {
         &mut self,
         mut stream: TcpStream,
         address: std::net::SocketAddr,
-        seat: crate::budget::Seat,
+        permit: crate::budget::ConnectionPermit,
     ) -> Option<u32> {
         use tidegate_protocol::machine::session::Session;
         let (slot, generation) = self.conns.reserve();
@@ -144,7 +144,7 @@ impl Shard {
             peer_ended: false,
             half_closed: false,
             address: address.ip(),
-            _seat: seat,
+            _permit: permit,
         };
         let registered = self.poll.registry().register(&mut stream, mio::Token(slot as usize), interest);
         let hot = &mut self.conns.hot[slot as usize];

@@ -15,7 +15,9 @@ use tidegate_protocol::{
 };
 
 use super::outbox::Outbox;
-use crate::{budget::Seat, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainState};
+use crate::{
+    budget::ConnectionPermit, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainState,
+};
 
 /// Flag: logged in and indexed, so it may be pushed to.
 pub(super) const LIVE: u8 = 1;
@@ -107,7 +109,7 @@ pub(super) struct Conn {
     /// Whether the end of input has been read.
     pub(super) half_closed: bool,
     pub(super) address: IpAddr,
-    pub(super) _seat: Seat,
+    pub(super) _permit: ConnectionPermit,
 }
 
 impl Conn {

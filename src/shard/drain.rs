@@ -135,7 +135,7 @@ impl Shard {
             after_ms: ms(notice.after),
             window_ms: ms(notice.window),
             alternates: self.alternates(conn),
-            reason: "node is draining".to_owned(),
+            reason: "the node stops".to_owned(),
         };
         if conn.session.begin_drain(goaway, &mut self.buffers.actions) {
             self.act(conn);

@@ -44,11 +44,11 @@ impl Shard {
 
     fn handle(&mut self, mail: Mail) {
         match mail {
-            Mail::Accepted(stream, address, seat) => {
+            Mail::Accepted(stream, address, permit) => {
                 if self.stopping {
                     self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 } else {
-                    let slot = self.add_conn(stream, address, seat);
+                    let slot = self.add_conn(stream, address, permit);
                     if let (Some(slot), true) = (slot, self.drain.is_some()) {
                         // Accepted just before the drain began: refused like every later connection.
                         self.close_gracefully(slot, Code::Draining);

@@ -222,7 +222,7 @@ fn partition_in(ports: &Ports, conversation: &ConversationId) -> u32 {
 
 /// Returns what is known of seqs above the store's last one, without the read barrier; lower seqs need no barrier.
 fn beyond_head_before_barrier(ports: &Ports) -> BeyondHead {
-    if ports.owned.ahead().is_allowed() { BeyondHead::Unknown } else { BeyondHead::Nothing }
+    if ports.owned.unarchived().is_allowed() { BeyondHead::Unknown } else { BeyondHead::Nothing }
 }
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).

@@ -53,7 +53,8 @@ pub enum Entry {
     /// Read mark, cleared mark and hidden entries of a user in a conversation.
     Mark(MarkLine),
     /// Settings of a user, for all devices.
-    Wishes(UserSettingsLine),
+    #[serde(rename = "wishes")]
+    Settings(UserSettingsLine),
     /// Dedup key of a decided record.
     Key(KeyLine),
     /// Last line: the number of lines before it.
@@ -212,7 +213,7 @@ pub struct MarkLine {
     pub hidden: Vec<(u64, bool)>,
 }
 
-/// Fields of [`Entry::Wishes`], named as in [`UserSettings`]; absent if the user never set them.
+/// Fields of [`Entry::Settings`], named as in [`UserSettings`]; absent if the user never set them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]

@@ -8,7 +8,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
 };
 use crate::{
     bus::TopicId,
@@ -26,7 +26,7 @@ impl Breaks for StoreError {
 
 #[async_trait]
 impl Store for Faulty<dyn Store> {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }
 
@@ -77,8 +77,8 @@ impl Store for Faulty<dyn Store> {
         self.call("save_marks", self.inner.save_marks(changes)).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        self.call("wishes", self.inner.wishes(user, now)).await
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.call("merge_settings", self.inner.merge_settings(user, now)).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

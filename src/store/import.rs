@@ -147,7 +147,7 @@ impl<'a> Filling<'a> {
     /// # Errors
     /// The entry has no meaning in another log; the text has the cure.
     pub fn stage(&mut self, entry: Entry) -> Result<bool, FillError> {
-        if matches!(entry, Entry::Conversation(_) | Entry::Mark(_) | Entry::Wishes(_) | Entry::Key(_)) {
+        if matches!(entry, Entry::Conversation(_) | Entry::Mark(_) | Entry::Settings(_) | Entry::Key(_)) {
             self.end_conversation();
         }
         match entry {
@@ -176,7 +176,7 @@ impl<'a> Filling<'a> {
             }
             Entry::Row(it) => self.row(&it)?,
             Entry::Mark(it) => self.mark(it),
-            Entry::Wishes(it) => {
+            Entry::Settings(it) => {
                 let settings = it.settings().map_err(|error| FillError::Line(error.to_string()))?;
                 self.settings.push((it.user, settings));
             }
@@ -326,7 +326,7 @@ impl<'a> Filling<'a> {
             self.marks.clear();
         }
         for (user, settings) in self.settings.drain(..) {
-            retry(|| store.wishes(&user, settings)).await?;
+            retry(|| store.merge_settings(&user, settings)).await?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use tidegate_protocol::{
 
 use super::{
     Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
-    StoredRow, Summary, TakenOver, UserState,
+    StoredRow, Summary, Takeover, UserState,
 };
 use crate::bus::TopicId;
 
@@ -183,7 +183,7 @@ fn content_bytes(stored: &StoredRow) -> usize {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         let mut state = self.lock();
         let new = || Partition {
             topic,
@@ -200,7 +200,7 @@ impl Store for MemoryStore {
             return Err(StoreError::LogReplaced(kept.topic));
         }
         kept.fence = fence;
-        Ok(TakenOver { position: kept.position, rules: kept.rules })
+        Ok(Takeover { position: kept.position, rules: kept.rules })
     }
 
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
@@ -318,7 +318,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let mut state = self.lock();
         let before = state.settings.get(user).copied().unwrap_or_default();
         let settings = now.over(before);

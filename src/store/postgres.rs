@@ -42,7 +42,7 @@ use self::{
 };
 pub use self::{connect::OpenError, import_lock::Importing};
 use super::{
-    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, TakenOver,
+    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
 };
 use crate::{
     backoff::Backoff,
@@ -211,7 +211,7 @@ fn number(partition: u32) -> Result<i32, StoreError> {
 
 #[async_trait]
 impl Store for PostgresStore {
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
         core.run(
             move || async move { owner::take_over(&mut core.owners().await?, partition, fence, topic).await },
@@ -292,7 +292,7 @@ impl Store for PostgresStore {
         send(&self.core, MarksUpdate(changes.to_vec())).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         let before = send(&self.core, SettingsQuery(user.clone())).await?;
         // Most logins do not change the settings, and only read.
         if now.over(before) == before {

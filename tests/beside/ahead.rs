@@ -60,7 +60,7 @@ fn who_logs_in_and_syncs_sees_what_was_told_before() {
             let mut late = mesh.login(1, Wire::WsText, "bob", "phone");
             late.state("d:ann:bob")
         });
-        eventually("it asks", || (mesh.node(1).link.calls("settled") > 0).then_some(()));
+        eventually("it asks", || (mesh.node(1).link.calls("archive_status") > 0).then_some(()));
         gate.open();
         late.join().unwrap()
     });
@@ -96,7 +96,7 @@ fn an_owner_that_does_not_say_what_it_archived_holds_readers_up_for_a_second_and
     assert_eq!(ann.text("bob", "m1", "hi"), 1);
     bob.expect_push();
     let gate = Gate::new();
-    (0..6).for_each(|_| mesh.node(1).link.plan("settled", Fault::Hold(gate.clone())));
+    (0..6).for_each(|_| mesh.node(1).link.plan("archive_status", Fault::Hold(gate.clone())));
     let began = Instant::now();
     assert_eq!(bob.page(ask::after("d:ann:bob", 0, 10)).messages.len(), 1);
     assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
@@ -114,8 +114,8 @@ fn many_readers_share_the_calls_to_an_owner() {
         (0..40).map(|n| mesh.login(1, Wire::Tcp, "bob", &format!("device-{n}"))).collect();
     assert_eq!(ann.text("bob", "m1", "hi"), 1);
     readers.iter_mut().for_each(|bob| drop(bob.expect_push()));
-    let (gate, before) = (Gate::new(), mesh.node(1).link.calls("settled"));
-    mesh.node(1).link.plan("settled", Fault::Hold(gate.clone()));
+    let (gate, before) = (Gate::new(), mesh.node(1).link.calls("archive_status"));
+    mesh.node(1).link.plan("archive_status", Fault::Hold(gate.clone()));
     let asked: Vec<u64> = readers.iter_mut().map(|bob| bob.say(ask::after("d:ann:bob", 0, 10))).collect();
     eventually("the first asks", || (gate.reached() == 1).then_some(()));
     // The others ask meanwhile, too.
@@ -124,7 +124,7 @@ fn many_readers_share_the_calls_to_an_owner() {
     for (bob, id) in readers.iter_mut().zip(asked) {
         assert!(matches!(bob.reply(id), Said::Page(_)));
     }
-    let calls = mesh.node(1).link.calls("settled") - before;
+    let calls = mesh.node(1).link.calls("archive_status") - before;
     assert!((2..=20).contains(&calls), "{calls} calls for 40 readers");
 }
 
@@ -150,12 +150,12 @@ fn what_a_user_does_up_to_a_seq_that_may_not_be_stored_is_refused_and_not_cut_to
     }
     assert_eq!(recalls.refused(ask::recall(PLACE, 2)), Code::NotYet);
     // What is stored is there to be read, hidden and taken back: nobody is asked whether it is.
-    let before = link.calls("settled");
+    let before = link.calls("archive_status");
     assert!(before >= 4, "{before}");
     done(&mut bob, ask::read(PLACE, 1));
     done(&mut bob, ask::hide(PLACE, &[1]));
     assert_eq!(bob.refused(ask::recall(PLACE, 1)), Code::Forbidden);
-    assert_eq!(link.calls("settled"), before);
+    assert_eq!(link.calls("archive_status"), before);
     // An owner that says that it is not yet is waited for.
     link.set_rates(Rates::default());
     let asked = bob.say(ask::read(PLACE, 2));
@@ -165,9 +165,9 @@ fn what_a_user_does_up_to_a_seq_that_may_not_be_stored_is_refused_and_not_cut_to
     done(&mut bob, ask::clear(PLACE, 1_000_000));
     let state = bob.state(PLACE);
     assert_eq!((state.read_seq, state.cleared_seq, state.unread), (2, 2, 0));
-    let before = link.calls("settled");
+    let before = link.calls("archive_status");
     done(&mut bob, ask::leave_group("g:team"));
-    assert_eq!(link.calls("settled"), before, "who leaves reads nothing");
+    assert_eq!(link.calls("archive_status"), before, "who leaves reads nothing");
 }
 
 #[test]

@@ -8,10 +8,7 @@ use tidegate::{
     link::LocalLink,
     metrics,
     ports::Ports,
-    routes::{
-        Lease, Leases, NodeBoot, NodeDescription, NodeInfo, NodeState, RedisRoutes, Registration, Routes,
-        Token,
-    },
+    routes::{Lease, Leases, NodeBoot, NodeInfo, RedisRoutes, Registration, Routes, Token},
     scratch::MemoryScratch,
     store::MemoryStore,
 };
@@ -28,19 +25,7 @@ const CRASHES: u64 = 200;
 const USERS: usize = 6;
 
 fn info(boot: &NodeBoot) -> NodeInfo {
-    NodeInfo {
-        boot: boot.clone(),
-        peer_address: String::new(),
-        client_addresses: Vec::new(),
-        state: NodeState::Ready,
-        conns: 0,
-        capacity: 10,
-        owns: Vec::new(),
-        stands: Vec::new(),
-        asserting: false,
-        about: NodeDescription::default(),
-        rules: 1,
-    }
+    NodeInfo { capacity: 10, ..NodeInfo::new(boot.clone()) }
 }
 
 async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {

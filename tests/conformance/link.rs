@@ -178,16 +178,16 @@ async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
 
 async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &World) {
     let level = Ok(ArchiveStatus::ArchivedUpTo(end::level()));
-    assert_eq!(world.link.settled(&world.there, Vec::new(), Duration::ZERO).await, level);
+    assert_eq!(world.link.archive_status(&world.there, Vec::new(), Duration::ZERO).await, level);
     let told = vec![PublishedMark { owner: 1, to: u64::MAX }, PublishedMark { owner: u64::MAX, to: 0 }];
     assert_eq!(
-        world.link.settled(&world.there, told.clone(), Duration::ZERO).await,
+        world.link.archive_status(&world.there, told.clone(), Duration::ZERO).await,
         Ok(ArchiveStatus::NotYet(told))
     );
     let gate = world.end.hold();
     let link = Arc::clone(&world.link);
     let there = world.there.clone();
-    let asked = tokio::spawn(async move { link.settled(&there, Vec::new(), Duration::ZERO).await });
+    let asked = tokio::spawn(async move { link.archive_status(&there, Vec::new(), Duration::ZERO).await });
     while world.end.settles.load(Ordering::SeqCst) < 3 {
         tokio::task::yield_now().await;
     }
@@ -242,8 +242,8 @@ fn stray(n: u64) -> BestEffortMessage {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
     match n % 5 {
-        0 => BestEffortMessage::Talk { room, push: frame() },
-        1 => BestEffortMessage::Missed { room, count: n },
+        0 => BestEffortMessage::RoomMessage { room, push: frame() },
+        1 => BestEffortMessage::RoomLoss { room, count: n },
         2 => {
             BestEffortMessage::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() }
         }
@@ -253,7 +253,8 @@ fn stray(n: u64) -> BestEffortMessage {
 }
 
 async fn strays_arrive_as_they_were_given_in_order(world: &World) {
-    let calls = (0..200).map(|n| world.link.strays(&world.there, vec![stray(2 * n), stray(2 * n + 1)]));
+    let calls =
+        (0..200).map(|n| world.link.send_best_effort(&world.there, vec![stray(2 * n), stray(2 * n + 1)]));
     assert_eq!(join_all(calls).await, vec![Ok(()); 200]);
     assert_eq!(*world.end.strays.lock().unwrap(), (0..400).map(stray).collect::<Vec<_>>());
 }
@@ -265,7 +266,7 @@ async fn strays_and_deliveries_do_not_wait_for_each_other(world: &World) {
         begin(&mut held);
         tokio::task::yield_now().await;
     }
-    assert_eq!(world.link.strays(&world.there, vec![stray(0)]).await, Ok(()));
+    assert_eq!(world.link.send_best_effort(&world.there, vec![stray(0)]).await, Ok(()));
     begin(&mut held);
     gate.close();
     assert_eq!(held.await, Ok(vec![vec![]]));
@@ -299,7 +300,7 @@ async fn an_empty_batch_does_nothing(world: &World) {
         assert_eq!(world.link.deliver(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.answers_again(&here(), to, Vec::new()).await, Ok(Vec::new()));
-        assert_eq!(world.link.strays(to, Vec::new()).await, Ok(()));
+        assert_eq!(world.link.send_best_effort(to, Vec::new()).await, Ok(()));
     }
     assert_eq!(world.end.begun.load(Ordering::SeqCst), 0);
 }
@@ -318,10 +319,10 @@ async fn takes_nothing(link: &dyn Link) {
     let push = delivery("push", vec![Target::Conn(session(HERE))]);
     assert_eq!(link.deliver(&gone, vec![push]).await, Err(LinkError::NotHere));
     assert_eq!(link.stop_sessions(&gone, vec![session(HERE)]).await, Err(LinkError::NotHere));
-    assert_eq!(link.settled(&gone, Vec::new(), Duration::ZERO).await, Err(LinkError::NotHere));
+    assert_eq!(link.archive_status(&gone, Vec::new(), Duration::ZERO).await, Err(LinkError::NotHere));
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
-    assert_eq!(link.strays(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
+    assert_eq!(link.send_best_effort(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
     assert_eq!(link.traces(&gone, Query::default()).await, Err(LinkError::NotHere));
 }
 

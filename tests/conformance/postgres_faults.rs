@@ -387,7 +387,7 @@ async fn readers_who_have_all_their_connections_hold_up_no_archive() {
     let readers: Vec<_> = (0..3)
         .map(|nth| {
             let (store, user) = (Arc::clone(&store), user(&format!("u{nth}")));
-            tokio::spawn(async move { store.wishes(&user, UserSettings::default()).await })
+            tokio::spawn(async move { store.merge_settings(&user, UserSettings::default()).await })
         })
         .collect();
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()

@@ -82,13 +82,14 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
     store.archive(0, owner.fence, &delta).await.unwrap();
     let wish = |n: usize| UserSettings { ack_timeout_ms: 1_000 + n as u32, ..UserSettings::default() };
     for n in (0..300).filter(|n| has(*n)) {
-        assert_eq!(store.wishes(&names[n], wish(n)).await, Ok(wish(n)));
+        assert_eq!(store.merge_settings(&names[n], wish(n)).await, Ok(wish(n)));
     }
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
     held.batch_execute("LOCK TABLE wishes, memberships IN ACCESS EXCLUSIVE MODE").await.unwrap();
     let ask = async |n: usize| {
-        join(store.wishes(&names[n], UserSettings::default()), store.memberships(&names[n], None, 10)).await
+        join(store.merge_settings(&names[n], UserSettings::default()), store.memberships(&names[n], None, 10))
+            .await
     };
     let mut all = Box::pin(join_all((0..300).map(ask)));
     stays_held(&mut all, &database).await;

@@ -1,7 +1,7 @@
 //! The suite of `Routes`: flaws S1-S5, and S9 for epochs.
 
 use tidegate::routes::{
-    Interest, Lease, NodeBoot, NodeInfo, NodeState, Registration, Retire, Route, RoutesError, Token,
+    Interest, Lease, NodeBoot, NodeInfo, Registration, Retire, Route, RoutesError, Token,
 };
 use tidegate_protocol::id::ConversationId;
 
@@ -70,19 +70,7 @@ fn row(name: &str, on: &str, token: &Token) -> Route {
 }
 
 pub(crate) fn info(at: &NodeBoot) -> NodeInfo {
-    NodeInfo {
-        boot: at.clone(),
-        peer_address: "127.0.0.1:7801".to_owned(),
-        client_addresses: Vec::new(),
-        state: NodeState::Ready,
-        conns: 0,
-        capacity: 100,
-        owns: Vec::new(),
-        stands: Vec::new(),
-        asserting: false,
-        about: tidegate::routes::NodeDescription::default(),
-        rules: 1,
-    }
+    NodeInfo { peer_address: "127.0.0.1:7801".to_owned(), capacity: 100, ..NodeInfo::new(at.clone()) }
 }
 
 async fn s1_a_late_close_of_the_old_conn_keeps_the_new_route(world: &World) {

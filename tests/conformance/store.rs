@@ -421,5 +421,5 @@ fn memory_answers_at_the_first_poll() {
     at_once(store.summary(&direct(), None)).unwrap();
     at_once(store.page(&direct(), back(1))).unwrap();
     at_once(store.save_marks(&[])).unwrap();
-    at_once(store.wishes(&user("ann"), UserSettings::default())).unwrap();
+    at_once(store.merge_settings(&user("ann"), UserSettings::default())).unwrap();
 }

@@ -1,8 +1,8 @@
-//! `docs/flaws.md`: every flaw has a line, and the tests that a line names are there.
+//! `docs/internals/flaws.md`: every flaw has a line, and the tests that a line names are there.
 
 use super::read;
 
-const PAGE: &str = "docs/flaws.md";
+const PAGE: &str = "docs/internals/flaws.md";
 
 /// How many flaws are known by number.
 const FLAWS: usize = 37;

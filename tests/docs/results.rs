@@ -1,4 +1,4 @@
-//! `docs/results/*.jsonl`: each run is a row that says what it was, and `docs/testing.md` has the sums.
+//! `docs/results/*.jsonl`: each run is a row that says what it was, and `docs/internals/testing.md` has the sums.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
@@ -140,5 +140,5 @@ fn the_page_of_testing_has_the_sums_of_the_results() {
     for (kind, sum) in &sums {
         writeln!(table, "| `{kind}` | {} |", sum.cells().join(" | ")).expect("a String takes everything");
     }
-    settle_block("docs/testing.md", "results", &table);
+    settle_block("docs/internals/testing.md", "results", &table);
 }

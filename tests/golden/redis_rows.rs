@@ -266,7 +266,7 @@ async fn view(prefix: &Prefix) -> Value {
 fn node_row(it: &tidegate::routes::NodeRow) -> Value {
     let info = &it.info;
     let stands: Vec<_> = info
-        .stands
+        .partition_lags
         .iter()
         .map(|it| [it.partition.into(), it.position, it.end, it.behind_ms, it.behind_bytes])
         .collect();

@@ -99,7 +99,8 @@ fn a_peer_whose_archive_takes_long_is_waited_for_and_one_that_says_nothing_is_no
         assert!(wait(&nodes).await < MOMENT);
 
         let frozen = Gate::new();
-        let plan = || with(&nodes, 0, |it| it.end_faults().plan("settled", Fault::Hold(frozen.clone())));
+        let plan =
+            || with(&nodes, 0, |it| it.end_faults().plan("archive_status", Fault::Hold(frozen.clone())));
         (0..10).for_each(|_| plan());
         let first = wait(&nodes).await;
         assert!((Duration::from_secs(1)..Duration::from_millis(1_100)).contains(&first), "{first:?}");
@@ -188,7 +189,8 @@ fn a_former_owner_that_says_nothing_may_have_told_more_than_its_successor_has_ar
         let (world, nodes) = nodes().await;
         assert_eq!(say(&nodes, 1, &place(0), "m1", 9).await, Some(1));
         let frozen = Gate::new();
-        let plan = || with(&nodes, 0, |it| it.end_faults().plan("settled", Fault::Hold(frozen.clone())));
+        let plan =
+            || with(&nodes, 0, |it| it.end_faults().plan("archive_status", Fault::Hold(frozen.clone())));
         (0..10).for_each(|_| plan());
         let former = with(&nodes, 0, SimNode::member).expect("it has a seat");
         world.log.put_out(former);

@@ -28,7 +28,7 @@ use tidegate::{
     },
     peer::Peer,
     ports::Ports,
-    routes::{Lease, NodeBoot, NodeInfo, NodeRow, NodeState, Routes},
+    routes::{Lease, NodeBoot, NodeInfo, NodeRow, Routes},
     scratch::MemoryScratch,
     store::Store,
 };
@@ -42,7 +42,7 @@ use super::{World, bus::NodeBus};
 const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 
 /// For so long all nodes have agreed before the rules are switched.
-const SETTLE: Duration = Duration::from_secs(2);
+const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A running node; dropped, it ends as a crash does.
 pub(crate) struct SimNode {
@@ -108,7 +108,7 @@ impl SimNode {
             events: Arc::default(),
         });
         if world.answers_first {
-            ports.owned.ahead().allow();
+            ports.owned.unarchived().allow();
         }
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
@@ -117,7 +117,7 @@ impl SimNode {
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
         let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
-            .answering(answered.clone(), ports.clone());
+            .with_answer_cache(answered.clone(), ports.clone());
         let faulty_end = FaultPlan::none();
         let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));
@@ -132,7 +132,7 @@ impl SimNode {
             recovery::ask_again(ports.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
-        let rules = rules::Settings { known, settle: SETTLE, ..rules::Settings::default() };
+        let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
         let reaching = Arc::clone(&ports);
         let owning = OwnerContext {
             ports: Arc::clone(&ports),
@@ -170,17 +170,10 @@ impl SimNode {
     pub(crate) fn row(&self) -> NodeRow {
         let owned = &self.ports.owned;
         let info = NodeInfo {
-            boot: self.me.clone(),
-            peer_address: String::new(),
-            client_addresses: Vec::new(),
-            state: NodeState::Ready,
-            conns: 0,
-            capacity: 1,
             owns: owned.list(),
-            stands: owned.standings(),
-            asserting: false,
-            about: tidegate::routes::NodeDescription::default(),
+            partition_lags: owned.partition_lags(),
             rules: self.rules.announced(),
+            ..NodeInfo::new(self.me.clone())
         };
         NodeRow { info, beat: 1, lease: self.lease.get() }
     }
@@ -202,7 +195,7 @@ impl SimNode {
             rows: rows.into(),
             others,
             stale: false,
-            doubtful: false,
+            may_be_incomplete: false,
             losses: 0,
         });
     }

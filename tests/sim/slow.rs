@@ -13,7 +13,7 @@ use tidegate::{
     bus::TopicId,
     store::{
         Fence, Membership, MemoryStore, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
-        Summary, TakenOver,
+        Summary, Takeover,
     },
 };
 use tidegate_protocol::{
@@ -91,7 +91,7 @@ impl Store for SlowStore {
         self.inner.archive(partition, fence, delta).await
     }
 
-    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<TakenOver, StoreError> {
+    async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.inner.take_over(partition, fence, topic).await
     }
 
@@ -138,8 +138,8 @@ impl Store for SlowStore {
         self.inner.save_marks(changes).await
     }
 
-    async fn wishes(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        self.inner.wishes(user, now).await
+    async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        self.inner.merge_settings(user, now).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -136,7 +136,7 @@ impl Mesh {
     }
 
     /// What all nodes think of the others: whether the routes may name too few, and how often they lost something.
-    pub fn introduce(&self, doubtful: bool, losses: u64) {
+    pub fn introduce(&self, may_be_incomplete: bool, losses: u64) {
         let routes = &self.routes;
         let rows: Vec<_> = self.runtime.block_on(async {
             for node in &self.nodes {
@@ -146,7 +146,8 @@ impl Mesh {
         });
         for node in &self.nodes {
             let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
-            let seen = PeerSnapshot { rows: rows.clone().into(), others, stale: false, doubtful, losses };
+            let seen =
+                PeerSnapshot { rows: rows.clone().into(), others, stale: false, may_be_incomplete, losses };
             node.ports.peers.set(seen);
         }
     }
@@ -160,7 +161,7 @@ impl Mesh {
     pub fn know_only(&self, nth: usize, others: &[usize]) {
         let peers = &self.nodes[nth].ports.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
-        let seen = peers.seen();
+        let seen = peers.snapshot();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
         peers.set(PeerSnapshot { others: known, ..seen });
     }
@@ -247,7 +248,7 @@ impl Mesh {
             trace: Arc::default(),
             events: Arc::default(),
         });
-        ports.owned.ahead().allow();
+        ports.owned.unarchived().allow();
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
@@ -268,7 +269,9 @@ impl Mesh {
         };
         let feed = self.runtime.block_on(ports.bus.consume_node(&me)).expect("a topic");
         let crowds = GroupSubscriber::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
-        let end = end.with_crowds(Arc::clone(&crowds)).answering(Arc::default(), Arc::clone(&ports));
+        let end = end
+            .with_group_subscriber(Arc::clone(&crowds))
+            .with_answer_cache(Arc::default(), Arc::clone(&ports));
         self.link.add(me.clone(), Arc::new(end));
         tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         tokio::spawn(login::answer_all(
@@ -419,17 +422,9 @@ impl MeshNode {
 
     fn info(&self) -> NodeInfo {
         NodeInfo {
-            boot: self.me.clone(),
             peer_address: "127.0.0.1:1".into(),
-            client_addresses: Vec::new(),
-            state: tidegate::routes::NodeState::Ready,
-            conns: 0,
-            capacity: 1,
             owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
-            stands: Vec::new(),
-            asserting: false,
-            about: NodeDescription::default(),
-            rules: 1,
+            ..NodeInfo::new(self.me.clone())
         }
     }
 }

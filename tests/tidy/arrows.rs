@@ -79,10 +79,10 @@ fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
     found
 }
 
-/// `docs/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
+/// `docs/internals/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
 pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
     let find = |path: &str| sources.iter().find(|source| source.path == path);
-    let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/ARCHITECTURE.md")) else {
+    let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/internals/ARCHITECTURE.md")) else {
         return Vec::new();
     };
     let missing = floors(lib).into_iter().filter(|(room, _)| !page.text.contains(&format!("`{room}`")));

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use crate::{compile, shell::Shell, steps, tests};
 
-const TESTING: &str = "docs/testing.md";
+const TESTING: &str = "docs/internals/testing.md";
 
 /// Writes the pages, or with `check` fails unless they are current.
 pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {

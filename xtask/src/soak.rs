@@ -85,7 +85,7 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
             book.keep(item.name, |row| (item.run)(&shell, time * item.share / 100, seed, row));
         }
     });
-    println!("\n`cargo xtask docs` adds them to the sums in docs/testing.md");
+    println!("\n`cargo xtask docs` adds them to the sums in docs/internals/testing.md");
     let failed = book.failed.into_inner();
     if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
 }

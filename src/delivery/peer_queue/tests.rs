@@ -54,7 +54,7 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -72,7 +72,7 @@ impl Link for End {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }
@@ -111,7 +111,7 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -129,7 +129,7 @@ impl Link for Ends {
         Ok(Vec::new())
     }
 
-    async fn strays(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         Ok(())
     }
 }

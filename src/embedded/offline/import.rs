@@ -168,7 +168,7 @@ impl ImportWriter<'_> {
                 let key = codec::mark_key(&it.conversation, &it.user);
                 batch.insert(state, key, codec::put_user_state(&it.state()));
             }
-            Entry::Wishes(it) => {
+            Entry::Settings(it) => {
                 let settings = it.settings().map_err(|error| error.to_string())?;
                 batch.insert(state, codec::user_settings_key(&it.user), codec::put_user_settings(&settings));
             }

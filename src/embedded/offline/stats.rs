@@ -35,7 +35,7 @@ pub struct Stats {
     /// Pairs of a user and a conversation with a read mark, cleared mark or hidden entries.
     pub marks: u64,
     /// Users with stored settings.
-    pub wishes: u64,
+    pub settings: u64,
     /// Dedup keys.
     pub keys: u64,
     /// Table files of heads, members, devices, marks and the log.
@@ -129,7 +129,7 @@ impl Stats {
                 self.recalled += u64::from(it.recalled.is_some());
             }
             Entry::Mark(_) => self.marks += 1,
-            Entry::Wishes(_) => self.wishes += 1,
+            Entry::Settings(_) => self.settings += 1,
             Entry::Key(_) => self.keys += 1,
             Entry::TidegateExport(_) | Entry::End(_) => {}
         }

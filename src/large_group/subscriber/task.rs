@@ -145,7 +145,7 @@ impl SubscriberTask {
         let mut feed = Some(feed);
         let mut tick = time::interval(MAINTENANCE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.losses = self.ports.peers.seen().losses;
+        self.losses = self.ports.peers.snapshot().losses;
         loop {
             tokio::select! {
                 command = commands.recv() => match command {

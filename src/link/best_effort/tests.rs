@@ -28,7 +28,11 @@ struct RecordingPeer {
 
 #[async_trait]
 impl Link for RecordingPeer {
-    async fn strays(&self, _: &NodeBoot, messages: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
@@ -48,7 +52,7 @@ impl Link for RecordingPeer {
     async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         _: Vec<PublishedMark>,
@@ -77,7 +81,7 @@ fn hall() -> ConversationId {
 }
 
 fn talk(bytes: impl Into<Bytes>) -> BestEffortMessage {
-    BestEffortMessage::Talk { room: hall(), push: bytes.into() }
+    BestEffortMessage::RoomMessage { room: hall(), push: bytes.into() }
 }
 
 fn signal() -> BestEffortMessage {
@@ -130,7 +134,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
     peer.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
     let count = |of: fn(&BestEffortMessage) -> bool| peer.messages.lock().iter().filter(|it| of(it)).count();
-    let delivered = count(|message| matches!(message, BestEffortMessage::Talk { .. }));
+    let delivered = count(|message| matches!(message, BestEffortMessage::RoomMessage { .. }));
     assert_eq!(count(|message| matches!(message, BestEffortMessage::Mark { .. })), 20);
     assert_eq!(
         count(|message| matches!(message, BestEffortMessage::Signal { .. })),
@@ -139,7 +143,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
     );
     assert!((10..18).contains(&delivered), "{delivered}");
     let missed = peer.messages.lock().iter().fold(0, |sum, message| match message {
-        BestEffortMessage::Missed { count, .. } => sum + count,
+        BestEffortMessage::RoomLoss { count, .. } => sum + count,
         _ => sum,
     });
     assert_eq!(delivered as u64 + missed, 21);
@@ -158,7 +162,7 @@ async fn losses_at_a_refusing_peer_are_reported_later() {
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;
-    let expected = [BestEffortMessage::Missed { room: hall(), count: 3 }, talk("new")];
+    let expected = [BestEffortMessage::RoomLoss { room: hall(), count: 3 }, talk("new")];
     assert_eq!(*peer.messages.lock(), expected);
     // Losses are reported without further messages too, but not indefinitely.
     peer.refuses.store(true, Ordering::SeqCst);
@@ -166,7 +170,7 @@ async fn losses_at_a_refusing_peer_are_reported_later() {
     time::sleep(LOSS_REPORT_INTERVAL * 2).await;
     peer.refuses.store(false, Ordering::SeqCst);
     time::sleep(LOSS_REPORT_INTERVAL * 2).await;
-    assert_eq!(peer.messages.lock().last(), Some(&BestEffortMessage::Missed { room: hall(), count: 1 }));
+    assert_eq!(peer.messages.lock().last(), Some(&BestEffortMessage::RoomLoss { room: hall(), count: 1 }));
     let calls = peer.calls.load(Ordering::SeqCst);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     assert_eq!(peer.calls.load(Ordering::SeqCst), calls);
@@ -200,5 +204,5 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;
-    assert_eq!(*peer.messages.lock(), [BestEffortMessage::Missed { room: hall(), count: 1 }, talk("new")]);
+    assert_eq!(*peer.messages.lock(), [BestEffortMessage::RoomLoss { room: hall(), count: 1 }, talk("new")]);
 }

@@ -139,10 +139,10 @@ pub(super) fn published_mark(sent: pb::LinkPlace) -> PublishedMark {
 pub(super) fn put_archive_status(status: ArchiveStatus) -> pb::LinkSettled {
     let put = |it: PartitionOffset| pb::LinkUpTo { partition: it.partition, offset: it.offset };
     match status {
-        ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived, owed }) => pb::LinkSettled {
+        ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived, unarchived }) => pb::LinkSettled {
             not_yet: Vec::new(),
             archived: archived.into_iter().map(put).collect(),
-            owed: owed.into_iter().map(put).collect(),
+            owed: unarchived.into_iter().map(put).collect(),
         },
         ArchiveStatus::NotYet(marks) => pb::LinkSettled {
             not_yet: marks.into_iter().map(put_published_mark).collect(),
@@ -157,7 +157,7 @@ pub(super) fn archive_status(sent: pb::LinkSettled) -> ArchiveStatus {
     }
     let up_to = |it: pb::LinkUpTo| PartitionOffset { partition: it.partition, offset: it.offset };
     let all = |sent: Vec<pb::LinkUpTo>| sent.into_iter().map(up_to).collect();
-    ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), owed: all(sent.owed) })
+    ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), unarchived: all(sent.owed) })
 }
 
 pub(super) fn put_session(session: Session) -> pb::LinkTarget {
@@ -223,8 +223,8 @@ pub(super) fn answer_status(sent: pb::LinkWord) -> Read<AnswerStatus> {
 
 pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
     let (conversation, body) = match message {
-        BestEffortMessage::Talk { room, push } => (room, StrayBody::Talk(push)),
-        BestEffortMessage::Missed { room, count } => (room, StrayBody::Missed(count)),
+        BestEffortMessage::RoomMessage { room, push } => (room, StrayBody::Talk(push)),
+        BestEffortMessage::RoomLoss { room, count } => (room, StrayBody::Missed(count)),
         BestEffortMessage::Signal { conversation, users, frame } => {
             let users = users.iter().map(ToString::to_string).collect();
             (conversation, StrayBody::Signal(pb::LinkSignal { frame, users }))
@@ -240,8 +240,8 @@ pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
 pub(super) fn best_effort(sent: pb::LinkStray) -> Read<BestEffortMessage> {
     let conversation = conversation(&sent.conversation)?;
     Ok(match sent.body.ok_or(Malformed("best-effort message, perhaps of a newer version"))? {
-        StrayBody::Talk(push) => BestEffortMessage::Talk { room: conversation, push },
-        StrayBody::Missed(count) => BestEffortMessage::Missed { room: conversation, count },
+        StrayBody::Talk(push) => BestEffortMessage::RoomMessage { room: conversation, push },
+        StrayBody::Missed(count) => BestEffortMessage::RoomLoss { room: conversation, count },
         StrayBody::Signal(pb::LinkSignal { frame, users }) => {
             BestEffortMessage::Signal { conversation, users: all(users, |name| user(&name))?, frame }
         }

@@ -251,7 +251,7 @@ impl StreamServer {
             Call::Settle(sent) => {
                 let marks = sent.told.into_iter().map(convert::published_mark).collect();
                 let within = Duration::from_millis(sent.patience_ms.into());
-                Reply::Settled(convert::put_archive_status(handler.settled(me, marks, within).await?))
+                Reply::Settled(convert::put_archive_status(handler.archive_status(me, marks, within).await?))
             }
             Call::Asks(sent) => {
                 let asks = convert::all(sent.asks, convert::ask)?;
@@ -260,7 +260,7 @@ impl StreamServer {
                 Reply::Told(pb::LinkTold { words })
             }
             Call::Strays(sent) => {
-                handler.strays(me, readable_messages(sent)).await?;
+                handler.send_best_effort(me, readable_messages(sent)).await?;
                 Reply::Taken(pb::LinkReady {})
             }
             Call::Traces(sent) => {

@@ -91,7 +91,7 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
         conns: info.conns,
         capacity: info.capacity,
         owns: info.owns.clone(),
-        stands: info.stands.iter().map(numbers).collect(),
+        stands: info.partition_lags.iter().map(numbers).collect(),
         asserting: info.asserting,
         about: info.about.clone(),
         rules: info.rules,
@@ -116,7 +116,7 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         conns: info.conns,
         capacity: info.capacity,
         owns: info.owns,
-        stands: info.stands.into_iter().filter_map(partition_lag).collect(),
+        partition_lags: info.stands.into_iter().filter_map(partition_lag).collect(),
         asserting: info.asserting,
         about: info.about,
         rules: info.rules,
@@ -170,7 +170,7 @@ mod tests {
                 conns: 3,
                 capacity: 9,
                 owns: vec![partition],
-                stands: vec![PartitionLag { partition, position, end, behind_ms, behind_bytes }],
+                partition_lags: vec![PartitionLag { partition, position, end, behind_ms, behind_bytes }],
                 asserting: partition % 2 == 0,
                 about: NodeDescription { share: Some(7), zone: "z".into(), ..NodeDescription::default() },
                 rules: 1 + partition % 3,
@@ -178,7 +178,7 @@ mod tests {
             prop_assert_eq!(info(&boot, &info_text(&written)), Some(written.clone()));
             // An earlier version announces neither lags nor a description.
             let earlier = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[4]}"#;
-            let read = info(&boot, earlier).map(|it| (it.owns, it.stands, it.about));
+            let read = info(&boot, earlier).map(|it| (it.owns, it.partition_lags, it.about));
             prop_assert_eq!(read, Some((vec![4], Vec::new(), NodeDescription::default())));
             // A later version may add fields.
             let later = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[],"about":{"zone":"z","moon":1}}"#;

@@ -63,7 +63,7 @@ impl Entry {
             Self::Log(_) => 2,
             Self::Conversation(_) | Self::Member(_) | Self::Device(_) | Self::Row(_) => 3,
             Self::Mark(_) => 4,
-            Self::Wishes(_) => 5,
+            Self::Settings(_) => 5,
             Self::Key(_) => 6,
             Self::End(_) => 7,
         }
@@ -102,7 +102,7 @@ impl Order {
                 None => fault("the line belongs to no conversation".into()),
             },
             Entry::Mark(it) => self.mark(it, fault),
-            Entry::Wishes(it) => {
+            Entry::Settings(it) => {
                 if self.settings.as_ref().is_some_and(|last| *last >= it.user) {
                     fault(format!("the line with the settings of {} is out of order", it.user));
                 }

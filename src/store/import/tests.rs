@@ -135,7 +135,7 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     };
     take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &state))]).await;
     let settings = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
-    take(&mut filling, [Entry::Wishes(UserSettingsLine::new(user("bob"), &settings))]).await;
+    take(&mut filling, [Entry::Settings(UserSettingsLine::new(user("bob"), &settings))]).await;
     let (with_row, without_row) = (message_key(&message(&large, 7)), [8; 16]);
     let expired = message_key(&message(&large, 3));
     take(&mut filling, [key(with_row, 7, 107), key(without_row, 0, 500), key(expired, 3, 103)]).await;
@@ -155,7 +155,7 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     assert_eq!(summary.head.settings["history"], "all");
     assert_eq!(summary.standing.unwrap().level, state);
     assert_eq!(store.summary(&small, None).await.unwrap().unwrap().members, 1);
-    assert_eq!(store.wishes(&user("bob"), UserSettings::default()).await.unwrap(), settings);
+    assert_eq!(store.merge_settings(&user("bob"), UserSettings::default()).await.unwrap(), settings);
 }
 
 #[tokio::test]

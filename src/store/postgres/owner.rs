@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, Scan, Snapshot, StoreError, TakenOver},
+    store::{Fence, Scan, Snapshot, StoreError, Takeover},
 };
 use std::time::Duration;
 
@@ -76,9 +76,9 @@ pub(super) async fn take_over(
     partition: i32,
     fence: Fence,
     topic: TopicId,
-) -> Result<TakenOver, PostgresError> {
-    let start = TakenOver { position: Position::START, rules: Default::default() };
-    let TakenOver { position, rules } = start;
+) -> Result<Takeover, PostgresError> {
+    let start = Takeover { position: Position::START, rules: Default::default() };
+    let Takeover { position, rules } = start;
     let (new_topic, new_fence, last_hash) = (stored_topic(topic), stored_fence(fence), hash(&position.hash));
     let offset = big(position.offset);
     let (version, window) = (rules.ledger_version.cast_signed(), big(rules.dedup_window));
@@ -88,7 +88,7 @@ pub(super) async fn take_over(
     let taken = session.begin("BEGIN", &[take]).await?;
     if let Some(row) = taken.first().and_then(|rows| rows.first()) {
         let mut reader = Reader::new(row);
-        let taken = TakenOver { position: reader.position()?, rules: reader.rules()? };
+        let taken = Takeover { position: reader.position()?, rules: reader.rules()? };
         session.commit().await?;
         return Ok(taken);
     }

@@ -96,7 +96,11 @@ async fn marks_and_wishes_are_confirmed_by_a_sync_or_not_at_all() {
     small.mark(1).await.unwrap();
     assert!(disk.syncs.load(Ordering::SeqCst) > before, "a mark was confirmed without a sync");
     let before = disk.syncs.load(Ordering::SeqCst);
-    small.store.wishes(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() }).await.unwrap();
+    small
+        .store
+        .merge_settings(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() })
+        .await
+        .unwrap();
     assert!(disk.syncs.load(Ordering::SeqCst) > before, "a wish was confirmed without a sync");
     disk.sync_errno.store(EIO, Ordering::SeqCst);
     assert!(matches!(small.mark(2).await, Err(StoreError::Broken(_))));

@@ -92,7 +92,7 @@ async fn furnished() -> Arc<TestDisk> {
     for change in [Personal::Read(READ), Personal::Cleared(CLEARED), hidden] {
         small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
     }
-    small.store.wishes(&user("ann"), wishes()).await.unwrap();
+    small.store.merge_settings(&user("ann"), wishes()).await.unwrap();
     drop(small);
     disk
 }
@@ -134,7 +134,7 @@ async fn an_export_makes_the_same_store_and_its_seqs_go_on() {
     assert!(bob(small.store.summary(&group("team"), Some(&user("bob"))).await.unwrap()).member.muted);
     let level = UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
-    let ann = small.store.wishes(&user("ann"), UserSettings::default()).await.unwrap();
+    let ann = small.store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
     assert_eq!(ann, wishes());
     assert_eq!(small.tell(&[chained()]).await, [Outcome::RefusedBefore { code: Code::NotAMember }]);
     drop(small);
@@ -166,7 +166,7 @@ async fn the_counts_are_those_of_what_was_stored() {
     let counts =
         [stats.conversations, stats.direct, stats.members, stats.rows, stats.messages, stats.recalled];
     assert_eq!(counts, [3, 1, 5, 16, 5, 1]);
-    assert_eq!((stats.keys, stats.marks, stats.wishes, stats.format), (16, 1, 1, FORMAT));
+    assert_eq!((stats.keys, stats.marks, stats.settings, stats.format), (16, 1, 1, FORMAT));
     let log = &stats.partitions[0];
     assert_eq!((log.position, log.log_records, log.log_waiting), (18, 1, 0));
     assert!(stats.journal_bytes > 0 && stats.bytes_per_message > 0, "{stats:?}");

@@ -27,7 +27,7 @@ impl Small {
         };
         let wish = async {
             store
-                .wishes(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() })
+                .merge_settings(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() })
                 .await
                 .unwrap();
         };

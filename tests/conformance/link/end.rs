@@ -27,10 +27,10 @@ pub(super) const HERE: u64 = 7;
 /// The partition that this node owns.
 pub(super) const OWNED: u32 = 3;
 
-/// What is archived, and owed.
+/// Archived and unarchived offsets of the owners.
 pub(super) fn level() -> ArchivedUpTo {
     let up_to = |partition, offset| PartitionOffset { partition, offset };
-    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
 }
 
 #[derive(Default)]
@@ -130,7 +130,7 @@ impl Link for End {
         Ok(stopped)
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         told: Vec<PublishedMark>,
@@ -155,7 +155,7 @@ impl Link for End {
         Ok(words)
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         tokio::task::yield_now().await;
         self.strays.lock().unwrap().extend(strays);
         Ok(())

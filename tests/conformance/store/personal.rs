@@ -111,12 +111,12 @@ pub(super) async fn stays_that_all_begin_at_the_beginning_are_all_kept(store: &A
 
 pub(super) async fn what_users_wish_is_kept_one_by_one(store: &Arc<dyn Store>) {
     let (ann, nothing) = (user("ann"), UserSettings::default());
-    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), nothing);
+    assert_eq!(store.merge_settings(&ann, nothing).await.unwrap(), nothing);
     let first = UserSettings { ack_tries: 2, retention: Some(Retention::OneDay), ..nothing };
-    assert_eq!(store.wishes(&ann, first).await.unwrap(), first);
+    assert_eq!(store.merge_settings(&ann, first).await.unwrap(), first);
     let then = UserSettings { unread: Some(Unread::None), retention: Some(Retention::None), ..nothing };
     let both = UserSettings { ack_tries: 2, ..then };
-    assert_eq!(store.wishes(&ann, then).await.unwrap(), both);
-    assert_eq!(store.wishes(&ann, nothing).await.unwrap(), both);
-    assert_eq!(store.wishes(&user("an"), nothing).await.unwrap(), nothing, "another user");
+    assert_eq!(store.merge_settings(&ann, then).await.unwrap(), both);
+    assert_eq!(store.merge_settings(&ann, nothing).await.unwrap(), both);
+    assert_eq!(store.merge_settings(&user("an"), nothing).await.unwrap(), nothing, "another user");
 }

@@ -107,14 +107,17 @@ fn unarchived() -> Vec<PublishedMark> {
 
 fn level() -> ArchivedUpTo {
     let up_to = |partition, offset| PartitionOffset { partition, offset };
-    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], owed: vec![up_to(u32::MAX, 7)] }
+    ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
 }
 
 fn strays() -> Vec<BestEffortMessage> {
     let frame = b"\xaa\x01\x02hi".as_slice();
     vec![
-        BestEffortMessage::Talk { room: conversation("r:hall"), push: b"\x0a\x06r:hall".as_slice().into() },
-        BestEffortMessage::Missed { room: conversation("r:hall"), count: 5 },
+        BestEffortMessage::RoomMessage {
+            room: conversation("r:hall"),
+            push: b"\x0a\x06r:hall".as_slice().into(),
+        },
+        BestEffortMessage::RoomLoss { room: conversation("r:hall"), count: 5 },
         BestEffortMessage::Signal {
             conversation: conversation("g:tea"),
             users: vec![user("ann"), user("bob")],
@@ -170,12 +173,15 @@ pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) 
     assert_eq!(link.deliver(to, deliveries()).await, Ok(landings));
     let sessions = vec![session("ann", 7), session("bob", 1 << 50)];
     assert_eq!(link.stop_sessions(to, sessions).await, Ok(vec![true, false]));
-    assert_eq!(link.settled(to, Vec::new(), patience).await, Ok(ArchiveStatus::ArchivedUpTo(level())));
-    assert_eq!(link.settled(to, unarchived(), patience).await, Ok(ArchiveStatus::NotYet(unarchived())));
+    assert_eq!(link.archive_status(to, Vec::new(), patience).await, Ok(ArchiveStatus::ArchivedUpTo(level())));
+    assert_eq!(
+        link.archive_status(to, unarchived(), patience).await,
+        Ok(ArchiveStatus::NotYet(unarchived()))
+    );
     assert_eq!(link.answers_again(caller, to, asks()).await, Ok(words()));
     let found = link.traces(to, query()).await.map(|steps| format!("{steps:?}"));
     assert_eq!(found, Ok(format!("{:?}", steps())));
-    assert_eq!(link.strays(to, strays()).await, Ok(()));
+    assert_eq!(link.send_best_effort(to, strays()).await, Ok(()));
     let refused = link.stop_sessions(to, vec![session("refused", 1)]).await;
     assert_eq!(refused, Err(LinkError::Unavailable("the node is leaving".to_owned())));
     let doubt = link.stop_sessions(to, vec![session("doubt", 1)]).await;
@@ -215,7 +221,7 @@ impl Link for End {
         }
     }
 
-    async fn settled(
+    async fn archive_status(
         &self,
         _: &NodeBoot,
         told: Vec<PublishedMark>,
@@ -236,7 +242,7 @@ impl Link for End {
         Ok(words())
     }
 
-    async fn strays(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
         self.note(format!("{strays:?}"));
         Ok(())
     }

@@ -29,7 +29,11 @@ pub(super) struct Pod {
     readiness: ProbeState,
     liveness: ProbeState,
     started: bool,
+    /// When the node was started.
+    began: Instant,
     ready: Option<Instant>,
+    /// Whether it has been ready once; until then a kubelet only waits.
+    was_ready: bool,
     leaving: Option<Leaving>,
     ended: bool,
     grace: Duration,
@@ -56,6 +60,12 @@ struct ProbeState {
 impl ProbeState {
     fn new(probe: Probe) -> Self {
         Self { next: Instant::now() + probe.initial, runs: 0, failures: 0, probe }
+    }
+
+    /// The time after which a kubelet gives up on a probe that never succeeds.
+    fn longest(&self) -> Duration {
+        self.probe.initial
+            + self.probe.period.saturating_mul(u32::try_from(self.probe.failures_max).unwrap_or(u32::MAX))
     }
 
     /// Runs the probe if it is due; returns nothing until it succeeds, or has failed as often as it may.
@@ -133,7 +143,9 @@ impl Pod {
             readiness: ProbeState::new(readiness),
             liveness: ProbeState::new(liveness),
             started: false,
+            began: Instant::now(),
             ready: None,
+            was_ready: false,
             leaving: None,
             ended: false,
             grace: plan.grace,
@@ -209,7 +221,15 @@ impl Pod {
             }
         }
         match self.readiness.look(&self.ports) {
-            Some(ProbeResult::Well) => _ = self.ready.get_or_insert_with(Instant::now),
+            Some(ProbeResult::Well) => {
+                self.ready.get_or_insert_with(Instant::now);
+                self.was_ready = true;
+            }
+            // A node that waits for its services is alive and not ready, and a rollout waits for it; not for ever here.
+            Some(ProbeResult::Failed(_))
+                if !self.was_ready
+                    && self.leaving.is_none()
+                    && self.began.elapsed() < self.startup.longest() => {}
             Some(ProbeResult::Failed(status)) => {
                 self.ready = None;
                 let Some(leaving) = &mut self.leaving else {

@@ -30,7 +30,7 @@ use std::{
 };
 use tidegate::{
     config,
-    routes::{Leases, NodeBoot, NodeInfo, NodeState, RedisRoutes, Registration, Routes},
+    routes::{Leases, NodeBoot, NodeInfo, RedisRoutes, Registration, Routes},
 };
 use tidegate_protocol::id::{DeviceId, NodeId, UserId};
 
@@ -121,19 +121,7 @@ fn user(number: usize) -> Result<UserId> {
 
 async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
     let at = NodeBoot { node: NodeId::new("bench")?, boot: 1 };
-    let info = NodeInfo {
-        boot: at.clone(),
-        peer_address: "127.0.0.1:1".to_owned(),
-        client_addresses: Vec::new(),
-        state: NodeState::Ready,
-        conns: 0,
-        capacity: 1,
-        owns: Vec::new(),
-        stands: Vec::new(),
-        asserting: false,
-        about: tidegate::routes::NodeDescription::default(),
-        rules: 1,
-    };
+    let info = NodeInfo { peer_address: "127.0.0.1:1".to_owned(), ..NodeInfo::new(at.clone()) };
     routes.renew(&info).await?;
     for user in users {
         let device = DeviceId::new("phone")?;

@@ -40,7 +40,7 @@ impl Session {
     }
 
     /// Returns the user settings of a pending login, else the defaults.
-    pub fn wished(&self) -> UserSettings {
+    pub fn requested_settings(&self) -> UserSettings {
         match &self.state {
             State::LoggingIn { hello, .. } => hello.settings,
             _ => UserSettings::default(),
@@ -48,7 +48,7 @@ impl Session {
     }
 
     /// Sets the user settings of a pending login, merged with the stored ones. Ignored unless a login is pending.
-    pub fn wishes_are(&mut self, settings: UserSettings) {
+    pub fn set_settings(&mut self, settings: UserSettings) {
         if let State::LoggingIn { hello, .. } = &mut self.state {
             hello.settings = settings;
         }

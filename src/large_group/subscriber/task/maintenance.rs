@@ -98,7 +98,7 @@ impl SubscriberTask {
                 self.out.behind(group, hint_to, Audience::Members);
             }
         }
-        let losses = self.ports.peers.seen().losses;
+        let losses = self.ports.peers.snapshot().losses;
         let lost = std::mem::replace(&mut self.losses, losses) != losses;
         if lost || self.renewed.elapsed() >= INTEREST_RENEW_INTERVAL {
             self.renewed = Instant::now();
