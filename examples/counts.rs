@@ -111,7 +111,7 @@ fn accept_path(iterations: u64) {
     }
 }
 
-/// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/counts.rs`).
+/// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/steps/counts.rs`).
 #[inline(never)]
 fn counted(lone: &mut Lone) {
     lone.turn(0);

@@ -13,11 +13,11 @@ use tokio::{
 };
 
 use crate::{
+    cluster::Cluster,
     delivery::{local::LocalDispatcher, memberships::groups_of},
     large_group::subscriber::GroupSubscriber,
     link::{LinkError, Session},
     mail::{ConnKey, LoginDone, LoginError, Mail, Reassert, ShardHandles},
-    ports::Ports,
     routes::{NodeBoot, Registered, Registration, Route, Routes, RoutesError, Token},
 };
 
@@ -54,7 +54,7 @@ const ROUTES_MAX: Duration = Duration::from_secs(2);
 
 /// Stores the user's settings, registers the device's route and loads its chain; the newest login wins at once.
 pub async fn login(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     user: UserId,
     device: DeviceId,
     now: UserSettings,
@@ -64,7 +64,7 @@ pub async fn login(
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
     // no session. Lost settings are no reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
+    let settings = cluster.ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
         now
     });
@@ -72,30 +72,30 @@ pub async fn login(
     let registration = Registration {
         user: user.clone(),
         device: device.clone(),
-        at: ports.me.clone(),
+        at: cluster.me.clone(),
         above: 0,
         only_if: None,
     };
     let doubt = |token| {
         resolve_doubt(
-            &ports,
+            &cluster,
             Route { user: user.clone(), device: device.clone(), token },
             Arc::clone(&shards),
         );
     };
-    let registered = register(&*ports.routes, registration, doubt).await.map_err(|error| {
+    let registered = register(&*cluster.ports.routes, registration, doubt).await.map_err(|error| {
         tracing::warn!(%error, "registration failed; login refused");
         LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
     })?;
     steps.done("route");
-    let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
+    let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
         let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
-        stop_elsewhere(&ports, old.at, session).await;
+        stop_elsewhere(&cluster, old.at, session).await;
         steps.done("replaced");
     }
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
-    let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    let chain = cluster.ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
     steps.log(&route, "registered");
@@ -134,7 +134,7 @@ async fn register(
 /// [`RoutesError::NotCurrent`] names the newer connection; after any other error the route is unchanged or one epoch
 /// higher.
 pub async fn renew(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     route: Route,
     newest: u64,
     shards: ShardHandles,
@@ -142,15 +142,15 @@ pub async fn renew(
     let registration = Registration {
         user: route.user.clone(),
         device: route.device.clone(),
-        at: ports.me.clone(),
+        at: cluster.me.clone(),
         above: newest,
         only_if: Some(route.token.clone()),
     };
-    let registered = match ports.routes.register(registration.clone()).await {
+    let registered = match cluster.ports.routes.register(registration.clone()).await {
         // The row was lost with all others, and is not re-asserted yet.
         Err(RoutesError::NotCurrent(None)) => {
-            ports.routes.reassert(std::slice::from_ref(&route)).await?;
-            ports.routes.register(registration).await
+            cluster.ports.routes.reassert(std::slice::from_ref(&route)).await?;
+            cluster.ports.routes.register(registration).await
         }
         other => other,
     };
@@ -159,7 +159,7 @@ pub async fn renew(
         Err(RoutesError::InDoubt { token, why }) => {
             let lost = Route { token, ..route };
             for _ in 0..STOP_ATTEMPTS {
-                if let Ok(now) = current_token(&ports, &lost).await {
+                if let Ok(now) = current_token(&cluster, &lost).await {
                     if now.as_ref() == Some(&lost.token) {
                         return Ok(lost);
                     }
@@ -167,7 +167,7 @@ pub async fn renew(
                 }
                 time::sleep(STOP_RETRY_INTERVAL).await;
             }
-            resolve_doubt(&ports, lost.clone(), shards);
+            resolve_doubt(&cluster, lost.clone(), shards);
             Err(RoutesError::InDoubt { why, token: lost.token })
         }
         Err(error) => Err(error),
@@ -175,22 +175,22 @@ pub async fn renew(
 }
 
 /// Returns the token in the device's row.
-async fn current_token(ports: &Ports, route: &Route) -> Result<Option<Token>, RoutesError> {
-    let rows = ports.routes.lookup(std::slice::from_ref(&route.user)).await?;
+async fn current_token(cluster: &Cluster, route: &Route) -> Result<Option<Token>, RoutesError> {
+    let rows = cluster.ports.routes.lookup(std::slice::from_ref(&route.user)).await?;
     let row = rows.into_iter().flatten().find(|(device, _)| *device == route.device);
     Ok(row.map(|(_, token)| token))
 }
 
 /// Stops the replaced session on its node, even if that node is not discovered yet. Continues in the background after
 /// [`STOP_MAX`]; until it succeeds the ledger voids the old connection's sends.
-async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
-    if matches!(time::timeout(STOP_MAX, try_stop(ports, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
+async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: Session) {
+    if matches!(time::timeout(STOP_MAX, try_stop(cluster, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
         return;
     }
-    let ports = Arc::clone(ports);
+    let cluster = Arc::clone(cluster);
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(async move {
-            if !try_stop(&ports, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
+            if !try_stop(&cluster, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
                 tracing::warn!(peer = %at, "replaced session not stopped; giving up");
             }
         });
@@ -200,20 +200,22 @@ async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
 /// Resolves a registration whose reply was lost. It may have replaced a session that no later login can find, because
 /// that login finds this registration's route. So all nodes stop sessions older than the current route. If the current
 /// route is still this registration's, which has no connection, it is removed (flaws S1, S2).
-fn resolve_doubt(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
+fn resolve_doubt(cluster: &Arc<Cluster>, lost: Route, shards: ShardHandles) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    let ports = Arc::clone(ports);
+    let cluster = Arc::clone(cluster);
     runtime.spawn(async move {
         // Counted from when the routes answer again: a stuck call may take effect that long afterwards.
         let (mut since, mut stopped) = (None, None);
         loop {
-            match current_token(&ports, &lost).await {
+            match current_token(&cluster, &lost).await {
                 Ok(Some(token)) if token.epoch >= lost.token.epoch => {
                     if stopped.replace(token.epoch) != Some(token.epoch) {
-                        stop_older(&ports, &lost, token.epoch, &shards).await;
+                        stop_older(&cluster, &lost, token.epoch, &shards).await;
                     }
                     // By the full token, so that a newer route stays.
-                    if token != lost.token || ports.routes.remove(std::slice::from_ref(&lost)).await.is_ok() {
+                    if token != lost.token
+                        || cluster.ports.routes.remove(std::slice::from_ref(&lost)).await.is_ok()
+                    {
                         return;
                     }
                 }
@@ -228,26 +230,26 @@ fn resolve_doubt(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
 }
 
 /// Stops sessions of the device with an epoch below `than`, on this node and all others.
-async fn stop_older(ports: &Arc<Ports>, lost: &Route, than: u64, shards: &ShardHandles) {
+async fn stop_older(cluster: &Arc<Cluster>, lost: &Route, than: u64, shards: &ShardHandles) {
     for shard in shards.get().into_iter().flatten() {
         shard.post(Mail::Replaced(lost.user.clone(), lost.device.clone(), than, None)).await.ok();
     }
     let Some(epoch) = than.checked_sub(1) else { return };
-    for peer in ports.peers.others().iter() {
+    for peer in cluster.peers.others().iter() {
         let session = Session { user: lost.user.clone(), device: lost.device.clone(), epoch };
-        stop_elsewhere(ports, peer.info.boot.clone(), session).await;
+        stop_elsewhere(cluster, peer.info.boot.clone(), session).await;
     }
 }
 
 /// Tries to stop the session; true once it is stopped or its node's run has ended.
-async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
+async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
     for _ in 0..attempts {
-        match ports.link.stop_sessions(at, vec![session.clone()]).await {
+        match cluster.ports.link.stop_sessions(at, vec![session.clone()]).await {
             Ok(_) | Err(LinkError::NotHere) => return true,
             Err(error) => tracing::debug!(%error, peer = %at, "replaced session not stopped yet"),
         }
-        if !ports.peers.is_live(at) {
-            ports.peers.request_refresh();
+        if !cluster.peers.is_live(at) {
+            cluster.peers.request_refresh();
         }
         time::sleep(STOP_RETRY_INTERVAL).await;
     }
@@ -280,7 +282,7 @@ impl StepTimes {
 /// route is still current. Runs until the shards are gone.
 pub async fn answer_all(
     mut logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     subscriber: Arc<GroupSubscriber>,
     outbound: impl Fn() -> LocalDispatcher,
 ) {
@@ -291,9 +293,9 @@ pub async fn answer_all(
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             steps.done("permit");
-            let (ports, subscriber, out) = (Arc::clone(&ports), Arc::clone(&subscriber), outbound());
+            let (cluster, subscriber, out) = (Arc::clone(&cluster), Arc::clone(&subscriber), outbound());
             tokio::spawn(async move {
-                answer(key, &route, &ports, &subscriber, (out, &mut steps)).await;
+                answer(key, &route, &cluster, &subscriber, (out, &mut steps)).await;
                 steps.log(&route, "answered");
                 drop(permit);
             });
@@ -311,11 +313,11 @@ fn replaced(route: &Route, epoch: u64) -> Mail {
 async fn answer(
     key: ConnKey,
     route: &Route,
-    ports: &Ports,
+    cluster: &Cluster,
     subscriber: &GroupSubscriber,
     (mut out, steps): (LocalDispatcher, &mut StepTimes),
 ) {
-    let row = current_token(ports, route).await;
+    let row = current_token(cluster, route).await;
     steps.done("current_route");
     match row {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
@@ -323,7 +325,7 @@ async fn answer(
         }
         Ok(Some(_)) | Err(_) => {}
         // The row was removed before the connection was indexed.
-        Ok(None) => match ports.routes.reassert(std::slice::from_ref(route)).await {
+        Ok(None) => match cluster.ports.routes.reassert(std::slice::from_ref(route)).await {
             // A newer connection had the row, and has closed since.
             Ok(current) if current == [false] => {
                 return out.post_to_conn(key, replaced(route, route.token.epoch.saturating_add(1))).await;
@@ -339,7 +341,7 @@ async fn answer(
     // The session's own deadline ends it earlier, and then no caller waits for this.
     let until = time::Instant::now() + GROUPS_TIMEOUT;
     while time::Instant::now() < until {
-        let groups = groups_of(&*ports.store, &route.user).await;
+        let groups = groups_of(&*cluster.ports.store, &route.user).await;
         steps.done("groups");
         match groups {
             // If the indexes are newer, the memberships are read again.

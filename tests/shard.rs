@@ -217,7 +217,7 @@ fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
 #[test]
 fn routes_are_named_in_slices_and_who_lost_its_route_is_closed_as_replaced() {
     let mut routes = None;
-    let mut lone = Lone::new(1, |context, _| routes = Some(Arc::clone(&context.ports.routes)));
+    let mut lone = Lone::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
     let routes = routes.expect("it was built");
     let mut stays = login(&mut lone, 0, "ann", &[]);
     let mut other = login(&mut lone, 0, "bob", &[]);

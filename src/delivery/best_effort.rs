@@ -17,9 +17,9 @@ use tidegate_protocol::{
 use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::{
+    cluster::Cluster,
     link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
-    ports::Ports,
     routes::NodeBoot,
 };
 
@@ -46,7 +46,7 @@ struct QueuedItem {
 }
 
 struct BestEffortTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     queues: Arc<BestEffortQueues>,
 }
 
@@ -54,12 +54,12 @@ impl BestEffortSender {
     /// Starts the background task on `runtime`.
     pub fn start(
         runtime: &Handle,
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         queues: Arc<BestEffortQueues>,
         metrics: Metrics,
     ) -> Arc<Self> {
         let (items, queue) = mpsc::channel(QUEUE_ITEMS_MAX);
-        runtime.spawn(BestEffortTask { ports: Arc::clone(ports), queues }.run(queue));
+        runtime.spawn(BestEffortTask { cluster: Arc::clone(cluster), queues }.run(queue));
         Arc::new(Self { items, metrics })
     }
 
@@ -106,16 +106,16 @@ impl BestEffortSender {
 impl BestEffortTask {
     async fn run(self, mut queue: mpsc::Receiver<QueuedItem>) {
         let mut batch = Vec::with_capacity(LOOKUP_ITEMS_MAX);
-        let mut peer_changes = self.ports.peers.changes();
+        let mut peer_changes = self.cluster.peers.changes();
         loop {
             tokio::select! {
                 Ok(()) = peer_changes.changed() => {
-                    self.queues.forget_ended(|run| self.ports.peers.is_live(run));
+                    self.queues.forget_ended(|run| self.cluster.peers.is_live(run));
                     continue;
                 }
                 count = queue.recv_many(&mut batch, LOOKUP_ITEMS_MAX) => if count == 0 { return },
             }
-            let peers = self.ports.peers.others();
+            let peers = self.cluster.peers.others();
             // Without peers no lookup is needed.
             if peers.is_empty() {
                 batch.clear();
@@ -138,7 +138,7 @@ impl BestEffortTask {
 
     /// Looks up the other nodes of a batch's users; `None` if the routes may be incomplete.
     async fn nodes_by_user(&self, batch: &[QueuedItem]) -> Option<HashMap<UserId, Vec<NodeBoot>>> {
-        if self.ports.peers.may_be_incomplete() {
+        if self.cluster.peers.may_be_incomplete() {
             return None;
         }
         let users: BTreeSet<&UserId> =
@@ -146,7 +146,7 @@ impl BestEffortTask {
         let users: Vec<UserId> = users.into_iter().cloned().collect();
         let mut nodes_by_user = HashMap::with_capacity(users.len());
         for page in users.chunks(LOOKUP_USERS_MAX) {
-            let rows = match self.ports.routes.lookup(page).await {
+            let rows = match self.cluster.ports.routes.lookup(page).await {
                 Ok(rows) => rows,
                 Err(error) => {
                     tracing::debug!(%error, "routes unavailable; sending signals and marks to all peers");
@@ -155,7 +155,7 @@ impl BestEffortTask {
             };
             for (user, devices) in page.iter().zip(rows) {
                 let elsewhere = devices.into_iter().map(|(_, token)| token.at);
-                nodes_by_user.insert(user.clone(), elsewhere.filter(|at| *at != self.ports.me).collect());
+                nodes_by_user.insert(user.clone(), elsewhere.filter(|at| *at != self.cluster.me).collect());
             }
         }
         Some(nodes_by_user)

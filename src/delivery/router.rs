@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 
 use super::peer_queue::PeerQueues;
 use crate::{
+    cluster::Cluster,
     link::{Answer, Delivery, SentBy, Session, Target},
-    ports::Ports,
     routes::NodeBoot,
     trace::traceparent,
 };
@@ -58,9 +58,9 @@ pub struct Router {
 
 impl Router {
     /// Starts the stream. Must run in a runtime.
-    pub fn start(ports: &Arc<Ports>, peer_queues: Arc<PeerQueues>) -> Self {
+    pub fn start(cluster: &Arc<Cluster>, peer_queues: Arc<PeerQueues>) -> Self {
         let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
-        let task = RouterTask { ports: Arc::clone(ports), peer_queues: Arc::clone(&peer_queues) };
+        let task = RouterTask { cluster: Arc::clone(cluster), peer_queues: Arc::clone(&peer_queues) };
         tokio::spawn(task.run(queue));
         Self { peer_queues, batches }
     }
@@ -80,7 +80,7 @@ impl Router {
 }
 
 struct RouterTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     peer_queues: Arc<PeerQueues>,
 }
 
@@ -96,7 +96,8 @@ impl RouterTask {
                 batch.extend(more);
             }
             // A lookup that may be incomplete is as good as none.
-            let by_user = if self.ports.peers.may_be_incomplete() { None } else { self.lookup(&batch).await };
+            let by_user =
+                if self.cluster.peers.may_be_incomplete() { None } else { self.lookup(&batch).await };
             let found = match by_user {
                 Some(by_user) => split_by_node(&batch, &by_user),
                 None => self.broadcast(&batch),
@@ -112,7 +113,7 @@ impl RouterTask {
         let users: Vec<UserId> = users.into_iter().cloned().collect();
         let mut by_user = UserSessions::new();
         for page in users.chunks(LOOKUP_USERS_MAX) {
-            let rows = match self.ports.routes.lookup(page).await {
+            let rows = match self.cluster.ports.routes.lookup(page).await {
                 Ok(rows) => rows,
                 Err(error) => {
                     tracing::debug!(%error, "routes unavailable; pushing to all peers");
@@ -120,7 +121,7 @@ impl RouterTask {
                 }
             };
             for (user, devices) in page.iter().zip(rows) {
-                let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.ports.me);
+                let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.cluster.me);
                 let sessions: Vec<(NodeBoot, Session)> = elsewhere
                     .map(|(device, token)| {
                         (token.at, Session { user: user.clone(), device, epoch: token.epoch })
@@ -135,7 +136,7 @@ impl RouterTask {
     }
 
     fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
-        let others = self.ports.peers.others();
+        let others = self.cluster.peers.others();
         let everywhere: Vec<Delivery> = batch
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))

@@ -20,9 +20,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     bus::{AppendError, Appended, partition_of},
+    cluster::Cluster,
     delivery::local::LocalDispatcher,
     mail::ConnKey,
-    ports::Ports,
     routes::Route,
     trace::{Facts, Step, Tracer},
 };
@@ -163,13 +163,14 @@ pub(crate) fn is_message(record: &Record, msg_id: &str) -> bool {
 }
 
 /// Returns the code to refuse a message with, if the log can't take it now. To be checked before it is queued.
-pub fn refusal(ports: &Ports, conversation: &ConversationId) -> Option<Code> {
-    if ports.bus.state().refuses_all {
+pub fn refusal(cluster: &Cluster, conversation: &ConversationId) -> Option<Code> {
+    if cluster.ports.bus.state().refuses_all {
         return Some(Code::BusUnavailable);
     }
-    let lags = ports.peers.lags();
+    let lags = cluster.peers.lags();
     // Does not hash the conversation while no partition is behind.
-    let is_behind = lags.count() > 0 && lags.is_behind(partition_of(conversation, ports.bus.partitions()));
+    let is_behind =
+        lags.count() > 0 && lags.is_behind(partition_of(conversation, cluster.ports.bus.partitions()));
     is_behind.then_some(Code::ArchiveBehind)
 }
 
@@ -177,19 +178,19 @@ pub fn refusal(ports: &Ports, conversation: &ConversationId) -> Option<Code> {
 pub async fn append_all(
     mut records: mpsc::Receiver<Vec<Record>>,
     intake: Arc<Intake>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     mut out: LocalDispatcher,
 ) {
     // Appends to one partition are confirmed in order, and a stalled partition delays no other.
     let mut appends = FuturesUnordered::new();
-    let appends_max = APPENDS_PER_PARTITION_MAX * ports.bus.partitions() as usize;
+    let appends_max = APPENDS_PER_PARTITION_MAX * cluster.ports.bus.partitions() as usize;
     loop {
         tokio::select! {
             // Confirmed appends first, because they free capacity. The order is fixed, so that a simulation seed
             // reproduces a run.
             biased;
             Some((batch, result)) = appends.next() => {
-                complete_append(batch, result, &intake, &ports.trace, &mut out).await;
+                complete_append(batch, result, &intake, &cluster.trace, &mut out).await;
             }
             batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
@@ -198,15 +199,15 @@ pub async fn append_all(
                 {
                     batch.extend(more);
                 }
-                for (partition, batch) in group_by_partition(batch, ports.bus.partitions()) {
-                    if ports.peers.lags().is_behind(partition) {
+                for (partition, batch) in group_by_partition(batch, cluster.ports.bus.partitions()) {
+                    if cluster.peers.lags().is_behind(partition) {
                         refuse(&batch, &Answer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
                         intake.release(batch.iter().map(weight).sum());
                         continue;
                     }
                     for (batch, encoded) in split_by_bytes(batch) {
                         out.in_flight().appending(partition, &batch);
-                        let bus = Arc::clone(&ports.bus);
+                        let bus = Arc::clone(&cluster.ports.bus);
                         // First polled in the order of these calls, which becomes the order in the log.
                         appends.push(async move { (batch, bus.append(partition, encoded).await) });
                     }
@@ -216,7 +217,7 @@ pub async fn append_all(
         }
     }
     while let Some((batch, result)) = appends.next().await {
-        complete_append(batch, result, &intake, &ports.trace, &mut out).await;
+        complete_append(batch, result, &intake, &cluster.trace, &mut out).await;
     }
 }
 

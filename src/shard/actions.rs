@@ -100,8 +100,8 @@ impl Shard {
         }
         let key = conn.key;
         let settings = conn.session.requested_settings();
-        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
-        let work = login::login(ports, identity.user, device, settings, shards);
+        let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
+        let work = login::login(cluster, identity.user, device, settings, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {
@@ -235,7 +235,7 @@ impl Shard {
         };
         // A refusal here leaves the chain waiting for the client's retry; a refusal
         // by the log would close the connection.
-        let refusal = intake::refusal(&self.context.ports, &message.conversation);
+        let refusal = intake::refusal(&self.context.cluster, &message.conversation);
         let received_at = wall_ms();
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
@@ -283,9 +283,9 @@ impl Shard {
             device: login.route.device.clone(),
             state: chain.clone(),
         };
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let work = async move {
-            if let Err(error) = ports.scratch.save_chains(vec![save]).await {
+            if let Err(error) = cluster.ports.scratch.save_chains(vec![save]).await {
                 tracing::debug!(%error, "failed to save the state of a chain");
             }
         };
@@ -299,7 +299,7 @@ impl Shard {
             Alarm::OrderBlocked { expected } => {
                 self.context.metrics.order_blocked.increment(1);
                 if let Some(login) = &conn.login {
-                    self.context.ports.events.order_blocked(&login.route, expected);
+                    self.context.cluster.events.order_blocked(&login.route, expected);
                 }
                 tracing::info!(user, "chain blocked: expected id is overdue");
             }

@@ -91,9 +91,9 @@ impl Shard {
 
     /// Deletes a route if its whole token still matches (flaws S1 to S3), in the background.
     pub(super) fn unregister(&self, route: Route) {
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let work = async move {
-            if let Err(error) = ports.routes.remove(&[route]).await {
+            if let Err(error) = cluster.ports.routes.remove(&[route]).await {
                 tracing::debug!(%error, "failed to remove a route; it ends with the node's lease");
             }
         };

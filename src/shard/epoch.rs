@@ -30,8 +30,8 @@ impl Shard {
         }
         let (key, route) = (conn.key, login.route.clone());
         tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
-        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
-        let work = login::renew(ports, route, it.newest, shards);
+        let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
+        let work = login::renew(cluster, route, it.newest, shards);
         let home = self.context.own_handle();
         let done = inline::run(&self.context.runtime, work, move |done| {
             Box::pin(async move {

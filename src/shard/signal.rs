@@ -92,7 +92,7 @@ impl Shard {
 
     /// Looks up the size of the group; the signal returns with it as mail.
     fn look_up_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
-        let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max);
+        let (store, max) = (Arc::clone(&self.context.cluster.ports.store), self.context.small_group_max);
         let (conversation, exact) = (volatile.conversation.clone(), self.context.best_effort.is_none());
         let work = async move {
             let found = match exact {

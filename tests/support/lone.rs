@@ -16,6 +16,7 @@ use tidegate::{
     auth::{self, Verifier},
     budget::Admission,
     bus::{LocalBus, LocalBusConfig, TopicId},
+    cluster::Cluster,
     config,
     conversation::recall::Recaller,
     ingest::{
@@ -186,18 +187,16 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
     let me = NodeBoot { node: NodeId::new("n1").expect("a good id"), boot: 1 };
     let (metrics, _) = metrics::install();
     let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::default());
-    let ports = Arc::new(Ports {
-        me: me.clone(),
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
-        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-        link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: Arc::default(),
-        events: Arc::default(),
-    });
+    let cluster = Arc::new(Cluster::new(
+        me.clone(),
+        Ports {
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+            link: Arc::new(LocalLink),
+        },
+    ));
     Context {
         index: 0,
         node: me.node.clone(),
@@ -213,14 +212,14 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
         upgrade: upgrade::Policy::default(),
         verifier: Arc::new(Verifier::hs256(KEY)),
         assigner: Arc::new(Assigner::new(
-            Arc::clone(&ports),
+            Arc::clone(&cluster),
             NodeDescription::default(),
             Duration::from_secs(10),
         )),
         directory: Arc::default(),
         handles,
         intake,
-        ports,
+        cluster,
         rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| 1_763_712_000_000)))),
         best_effort: None,
         runtime,

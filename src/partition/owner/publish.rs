@@ -35,7 +35,7 @@ impl Owner {
             Outcome::Void { .. } | Outcome::Noted => {}
         }
         out.outcome(record, outcome);
-        trace_steps::note_answer(&self.ports.trace, record, outcome);
+        trace_steps::note_answer(&self.cluster.trace, record, outcome);
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl Owner {
             // In a cluster, large groups go through `fan_out`.
             ConversationKind::Group(_) if out.is_clustered() => Ok(true),
             ConversationKind::Group(_) => {
-                let store = &self.ports.store;
+                let store = &self.cluster.ports.store;
                 let summary = retry(|| store.summary(conversation, None)).await?;
                 Ok(summary.is_none_or(|summary| summary.members <= max as u64))
             }
@@ -93,7 +93,7 @@ impl Owner {
         conversation: &ConversationId,
         out: &mut Dispatcher,
     ) -> Result<(), OwnerExit> {
-        let store = &self.ports.store;
+        let store = &self.cluster.ports.store;
         let mut after: Option<UserId> = None;
         loop {
             let page = retry(|| store.members(conversation, after.as_ref(), MEMBERS_PAGE_ROWS)).await?;
