@@ -28,6 +28,7 @@ use super::{
     archiver::Archiver,
     batch::RecordBatch,
     exit::{OwnerExit, retry, wait_for_store},
+    group_sizes::GroupSizes,
     lag::{self, LagTracker},
     membership::Members,
     position_check::{PositionCheck, PositionChecks},
@@ -88,7 +89,10 @@ pub(crate) struct Owner {
     fence: Fence,
     topic: TopicId,
     ledger: Ledger,
+    /// Members of groups, on a cluster.
     members: Members,
+    /// Sizes of groups, on a single node.
+    sizes: GroupSizes,
     ports: Arc<Ports>,
     settings: Settings,
     archive: Archiver,
@@ -181,6 +185,7 @@ impl Owner {
             topic,
             ledger,
             members: Members::new(settings.small_group_max),
+            sizes: GroupSizes::new(settings.small_group_max),
             ports: Arc::clone(ports),
             settings,
             archive,
@@ -414,6 +419,7 @@ impl Owner {
         }
         out.flush().await;
         self.members.trim();
+        self.sizes.trim();
         self.ledger.evict(self.ledger.next_offset().saturating_sub(CACHED_RECORDS), EVICT_CHECK_ROWS);
         Ok(())
     }
@@ -467,3 +473,6 @@ impl Owner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use crate::{
     delivery::trace_steps,
     partition::{
         dispatcher::Dispatcher,
-        exit::{OwnerExit, retry},
+        exit::{OwnerExit, retry, wait_for_store},
         membership::Recipients,
     },
 };
@@ -57,6 +57,10 @@ impl Owner {
             Some(Recipients::Named(users)) => Some(users),
             None => None,
         };
+        if let Body::Member(change) = &record.body {
+            // Empty on a cluster, where the recipients show whether the group is small.
+            self.sizes.change(change);
+        }
         let tracked = self.is_tracked(conversation, out).await?;
         match &record.body {
             Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
@@ -73,18 +77,22 @@ impl Owner {
     }
 
     /// Returns whether pushes are tracked until acked: those of direct conversations and small groups.
-    async fn is_tracked(&self, conversation: &ConversationId, out: &Dispatcher) -> Result<bool, OwnerExit> {
-        let max = self.settings.small_group_max;
+    async fn is_tracked(
+        &mut self,
+        conversation: &ConversationId,
+        out: &Dispatcher,
+    ) -> Result<bool, OwnerExit> {
         match conversation.kind() {
             ConversationKind::Direct(..) => Ok(true),
             ConversationKind::Room(_) => Ok(false),
             // In a cluster, large groups go through `fan_out`.
             ConversationKind::Group(_) if out.is_clustered() => Ok(true),
-            ConversationKind::Group(_) => {
-                let store = &self.ports.store;
-                let summary = retry(|| store.summary(conversation, None)).await?;
-                Ok(summary.is_none_or(|summary| summary.members <= max as u64))
-            }
+            ConversationKind::Group(_) => loop {
+                match self.sizes.is_small(&*self.ports.store, conversation).await {
+                    Ok(is_small) => return Ok(is_small),
+                    Err(error) => wait_for_store(error).await?,
+                }
+            },
         }
     }
 
