@@ -18,7 +18,8 @@ use crate::{
     },
     directory::Directory,
     ingest::{
-        intake::{self, Intake, Outlets},
+        appender,
+        intake::{Intake, Outlets},
         recovery,
     },
     large_group::{publisher::GroupPublisher, subscriber::GroupSubscriber},
@@ -152,7 +153,7 @@ impl Broker {
         let shutdown = CancellationToken::new();
         let ports = Arc::clone(&self.ports);
         let append =
-            intake::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.local());
+            appender::append_all(outlets.records, Arc::clone(intake), Arc::clone(&ports), self.local());
         let append = tokio::spawn(append);
         let (is_clustered, mut group_publisher) = (self.large.is_some(), None);
         let broker = Arc::new(self);

@@ -11,11 +11,7 @@ use tidegate::{
     },
     directory::Directory,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
-    ingest::{
-        admin::Admin,
-        intake::{self, Intake},
-        recovery,
-    },
+    ingest::{admin::Admin, appender, intake::Intake, recovery},
     link::Link,
     mail::ShardHandles,
     metrics,
@@ -127,7 +123,7 @@ impl SimNode {
             let (directory, pending) = (directory.clone(), pending.clone());
             move || LocalDispatcher::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
-        let append = tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        let append = tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
         let asking =
             recovery::ask_again(ports.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
