@@ -51,6 +51,7 @@ use crate::{
     trace,
 };
 
+mod archive_step;
 mod logins;
 mod publish;
 
