@@ -59,7 +59,7 @@ pub(super) async fn answer(
         let groups = retry(|| memberships::groups_of(&*ports.store, &route.user)).await?;
         let groups = groups.into_iter().map(|it| it.group);
         let groups = groups.filter(|group| !pending_joins.contains(&(group, &route.user))).collect();
-        out.local.memberships(key, groups).await;
+        out.memberships(key, groups).await;
     }
     Ok(())
 }

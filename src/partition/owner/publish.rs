@@ -67,7 +67,7 @@ impl Owner {
             Body::Member(change) => {
                 out.change(record, change, seq, tracked, named.as_ref());
                 if change.action == MemberAction::Delete {
-                    self.remove_all_members(conversation, out).await?;
+                    self.unindex_all_members(conversation, out).await?;
                 }
             }
             Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
@@ -96,7 +96,7 @@ impl Owner {
         }
     }
 
-    async fn remove_all_members(
+    async fn unindex_all_members(
         &self,
         conversation: &ConversationId,
         out: &mut Dispatcher,
@@ -107,7 +107,7 @@ impl Owner {
             let page = retry(|| store.members(conversation, after.as_ref(), MEMBERS_PAGE_ROWS)).await?;
             let Some((last, _)) = page.last() else { return Ok(()) };
             after = Some(last.clone());
-            out.remove_members(conversation, page.into_iter().map(|(user, _)| user).collect());
+            out.unindex_members(conversation, page.into_iter().map(|(user, _)| user).collect());
         }
     }
 }
