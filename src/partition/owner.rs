@@ -85,7 +85,7 @@ pub struct Settings {
 }
 
 /// Consumer of one partition: reads the log, runs the ledger, archives, replies and publishes.
-pub(crate) struct Owner {
+pub(super) struct Owner {
     partition: u32,
     fence: Fence,
     topic: TopicId,
@@ -127,7 +127,7 @@ type Decided = (Record, Outcome);
 
 impl Owner {
     /// Takes the partition over at the store, and checks that the log continues where the archive ends.
-    pub(crate) async fn take_over(
+    pub(super) async fn take_over(
         partition: u32,
         ports: &Arc<Ports>,
         answered: Option<&Arc<AnswerCache>>,
@@ -199,7 +199,7 @@ impl Owner {
 
     /// Processes the log until the owner exits by itself, `stopping` is cancelled, or the partition is `lost`. Once
     /// lost, starts nothing whose result would not be published.
-    pub(crate) async fn run(
+    pub(super) async fn run(
         mut self,
         logins: &mut Logins,
         out: &mut Dispatcher,
