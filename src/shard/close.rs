@@ -18,7 +18,7 @@ use super::{
     Shard,
     conn::{Conn, Ending, LINGERING, LIVE, Stage},
 };
-use crate::{inline, routes::Route};
+use crate::routes::Route;
 
 /// How long the final frame of a connection closed with `SLOW` may take to be written.
 const SLOW_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -97,7 +97,7 @@ impl Shard {
                 tracing::debug!(%error, "failed to remove a route; it ends with the node's lease");
             }
         };
-        inline::run(&self.context.runtime, work, |()| Box::pin(std::future::ready(())));
+        self.context.run_detached(work);
     }
 
     /// Frees the slot of a closed connection.

@@ -11,7 +11,7 @@ use tidegate_protocol::{Code, machine::session::Answer};
 
 use super::{Shard, conn::Conn};
 use crate::{
-    inline, login,
+    login,
     mail::{ConnKey, Mail, Outdated},
     routes::{Route, RoutesError},
 };
@@ -32,15 +32,7 @@ impl Shard {
         tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
         let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
         let work = login::renew(ports, route, it.newest, shards);
-        let home = self.context.own_handle();
-        let done = inline::run(&self.context.runtime, work, move |done| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::EpochRenewed(key, done)).await.ok();
-                }
-            })
-        });
-        if let Some(done) = done {
+        if let Some(done) = self.context.ask(work, move |done| Mail::EpochRenewed(key, done)) {
             self.on_renewed(conn, done);
         }
     }
